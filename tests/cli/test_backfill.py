@@ -50,7 +50,9 @@ def test_the_rows_that_were_named_become_jobs(
     answer = forebay("backfill", "index", *arguments, "--json")
     assert answer.json == {"enqueued": len(expected)}
     assert answer.code == 0
-    assert answer.err.startswith("warning: no worker has ever served queue default; name the queue")
+    assert answer.err.startswith(
+        "warning: no worker has declared kind index, so it goes to queue default"
+    )
     assert ids(conn) == expected
 
 
@@ -60,7 +62,7 @@ def test_a_dry_run_gives_the_token_that_does_it(forebay, conn):
     """
     rows = ["index", "--table", "page", "--equal", "site=3", "--queue", "q"]
     plan = forebay("backfill", *rows, "--dry-run", "--json").json
-    assert set(plan) == {"token", "jobs", "bytes", "seconds", "waiting", "waiting_alike"}
+    assert set(plan) == {"token", "jobs", "bytes", "seconds", "waiting", "waiting_alike", "queue"}
     assert (plan["jobs"], plan["waiting"]) == (10, 0)
     shown = forebay("backfill", *rows, "--dry-run").out
     assert plan["token"] in shown

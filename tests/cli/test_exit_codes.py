@@ -82,7 +82,7 @@ def test_an_unreachable_database_is_told_from_the_rest(command):
         ["jobs", "list"],
         ["enqueue", "work"],
         ["queues", "list"],
-        ["worker", "forebay.demo.app:app"],
+        ["worker", "forebay.demo.app:app", "--without-schema", "fail"],
     ],
 )
 def test_a_database_without_the_schema_says_what_to_run(command, empty_database, arguments):

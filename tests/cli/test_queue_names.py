@@ -68,18 +68,78 @@ def test_an_enqueue_with_the_app_takes_the_options_of_the_kind(forebay, conn, sh
     assert made.json["queue"] == "slow"
     assert "no worker has ever served queue slow" in made.err
 
+    assert "the workers of kind" not in made.err
+
     refused = forebay("enqueue", "send_welcom", "--app", shop)
     assert (refused.code, "Did you mean send_welcome?" in refused.err) == (2, True)
     assert forebay("enqueue", "foreign", "--app", shop, "--queue", "slow").code == 0
 
 
-def test_an_enqueue_without_the_app_warns_of_a_queue_that_no_worker_has_served(forebay, conn):
+def test_an_enqueue_of_a_kind_that_no_worker_has_declared_warns(forebay, conn):
     """
     The job is there: the worker may be deployed later. The warning does not disturb scripts.
     """
     warned = forebay("enqueue", "send_welcome", "--json")
     assert (warned.code, warned.json["queue"]) == (0, "default")
-    assert "no worker has ever served queue default" in warned.err
+    assert "no worker has declared kind send_welcome, so it goes to queue default" in warned.err
+    assert "none has ever served that one" in warned.err
     assert "--app" in warned.err
     one(conn, "select forebay.open_group('default')")
-    assert forebay("enqueue", "send_welcome").err == ""
+    warned = forebay("enqueue", "send_welcome")
+    assert "no worker has declared kind send_welcome" in warned.err
+    assert "none has ever served" not in warned.err
+    assert forebay("enqueue", "send_welcome", "--queue", "default").err == ""
+
+
+def test_a_kind_without_a_queue_goes_where_its_workers_serve_it(forebay, conn, shop):
+    """
+    Commands without the app, and of another app, ask the database; what is given takes precedence, and a queue that no worker
+    has served is named with the one that they serve.
+    """
+    assert forebay("worker", shop, "--until-idle").code == 0
+    made = forebay("enqueue", "send_welcome", '{"user_id": 1}', "--json")
+    assert (made.json["queue"], made.err) == ("mail", "")
+    conn.execute("create table page as select generate_series(1, 3) as id")
+    planned = forebay("backfill", "send_welcome", "--table", "page", "--dry-run", "--json")
+    assert (planned.json["queue"], planned.json["waiting"], planned.err) == ("mail", 1, "")
+    token = planned.json["token"]
+    assert forebay("backfill", "send_welcome", "--table", "page", "--token", token).err == ""
+    assert one(conn, "select ready from forebay.depth('mail') where priority = 1000") == 3
+    assert forebay("backfill", "send_welcome", "--table", "page", "--app", shop).code == 0
+    assert one(conn, "select ready from forebay.depth('mail') where priority = 1000") == 6
+
+    warned = forebay("enqueue", "send_welcome", "--queue", "mial", "--json")
+    assert warned.json["queue"] == "mial"
+    assert "no worker has ever served queue mial; the workers of kind send_welcome" in warned.err
+    conn.execute("select forebay.record_kinds_v1('w', array['foreign'], array['slow'])")
+    made = forebay("enqueue", "foreign", "--app", shop, "--json")
+    assert made.json["queue"] == "slow"
+    assert "no worker has ever served queue slow" in made.err
+
+
+def test_the_doctor_names_a_kind_that_two_versions_have_in_different_queues(
+    forebay, conn, shop, tmp_path
+):
+    """
+    Not a kind that was moved: only one of which workers of both queues start by turns, or run together.
+    """
+
+    def kinds():
+        found = forebay("doctor", "--json").json["findings"]
+        return [(each["level"], each["what"]) for each in found if each["check"] == "kinds"]
+
+    moved = f"{shop[:-4]}_moved"
+    (tmp_path / f"{moved}.py").write_text(SHOP.replace('"mail"', '"letters"'))
+    for app, queue in ((shop, "mail"), (f"{moved}:app", "letters")):
+        assert forebay("worker", app, "--until-idle").code == 0
+        assert one(conn, "select forebay.queue_of('send_welcome')") == queue
+        assert kinds() == [("ok", "1 kind with a queue, none in dispute")]
+    assert forebay("worker", shop, "--until-idle").code == 0
+    ((level, what),) = kinds()
+    assert level == "warning"
+    assert what.startswith("kind send_welcome is in queue mail for worker ")
+    assert "in queue letters for worker " in what
+    conn.execute("update forebay.kind_queue set alternated_at = now() - interval '2 days'")
+    assert kinds()[0][0] == "ok"
+    conn.execute("select forebay.open_lease_v1(previous_by) from forebay.kind_queue")
+    assert kinds()[0][0] == "warning"

@@ -192,3 +192,18 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
     )
     assert child.returncode == 0, child.stderr
     assert "create" in child.stdout
+
+
+def test_declared_queues_are_applied_by_manage_py(project, capsys, monkeypatch):
+    """Under the name of the project, so that projects that share a database do not remove each other's settings."""
+    from forebay.django import app
+
+    monkeypatch.setattr(app._internals, "queues", {})
+    app.queue("mail", concurrency=3)
+    call_command("forebay", "apply")
+    with psycopg.connect(project) as conn:
+        rows = conn.execute("select queue, setting, value, app from forebay.applied_setting")
+        assert rows.fetchall() == [("mail", "concurrency", 3, "tests")]
+    capsys.readouterr()
+    call_command("forebay", "apply", "--check")
+    assert "as declared" in capsys.readouterr().out

@@ -104,6 +104,15 @@ def read_blocks(file: Path) -> list[Block]:
     return blocks
 
 
+def blocks_of(file: Path, language: str) -> list[str]:
+    """Return the blocks of a file in a language that is not run."""
+    return [
+        match["code"]
+        for match in _BLOCK.finditer(file.read_text(encoding="utf-8"))
+        if match["language"] == language
+    ]
+
+
 @dataclass
 class Session:
     """What the blocks of one file share."""

@@ -36,7 +36,7 @@ def public(cls: type) -> set[str]:
     """Return the public attributes of a class, those of its instances included."""
     if isinstance(cls, EnumMeta):
         return set(cls.__members__)
-    inherited = {name for base in (Exception, int, object) for name in dir(base)}
+    inherited = {name for base in (Exception, int, str, object) for name in dir(base)}
     names = {name for name in dir(cls) if not name.startswith("_")} - inherited
     if dataclasses.is_dataclass(cls):
         names |= {item.name for item in dataclasses.fields(cls)}

@@ -414,8 +414,8 @@ def test_with_the_first_look_alone_it_would_pass(database, conn):
         database,
         "backfill",
         (
-            "v_found.digest, token);\n    end if;\n    return",
-            "v_found.digest, null);\n    end if;\n    return",
+            "v_found.digest, token);\n    end if;\n    perform forebay.backfill_enqueued",
+            "v_found.digest, null);\n    end if;\n    perform forebay.backfill_enqueued",
         ),
     )
     with violation():

@@ -106,8 +106,16 @@ def allowed_calls(conn) -> dict[str, set[str]]:
 
 
 def test_a_producer_enqueues_and_nothing_else(database, conn):
-    """Six functions, those of backfills, and not one table, sequence or column."""
-    calls = {"enqueue", "enqueue_many", "enqueue_unique", "cancel", "queue_known", "record_direct"}
+    """Seven functions, those of backfills, and not one table, sequence or column."""
+    calls = {
+        "enqueue",
+        "enqueue_many",
+        "enqueue_unique",
+        "cancel",
+        "queue_known",
+        "queue_of",
+        "record_direct",
+    }
     allowed = allowed_calls(conn)["forebay_producer"]
     assert {name for name in allowed if not name.startswith("backfill")} == calls
     with acting_as(database, "forebay_producer") as producer:

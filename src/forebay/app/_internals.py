@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from forebay.app._middleware import Middlewares
 from forebay.app._resources import Resources
 from forebay.arguments.json_guard import ArgumentLimits
 from forebay.arguments.kinds import Kind, Kinds
 from forebay.client import address_of
 from forebay.config import Settings, load_settings
-from forebay.errors import ConfigError
-from forebay.model import JobOptions
+from forebay.errors import ConfigError, InvalidJob, shown
+from forebay.model import JobOptions, checks
 from forebay.policy.retry import RetryPolicy
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
+
+    from forebay.model.declared import Queue, QueueSettings
+    from forebay.model.middleware import Middleware
+
+APP_NAME_CHARACTERS_MAX: Final = 200
 
 
 class Declaration(Protocol):
@@ -36,23 +43,36 @@ class Internals:
         dsn: see ``App``.
         settings: see ``App``.
         module: the name of the module that created the app.
+        name: see ``App``.
 
     Attributes:
         dsn: the address that was given, if any.
         resources: what handlers find in their context.
         mirrors: the mirrors declared with it, by name.
+        middlewares: what runs around enqueues, attempts and settlements.
+        listeners: the functions to call after an event, by its name: failed, dead, done, worker_lost.
+        queues: the queues declared with it, by name.
         found_at: where a child process finds the app, if its module does not tell.
     """
 
     def __init__(
-        self, owner: object, dsn: str | None, settings: Settings | None, module: str | None
+        self,
+        owner: object,
+        dsn: str | None,
+        settings: Settings | None,
+        module: str | None,
+        name: str | None = None,
     ) -> None:
         self.dsn = dsn
         self.resources = Resources()
         self.mirrors: dict[str, Declaration] = {}
+        self.middlewares = Middlewares()
+        self.listeners: dict[str, list[Callable[[Any], Any]]] = {}
+        self.queues: dict[str, Queue] = {}
         self.found_at: tuple[str, str, bool] | None = None
         self._owner = owner
         self._module = module
+        self._name = None if name is None else _checked_app_name(name)
         self._address: str | None = None
         self._settings = settings
         self._kinds = Kinds()
@@ -83,6 +103,16 @@ class Internals:
         self._without_retry[kind] = max_attempts
         self._retries_known = False
 
+    def add_listener(self, event: str, listener: Callable[[Any], Any]) -> None:
+        """Call a function after each event of this name.
+
+        Raises:
+            ConfigError: it is not a function.
+        """
+        if not callable(listener):
+            raise ConfigError(f"on_{event}", f"is not a function: {shown(listener)}")
+        self.listeners.setdefault(event, []).append(listener)
+
     def add_mirror(self, mirror: Declaration) -> None:
         """Add a mirror.
 
@@ -93,6 +123,19 @@ class Internals:
             raise ConfigError(f"mirror {mirror.name}", "is declared twice")
         self.mirrors[mirror.name] = mirror
 
+    def add_queue(self, queue: Queue) -> None:
+        """Add a queue.
+
+        Raises:
+            ConfigError: it is declared already, with other settings.
+        """
+        before = self.queues.setdefault(queue, queue).settings
+        if before != queue.settings:
+            raise ConfigError(
+                f"queue {queue}",
+                f"is declared twice: with {_in_words(before)}, and with {_in_words(queue.settings)}",
+            )
+
     def use(self, *, dsn: str | None = None, settings: Settings | None = None) -> None:
         """Replace the address or the settings; for the command line and tests."""
         if dsn is not None:
@@ -102,6 +145,21 @@ class Internals:
             self._encoders.clear()
 
     # --- looked up when first needed ---
+
+    @property
+    def name(self) -> str:
+        """The name of the app among those that apply declarations to one database."""
+        if self._name is not None:
+            return self._name
+        place = self.location()
+        if place is None:
+            return self._module or "app"
+        module, attribute, is_script = place
+        return f"{Path(module).stem if is_script else module}:{attribute}"
+
+    @name.setter
+    def name(self, name: str) -> None:
+        self._name = name
 
     @property
     def address(self) -> str:
@@ -124,6 +182,11 @@ class Internals:
         if self._settings is None:
             self._settings = load_settings()
         return self._settings
+
+    @property
+    def middleware(self) -> Sequence[Middleware]:
+        """The middlewares, outermost first."""
+        return self.middlewares.all
 
     @property
     def kinds(self) -> Kinds:
@@ -174,3 +237,15 @@ class Internals:
             return spec.name, names[0], False
         path = getattr(module, "__file__", None)
         return None if path is None else (path, names[0], True)
+
+
+def _checked_app_name(name: str) -> str:
+    try:
+        return checks.checked_text(name, "name", characters_max=APP_NAME_CHARACTERS_MAX)
+    except InvalidJob as error:
+        raise ConfigError("name of the app", str(error.problem)) from None
+
+
+def _in_words(settings: QueueSettings) -> str:
+    given = [f"{name} {value!r}" for name, value in settings.given().items()]
+    return ", ".join(given) or "no settings"

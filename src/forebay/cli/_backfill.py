@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from forebay.cli._served import warn_unserved
+from forebay.cli._served import client_for, warn
 from forebay.cli.options import Dsn, Json, duration, json_object
 from forebay.cli.output import console, facts_table, print_json
 from forebay.client import Client
@@ -112,9 +112,23 @@ def backfill(
         _option("--args", panel=_JOBS, metavar="JSON", text="Arguments that all jobs share."),
     ] = None,
     queue: Annotated[
-        str,
-        typer.Option("--queue", metavar="QUEUE", help="Queue of the jobs.", rich_help_panel=_JOBS),
-    ] = "default",
+        str | None,
+        _option(
+            "--queue",
+            panel=_JOBS,
+            metavar="QUEUE",
+            text="Queue of the jobs. Default: that of the kind.",
+        ),
+    ] = None,
+    app: Annotated[
+        str | None,
+        _option(
+            "--app",
+            panel=_JOBS,
+            metavar="MODULE:APP",
+            text="The application: the jobs get the queue of their kind in it.",
+        ),
+    ] = None,
     priority: Annotated[
         int,
         typer.Option(
@@ -191,19 +205,19 @@ def backfill(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Enqueue a job for each row of a table or a query, inside the database.
+    """Enqueue a job for each row of a table or query, in the database.
 
     One statement enqueues all jobs. With --chunk, each chunk is committed, and the backfill can be resumed. --query and
-    --where are SQL that runs with your privileges. The queue is not looked up: name the queue that the kind's workers serve.
+    --where are SQL that runs with your privileges. Without --app and --queue, the jobs go to the queue that the workers of
+    their kind have declared in the database.
     """
-    client = Client(dsn)
     watch = _Progress(as_json=as_json)
     if resume is not None:
         if kind is not None or query is not None or table is not None:
             raise ConfigError(
                 "--resume", "continues an existing backfill: name no kind and no rows"
             )
-        _enqueued(client.resume_backfill(resume, progress=watch), as_json)
+        _enqueued(Client(dsn).resume_backfill(resume, progress=watch), as_json)
         return
     if kind is None:
         raise ConfigError("KIND", "is missing", hint="Name the handler: forebay backfill reindex.")
@@ -211,26 +225,26 @@ def backfill(
         query=query, table=table, columns=column, ids=ids, id_column=id_column, equal=equal,
         between=between, where=where, params=param,
     )  # fmt: skip
-    options: JobOptionChanges = {"queue": queue, "priority": priority, "tag": tag}
+    client, name, doubt = client_for(kind, queue=queue, app=app, dsn=dsn)
+    options: JobOptionChanges = {"queue": name, "priority": priority, "tag": tag}
     if delay is not None:
         options["delay"] = duration(delay, "--delay")
     if max_attempts is not None:
         options["max_attempts"] = max_attempts
     common = json_object(args, "--args")
     ends = duration(expires_in, "--expires-in")
-    advice = "name the queue of the kind with --queue" if queue == "default" else ""
     if dry_run:
         _print_plan(
             client.plan_backfill(kind, rows, args=common, expires_in=ends, **options), as_json
         )
-        warn_unserved(dsn, queue, advice)
+        warn(doubt)
         return
     count = client.backfill(
         kind, rows, args=common, expires_in=ends, token=token, chunk=chunk, key=key,
         progress=watch, **options,
     )  # fmt: skip
     _enqueued(count, as_json)
-    warn_unserved(dsn, queue, advice)
+    warn(doubt)
 
 
 def _rows(
@@ -324,6 +338,7 @@ def _print_plan(plan: BackfillPlan, as_json: bool) -> None:
         return
     facts = facts_table()
     facts.add_row("jobs", Text(f"{plan.jobs:,}", "bold"))
+    facts.add_row("queue", plan.queue)
     facts.add_row("arguments", f"{plan.bytes:,} bytes")
     took = (
         "unknown: nothing could be written"

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from forebay.cli._load import load_app
+from forebay.cli._apply import print_differences
+from forebay.cli._load import check_place, load_app
+from forebay.cli._reload import end_with_parent, run_reloading
 from forebay.cli._served import check_queues_of_worker
 from forebay.cli._worker import LogForm, LogLevel, announce, run_until_signal, set_up_log
 from forebay.cli.options import with_settings
-from forebay.cli.output import console, facts_table
+from forebay.cli.output import console
 from forebay.config import load_settings
-from forebay.embedded import EmbeddedServer, default_server
+from forebay.embedded import EmbeddedServer, Project, default_server, sessions_of
+from forebay.errors import ForebayError
 from forebay.upgrade.migrate import migrate
 from forebay.worker import Worker
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forebay.config import Settings
 
 
 @with_settings("worker", "retry")
@@ -35,19 +45,39 @@ def dev(
         bool, typer.Option("--keep", help="Leave the server running and return.")
     ] = False,
     stop: Annotated[
-        bool, typer.Option("--stop", help="Stop a server that --keep left running.")
+        bool, typer.Option("--stop", help="Stop the server, for all projects, and return.")
     ] = False,
+    reset: Annotated[
+        bool,
+        typer.Option("--reset", help="First delete this project's database, with all its tables."),
+    ] = False,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload/--no-reload",
+            help="Start the worker again when a file of the project changes.",
+        ),
+    ] = True,
+    only_worker: Annotated[str | None, typer.Option("--only-worker", hidden=True)] = None,
+    child_of: Annotated[int, typer.Option("--child-of", hidden=True)] = 0,
     log_level: LogLevel = "info",
     log_format: LogForm = "text",
     flags: dict[str, Any],
 ) -> None:
-    """Start a local PostgreSQL server, migrate it, and run a worker if an application is named.
+    """Start a local PostgreSQL server, and migrate this project's database; run a worker if an application is named.
 
-    Ctrl-C stops it. The data is kept for the next start. The address `embedded` refers to this server.
+    Each project has a database. The address `embedded` refers to it, in every command and script below the project's
+    folder. Ctrl-C stops the worker, and the server if this command started it and no other program uses it. The data is
+    kept until --reset. Queues that the application declares are applied.
     """
     set_up_log(log_level, log_format)
     settings = load_settings(flags)
-    found, location = load_app(app) if app else (None, None)
+    if only_worker is not None and app is not None:
+        end_with_parent(child_of)
+        _work(app, only_worker, settings)
+        return
+    if app is not None:
+        check_place(app)
     server = default_server()
     out = console(stderr=True)
     if stop:
@@ -57,33 +87,86 @@ def dev(
         return
     started = server.start()
     try:
-        steps = migrate(server.dsn())
-        out.print(_how_to_connect(server, len(steps)))
+        project = Project.of()
+        if reset:
+            project.drop(server)
+        dsn = project.ensure(server)
+        steps = migrate(dsn)
+        _print_how_to_connect(out, server, project, dsn, len(steps))
         if keep:
             return
-        if found is None:
-            out.print("\nCtrl-C stops it.", style="dim")
+        if app is None:
+            out.print("\nCtrl-C stops the server." if started else "\nCtrl-C ends.", style="dim")
             _wait_for_signal()
             return
-        out.print()
-        found._internals.use(dsn=server.dsn(), settings=settings)
-        check_queues_of_worker(found)
-        worker = Worker(found._internals, server.dsn(), settings=settings.worker, location=location)
-        announce(found, worker, app or "")
-        run_until_signal(worker, settings.worker.grace_seconds)
+        if not reload:
+            out.print()
+            _work(app, dsn, settings)
+            return
+        out.print(f"\nwatching the Python files of {project.folder}", style="dim", soft_wrap=True)
+        options = {"--log-level": log_level, "--log-format": log_format, "--only-worker": dsn}
+        options["--child-of"] = str(os.getpid())
+        options |= {
+            f"--{name.replace('_', '-')}": value
+            for name, value in flags.items()
+            if value is not None
+        }
+        command = [sys.executable, "-m", "forebay", "dev", app]
+        for name, value in options.items():
+            command += [name, str(value)]
+        run_reloading(
+            command, project.folder, lambda line: out.print(line, style="bold", soft_wrap=True)
+        )
     finally:
         if started and not keep:
-            server.stop()
+            _stop_unless_used(server, out)
 
 
-def _how_to_connect(server: EmbeddedServer, migrated: int) -> object:
-    rows = facts_table()
-    rows.add_row("server", f"PostgreSQL {server.binaries.version}, data in {server.data_dir}")
-    rows.add_row("schema", f"{migrated} migrations applied" if migrated else "up to date")
-    rows.add_row("address", Text(server.dsn(), style="bold"))
-    rows.add_row("from here", "export FOREBAY_DATABASE_URL=embedded")
-    rows.add_row("with psql", f"psql '{server.dsn()}'")
-    return rows
+def _work(app: str, dsn: str, settings: Settings) -> None:
+    """Apply what the application declares, and run a worker until a signal."""
+    found, location = load_app(app)
+    found._internals.use(dsn=dsn, settings=settings)
+    check_queues_of_worker(found)
+    differences = found.apply()
+    if differences:
+        print_differences(found, differences, dry_run=False)
+    worker = Worker(found._internals, dsn, settings=settings.worker, location=location)
+    announce(found, worker, app)
+    run_until_signal(worker, settings.worker.grace_seconds)
+
+
+def _stop_unless_used(server: EmbeddedServer, out: Console) -> None:
+    try:
+        others = sessions_of(server)
+    except ForebayError:
+        others = 0  # a server that does not answer
+    if others:
+        out.print(
+            f"the server is still running: {others} connections of other programs."
+            " `forebay dev --stop` stops it",
+            style="dim",
+        )
+    else:
+        server.stop()
+
+
+def _print_how_to_connect(
+    out: Console, server: EmbeddedServer, project: Project, dsn: str, migrated: int
+) -> None:
+    rows = {
+        "project": str(project.folder),
+        "database": project.database,
+        "schema": f"{migrated} migrations applied" if migrated else "up to date",
+        "address": dsn,
+        "from here": "export FOREBAY_DATABASE_URL=embedded",
+        "server": f"PostgreSQL {server.binaries.version}, for all projects of this user",
+        "data": str(server.data_dir),
+        "delete": "forebay dev --reset deletes the database of this project",
+        "stop": "forebay dev --stop stops the server",
+    }
+    for name, value in rows.items():
+        # An address is one word, however long: it is copied from here.
+        out.print(Text(f"{name:<10}", style="dim").append(value, style="default"), soft_wrap=True)
 
 
 def _wait_for_signal() -> None:

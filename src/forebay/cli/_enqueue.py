@@ -6,11 +6,9 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli._load import load_app
-from forebay.cli._served import check_kind, warn_unserved
+from forebay.cli._served import client_for, warn
 from forebay.cli.options import Dsn, Json, duration, instant, json_object
 from forebay.cli.output import console, print_json
-from forebay.client import Client
 from forebay.errors import ConfigError, shown
 from forebay.model import JobOptionChanges
 from forebay.model.unique import unique_from
@@ -41,7 +39,7 @@ def enqueue(
         typer.Option(
             "--queue",
             metavar="QUEUE",
-            help="Queue of the job. Default: with --app that of the kind, else `default`.",
+            help="Queue of the job. Default: that of the kind.",
             show_default=False,
         ),
     ] = None,
@@ -142,11 +140,9 @@ def enqueue(
 ) -> None:
     """Enqueue a job by the name of its kind, and commit it.
 
-    Without --app the queue of the kind is not known: name the queue that its workers serve.
+    Without --app and --queue, the job goes to the queue that the workers of its kind have declared in the database.
     """
     options: JobOptionChanges = {}
-    if queue is not None:
-        options["queue"] = queue
     if priority is not None:
         options["priority"] = priority
     if delay is not None:
@@ -169,21 +165,10 @@ def enqueue(
         options["headers"] = dict(_pair(text) for text in header)
     if unique is not None:
         options["unique"] = unique_from(json_object(unique, "--unique"))
-    client = Client(dsn)
-    declared = None
-    if app is not None:
-        found, _ = load_app(app)
-        found._internals.use(dsn=dsn)
-        if queue is None:
-            check_kind(found, kind)
-        client = found.client()
-        declared = found._internals.options_of(kind)
-        dsn = found.dsn
+    client, name, doubt = client_for(kind, queue=queue, app=app, dsn=dsn)
+    options["queue"] = name
     job_id = client.enqueue_now(kind, json_object(args, "args"), **options)
-    name = queue or (declared[0].queue if declared else None) or "default"
-    if queue is not None or declared is None:
-        advice = "" if queue else "name the queue of the kind with --queue, or the app with --app"
-        warn_unserved(dsn, name, advice)
+    warn(doubt)
     if as_json:
         print_json({"job_id": int(job_id), "is_new": job_id.is_new, "kind": kind, "queue": name})
     elif not job_id.is_new:

@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from forebay.cli._hints import HintedCommands
-from forebay.cli.exit import ExitCode
-from forebay.cli.options import Dsn, Group, Json, Kind, Limit, Queue
+from forebay.cli import _change
+from forebay.cli._help import Commands
+from forebay.cli.options import Dsn, Json, Kind, Limit, Queue
 from forebay.cli.output import (
     ago,
     attempt_of,
@@ -28,9 +28,13 @@ from forebay.cli.output import (
 from forebay.client import Client
 from forebay.model import JobState
 from forebay.model.explanation import Explanation
-from forebay.model.status import CancelAnswer, JobHistory, JobStatus
+from forebay.model.status import JobHistory, JobStatus
+from forebay.model.text import call_text
 
-commands = typer.Typer(cls=HintedCommands, help="Jobs: list, show, cancel.", no_args_is_help=True)
+commands = Commands(help="Jobs: list, show, cancel, retry, reschedule, reprioritise.")
+
+for _act in (_change.cancel, _change.retry, _change.reschedule, _change.reprioritise):
+    commands.command(_act.__name__)(_act)
 
 JobId = Annotated[int, typer.Argument(metavar="JOB_ID", help="The job.")]
 
@@ -68,20 +72,21 @@ def list_(
     if not found:
         out.print("No jobs.", style="dim")
         return
+    # A column without a value takes no width.
+    has_tags = any(job.tag for job in found)
     rows = table(
-        "job", "state", "kind", "queue", "attempt", "since", "args", "tag",
-        right=("job", "attempt"), loose=("args", "tag"),
+        "job", "state", "queue", "attempt", "since", "call", *(["tag"] if has_tags else []),
+        right=("job", "attempt"), loose=("call", "tag"),
     )  # fmt: skip
     for job in found:
         rows.add_row(
             str(job.job_id),
             state_text(job.state),
-            job.kind,
             _queue(job),
             attempt_of(job.attempt, job.max_attempts),
             _since(job),
-            one_line(compact(job.args)),
-            one_line(job.tag or "-"),
+            one_line(call_text(job.kind, job.args)),
+            *([one_line(job.tag or "-")] if has_tags else []),
         )
     out.print(rows)
     if len(found) >= limit:
@@ -111,49 +116,8 @@ def show(job_id: JobId, *, dsn: Dsn = None, as_json: Json = False) -> None:
             out.print(Text("result", style="bold"))
             out.print(json_text(history.result.value))
     if found[0].args:
-        out.print()
+        out.print(Text("arguments", style="bold"))
         out.print(json_text(found[0].args))
-
-
-@commands.command("cancel")
-def cancel(
-    job_ids: Annotated[list[int], typer.Argument(metavar="JOB_ID...", help="The jobs.")],
-    *,
-    group: Group = None,
-    dsn: Dsn = None,
-    as_json: Json = False,
-) -> None:
-    """Cancel jobs.
-
-    A waiting job is cancelled. A running handler is requested to stop; if it finishes before, the job is done.
-    Exit code 1: a job has already ended, or does not exist.
-    """
-    client = Client(dsn)
-    answers = {job_id: client.cancel(job_id, group=group) for job_id in job_ids}
-    if as_json:
-        print_json([{"job_id": job_id, "answer": answer} for job_id, answer in answers.items()])
-    failed = False
-    for job_id, answer in answers.items():
-        if answer in ("already ended", "unknown"):
-            failed = True
-            console(stderr=True).print(_cancelled(client, job_id, group, answer), soft_wrap=True)
-        elif not as_json:
-            console().print(_cancelled(client, job_id, group, answer))
-    if failed:
-        raise typer.Exit(ExitCode.FAILED)
-
-
-def _cancelled(client: Client, job_id: int, group: str | None, answer: CancelAnswer) -> str:
-    match answer:
-        case "cancelled":
-            return f"job {job_id} is cancelled"
-        case "requested":
-            return f"job {job_id} is in a worker: cancellation requested"
-        case "already ended":
-            states = {job.state for job in client.job(job_id) if group in (None, job.group)}
-            return f"job {job_id} is already {' and '.join(sorted(states))}"
-        case "unknown":
-            return f"job {job_id} is unknown: never enqueued, not committed, or past retention"
 
 
 def _queue(job: JobStatus) -> str:
@@ -184,7 +148,8 @@ def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None
     rows.add_row("state", state)
     if waits is not None and not job.state.is_final and job.state is not JobState.RUNNING:
         rows.add_row("waits", waits.answer)
-    rows.add_row("queue", f"{job.queue}, priority {job.priority}, group {job.group}")
+    group = "" if job.group == "default" else f", group {job.group}"
+    rows.add_row("queue", f"{job.queue}, priority {job.priority}{group}")
     rows.add_row("attempt", attempt_of(job.attempt, job.max_attempts))
     for name, value in (
         ("enqueued", job.enqueued_at),
@@ -218,5 +183,5 @@ def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None
         )
     if history and history.result:
         kept = history.result
-        rows.add_row("result", kept.problem or f"kept until {moment(kept.kept_until)}")
+        rows.add_row("result", kept.problem or f"below, kept until {moment(kept.kept_until)}")
     return rows

@@ -13,13 +13,11 @@ from forebay.errors import ConfigError, shown
 _FORM = "Write module:attribute, as in `forebay worker shop.jobs:app`."
 
 
-def load_app(place: str) -> tuple[App, tuple[str, str, bool]]:
-    """Return an application, and where a child process finds it.
-
-    The current folder is searched too, as with ``python -m``.
+def check_place(place: str, folder: Path | None = None) -> tuple[str, str]:
+    """Return the names of module and attribute, without importing the module itself.
 
     Raises:
-        ConfigError: the module or attribute does not exist, or is not an application.
+        ConfigError: as ``load_app``, as far as it shows without the import.
     """
     module_name, _, attribute = place.partition(":")
     attribute = attribute or "app"
@@ -27,7 +25,9 @@ def load_app(place: str) -> tuple[App, tuple[str, str, bool]]:
         raise ConfigError("app", f"is {shown(place)}, a file", value=place, hint=_FORM)
     if not all(part.isidentifier() for part in f"{module_name}.{attribute}".split(".")):
         raise ConfigError("app", f"is {shown(place)}, not a module and a name", hint=_FORM)
-    here = str(Path.cwd())
+    if folder is not None and not folder.is_dir():
+        raise ConfigError("--app-dir", f"is {shown(str(folder))}, not a folder", value=str(folder))
+    here = str((folder or Path.cwd()).resolve())
     if here not in sys.path:
         sys.path.insert(0, here)
     if not _exists(module_name):
@@ -35,8 +35,22 @@ def load_app(place: str) -> tuple[App, tuple[str, str, bool]]:
             "app",
             f"names module {module_name}, which does not exist",
             value=place,
-            hint=f"Looked in {here} and the installed packages. {_FORM}",
+            hint=f"Looked in {here} (--app-dir names another folder) and the installed packages. {_FORM}",
         )
+    return module_name, attribute
+
+
+def load_app(place: str, folder: Path | None = None) -> tuple[App, tuple[str, str, bool]]:
+    """Return an application, and where a child process finds it.
+
+    Args:
+        place: module and attribute.
+        folder: where modules are looked for first. None: the current folder, as with ``python -m``.
+
+    Raises:
+        ConfigError: the module or attribute does not exist, or is not an application.
+    """
+    module_name, attribute = check_place(place, folder)
     found: object = importlib.import_module(module_name)
     for part in attribute.split("."):
         if not hasattr(found, part):

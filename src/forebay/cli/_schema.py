@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
+from forebay.cli._apply import print_differences
+from forebay.cli._load import load_app
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, confirmed, duration, with_settings
 from forebay.cli.output import console, print_json, table
@@ -21,6 +23,9 @@ from forebay.upgrade.migrate import LockPolicy, Upgraded, migration_sql, upgrade
 from forebay.upgrade.migrate import migrate as apply_migrations
 from forebay.upgrade.rehearse import HeldLock, Rehearsal
 from forebay.upgrade.rehearse import rehearse as run_rehearsal
+
+if TYPE_CHECKING:
+    from forebay.model.declared import QueueDifference
 
 OnlyPre = Annotated[
     bool,
@@ -42,6 +47,15 @@ def migrate(
         ),
     ] = False,
     pre: OnlyPre = False,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            metavar="MODULE:APP",
+            help="Then apply the queues that this application declares, as `forebay apply`.",
+            show_default=False,
+        ),
+    ] = None,
     wait: Annotated[
         str | None,
         typer.Option(
@@ -82,7 +96,8 @@ def migrate(
     options are stored in the database.
     """
     wanted = load_settings(flags).database_values()
-    address = address_of(dsn)
+    found = load_app(app)[0] if app else None
+    address = address_of(dsn) if found is None or dsn is not None else found.dsn
     lock_policy = LockPolicy(
         lock_timeout_seconds=_seconds(lock_timeout, "lock-timeout"),
         patience_seconds=_seconds(patience, "patience"),
@@ -108,6 +123,12 @@ def migrate(
         client = Client(address)
         for name, value in changes.items():
             client.configure(name, value)
+    differences: list[QueueDifference] | None = None
+    if found is not None and not (
+        dry_run and steps
+    ):  # a schema that is still to be migrated cannot be compared
+        found._internals.use(dsn=address)
+        differences = found.apply(dry_run=dry_run)
     if as_json:
         print_json(
             {
@@ -117,10 +138,13 @@ def migrate(
                 "held_back": [_named(step) for step in done.held_back],
                 "reason": done.reason and done.reason.message,
                 "settings": changes,
+                "queues": differences,
             }
         )
     else:
         _print_upgrade(done, changes, stored, dry_run=dry_run)
+        if found is not None and differences is not None:
+            print_differences(found, differences, dry_run=dry_run)
     if done.held_back and not pre and wait is not None:
         raise typer.Exit(ExitCode.FAILED)
 

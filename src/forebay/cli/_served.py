@@ -1,4 +1,4 @@
-"""Answers to misspelt queues: whether a queue is in use, and whether workers serve it."""
+"""The queue of jobs that a command enqueues, and answers to misspelt queues: is one in use, do workers serve it?"""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import difflib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from forebay.arguments.kinds import QUEUE_DEFAULT
+from forebay.cli._load import load_app
 from forebay.cli.output import console
-from forebay.client import address_of
+from forebay.client import Client, address_of
 from forebay.db.own import run_own
-from forebay.errors import ConfigError, DatabaseUnavailable, shown
+from forebay.errors import ConfigError, DatabaseUnavailable, SchemaError, shown
 from forebay.model.text import logger
-from forebay.ops.queues import queue_known
+from forebay.ops.queues import queue_known, queue_of
 
 if TYPE_CHECKING:
     from forebay.app import App
@@ -46,8 +48,8 @@ def check_queues_of_worker(app: App) -> None:
 def _is_in_use(dsn: str, queue: str) -> bool:
     try:
         has_jobs, is_served = run_own(dsn, queue_known(queue))
-    except DatabaseUnavailable:
-        return True  # The worker waits for the database, and reports it.
+    except (DatabaseUnavailable, SchemaError):
+        return True  # The worker waits for it, and reports it.
     return has_jobs or is_served
 
 
@@ -67,28 +69,61 @@ def check_queue_in_use(dsn: str | None, queue: str) -> None:
         )
 
 
-def warn_unserved(dsn: str | None, queue: str, advice: str = "") -> None:
-    """Warn on stderr if no worker has ever served a queue."""
-    _, is_served = run_own(address_of(dsn), queue_known(queue))
-    if not is_served:
-        text = f"warning: no worker has ever served queue {queue}"
-        console(stderr=True).print(f"{text}; {advice}" if advice else text, style="yellow")
+def client_for(
+    kind: str, *, queue: str | None, app: str | None, dsn: str | None
+) -> tuple[Client, str, str | None]:
+    """Return the client that enqueues jobs of a kind, their queue, and a warning if no worker has declared the one or served the other.
 
-
-def check_kind(app: App, kind: str) -> None:
-    """Refuse a kind that the app does not have.
+    The queue is the given one, that of the app, or that of the workers.
 
     Raises:
-        ConfigError: the kind is probably misspelt.
+        ConfigError: neither the app nor a worker has declared the kind, and no queue is given.
     """
-    if kind not in app.kinds:
-        names = sorted(known.name for known in app.kinds)
-        raise ConfigError(
-            "kind",
-            f"is {shown(kind)}, which the app does not have",
-            value=kind,
-            hint=f"{_similar(kind, names)}For a kind of another app, name its queue with --queue.",
+    if app is None:
+        return Client(dsn), *_queue_and_doubt(address_of(dsn), kind, queue)
+    found, _ = load_app(app)
+    found._internals.use(dsn=dsn)
+    if queue is None and kind in found.kinds:
+        return found.client(), found.kinds.get(kind).queue, None
+    if queue is None:
+        queue = run_own(found.dsn, queue_of(kind))
+    if queue is None:
+        raise _no_such_kind(found, kind)
+    return found.client(), *_queue_and_doubt(found.dsn, kind, queue)
+
+
+def _queue_and_doubt(dsn: str, kind: str, queue: str | None) -> tuple[str, str | None]:
+    declared = run_own(dsn, queue_of(kind))
+    name = queue or declared or QUEUE_DEFAULT
+    _, is_served = run_own(dsn, queue_known(name))
+    if queue is None and declared is None:
+        which = "" if is_served else ", and none has ever served that one"
+        return name, (
+            f"no worker has declared kind {kind}, so it goes to queue {name}{which}; name its queue with --queue, or the app"
+            " with --app"
         )
+    if is_served:
+        return name, None
+    text = f"no worker has ever served queue {name}"
+    if declared not in {None, name}:
+        text += f"; the workers of kind {kind} serve queue {declared}"
+    return name, text
+
+
+def warn(text: str | None) -> None:
+    """Print a warning on stderr, if there is one."""
+    if text is not None:
+        console(stderr=True).print(f"warning: {text}", style="yellow", soft_wrap=True)
+
+
+def _no_such_kind(app: App, kind: str) -> ConfigError:
+    names = sorted(known.name for known in app.kinds)
+    return ConfigError(
+        "kind",
+        f"is {shown(kind)}, which neither the app nor a worker has declared",
+        value=kind,
+        hint=f"{_similar(kind, names)}For a kind of another app, name its queue with --queue.",
+    )
 
 
 def _similar(name: str, known: Iterable[str]) -> str:

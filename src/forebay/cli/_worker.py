@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from forebay.cli._apply import report_differences
 from forebay.cli._load import load_app
 from forebay.cli._served import check_queues_of_worker
 from forebay.cli.options import Dsn, Json, with_settings
@@ -28,18 +30,25 @@ _LEVELS: Final = ("debug", "info", "warning", "error")
 AppPlace = Annotated[
     str, typer.Argument(metavar="MODULE:APP", help="The application: shop.jobs:app.")
 ]
+AppDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--app-dir",
+        metavar="FOLDER",
+        help="Where MODULE is looked for first (default: the current folder).",
+        show_default=False,
+    ),
+]
 LogLevel = Annotated[
     str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
 ]
 LogForm = Annotated[
     str,
-    typer.Option(
-        "--log-format", metavar="FORMAT", help="text, or json: one JSON object for each record."
-    ),
+    typer.Option("--log-format", metavar="FORMAT", help="text, or json: one JSON object a record."),
 ]
 
 
-@with_settings("worker", "retry")
+@with_settings("worker", "retry", common=("queue", "concurrency"))
 def worker(
     app: AppPlace,
     *,
@@ -49,6 +58,7 @@ def worker(
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="Exit when no job is ready or running.")
     ] = False,
+    app_dir: AppDir = None,
     log_level: LogLevel = "info",
     log_format: LogForm = "text",
     dsn: Dsn = None,
@@ -61,9 +71,10 @@ def worker(
     releases the rest without using an attempt. A second signal stops it immediately.
     """
     set_up_log(log_level, log_format)
-    found, location = load_app(app)
+    found, location = load_app(app, app_dir)
     found._internals.use(dsn=dsn, settings=load_settings(flags))
     check_queues_of_worker(found)
+    report_differences(found, app)
     made = Worker(
         found._internals, found.dsn, settings=found.settings.worker, group=group, location=location
     )

@@ -20,6 +20,6 @@ def address_of(dsn: str | Callable[[], str] | None) -> str:
     address = resolve_address(dsn() if callable(dsn) else dsn, os.environ)
     if not address.is_embedded:
         return address.dsn
-    from forebay.embedded import start_or_find  # noqa: PLC0415 - services do not need it
+    from forebay.embedded import Project, start_or_find  # noqa: PLC0415 - services do not need it
 
-    return start_or_find().dsn()
+    return Project.of().ensure(start_or_find())

@@ -21,6 +21,7 @@ from forebay.config._settings import (
     RetrySettings,
     SegmentSettings,
     WorkerSettings,
+    listen_address,
     parse_queue_weights,
 )
 
@@ -38,6 +39,7 @@ __all__ = [
     "Settings",
     "WorkerSettings",
     "find_file_options",
+    "listen_address",
     "load_settings",
     "masked_dsn",
     "parse_queue_weights",

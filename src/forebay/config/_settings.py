@@ -7,6 +7,7 @@ FOREBAY_<NAME>, the environment variable.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -17,6 +18,7 @@ T = TypeVar("T")
 
 POOLERS: Final = ("auto", "session", "transaction")
 LISTENS: Final = ("auto", "never")
+WITHOUT_SCHEMA: Final = ("wait", "fail")
 STRATEGIES: Final = ("fixed", "linear", "exponential", "polynomial")
 
 
@@ -79,6 +81,15 @@ class WorkerSettings:
     )
     connect_timeout_seconds: float = setting(5.0, "maximum time to connect")
     reconnect_seconds_max: float = setting(1.0, "maximum pause between two attempts to connect")
+    without_schema: str = setting(
+        "wait", "what a starting worker does while the schema is missing or too old: wait, fail"
+    )
+    app_version: str | None = setting(
+        None, "version of your application, shown by `forebay workers list`"
+    )
+    health: str | None = setting(
+        None, "answer the probes /live and /ready at this HOST:PORT, or at unix:PATH"
+    )
 
     def __post_init__(self) -> None:
         if self.queue is not None:
@@ -94,6 +105,9 @@ class WorkerSettings:
         within("claim_rows_max", self.claim_rows_max, 1, 10_000)
         one_of("pooler", self.pooler, POOLERS)
         one_of("listen", self.listen, LISTENS)
+        one_of("without_schema", self.without_schema, WITHOUT_SCHEMA)
+        if self.health is not None:
+            listen_address(self.health)
         within("ahead_seconds", self.ahead_seconds, 0, 60)
         within("connect_timeout_seconds", self.connect_timeout_seconds, 0.1, 600)
         within("reconnect_seconds_max", self.reconnect_seconds_max, 0.1, 3600)
@@ -270,6 +284,30 @@ def parse_queue_weights(text: str) -> dict[str, int]:
                 "queue", f"has a weight outside 1 to {_WEIGHT_MAX}: {shown(part)}", value=text
             )
     return weights
+
+
+def listen_address(text: str) -> str | tuple[str, int]:
+    """Return the path of a unix socket, or the host and port.
+
+    Raises:
+        ConfigError: it is neither.
+
+    >>> listen_address("unix:/run/shop/health"), listen_address(":8080"), listen_address("[::1]:80")
+    ('/run/shop/health', ('0.0.0.0', 8080), ('::1', 80))
+    """
+    if text.startswith("unix:/"):
+        return text.removeprefix("unix:")
+    host, colon, port = text.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    is_host = re.fullmatch(r"\[[0-9A-Fa-f:.]+\]|[\w.-]*", host) is not None
+    if not (colon and is_host and port.isascii() and port.isdigit() and int(port) < 65_536):
+        raise ConfigError(
+            "health",
+            f"is {shown(text)}, not an address to listen at",
+            value=text,
+            hint="Write 127.0.0.1:8080, :8080 for all addresses of the machine, or unix:/run/shop/health.",
+        )
+    return bare or "0.0.0.0", int(port)  # noqa: S104  the user asked for all of them
 
 
 def within(name: str, value: float, least: float, most: float) -> None:

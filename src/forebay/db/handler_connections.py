@@ -12,6 +12,8 @@ import importlib
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+import psycopg
+
 from forebay.db.pools import (
     async_pool,
     handler_transaction,
@@ -23,8 +25,6 @@ from forebay.db.pools import (
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
-
-    import psycopg
 
     from forebay.ops.operation import Operation, T
 
@@ -119,6 +119,13 @@ def _module_of(wanted: type | None) -> Any:
         if package in _MODULES:
             return importlib.import_module(_MODULES[package])
     return None
+
+
+def connection_class(wanted: type | None, *, is_async: bool) -> type:
+    """Return the class of ``ctx.conn`` for handlers that want this class; None means psycopg's."""
+    if wanted is not None:
+        return wanted
+    return psycopg.AsyncConnection if is_async else psycopg.Connection
 
 
 # --- psycopg ---

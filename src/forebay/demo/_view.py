@@ -112,7 +112,7 @@ class View:
         add(result.double_effects, "took effect twice", must_be_zero=True)
         kills = "worker" if result.worker_kills == 1 else "workers"
         add(result.rerun, f"run again, after {result.worker_kills} {kills} killed while busy")
-        add(f"{result.seconds:.1f}", "seconds")
+        add(f"{result.seconds:.1f}", "seconds, with the time until a killed worker is given up")
         self._console.print()
         self._console.print(rows)
         self._console.print()

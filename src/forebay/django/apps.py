@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from django.apps import AppConfig
+from django.conf import settings
 from django.db import connections, router
 from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules
 
+from forebay.django._app import app
 from forebay.upgrade.migrate import migrate
 
 
@@ -22,8 +24,16 @@ class ForebayConfig(AppConfig):
 
     def ready(self) -> None:
         """Import the modules ``jobs`` and ``tasks`` of all applications."""
+        # Projects that share a database must have different names.
+        app._internals.name = project_name()
         autodiscover_modules("jobs", "tasks")
         post_migrate.connect(_bring_up_to_date, sender=self)
+
+
+def project_name() -> str:
+    """Return the name of the project: the package of its URLs or settings."""
+    place = getattr(settings, "ROOT_URLCONF", None) or getattr(settings, "SETTINGS_MODULE", None)
+    return str(place or "django").partition(".")[0]
 
 
 def apply_schema(connection: Any) -> None:

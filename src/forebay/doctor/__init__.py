@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.doctor import _duties, _locks, _log, _schema, _server, _snapshots
+from forebay.doctor import _duties, _kinds, _locks, _log, _schema, _server, _snapshots
 from forebay.doctor._finding import (
     Check,
     Finding,
@@ -46,6 +46,7 @@ CHECKS: Final = (
     Check("maintenance", _duties.duties()),
     Check("workers", _log.leases()),
     Check("queues", _log.queues()),
+    Check("kinds", _kinds.kinds()),
     Check("scheduled", _log.overdue()),
     Check("failures", _log.failures()),
     Check("reserve", _log.reserve()),

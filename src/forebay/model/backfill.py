@@ -237,6 +237,7 @@ class BackfillPlan:
             queue.
         waiting: jobs that already wait in the queue, also scheduled ones, in its slowest group.
         waiting_alike: those with the same priority.
+        queue: the queue of the jobs.
     """
 
     token: str
@@ -245,6 +246,7 @@ class BackfillPlan:
     seconds: float | None
     waiting: int
     waiting_alike: int
+    queue: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

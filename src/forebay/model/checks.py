@@ -62,7 +62,7 @@ def checked_name(value: object, field: str) -> str:
             f"is not a name: {shown(value)}",
             hint="Use a letter or _, then letters, digits and _ . : -, at most 128 characters.",
         )
-    return value
+    return value if type(value) is str else str(value)  # a declared queue is a text with settings
 
 
 def checked_text(value: object, field: str, *, characters_max: int) -> str:

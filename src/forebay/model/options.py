@@ -77,7 +77,7 @@ class JobOptions:
 
     def __post_init__(self) -> None:
         if self.queue is not None:
-            checks.checked_name(self.queue, "queue")
+            object.__setattr__(self, "queue", checks.checked_name(self.queue, "queue"))
         if self.priority is not None:
             checks.checked_integer(
                 self.priority, "priority", least=checks.PRIORITY_MIN, most=checks.PRIORITY_MAX

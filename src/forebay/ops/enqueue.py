@@ -17,8 +17,6 @@ from forebay.errors import EnqueueError, InvalidJob, shown
 from forebay.model import JobId, JobOptions, checks
 from forebay.ops.operation import Operation, ResultRows, scalar
 
-QUEUE_DEFAULT: Final = "default"
-
 #: Jobs per statement. Even 1,000 are within a few percent of the best rate.
 CHUNK_DEFAULT: Final = 5000
 CHUNK_MAX: Final = 100_000
@@ -89,7 +87,7 @@ def enqueue(call: Call) -> Operation[JobId]:
 def _parameters(kind: str, options: JobOptions) -> dict[str, Any]:
     return {
         "kind": kind,
-        "queue": options.queue or QUEUE_DEFAULT,
+        "queue": options.queue,
         "priority": checks.PRIORITY_DEFAULT if options.priority is None else options.priority,
         "delay": options.delay_seconds,
         "run_at": _instant(options.run_at),

@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Final, Literal
 
+from forebay.model import checks
 from forebay.model.groups import ClosedGroup, GroupOverview
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
 from forebay.ops._records import rows_as
-from forebay.ops.operation import Operation, ResultRows, scalar
+from forebay.ops.operation import Operation, ResultRows, scalar, scalar_or_none
 
 Start = Literal["beginning", "now"]
 
@@ -49,6 +50,15 @@ _LIMITS: Final = (
     + ", ".join(f"'{name}', l.{name}" for name in _LIMIT_TYPES)
     + "))::text from forebay.limits(%(queue)s) l order by l.queue, l.group_name"
 )
+
+
+def queue_of(kind: str) -> Operation[str | None]:
+    """Return the call that tells the queue of a kind, as workers declared it; None if none did."""
+    return Operation(
+        "select forebay.queue_of(%(kind)s)",
+        lambda rows: None if (found := scalar_or_none(rows)) is None else str(found),
+        {"kind": checks.checked_name(kind, "kind")},
+    )
 
 
 def queue_known(queue: str) -> Operation[tuple[bool, bool]]:

@@ -1,20 +1,25 @@
 """Helpers for tests of code that enqueues and handles jobs.
 
-Two questions: was the right job enqueued, and what does it do when it runs? Answer the first inside
-the test's transaction, which need not commit. Answer the second on a separate database, where a real
-worker runs until no job is left. ``forebay.testing.plugin`` has pytest fixtures.
+Was the right job enqueued? Ask inside the test's transaction, which need not commit. What does its handler do? Perform one
+attempt. What do all jobs do together, with retries and delays? Run a real worker on a database of the test's own until no job is
+left. ``forebay.testing.plugin`` has pytest fixtures.
 
     def test_a_new_user_is_welcomed(forebay_conn):
         register(forebay_conn, "ann@example.com")
         assert_enqueued(forebay_conn, send_welcome, args={"locale": "en"})
 
-    def test_a_welcome_is_sent(forebay_dsn):
-        send_welcome.enqueue(...)
-        run_until_idle(app, forebay_dsn)
+    def test_a_welcome_is_sent():
+        assert perform(send_welcome, 42).outcome == "done"
+
+    def test_registration_from_end_to_end(forebay_dsn):
+        ...
+        run_until_idle(app, forebay_dsn, with_scheduled=True)
 
 For targets of mirrors there is a contract to test, and a target that misbehaves.
 """
 
+from forebay.testing._clock import install_clock, travel, travel_async
+from forebay.testing._contexts import RecordingContext, context
 from forebay.testing._enqueued import (
     assert_enqueued,
     assert_enqueued_async,
@@ -23,18 +28,31 @@ from forebay.testing._enqueued import (
     enqueued,
     enqueued_async,
 )
-from forebay.testing._running import run_until_idle, run_until_idle_async
+from forebay.testing._failed import JobFailed
+from forebay.testing._performing import Performed, Performer, perform, perform_async
+from forebay.testing._running import IdleRun, run_until_idle, run_until_idle_async
 from forebay.testing._targets import LyingTarget, TargetContract
 
 __all__ = [
+    "IdleRun",
+    "JobFailed",
     "LyingTarget",
+    "Performed",
+    "Performer",
+    "RecordingContext",
     "TargetContract",
     "assert_enqueued",
     "assert_enqueued_async",
     "assert_not_enqueued",
     "assert_not_enqueued_async",
+    "context",
     "enqueued",
     "enqueued_async",
+    "install_clock",
+    "perform",
+    "perform_async",
     "run_until_idle",
     "run_until_idle_async",
+    "travel",
+    "travel_async",
 ]

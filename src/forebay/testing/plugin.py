@@ -1,6 +1,9 @@
-"""pytest fixtures: a migrated database for each test. In conftest.py:
+"""pytest fixtures: connections whose transactions are rolled back, and databases. In conftest.py:
 
     pytest_plugins = ["forebay.testing.plugin"]
+
+One migrated database serves all tests that roll back; only ``forebay_dsn`` makes a new one. Each process of pytest-xdist has
+its own server, or with ``--forebay-server`` its own databases.
 
 The server is an embedded one, created for the session and removed after it, unless
 ``--forebay-server`` or FOREBAY_TEST_SERVER names a server that allows creating databases.
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from forebay.embedded import temporary_server
-from forebay.testing._scratch import rolled_back, scratch_database, template_database
+from forebay.testing._scratch import SharedConnection, scratch_database, template_database
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,6 +52,13 @@ def forebay_template(forebay_server: str) -> Iterator[str]:
         yield name
 
 
+@pytest.fixture(scope="session")
+def forebay_database(forebay_server: str, forebay_template: str) -> Iterator[str]:
+    """The address of one database for the whole session, for tests that commit nothing."""
+    with scratch_database(forebay_server, forebay_template) as dsn:
+        yield dsn
+
+
 @pytest.fixture
 def forebay_dsn(forebay_server: str, forebay_template: str) -> Iterator[str]:
     """The address of a fresh database with the schema, dropped after the test."""
@@ -56,8 +66,29 @@ def forebay_dsn(forebay_server: str, forebay_template: str) -> Iterator[str]:
         yield dsn
 
 
+@pytest.fixture(scope="session")
+def _forebay_shared(forebay_database: str) -> Iterator[SharedConnection]:
+    shared = SharedConnection(forebay_database)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(scope="session")
+def _forebay_shared_async(forebay_database: str) -> Iterator[SharedConnection]:
+    shared = SharedConnection(forebay_database)
+    yield shared
+    shared.close()
+
+
 @pytest.fixture
-def forebay_conn(forebay_dsn: str) -> Iterator[Any]:
-    """A psycopg connection to ``forebay_dsn`` with an open transaction that is rolled back."""
-    with rolled_back(forebay_dsn) as conn:
+def forebay_conn(_forebay_shared: SharedConnection) -> Iterator[Any]:
+    """A psycopg connection to ``forebay_database`` whose transaction is rolled back after the test."""
+    with _forebay_shared.open() as conn:
+        yield conn
+
+
+@pytest.fixture
+def forebay_aconn(_forebay_shared_async: SharedConnection) -> Iterator[Any]:
+    """The same as ``forebay_conn``, asynchronous: for tests of pytest-asyncio, of anyio, or with their own loop."""
+    with _forebay_shared_async.open_async() as conn:
         yield conn

@@ -68,7 +68,7 @@ class Claimer:
     Args:
         app: the application with the handlers.
         session: the connection for claims.
-        settings: the number of slots and the poll interval.
+        settings: the poll interval and other limits of claims.
         weights: the queues with their weights.
         leases: provides the current lease.
         executor: runs claimed jobs.
@@ -160,8 +160,8 @@ class Claimer:
             claiming.cancel()
 
     async def _claim_until_stopped(self) -> None:
-        failures = 0
-        while not self._signals.is_stopping:
+        signals = self._signals
+        while not signals.is_stopping:
             try:
                 if self._leases.current is None:
                     await self._leases.open()
@@ -170,29 +170,29 @@ class Claimer:
                     await self._leases.drop_missing_batches()
                     self._must_check_batches = False
                 busy = await self._claim_once(self._leases.current)
-                failures = 0
-                self._signals.outage.answered("claims")
+                signals.failed_claims = 0
+                signals.outage.answered("claims")
                 if not busy and self._is_finished is not None and await self._is_finished():
                     return
             except LeaseLost:
-                failures += 1
+                signals.failed_claims += 1
                 if self._leases.current is not None:
                     self._leases.lose(self._leases.current)
-                await self._signals.pause_in_outage(failures)
+                await signals.pause_in_outage(signals.failed_claims)
             except DatabaseUnavailable as error:
-                failures += 1
+                signals.failed_claims += 1
                 self._stats.reconnects += 1
-                self._signals.outage.failed("claims", error)
+                signals.outage.failed("claims", error)
                 self._leases.retire()
                 self._must_check_batches = True
-                await self._signals.pause_in_outage(failures)
+                await signals.pause_in_outage(signals.failed_claims)
             except (ForeignCluster, SchemaError) as error:
-                failures += 1
+                signals.failed_claims += 1
                 log.error("claims stopped: %s", error)
-                await self._signals.pause(5.0)
+                await signals.pause(5.0)
             except Exception as error:
-                failures += 1
-                if failures in {1, 10, 100}:
+                signals.failed_claims += 1
+                if signals.failed_claims in {1, 10, 100}:
                     log.error("cannot claim jobs: %s", error)
                     for holder in await holders_after_timeout(self._session, error):
                         log.warning("a claim waited for a lock: %s. %s", holder, holder.remedy)
@@ -200,14 +200,14 @@ class Claimer:
                     # A group is opened with the next lease. Or the server did not refuse the claim, but its answer could not
                     # be read: the claimed jobs are unknown.
                     self._leases.retire()
-                await self._signals.pause(
-                    reconnect_seconds(failures, random.random(), cap_seconds=5.0)
+                await signals.pause(
+                    reconnect_seconds(signals.failed_claims, random.random(), cap_seconds=5.0)
                 )
 
     async def _claim_once(self, lease: Lease) -> bool:
         """Look for ready lanes and claim jobs for the free slots; return whether there was work."""
-        settings = self._settings
-        self._signals.wake.clear()
+        settings, signals = self._settings, self._signals
+        signals.wake.clear()
         if self._notified and await self._claim_notified(lease):
             # All other lanes were polled a moment ago, and producers notify until the next poll.
             pause = self._polled_until - time.monotonic()
@@ -228,9 +228,11 @@ class Claimer:
         lanes = await self._session.run(
             protocol.ready(list(self._leases.groups), sleep_millis=self._leadership.sleep_millis)
         )
+        signals.has_polled = True
         self._only = frozenset(lane.lane for lane in lanes)
         self._only_until = called_at + settings.poll_seconds
         if not lanes:
+            signals.failed_claims = 0  # now, since this call may sleep
             self._polled_until = called_at + settings.poll_seconds
             self._leadership.record_idle()
             if self._is_finished is not None and idle:
@@ -241,7 +243,7 @@ class Claimer:
         await self._leadership.resign_when_saturated()
         if claimed == 0:
             # Without a free slot only suspects are left: the next free slot wakes this loop.
-            is_full = self._executor.busy >= settings.concurrency
+            is_full = self._executor.busy >= self._executor.slots.concurrency
             await self._signals.sleep(
                 settings.poll_seconds if is_full else _EMPTY_CLAIM_PAUSE_SECONDS
             )
@@ -333,8 +335,8 @@ class Claimer:
         settings, executor = self._settings, self._executor
         means = executor.mean_seconds.values()
         size = claim_size(
-            max(0, settings.concurrency - executor.busy - executor.starting - coming),
-            concurrency=settings.concurrency,
+            max(0, executor.slots.concurrency - executor.busy - executor.starting - coming),
+            concurrency=executor.slots.concurrency,
             buffered=executor.buffered + coming,
             waiting_for_key=executor.waiting_for_key,
             # The slowest queue decides: jobs claimed in advance for a slow handler would wait here.
@@ -343,7 +345,7 @@ class Claimer:
             rows_max=settings.claim_rows_max,
             buffered_size=executor.buffered_size,
         )
-        if executor.busy < settings.concurrency and not (executor.buffered or coming):
+        if executor.busy < executor.slots.concurrency and not (executor.buffered or coming):
             # A batch handler's slot takes as many jobs as its batch.
             sizes = [
                 kind.batch_size
@@ -395,7 +397,7 @@ class Claimer:
         taken = 0
         until = time.monotonic() + self._settings.poll_seconds
         if not all(kind.batch_size for kind in self._app.kinds if kind.queue == lane.queue):
-            free = self._settings.concurrency - self._executor.busy - self._executor.buffered
+            free = self._executor.slots.concurrency - self._executor.busy - self._executor.buffered
             count = min(count, free)
         while taken < count and not (self._signals.is_stopping or lease.lost):
             batch, rows = await self._claim(lease, lane, self._sizes.rows(lane.lane, count - taken))
@@ -445,7 +447,7 @@ class Claimer:
         taken = 0
         while (
             taken < count
-            and self._executor.busy < self._settings.concurrency
+            and self._executor.busy < self._executor.slots.concurrency
             and not (self._signals.is_stopping or lease.lost)
         ):
             batch, rows = await self._claim(lease, lane, 1)

@@ -158,7 +158,7 @@ def _message(
         return f"{head}snoozed%s, %s", (*arguments, after, again)
     if outcome == "unknown":
         return f"{head}postponed: no handler for this kind in this worker, %s", (*arguments, again)
-    error = _error_text(ended)
+    error = error_text(ended)
     if outcome == "cancelled":
         return f"{head}cancelled%s%s", (*arguments, after, f": {error}" if error else "")
     if outcome in {"retried", "lost"}:
@@ -178,7 +178,8 @@ def _attempt_text(fields: dict[str, Any]) -> str:
     return text if fields["max_attempts"] is None else f"{text} of {fields['max_attempts']}"
 
 
-def _error_text(ended: Ended) -> str:
+def error_text(ended: Ended) -> str:
+    """Return type and message of the error of an outcome; empty without an error."""
     if ended.error is None:
         return ""
     message = ended.error["message"][:_MESSAGE_CHARACTERS_MAX]
@@ -195,8 +196,8 @@ def _exception(
     if raised is None:
         if not error.get("traceback"):
             return None, None
-        rebuilt = _rebuilt(error)
-        return (type(rebuilt), rebuilt, None), log_block(error["traceback"])
+        made = rebuilt(error)
+        return (type(made), made, None), log_block(error["traceback"])
     exception = raised.error
     info = (type(exception), exception, user_traceback(exception.__traceback__))
     if raised.shown_for is not None:
@@ -212,7 +213,7 @@ class _ChildTraceback(Exception):  # noqa: N818 - what it shows
         return f'\n"""\n{self.args[0]}"""'
 
 
-def _rebuilt(error: dict[str, Any]) -> BaseException:
+def rebuilt(error: dict[str, Any]) -> BaseException:
     """Return an exception with the name and the message of one that was raised in a child process."""
     module, _, name = error["type"].rpartition(".")
     made: BaseException = type(name, (Exception,), {"__module__": module or "builtins"})(

@@ -51,8 +51,11 @@ class LeaseKeeper:
         stats: counts lost leases.
         name: the worker's name.
         queues: the queues that it serves.
+        kinds: the kinds of its application, with their queues.
         group: the consumer group that it serves in each queue.
+        describe: returns what the worker reports of itself with each lease.
         on_groups: called with the ids of its groups once they are known.
+        waits_for_schema: wait while the schema is missing or too old; else raise.
     """
 
     def __init__(
@@ -66,8 +69,11 @@ class LeaseKeeper:
         stats: Stats,
         name: str,
         queues: Collection[str],
+        kinds: Mapping[str, str],
         group: str,
+        describe: Callable[[], Mapping[str, object]],
         on_groups: Callable[[Collection[int]], None],
+        waits_for_schema: bool,
     ) -> None:
         self._session = session
         self._settings = settings
@@ -77,13 +83,18 @@ class LeaseKeeper:
         self._stats = stats
         self._name = name
         self._queues = queues
+        self._kinds = kinds
         self._group = group
+        self._describe = describe
         self._on_groups = on_groups
+        self._waits_for_schema = waits_for_schema
         self._groups: dict[int, str] = {}
         #: All leases that are not known to be closed, by id.
         self.open_leases: dict[int, Lease] = {}
         #: The lease for new claims.
         self.current: Lease | None = None
+        #: Why there is none, in a few words; empty: it is about to be opened.
+        self.problem = ""
 
     @property
     def groups(self) -> Mapping[int, str]:
@@ -94,10 +105,11 @@ class LeaseKeeper:
         """Open a lease; wait until the database accepts it.
 
         Args:
-            first: the worker starts: raise errors that only an operator can fix instead of waiting.
+            first: the worker starts: raise errors that waiting does not end.
 
         Raises:
-            SchemaError: the schema is missing or of another version.
+            SchemaError: the schema is too new for this library; or it is missing or too old, and the worker must not wait
+                for it.
             ForeignCluster: the schema was restored from another cluster and not adopted.
         """
         failures = 0
@@ -114,6 +126,7 @@ class LeaseKeeper:
                         suspect_seconds=self._settings.lease_seconds
                         if self._session.is_pooled
                         else self._settings.suspect_seconds,
+                        details=self._describe(),
                     )
                 )
             except DatabaseUnavailable as error:
@@ -121,13 +134,19 @@ class LeaseKeeper:
                 failures += 1
                 await self._signals.pause_in_outage(failures)
             except Exception as error:
-                if first and isinstance(error, (SchemaError, ForeignCluster)):
+                if first and not self._waits_after(error):
                     raise
+                is_schema = isinstance(error, SchemaError)
+                self.problem = "waiting for the schema" if is_schema else "no lease: refused"
                 if str(error) != problem:
                     problem = str(error)
-                    log.error("no lease: %s", error)
+                    if first and isinstance(error, SchemaError):
+                        log.warning("%s; the worker waits for it. %s", error.message, error.hint)
+                    else:
+                        log.error("no lease: %s", error)
                 await self._signals.pause(_REFUSED_SECONDS)
             else:
+                self.problem = ""
                 self._signals.outage.answered("claims")
                 lease = Lease(lease_id, sent_at + self._trusted_seconds)
                 self.open_leases[lease_id] = lease
@@ -138,10 +157,23 @@ class LeaseKeeper:
                     log.info("connected through a pooler: the worker polls for jobs")
                 return
 
+    def _waits_after(self, error: Exception) -> bool:
+        """Return whether a worker that starts waits after an error: a migration may be about to run."""
+        if isinstance(error, SchemaError):
+            is_older = error.found is None or error.needed is None or error.found < error.needed
+            return is_older and self._waits_for_schema
+        return not isinstance(error, ForeignCluster)
+
     async def _open_groups(self) -> None:
-        """Open the worker's groups, with each lease: the opening of a group may have been lost with its server."""
+        """Open the worker's groups and record its kinds, with each lease: both may have been lost with their server."""
         found = await self._session.run(schema_version())
         require_version(found, newer_is_fine=True)
+        for kind, queue, before in await self._session.run(
+            protocol.record_kinds(self._name, self._kinds)
+        ):
+            log.info(
+                "jobs of %s enqueued without a queue go to %s now, not to %s", kind, queue, before
+            )
         groups = {}
         for queue in self._queues:
             groups[await self._session.run(protocol.open_group(queue, self._group))] = queue

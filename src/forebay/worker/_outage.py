@@ -56,6 +56,11 @@ class Outage:
         #: Called when the database answers again.
         self.on_end: Callable[[], None] = lambda: None
 
+    @property
+    def is_on(self) -> bool:
+        """Whether a part cannot use the database."""
+        return bool(self._without)
+
     def failed(self, part: str, error: Exception) -> None:
         """Record that a part of the worker cannot use the database."""
         now = self._clock()

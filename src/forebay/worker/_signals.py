@@ -24,6 +24,10 @@ class Signals:
         self.stop_event = asyncio.Event()
         #: Whether claiming has ended.
         self.is_stopping = False
+        #: Whether the database answered a poll.
+        self.has_polled = False
+        #: Polls and claims that failed since the last one that succeeded.
+        self.failed_claims = 0
         #: Whether the database can be used.
         self.outage = Outage()
         #: Whether running jobs get no grace time.

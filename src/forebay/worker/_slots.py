@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import HardTimeout, JobCancelled, SoftTimeout
 from forebay.model.context import Context, TransactionContext
+from forebay.model.middleware import around_attempts
 from forebay.model.text import logger
 from forebay.ops.protocol import Ended
 from forebay.worker._job_log import log_started
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from forebay.arguments.kinds import Kind
     from forebay.config import WorkerSettings
+    from forebay.model.middleware import Middleware
     from forebay.worker._children import Children
     from forebay.worker._held import HeldJob
     from forebay.worker._reporter import OutcomeReporter
@@ -43,13 +45,14 @@ class Slots:
     After a crash the jobs of these calls are claimed and not settled; child processes end themselves.
 
     Args:
-        settings: default timeouts.
+        settings: the number of slots, and default timeouts.
         reporter: receives the outcomes of interrupted calls.
         threads: where plain functions run.
         processes: child processes for handlers that need one; None in a child process.
         group: name of the group, as the jobs show it.
         resources: shared objects for the contexts of handlers.
-        on_abandoned: called when the slot of a call that still runs was freed.
+        middleware: what runs around handlers.
+        on_free: called when the slot of a call that still runs was freed, and when there are more slots.
         on_progress: called with the progress that a handler reports, in any thread.
     """
 
@@ -62,7 +65,8 @@ class Slots:
         *,
         group: str,
         resources: Mapping[str, Any],
-        on_abandoned: Callable[[], None],
+        middleware: Sequence[Middleware],
+        on_free: Callable[[], None],
         on_progress: Callable[[Sequence[HeldJob], float, str], None],
     ) -> None:
         self._settings = settings
@@ -71,10 +75,14 @@ class Slots:
         self._processes = processes
         self._group = group
         self._resources = resources
-        self._on_abandoned = on_abandoned
+        self._around_plain = around_attempts(middleware, is_async=False)
+        self._around_coroutines = around_attempts(middleware, is_async=True)
+        self._on_free = on_free
         self._on_progress = on_progress
         #: The running calls with their jobs. Removing a call frees its slot.
         self.calls: dict[Call, list[HeldJob]] = {}
+        #: The number of slots.
+        self.concurrency = settings.concurrency
         #: Slots of calls that run in child processes outside this class.
         self.reserved = 0
 
@@ -83,6 +91,12 @@ class Slots:
         """The number of slots that are not free."""
         return len(self.calls) + self.reserved
 
+    def resize(self, concurrency: int) -> None:
+        """Change the number of slots; running calls keep theirs until they end."""
+        self.concurrency = concurrency
+        self._threads.resize(concurrency)
+        self._on_free()
+
     def begin(
         self, kind: Kind, helds: list[HeldJob], items: list[Any], task: asyncio.Task[None]
     ) -> Call:
@@ -90,6 +104,7 @@ class Slots:
         soft, hard = self._timeouts(kind)
         now = time.monotonic()
         call = Call(kind, helds, items, self._group, task)
+        call.around = self._around_coroutines if kind.is_async else self._around_plain
         if kind.takes_context:
             make = Context if kind.connection is None else TransactionContext
             call.context = make(
@@ -210,4 +225,4 @@ class Slots:
             call.thread_call.future.cancel()
         call.cancel_timers()
         if self.calls.pop(call, None) is not None:
-            self._on_abandoned()
+            self._on_free()

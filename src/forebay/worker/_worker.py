@@ -30,13 +30,18 @@ from forebay.ops import protocol
 from forebay.policy.leadership import LEADER_IDS, MAINTENANCE
 from forebay.worker._children import Children, start_of
 from forebay.worker._claimer import Claimer
+from forebay.worker._events import Announcer
 from forebay.worker._executor import Executor
+from forebay.worker._health import HealthCheck
 from forebay.worker._heartbeat import Heartbeat, Held
+from forebay.worker._identity import identity
 from forebay.worker._job_log import JobLog
 from forebay.worker._leases import LeaseKeeper
+from forebay.worker._listeners import Listeners, require_middleware
 from forebay.worker._loop_watch import LoopWatch
 from forebay.worker._maintenance import Maintenance
 from forebay.worker._polling import PollLeadership
+from forebay.worker._probes import answer_probes
 from forebay.worker._progress import ProgressReports
 from forebay.worker._settler import Settler
 from forebay.worker._signals import Signals
@@ -46,6 +51,8 @@ from forebay.worker._suspects import Suspects
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
+    from forebay.arguments.kinds import Kinds
+    from forebay.model.attempts import AttemptEnded
     from forebay.ops.protocol import HeartbeatAnswer
     from forebay.worker._application import Application
     from forebay.worker._held import Batch, Lease
@@ -73,6 +80,7 @@ class Worker:
         group: the consumer group to serve in each queue.
         location: where a child process imports the app from: (module, attribute, is_script); None means the app's own
             location. Without a location suspects run in this process.
+        on_attempt: called with the end of each attempt, on the event loop; for tests.
 
     Raises:
         ConfigError: no queue to serve.
@@ -87,6 +95,7 @@ class Worker:
         settings: WorkerSettings | None = None,
         group: str = "default",
         location: tuple[str, str, bool] | None = None,
+        on_attempt: Callable[[AttemptEnded], None] | None = None,
     ) -> None:
         self._app = app
         self._dsn = dsn
@@ -102,6 +111,10 @@ class Worker:
         self._group = group
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._location = location or app.location()
+        self._describe = identity(
+            self._settings, location=self._location, group=group, queues=self._weights
+        )
+        self._on_attempt = on_attempt
         self.stats = Stats()
         self._signals = Signals()
         #: Set when the worker has its lease and looks for work.
@@ -127,21 +140,32 @@ class Worker:
             until_idle: return when no job is ready, claimed or running; scheduled and retrying jobs that are not due stay.
 
         Raises:
-            SchemaError: the schema is missing or of another version.
+            SchemaError: the schema is too new; or it is missing or too old, and the setting ``without_schema`` is fail, or
+                ``until_idle`` is set.
             ForeignCluster: the schema was restored from another cluster and not adopted.
+            ConfigError: the process cannot listen at the address of the setting ``health``.
         """
         self._until_idle = until_idle
         start = self._child_start()
-        self._require_location(start)
+        _require_location(start, self._app.kinds)
+        require_middleware(self._app.kinds, self._app.middleware)
         self._make_sessions()
         self._progress = ProgressReports()
         outage = self._signals.outage
         outage.pause_seconds_max = self._settings.reconnect_seconds_max
         outage.on_end = self._on_outage_end
-        self._settler = Settler(self._settles, self._on_lease_lost, self._on_freed, outage=outage)
+        self._listeners = Listeners(self._app.listeners, self._app.middleware, self.stats)
+        self._settler = Settler(
+            self._settles,
+            self._on_lease_lost,
+            self._on_freed,
+            outage=outage,
+            listeners=self._listeners,
+        )
         self._maintenance = Maintenance(
             self._maintenance_session,
             on_work=self._signals.wake.set,
+            on_worker_lost=self._listeners.worker_lost,
             outage=outage,
             leader_id=None if until_idle else self._leader_id,
         )
@@ -149,7 +173,10 @@ class Worker:
         # Separate from the children for suspects, so that neither waits for the other.
         self._processes = Children(start, self._settings, self._progress.record)
         async with contextlib.AsyncExitStack() as stack:
+            health = HealthCheck(self._signals, self._settings)
+            await stack.enter_async_context(answer_probes(health, self.name, self._settings.health))
             self._make_parts(await self._app.open_resources(stack))
+            health.watch(self._leases)
             heartbeat = self._heartbeat = self._make_heartbeat()
             loop_watch = LoopWatch(self._executor.coroutine_calls)
             claimer = self._make_claimer(heartbeat)
@@ -164,6 +191,7 @@ class Worker:
                 tasks += [asyncio.create_task(_supervised(service)) for service in self._services()]
                 await claimer.run()
                 await self._finish()
+                await self._listeners.drained()
             finally:
                 heartbeat.stop()
                 loop_watch.stop()
@@ -178,6 +206,7 @@ class Worker:
                 await self._children.close()
                 await self._processes.close()
                 await self._executor.close()
+                self._listeners.close()
                 for session in (self._claims, *sessions):
                     await session.close()
         return self.stats
@@ -203,15 +232,6 @@ class Worker:
             settings=self._settings,
         )
 
-    def _require_location(self, start: Start | None) -> None:
-        wanting = [kind.name for kind in self._app.kinds if kind.in_process]
-        if start is None and wanting:
-            raise ConfigError(
-                f"kind {wanting[0]}",
-                "runs in a child process, which cannot import the app",
-                hint="Make the app a global variable of a module that can be imported.",
-            )
-
     def _make_sessions(self) -> None:
         settings, name = self._settings, self._application_name
         connect = settings.connect_timeout_seconds
@@ -235,7 +255,19 @@ class Worker:
     def _make_parts(self, resources: Mapping[str, Any]) -> None:
         """Create the parts that run jobs and the leases."""
         settings = self._settings
-        outcomes = RecordedOutcomes(self._settler, self.stats, JobLog(self._app.kinds))
+        announcer = Announcer(
+            self._listeners,
+            self._on_attempt,
+            kinds=self._app.kinds,
+            group=self._group,
+            worker=self.name,
+        )
+        outcomes = RecordedOutcomes(
+            self._settler,
+            self.stats,
+            JobLog(self._app.kinds),
+            on_end=announcer.ended if announcer.is_needed else None,
+        )
         self._executor = Executor(
             self._app.kinds,
             settings,
@@ -244,6 +276,7 @@ class Worker:
             name=self._application_name,
             group=self._group,
             resources=resources,
+            middleware=self._app.middleware,
             on_free=self._signals.wake.set,
             on_lease_lost=self._on_lease_lost,
             on_progress=self._progress.record,
@@ -269,8 +302,11 @@ class Worker:
             stats=self.stats,
             name=self.name,
             queues=self._weights,
+            kinds={kind.name: kind.queue for kind in self._app.kinds},
             group=self._group,
+            describe=self._describe,
             on_groups=self._on_groups,
+            waits_for_schema=settings.without_schema == "wait" and not self._until_idle,
         )
 
     def _make_heartbeat(self) -> Heartbeat:
@@ -311,6 +347,7 @@ class Worker:
         services: list[Callable[[], Awaitable[None]]] = [
             self._settler.run,
             self._maintenance.run,
+            self._listeners.run,
             self._leases.watch,
             lambda: self._progress.run(self._maintenance_session),
             self._leases.close_retired,
@@ -352,6 +389,10 @@ class Worker:
         if answer.server_time is not None:
             self._maintenance.observe_clock(answer.server_time, sent_at, answered_at)
         self._leases.confirm(answer, lease_ids, sent_at)
+        concurrency = answer.concurrency or self._settings.concurrency
+        if concurrency != self._executor.slots.concurrency:
+            log.info("concurrency: %s instead of %s", concurrency, self._executor.slots.concurrency)
+            self._executor.slots.resize(concurrency)
         if answer.cancelled_jobs:
             self._executor.cancel(answer.cancelled_jobs)
             self._children.cancel(set(answer.cancelled_jobs))
@@ -418,6 +459,17 @@ class Worker:
             return
         if await self._leases.close_all() and not self._until_idle:
             await self._leadership.resign()
+
+
+def _require_location(start: Start | None, kinds: Kinds) -> None:
+    """Refuse handlers that run in a child process if none can import the app."""
+    wanting = [kind.name for kind in kinds if kind.in_process]
+    if start is None and wanting:
+        raise ConfigError(
+            f"kind {wanting[0]}",
+            "runs in a child process, which cannot import the app",
+            hint="Make the app a global variable of a module that can be imported.",
+        )
 
 
 def _idle_heartbeat_seconds(settings: WorkerSettings) -> float:

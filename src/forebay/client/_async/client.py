@@ -7,17 +7,27 @@ from datetime import timedelta
 from typing import Any, Unpack
 
 from forebay.client._async.backfills import AsyncBackfills
+from forebay.client._async.changes import AsyncChanges
 from forebay.client._async.dead_letters import AsyncDeadLetters
 from forebay.client._async.events import AsyncEvents
 from forebay.client._async.jobs import AsyncJobs
 from forebay.client._async.queues import AsyncQueues
+from forebay.client._async.workers import AsyncWorkers
 from forebay.db.drivers import AsyncConnection, run_async
 from forebay.model import JobId, JobOptionChanges
 from forebay.model.backfill import BackfillProgress, Rows
 from forebay.ops import enqueue
 
 
-class AsyncClient(AsyncBackfills, AsyncJobs, AsyncDeadLetters, AsyncQueues, AsyncEvents):
+class AsyncClient(
+    AsyncBackfills,
+    AsyncJobs,
+    AsyncChanges,
+    AsyncDeadLetters,
+    AsyncQueues,
+    AsyncWorkers,
+    AsyncEvents,
+):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
     Every method can take a connection of the application. It then works in the transaction of that connection and
@@ -26,8 +36,10 @@ class AsyncClient(AsyncBackfills, AsyncJobs, AsyncDeadLetters, AsyncQueues, Asyn
     Each subject except enqueueing has a base class, in a module beside this one:
         AsyncBackfills: jobs for the rows of a table or query.
         AsyncJobs: the status, history, result and cancellation of a job; lists and numbers of jobs.
+        AsyncChanges: acts on many jobs at once.
         AsyncDeadLetters: dead letters.
         AsyncQueues: queues, consumer groups, limits and settings.
+        AsyncWorkers: the workers that run.
         AsyncEvents: what operators did.
 
     Args:
@@ -55,8 +67,9 @@ class AsyncClient(AsyncBackfills, AsyncJobs, AsyncDeadLetters, AsyncQueues, Asyn
 
         The arguments must have a JSON form. They are not checked against the signature of the handler.
 
-        A client of an app, ``app.client()``, takes queue and other options from the kind, unless they are given. A plain
-        client does not know the kinds: without ``queue`` the job goes into the queue ``default``.
+        A client of an app, ``app.client()``, takes queue and other options from the kind, unless they are given. For other
+        kinds and in a plain client, a job without ``queue`` goes into the queue that the workers of its kind have declared in
+        the database, else into ``default``.
 
         Args:
             conn: the connection, or one of its cursors.

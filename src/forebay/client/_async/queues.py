@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from forebay.client._async.base import AsyncClientBase
 from forebay.db.drivers import AsyncConnection
+from forebay.model.declared import Queue, QueueDifference
 from forebay.model.groups import ClosedGroup, GroupOverview
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
-from forebay.ops import queues
+from forebay.ops import declared, queues
 
 
 class AsyncQueues(AsyncClientBase):
@@ -30,6 +33,17 @@ class AsyncQueues(AsyncClientBase):
             conn: the connection whose transaction to use.
         """
         return await self._run(conn, queues.open_group(queue, name, start))
+
+    async def queue_of(self, kind: str, *, conn: AsyncConnection | None = None) -> str | None:
+        """Return the queue of a kind, as the worker that started last declares it; None if no worker has declared the kind.
+
+        An enqueue by name without a queue goes there, or to the queue ``default``.
+
+        Args:
+            kind: the kind.
+            conn: the connection to use.
+        """
+        return await self._run(conn, queues.queue_of(kind))
 
     async def groups(
         self, queue: str | None = None, *, conn: AsyncConnection | None = None
@@ -168,6 +182,33 @@ class AsyncQueues(AsyncClientBase):
             conn: the connection to use.
         """
         return await self._run(conn, queues.limits(queue))
+
+    async def apply_queues(
+        self,
+        app: str,
+        queues: Iterable[Queue],
+        *,
+        overwrite: bool = False,
+        dry_run: bool = False,
+        conn: AsyncConnection | None = None,
+    ) -> list[QueueDifference]:
+        """Make the settings of queues what an application declares; ``App.apply`` calls this for its queues.
+
+        Args:
+            app: the name of the application: settings that it applied and no longer declares are removed.
+            queues: all queues that it declares.
+            overwrite: take the declared value also where the database's would be kept.
+            dry_run: change nothing.
+            conn: the connection whose transaction to use.
+
+        Returns:
+            The differences that there were, with what was done about each.
+
+        Raises:
+            GroupInUse: a declared group is being closed.
+        """
+        operation = declared.apply_queues(app, queues, overwrite=overwrite, dry_run=dry_run)
+        return await self._run(conn, operation)
 
     async def configure(self, name: str, value: int, *, conn: AsyncConnection | None = None) -> int:
         """Change a setting of the whole database; return its previous value.

@@ -8,17 +8,27 @@ from datetime import timedelta
 from typing import Any, Unpack
 
 from forebay.client._sync.backfills import Backfills
+from forebay.client._sync.changes import Changes
 from forebay.client._sync.dead_letters import DeadLetters
 from forebay.client._sync.events import Events
 from forebay.client._sync.jobs import Jobs
 from forebay.client._sync.queues import Queues
+from forebay.client._sync.workers import AsyncWorkers
 from forebay.db.drivers import SyncConnection, run
 from forebay.model import JobId, JobOptionChanges
 from forebay.model.backfill import BackfillProgress, Rows
 from forebay.ops import enqueue
 
 
-class Client(Backfills, Jobs, DeadLetters, Queues, Events):
+class Client(
+    Backfills,
+    Jobs,
+    Changes,
+    DeadLetters,
+    Queues,
+    AsyncWorkers,
+    Events,
+):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
     Every method can take a connection of the application. It then works in the transaction of that connection and
@@ -27,8 +37,10 @@ class Client(Backfills, Jobs, DeadLetters, Queues, Events):
     Each subject except enqueueing has a base class, in a module beside this one:
         Backfills: jobs for the rows of a table or query.
         Jobs: the status, history, result and cancellation of a job; lists and numbers of jobs.
+        Changes: acts on many jobs at once.
         DeadLetters: dead letters.
         Queues: queues, consumer groups, limits and settings.
+        AsyncWorkers: the workers that run.
         Events: what operators did.
 
     Args:
@@ -56,8 +68,9 @@ class Client(Backfills, Jobs, DeadLetters, Queues, Events):
 
         The arguments must have a JSON form. They are not checked against the signature of the handler.
 
-        A client of an app, ``app.client()``, takes queue and other options from the kind, unless they are given. A plain
-        client does not know the kinds: without ``queue`` the job goes into the queue ``default``.
+        A client of an app, ``app.client()``, takes queue and other options from the kind, unless they are given. For other
+        kinds and in a plain client, a job without ``queue`` goes into the queue that the workers of its kind have declared in
+        the database, else into ``default``.
 
         Args:
             conn: the connection, or one of its cursors.

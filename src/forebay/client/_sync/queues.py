@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from forebay.client._sync.base import ClientBase
 from forebay.db.drivers import SyncConnection
+from forebay.model.declared import Queue, QueueDifference
 from forebay.model.groups import ClosedGroup, GroupOverview
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
-from forebay.ops import queues
+from forebay.ops import declared, queues
 
 
 class Queues(ClientBase):
@@ -31,6 +34,17 @@ class Queues(ClientBase):
             conn: the connection whose transaction to use.
         """
         return self._run(conn, queues.open_group(queue, name, start))
+
+    def queue_of(self, kind: str, *, conn: SyncConnection | None = None) -> str | None:
+        """Return the queue of a kind, as the worker that started last declares it; None if no worker has declared the kind.
+
+        An enqueue by name without a queue goes there, or to the queue ``default``.
+
+        Args:
+            kind: the kind.
+            conn: the connection to use.
+        """
+        return self._run(conn, queues.queue_of(kind))
 
     def groups(
         self, queue: str | None = None, *, conn: SyncConnection | None = None
@@ -167,6 +181,33 @@ class Queues(ClientBase):
             conn: the connection to use.
         """
         return self._run(conn, queues.limits(queue))
+
+    def apply_queues(
+        self,
+        app: str,
+        queues: Iterable[Queue],
+        *,
+        overwrite: bool = False,
+        dry_run: bool = False,
+        conn: SyncConnection | None = None,
+    ) -> list[QueueDifference]:
+        """Make the settings of queues what an application declares; ``App.apply`` calls this for its queues.
+
+        Args:
+            app: the name of the application: settings that it applied and no longer declares are removed.
+            queues: all queues that it declares.
+            overwrite: take the declared value also where the database's would be kept.
+            dry_run: change nothing.
+            conn: the connection whose transaction to use.
+
+        Returns:
+            The differences that there were, with what was done about each.
+
+        Raises:
+            GroupInUse: a declared group is being closed.
+        """
+        operation = declared.apply_queues(app, queues, overwrite=overwrite, dry_run=dry_run)
+        return self._run(conn, operation)
 
     def configure(self, name: str, value: int, *, conn: SyncConnection | None = None) -> int:
         """Change a setting of the whole database; return its previous value.

@@ -50,6 +50,29 @@ end
 $$;
 
 
+-- tables/applied.sql
+
+-- Settings of queues that an application declares: what forebay.apply_queues() applied last. See docs/design/declared-queues.md.
+
+create table forebay.applied_setting (
+    queue      text not null,
+    setting    text not null,            -- max_waiting, rate with its burst, concurrency, key_rate with its burst, key_concurrency,
+                                         -- shards, dead_keep_days, or 'group ' and a name
+    value      jsonb not null,
+    app        text not null,            -- the application that declares it
+    applied_at timestamptz not null,
+    primary key (queue, setting)
+);
+
+comment on table forebay.applied_setting is 'Settings of queues as an application last applied them; written by forebay.apply_queues().';
+
+-- One difference between code, database and what was applied last. database: null for the default; code: null if it is not declared;
+-- changed_by, changed_at: the last change of the setting, of one that apply does not write.
+create type forebay._queue_difference as (
+    queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text, applied_at timestamptz, action text,
+    changed_by text, changed_at timestamptz);
+
+
 -- tables/backfill.sql
 
 -- Backfills in chunks. A chunk is a range of the key, fixed when the backfill begins. The transaction that enqueues the jobs of
@@ -157,9 +180,11 @@ create view forebay.code (column_name, code, meaning) as values
     ('settlement.outcomes', 'k', 'requeued'),
     ('batch.skipped_as', 'c', 'cancelled'),
     ('batch.skipped_as', 'e', 'expired'),
+    ('batch.skipped_as', 'm', 'moved'),
     ('tombstone.reason', 'c', 'cancel'),
     ('tombstone.reason', 'e', 'expired'),
     ('tombstone.reason', 'r', 'replaced'),
+    ('tombstone.reason', 'm', 'moved to a newer row'),
     ('tombstone.reason', 'k', 'unique key: check it before the start'),
     ('unique_key.mode', 'o', 'once'),
     ('unique_key.mode', 'i', 'idempotent'),
@@ -433,6 +458,20 @@ create table forebay.parked (
 create index parked_by_seq on forebay.parked (seq);
 
 
+-- tables/kind_queue.sql
+
+-- In which queue the jobs of a kind wait, as the worker that started last declares it. An enqueue by name without a queue reads it.
+create table forebay.kind_queue (
+    kind           text collate "C" primary key,
+    queue          text not null,
+    recorded_at    timestamptz not null,
+    recorded_by    text not null,        -- the worker
+    previous_queue text,                 -- before it was recorded; null: the kind was not known
+    previous_by    text,
+    alternated_at  timestamptz           -- when a worker last recorded the previous queue again; null: never
+);
+
+
 -- tables/known_lanes.sql
 
 -- Flag sequences of known lanes. Each may name a lane whose registry row is committed, so that an enqueue need not read the
@@ -525,6 +564,7 @@ create table forebay.lease (
     opened_at       timestamptz not null,
     closed_at       timestamptz,
     closed_as       text check (closed_as in ('closed', 'revoked', 'adopted')),
+    details         jsonb,               -- what the worker reports of itself: host, pid, group, queues, versions, concurrency
     check ((closed_at is null) = (closed_as is null))
 );
 create index lease_open on forebay.lease (lease_id) where closed_at is null;
@@ -534,10 +574,17 @@ create table forebay.heartbeat (
     lease_id     bigint not null,
     heartbeat_at timestamptz not null,
     backend_pid  integer not null,
-    running_jobs bigint[]                -- ids of jobs whose handlers run in the process, at most 1,000; null: none
+    running_jobs bigint[],               -- ids of jobs whose handlers run in the process, at most 1,000; null: none
+    memory_kb    integer                 -- resident memory of the process; null: not reported
 );
 create index heartbeat_newest on forebay.heartbeat (lease_id, heartbeat_at desc);
 alter table forebay.heartbeat replica identity full;
+
+-- What operators set for running workers. A row is over with its worker.
+create table forebay.worker_setting (
+    worker      text primary key,        -- as in lease.worker
+    concurrency integer not null check (concurrency between 1 and 10000)
+);
 
 
 -- tables/limiter.sql
@@ -885,7 +932,7 @@ create sequence forebay.shard_seq as bigint cache 1;
 -- tables/tombstone.sql
 
 -- Requests to cancel, expiries decided by the sweep, and records of unique keys: that a newer job of its key replaced a job, and
--- that a claim must check a job's key before it starts the job. Claims and settlements read them.
+-- that a claim must check a job's key before it starts the job, and that an operator moved a job to another row. Claims and settlements read them.
 -- The sequence lets a claim see, without reading the table, that no row was ever written.
 create sequence forebay.tombstone_seq as bigint cache 1;
 
@@ -893,13 +940,20 @@ create table forebay.tombstone (
     tombstone_no bigint not null default nextval('forebay.tombstone_seq'),
     job_id     bigint not null,
     group_id   bigint,                   -- null: for every group
-    reason     "char" not null check (reason in ('c', 'e', 'r', 'k')),  -- named in forebay.code
+    reason     "char" not null check (reason in ('c', 'e', 'r', 'k', 'm')),  -- named in forebay.code
     recorded_at   timestamptz not null,
-    enqueued_at timestamptz              -- of the expired job
+    enqueued_at timestamptz,             -- of the expired job
+    up_to      bigint,                   -- moved: rows of the job up to this number in the log were replaced by a newer one
+    check ((reason = 'm') = (up_to is not null))
 );
 create index tombstone_by_job on forebay.tombstone (job_id);
 create index tombstone_by_time on forebay.tombstone (recorded_at, tombstone_no);
 alter table forebay.tombstone replica identity full;
+
+
+-- A job that an operator's act concerns, for one group: see forebay._matching().
+create type forebay._match as (
+    job_id bigint, group_id bigint, place "char", lane bigint, xid xid8, seq bigint, state text, enqueued_at timestamptz, answer text);
 
 
 -- tables/trimming.sql
@@ -1127,6 +1181,7 @@ begin
                         continue;
                     end if;
                 end if;
+                continue when forebay._is_moved(coalesce((v_row.r).job_id, (v_row.r).seq), v_lane.group_id, (v_row.r).seq);
                 resumed := resumed + 1;
                 perform forebay._continue_job(
                     v_row.r,
@@ -1251,7 +1306,7 @@ return coalesce(nullif(current_setting('role'), 'none'), session_user)::name;
 --   query    a SELECT, read with the caller's rights. The columns of a row are the arguments of its job. If there is a column
 --            args, that column has the arguments, and the other columns are options of the job: ordering_key, unique_as,
 --            delay and others
---   options  for all jobs, a JSON object: queue, priority (1000), tag (backfill), delay and expires_in in seconds, run_at,
+--   options  for all jobs, a JSON object: queue (forebay.queue_of() the kind), priority (1000), tag (backfill), delay and expires_in in seconds, run_at,
 --            expires_at, max_attempts, correlation_id, headers, ordering_key, limit_key; args, arguments common to all
 --   token    from forebay.backfill_plan: enqueue exactly the jobs that it counted, or nothing
 -- Errors: as forebay.enqueue_many; JQ040 the jobs differ from those of the token.
@@ -1406,7 +1461,7 @@ begin
     select sum(c.jobs) filter (where c.done_at is not null), sum(c.jobs) into jobs_done, jobs_all
     from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id;
     if not exists (select from forebay.backfill_chunk c where c.backfill_id = backfill_done_v1.backfill_id and c.done_at is null) then
-        perform forebay._record_event('backfill.end', forebay._backfill_options(b.options) ->> 'queue', p_kind => b.kind,
+        perform forebay._record_event('backfill.end', forebay._backfill_options(b.kind, b.options) ->> 'queue', p_kind => b.kind,
                                       p_subject_id => b.backfill_id, p_count => backfill_done_v1.jobs_done)
         from forebay.backfill b where b.backfill_id = backfill_done_v1.backfill_id;
     end if;
@@ -1425,7 +1480,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 begin
     if jobs > 0 then
-        perform forebay._record_event('backfill', forebay._backfill_options(options) ->> 'queue', p_kind => kind, p_count => jobs,
+        perform forebay._record_event('backfill', forebay._backfill_options(kind, options) ->> 'queue', p_kind => kind, p_count => jobs,
                                       p_new => jsonb_build_object('query', left(query, 2000)));
     end if;
 end
@@ -1476,10 +1531,10 @@ $$;
 
 -- functions/backfill/options.sql
 
--- The options of a backfill with their defaults, checked.
+-- The options of a backfill with their defaults, checked. The default queue is that of the kind.
 --
 -- Errors: JQ001.
-create function forebay._backfill_options(p_options jsonb) returns jsonb
+create function forebay._backfill_options(p_kind text, p_options jsonb) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -1501,7 +1556,8 @@ begin
         raise exception using errcode = 'JQ001', column = 'options',
             message = format('option args must be a JSON object, not %s', jsonb_typeof(v_given -> 'args'));
     end if;
-    return '{"queue": "default", "priority": 1000, "tag": "backfill"}'::jsonb || v_given;
+    return jsonb_build_object('queue', coalesce(v_given ->> 'queue', forebay.queue_of(p_kind), 'default'), 'priority', 1000, 'tag', 'backfill')
+        || v_given;
 end
 $$;
 
@@ -1514,11 +1570,11 @@ $$;
 --
 -- Returns the token of exactly these jobs, their number and the bytes of their arguments as JSON; the estimated seconds to
 -- enqueue them, from the time of this call and of up to 2,000 of them enqueued and rolled back (null where that is not
--- possible); and how many jobs wait in the queue already, in all and of the same priority.
+-- possible); how many jobs wait in the queue already, in all and of the same priority; and the queue.
 --
 -- Parameters and errors: as forebay.backfill.
 create function forebay.backfill_plan(kind text, query text, options jsonb default '{}')
-returns table (token text, jobs bigint, bytes bigint, seconds double precision, waiting bigint, waiting_alike bigint)
+returns table (token text, jobs bigint, bytes bigint, seconds double precision, waiting bigint, waiting_alike bigint, queue text)
 language plpgsql volatile
 as $$
 #variable_conflict use_variable
@@ -1547,7 +1603,7 @@ begin
         when read_only_sql_transaction or configuration_limit_exceeded then
             seconds := null;
     end;
-    select w.waiting, w.waiting_alike into waiting, waiting_alike from forebay.backfill_waiting_v1(options) w;
+    select w.waiting, w.waiting_alike, w.queue into waiting, waiting_alike, queue from forebay.backfill_waiting_v1(kind, options) w;
     return next;
 end
 $$;
@@ -1577,7 +1633,7 @@ begin
     delete from forebay.backfill b where b.made_at < forebay._now() - interval '30 days';
     insert into forebay.backfill (backfill_id, made_at, made_by, made_as, kind, query, options, key, is_fixed, jobs)
     values (forebay._random_name(), forebay._now(), session_user, forebay._role_in_use(), backfill_record_v1.kind,
-            backfill_record_v1.query, backfill_record_v1.options, backfill_record_v1.key,
+            backfill_record_v1.query, forebay._backfill_options(backfill_record_v1.kind, backfill_record_v1.options), backfill_record_v1.key,
             backfill_record_v1.token is not null, v_jobs)
     returning backfill_id into v_id;
     insert into forebay.backfill_chunk (backfill_id, no, upto, jobs, digest)
@@ -1585,7 +1641,7 @@ begin
     from rows from (unnest(backfill_record_v1.upto), unnest(backfill_record_v1.jobs), unnest(backfill_record_v1.digests))
          with ordinality u (upto, jobs, digest, nr);
     perform forebay._record_event(
-        'backfill.begin', forebay._backfill_options(backfill_record_v1.options) ->> 'queue', p_kind => backfill_record_v1.kind, p_subject_id => v_id,
+        'backfill.begin', forebay._backfill_options(backfill_record_v1.kind, backfill_record_v1.options) ->> 'queue', p_kind => backfill_record_v1.kind, p_subject_id => v_id,
         p_count => v_jobs, p_new => jsonb_build_object('query', left(backfill_record_v1.query, 2000), 'options', backfill_record_v1.options));
     return v_id;
 end
@@ -1689,10 +1745,8 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_found constant text := format(
-        '%s-%s', backfill_token_v1.jobs,
-        left(encode(sha256(convert_to(jsonb_build_array(
-            backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.options), backfill_token_v1.digest)::text, 'UTF8')), 'hex'), 32));
+    v_found constant text := forebay._token(backfill_token_v1.jobs, jsonb_build_array(
+        backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.kind, backfill_token_v1.options), backfill_token_v1.digest));
 begin
     if v_found <> backfill_token_v1.token then
         raise exception using errcode = 'JQ040',
@@ -1709,17 +1763,19 @@ $$;
 
 -- grant: producer, worker
 
--- How many jobs wait, ready or scheduled, for the group of a queue that is furthest behind: in all, and of one priority.
--- It visits each of these jobs. Errors: JQ001 bad options.
-create function forebay.backfill_waiting_v1(options jsonb, out waiting bigint, out waiting_alike bigint)
+-- The queue of a backfill, and how many jobs wait there, ready or scheduled, for the group that is furthest behind: in all, and
+-- of one priority. It visits each of these jobs. Errors: JQ001 bad options.
+create function forebay.backfill_waiting_v1(kind text, options jsonb, out waiting bigint, out waiting_alike bigint, out queue text)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
-    select coalesce(max(g.waiting), 0)::bigint, coalesce(max(g.alike), 0)::bigint
-    from (select sum(d.scheduled + d.ready + d.retrying) as waiting,
-                 sum(d.scheduled + d.ready + d.retrying) filter (where d.priority::text = o.options ->> 'priority') as alike
-          from (select forebay._backfill_options(backfill_waiting_v1.options) as options) o, forebay.depth(o.options ->> 'queue') d
-          group by d.group_name) g
+    select coalesce(max(g.waiting), 0)::bigint, coalesce(max(g.alike), 0)::bigint, max(o.options ->> 'queue')
+    from (select forebay._backfill_options(backfill_waiting_v1.kind, backfill_waiting_v1.options) as options) o
+    left join lateral (
+        select sum(d.scheduled + d.ready + d.retrying) as waiting,
+               sum(d.scheduled + d.ready + d.retrying) filter (where d.priority::text = o.options ->> 'priority') as alike
+        from forebay.depth(o.options ->> 'queue') d
+        group by d.group_name) g on true
 $$;
 
 
@@ -1743,7 +1799,7 @@ declare
                                       'correlation_id', 'headers', 'unique_as', 'ordering_key', 'limit_key'];
     v_kind   constant text := backfill_write_v1.kind;
     v_key    constant text := backfill_write_v1.key;
-    v_options constant jsonb := forebay._backfill_options(backfill_write_v1.options);
+    v_options constant jsonb := forebay._backfill_options(backfill_write_v1.kind, backfill_write_v1.options);
     v_rows   jsonb[] := backfill_write_v1.rows;
     v_common constant jsonb := v_options -> 'args';
     v_priority integer;
@@ -1798,6 +1854,588 @@ begin
         from unnest(v_rows) with ordinality r (row, nr)));
 end
 $$;
+
+
+-- functions/change/change_jobs.sql
+
+-- grant: operator
+
+-- Cancel, retry, reschedule or reprioritise the unfinished jobs that match a filter, at most `most` of them; returns the number of
+-- jobs by answer. See docs/design/change.md.
+--
+-- Invariants: "a change takes only what it changes": a call that is repeated takes the jobs that are left, so a crash between calls leaves
+-- some jobs changed and the next call finishes. "one live row": of the rows of a job that wait for a group only the newest is ever
+-- handed out, so that a job which a claim takes at the same moment is either moved or claimed.
+--
+-- Parameters:
+--   act      cancel; purge, the same for a whole queue; retry, a scheduled or retrying job is ready now; reschedule; reprioritise
+--   filter   a JSON object: queue, kind, tag, state, ordering_key, limit_key, unique_key, correlation_id, enqueued_after,
+--            enqueued_before, ids, or all: true
+--   options  for reschedule run_at, for reprioritise priority
+--   token    of forebay.plan_change(): refuse if more jobs match now
+--   most     the maximum number of jobs; call again while as many were taken; null: all, for cancel and purge only
+--   event_id of the call before, so that the event log has one row for all
+-- Returns: answer, and its number of jobs. With ids a row for each of them, with job_id. Answers are cancelled, requested (a worker has
+--   it, its handler is requested to stop), changed, unchanged (ready already, or has this time or priority), running, ordering key (it
+--   would lose its place), expires before, already ended, unknown.
+-- Errors: JQ001, JQ042 more jobs than those of the token; but for cancel and purge: JQ012 not called alone, JQ030 foreign cluster.
+-- Locks: but for cancel and purge: the promotion lock, or those of the sweep and of the lanes that jobs leave.
+-- pages: 500 + 60 a lane + 3 a waiting job + 40 a job + 20 an open lease
+create function forebay.change_jobs(
+    act text, filter jsonb, options jsonb default '{}', token text default null, most integer default null, event_id bigint default null)
+returns table (job_id bigint, answer text, jobs bigint, event bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_filter  constant jsonb := forebay._checked_filter(change_jobs.filter);
+    v_options constant jsonb := forebay._checked_change(change_jobs.act, v_filter, change_jobs.options);
+    v_act     constant text := case change_jobs.act when 'purge' then 'cancel' else change_jobs.act end;
+    v_most    constant bigint := coalesce(change_jobs.most, 9223372036854775807);
+    v_ids     constant bigint[] := translate(v_filter ->> 'ids', '[]', '{}');
+    v_found   forebay._match[];
+    v_taken   bigint[] := '{}';
+    v_asked   bigint[] := '{}';
+    v_count   bigint;
+begin
+    if (v_most between 1 and 100000) is not true and (v_act <> 'cancel' or change_jobs.most is not null) then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 100000', coalesce(change_jobs.most::text, 'null'));
+    elsif cardinality(v_ids) > 10000 then
+        raise exception using errcode = 'JQ001', column = 'filter', message = format('%s ids are more than 10000', cardinality(v_ids));
+    end if;
+    if v_act <> 'cancel' then
+        perform forebay._require_alone('forebay.change_jobs()');
+        perform forebay._require_same_cluster();
+    end if;
+    if change_jobs.token is not null then
+        select count(distinct m.job_id) into v_count
+        from forebay._matching(v_act, v_filter, v_options, true, null) m;
+        if change_jobs.token !~ '^\d{1,18}-' or forebay._change_token(change_jobs.act, v_filter, v_options, split_part(change_jobs.token, '-', 1)::bigint) <> change_jobs.token
+           or v_count > greatest(split_part(change_jobs.token, '-', 1)::bigint * 1.01, split_part(change_jobs.token, '-', 1)::bigint + 10) then
+            raise exception using errcode = 'JQ042',
+                message = format('token %s is not that of this change, which would take %s jobs now', quote_literal(left(change_jobs.token, 60)), v_count),
+                detail = jsonb_build_object('token', left(change_jobs.token, 60), 'jobs', v_count),
+                hint = 'Nothing was changed. Do a new dry run: act, filter and options are part of the token.';
+        end if;
+    end if;
+
+    select array_agg(row(m.*)::forebay._match) into v_found
+    from (select f.* from forebay._matching(v_act, v_filter, v_options, v_ids is null, case when v_ids is null then change_jobs.most end) f
+          limit case when v_ids is null then v_most end) m;
+    if v_act = 'cancel' then
+        select array_agg(distinct f.job_id) filter (where f.answer = 'changed'), array_agg(distinct f.job_id) filter (where f.answer = 'requested')
+        into v_taken, v_asked from unnest(v_found) f;
+        insert into forebay.tombstone (job_id, reason, recorded_at)
+        select distinct f.job_id, 'c'::"char", forebay._now() from unnest(v_found) f order by 1;
+    elsif exists (select from unnest(v_found) f where f.answer = 'changed') then
+        v_taken := forebay._move_deferred(v_act, v_options, array(select f.seq from unnest(v_found) f where f.place = 'd' and f.answer = 'changed'))
+            || forebay._move_ready(v_act, v_options, array(select f from unnest(v_found) f where f.place = 'l' and f.answer = 'changed'));
+    end if;
+    v_asked := coalesce(v_asked, '{}');
+    v_taken := coalesce(array(select distinct u from unnest(v_taken) u where u <> all (v_asked)), '{}');
+    v_count := cardinality(v_taken) + cardinality(v_asked);
+    if v_count > 0 then
+        event := forebay._record_change(change_jobs.event_id, change_jobs.act, v_filter, v_options, v_count);
+    else
+        event := change_jobs.event_id;
+    end if;
+
+    if v_ids is null then
+        for answer, jobs in
+            select * from (values (case v_act when 'cancel' then 'cancelled' else 'changed' end, cardinality(v_taken)), ('requested', cardinality(v_asked))) n
+            where n.column2 > 0
+        loop
+            return next;
+        end loop;
+        return;
+    end if;
+    jobs := 1;
+    for job_id in select distinct u from unnest(v_ids) u order by 1 loop
+        answer := case when job_id = any (v_asked) then 'requested'
+                       when job_id = any (v_taken) then case v_act when 'cancel' then 'cancelled' else 'changed' end
+                       else (select min(f.answer) from unnest(v_found) f where f.job_id = change_jobs.job_id and f.answer <> 'changed') end;
+        answer := coalesce(answer, (
+            select case when bool_and(j.state = 'cancelled') and v_act = 'cancel' then 'cancelled'
+                        when bool_and(j.state in ('done', 'cancelled', 'expired', 'dead')) then 'already ended'
+                        when bool_or(j.state in ('claimed', 'running')) then case v_act when 'cancel' then 'requested' else 'running' end
+                        when v_act = 'cancel' and count(*) > 0 then 'cancelled'
+                        when bool_and(j.cancel_requested) then 'already ended'
+                        when count(*) > 0 then 'unchanged' end
+            from forebay.job(change_jobs.job_id) j), 'unknown');
+        return next;
+    end loop;
+end
+$$;
+
+
+-- Record a change, or add to the event of an earlier step of it.
+create function forebay._record_change(p_event_id bigint, p_act text, p_filter jsonb, p_options jsonb, p_count bigint) returns bigint
+language plpgsql volatile
+as $$
+begin
+    update forebay.event e set count = e.count + p_count
+    where e.event_id = p_event_id and e.role = session_user and e.act in ('jobs.' || p_act, 'queues.' || p_act) and e.at > forebay._now() - interval '1 day';
+    if found then
+        return p_event_id;
+    end if;
+    return forebay._record_event(
+        case p_act when 'purge' then 'queues.purge' else 'jobs.' || p_act end, p_filter ->> 'queue', p_kind => p_filter ->> 'kind', p_count => p_count,
+        p_new => p_options || (case when jsonb_array_length(p_filter -> 'ids') > 20 then p_filter - 'ids' || jsonb_build_object('ids', p_filter -> 'ids' -> 0) else p_filter end
+                               - '{queue,kind}'::text[]));
+end
+$$;
+
+
+-- functions/change/filter.sql
+
+-- A filter of jobs, checked: names without values are left out.
+--
+-- Errors: JQ001 an unknown name, a value of the wrong type, or nothing that restricts it.
+create function forebay._checked_filter(p_filter jsonb) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_texts  constant text[] := array['queue', 'kind', 'tag', 'state', 'ordering_key', 'limit_key', 'unique_key', 'correlation_id'];
+    v_states constant text[] := array['scheduled', 'ready', 'claimed', 'running', 'retrying'];
+    v_given  jsonb;
+    v_name   text;
+begin
+    if p_filter is null or jsonb_typeof(p_filter) <> 'object' then
+        raise exception using errcode = 'JQ001', column = 'filter',
+            message = format('filter must be a JSON object, not %s', coalesce(jsonb_typeof(p_filter), 'null'));
+    end if;
+    v_given := jsonb_strip_nulls(p_filter);
+    for v_name in select jsonb_object_keys(v_given) loop
+        if v_name = any (v_texts) and jsonb_typeof(v_given -> v_name) = 'string'
+           or v_name = 'all' and v_given -> v_name in ('true', 'false')
+           or v_name = 'ids' and jsonb_typeof(v_given -> v_name) = 'array'
+              and not jsonb_path_exists(v_given -> v_name, '$[*] ? (@.type() != "number" || @ < 0 || @ > 9223372036854775807)')
+           or v_name in ('enqueued_after', 'enqueued_before') and forebay._as_instant(v_given ->> v_name) is not null then
+            continue;
+        end if;
+        raise exception using errcode = 'JQ001', column = 'filter',
+            message = format('filter has %s: %s', quote_literal(left(v_name, 40)), left((v_given -> v_name)::text, 60)),
+            hint = format('It has texts %s, times enqueued_after and enqueued_before, an array ids, or all: true.', array_to_string(v_texts, ', '));
+    end loop;
+    if v_given ->> 'state' <> all (v_states) then
+        raise exception using errcode = 'JQ001', column = 'filter', message = format('state %s is not a state of an unfinished job', quote_literal(left(v_given ->> 'state', 40))),
+            hint = format('States are %s.', array_to_string(v_states, ', '));
+    elsif v_given - 'all' = '{}' and v_given -> 'all' is distinct from 'true' then
+        raise exception using errcode = 'JQ001', column = 'filter', message = 'the filter is empty and would take every job',
+            hint = 'Nothing was changed. Name a queue, kind or tag, or say all: true.';
+    end if;
+    return v_given - 'all';
+end
+$$;
+
+
+-- A text as an instant; null if it is none.
+create function forebay._as_instant(p_text text) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return p_text::timestamptz;
+exception when data_exception then
+    return null;
+end
+$$;
+
+
+-- The conditions of a filter on columns job_id, kind, tag and others of j, as SQL. Queue, limit key and state are not among them.
+create function forebay._filter_sql(p_filter jsonb) returns text
+language sql stable
+as $$
+    select coalesce(string_agg(format(
+        case f.key when 'ids' then 'j.job_id = any (%L::bigint[])'
+                   when 'enqueued_after' then 'j.enqueued_at >= %L::timestamptz'
+                   when 'enqueued_before' then 'j.enqueued_at < %L::timestamptz'
+                   else 'j.' || f.key || ' = %L' end,
+        case f.key when 'ids' then translate(f.value, '[]', '{}') else f.value end), ' and '), 'true')
+    from jsonb_each_text(p_filter) f
+    where f.key not in ('queue', 'limit_key', 'state')
+$$;
+
+
+-- functions/change/matching.sql
+
+-- The unfinished jobs that match a filter, and what an act would mean for each: one row for each group, and for each row of the log.
+--
+-- place: l waiting in the log, p parked behind its ordering key, d in deferred, h in the hands of a worker. seq is the number in the log,
+-- or that in deferred. group_id is null in deferred, and where the queue has no group. answer:
+--
+--   changed         the act takes the job: cancelled before it starts, or moved
+--   requested       a worker has it, and its handler is requested to stop
+--   running         a worker has it; only a cancellation concerns it
+--   unchanged       it is ready already, has this time or this priority already
+--   ordering key    it would lose its place among the jobs of its key
+--   expires before  it would expire before it may start
+--
+-- Jobs that were cancelled, replaced or expired by the sweep are not among them, nor are rows that were moved. So an act that is
+-- repeated finds what is left. Reads every waiting job of the queues.
+--
+-- Parameters: p_most, with p_taken, the maximum number of rows of each place; p_taken, only jobs that the act takes.
+create function forebay._matching(p_act text, p_filter jsonb, p_options jsonb, p_taken boolean, p_most bigint)
+returns table (job_id bigint, group_id bigint, place "char", lane bigint, xid xid8, seq bigint, state text, enqueued_at timestamptz, answer text)
+language plpgsql stable
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_run_at    constant timestamptz := p_options ->> 'run_at';
+    v_state     constant text := p_filter ->> 'state';
+    v_limit     constant text := coalesce(' limit ' || p_most, '');
+    v_key       constant text := case when p_filter ? 'limit_key' then format('l.limit_key = %L', p_filter ->> 'limit_key') else 'true' end;
+    v_waiting   text;     -- what the act means for a waiting job
+    v_untouched text := 'true';
+    v_deferred  text;
+    v_wanted    text;
+    v_position  forebay.promotion;
+    v_cursors   forebay._cursor[];
+    v_groups    bigint[];
+    v_priorities integer[];
+begin
+    v_waiting := case p_act
+        when 'cancel' then '''changed'''
+        when 'retry' then '''unchanged'''
+        when 'reschedule' then format(
+            'case when j.is_keyed then ''ordering key'' when j.expires_at <= %1$L then ''expires before'' when %1$L <= forebay._now() then ''unchanged'' else ''changed'' end',
+            v_run_at)
+        else format('case when j.is_keyed then ''ordering key'' when j.priority = %L then ''unchanged'' else ''changed'' end', (p_options ->> 'priority')::integer) end;
+    v_deferred := case p_act
+        when 'cancel' then '''changed'''
+        when 'retry' then '''changed'''
+        when 'reschedule' then format(
+            'case when j.expires_at <= %1$L then ''expires before'' when j.run_at = %1$L then ''unchanged'' else ''changed'' end', v_run_at)
+        else v_waiting end;
+    if pg_sequence_last_value('forebay.tombstone_seq') is not null then
+        v_untouched :=
+            'not exists (select from forebay.tombstone t
+                         where t.job_id = j.job_id and (t.group_id is null or t.group_id = j.group_id)
+                           and (t.reason in (''c'', ''r'', ''e'') or t.reason = ''m'' and j.seq <= t.up_to))';
+    end if;
+    v_wanted := format('where %s and %s', forebay._filter_sql(p_filter), v_untouched);
+
+    select array_agg(r.cursor order by r.nr), array_agg(r.group_id order by r.nr), array_agg(r.priority order by r.nr)
+    into v_cursors, v_groups, v_priorities
+    from (
+        select i.nr, g.group_id, i.priority,
+               row(i.nr, i.lane, case i.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end, b.snap_from, b.snap_to,
+                   s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor as cursor
+        from (select row_number() over (order by l.priority, l.lane, g.group_id) as nr, l.lane, l.priority, l.audience, g.group_id
+              from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i
+                    where (p_filter ->> 'queue' is null or i.queue = p_filter ->> 'queue')
+                      and (p_filter ->> 'limit_key' is null or i.limit_key = p_filter ->> 'limit_key')) l
+              left join forebay.queue_group g on g.queue = l.queue
+              where l.audience = 0 or g.group_id = abs(l.audience)) i
+        left join forebay.queue_group g on g.group_id = i.group_id
+        left join lateral (select b.* from forebay.batch b where b.group_id = i.group_id and b.lane = i.lane order by b.no desc limit 1) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment
+        where g.closing_at is null) r;
+
+    if v_cursors is not null and coalesce(v_state, 'ready') = 'ready' and not (p_taken and p_act = 'retry') then
+        return query execute format(
+            'select j.job_id, j.group_id, ''l''::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, j.answer
+             from (select j.*, %s as answer
+                   from (select coalesce(u.job_id, u.seq) as job_id, ($2)[u.nr] as group_id, ($3)[u.nr] as priority, u.lane, u.xid, u.seq, u.kind, u.tag,
+                                u.correlation_id, u.ordering_key, u.unique_key, u.enqueued_at, u.ordering_key is not null as is_keyed,
+                                coalesce(u.expires_at, u.enqueued_at + interval ''30 days'') as expires_at
+                         from (%s) u) j
+                   %s) j
+             where not $4 or j.answer = ''changed''%s',
+            v_waiting,
+            forebay._unread_sql(v_cursors, 'l.lane, l.xid, l.seq, l.job_id, l.kind, l.tag, l.correlation_id, l.ordering_key, l.unique_key, l.enqueued_at, l.expires_at'),
+            v_wanted, v_limit) using v_cursors, v_groups, v_priorities, p_taken;
+    end if;
+    if pg_sequence_last_value('forebay.key_seq') is not null and coalesce(v_state, 'ready') = 'ready' and (p_act = 'cancel' or not p_taken) then
+        return query execute format(
+            'select j.job_id, j.group_id, ''p''::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, $2
+             from (select coalesce(r.job_id, r.seq) as job_id, p.group_id, r.lane, r.xid, r.seq, r.kind, r.tag, r.correlation_id, r.ordering_key,
+                          r.unique_key, r.enqueued_at
+                   from (select a.group_id, array_agg(a.lane) as lanes, array_agg(a.seq) as seqs
+                         from forebay._all_parked() a
+                         where exists (select from forebay.lane l where l.lane = a.lane and ($1 is null or l.queue = $1) and %s)
+                         group by a.group_id) p
+                   cross join lateral unnest(forebay._fetch(p.lanes, p.seqs)) r) j
+             %s%s', v_key, v_wanted, v_limit)
+            using p_filter ->> 'queue', case p_act when 'cancel' then 'changed' when 'retry' then 'unchanged' else 'ordering key' end;
+    end if;
+    if coalesce(v_state, 'scheduled') in ('scheduled', 'retrying') then
+        select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
+        return query execute format(
+            'select j.job_id, null::bigint, ''d''::"char", j.lane, j.xid, j.seq, j.state, j.enqueued_at, j.answer
+             from (select j.*, %s as answer
+                   from (select d.job_id, nullif(abs(l.audience), 0) as group_id, l.priority, d.lane, d.xid, d.deferred_id as seq, d.kind, d.tag, d.correlation_id,
+                                d.ordering_key, d.unique_key, d.enqueued_at, d.ordering_key is not null as is_keyed, d.run_at,
+                                coalesce(d.expires_at, d.enqueued_at + interval ''30 days'') as expires_at,
+                                forebay._state_of_deferred(d.attempt, d.pauses) as state
+                         from (select distinct i.lane, i.queue, i.priority, i.audience, i.limit_key from forebay.lane i) l
+                         join forebay.deferred d on d.lane = l.lane
+                         where ($1 is null or l.queue = $1) and %s
+                           and not ($2 is not null and pg_visible_in_snapshot(d.xid, $2) and (d.run_at, d.deferred_id) <= ($3, $4))) j
+                   %s) j
+             where ($5 is null or j.state = $5) and (not $6 or j.answer = ''changed'')%s',
+            v_deferred, v_key, replace(v_wanted, 'j.seq <= t.up_to', 'false'), v_limit)
+            using p_filter ->> 'queue', v_position.snap, v_position.run_at, v_position.deferred_id, v_state, p_taken;
+    end if;
+    if coalesce(v_state, 'claimed') in ('claimed', 'running') and not (p_taken and p_act <> 'cancel') then
+        return query execute format(
+            'select j.job_id, j.group_id, ''h''::"char", j.lane, j.xid, j.seq, j.state, j.enqueued_at, $3
+             from (select coalesce(r.job_id, r.seq) as job_id, b.group_id, r.lane, r.xid, r.seq, r.kind, r.tag, r.correlation_id, r.ordering_key, r.unique_key,
+                          r.enqueued_at,
+                          case when coalesce(r.job_id, r.seq) = any (h.running_jobs) and h.heartbeat_at >= b.claimed_at then ''running'' else ''claimed'' end as state
+                   from forebay.lease e
+                   join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
+                   left join lateral (select i.heartbeat_at, i.running_jobs from forebay.heartbeat i
+                                      where i.lease_id = e.lease_id order by i.heartbeat_at desc limit 1) h on true
+                   join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+                   join lateral unnest(b.seqs) with ordinality u (seq, nr) on not exists (
+                       select from forebay.settlement s
+                       where s.lease_id = b.lease_id and s.claim_no = b.claim_no and (s.offsets is null or u.nr::smallint = any (s.offsets)))
+                   join lateral (select i.* from forebay._row(coalesce(b.lanes[u.nr], b.lane), coalesce(b.xids[u.nr], b.xids[1]), u.seq) i
+                                 where exists (select from forebay.lane l where l.lane = i.lane and ($1 is null or l.queue = $1) and %s)) r on true
+                   where e.closed_at is null) j
+             %s and ($2 is null or j.state = $2)%s', v_key, replace(v_wanted, 'j.seq <= t.up_to', 'false'), v_limit)
+            using p_filter ->> 'queue', v_state, case p_act when 'cancel' then 'requested' else 'running' end;
+    end if;
+end
+$$;
+
+
+-- functions/change/move.sql
+
+-- Move deferred jobs: into the log, to another time, or to another priority. Returns the ids of those that it moved.
+--
+-- A promotion and a move never both decide: both happen under the promotion lock, and a later statement reads what the last holder committed.
+--
+-- Invariant "one live row": the old row is deleted by the statement that writes the new one.
+-- Locks: the promotion lock.
+create function forebay._move_deferred(p_act text, p_options jsonb, p_ids bigint[]) returns bigint[]
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_position forebay.promotion;
+    v_run_at   constant timestamptz := p_options ->> 'run_at';
+    v_is_due   constant boolean := p_act = 'retry' or coalesce(v_run_at <= forebay._now(), false);
+    v_from     bigint[];
+    v_to       bigint[];
+    v_jobs     bigint[];
+    v_lanes    bigint[];
+begin
+    if cardinality(p_ids) = 0 then
+        return '{}';
+    end if;
+    lock table only forebay.lock_promotion in share update exclusive mode;
+    select * into v_position from forebay.promotion p order by p.no desc limit 1;
+    if p_act = 'reprioritise' then
+        select array_agg(l.lane), array_agg(forebay._lane_beside(l.lane, (p_options ->> 'priority')::integer)) into v_from, v_to
+        from (select distinct d.lane from forebay.deferred d where d.deferred_id = any (p_ids)) l;
+    end if;
+    with gone as (
+        delete from forebay.deferred d
+        where d.deferred_id = any (p_ids)
+          and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                   and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))
+        returning d.*
+    ), later as (
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+            ordering_key, unique_key)
+        select coalesce(v_run_at, g.run_at), coalesce(v_to[array_position(v_from, g.lane)], g.lane), g.enqueued_at, g.job_id, g.expires_at, g.attempt,
+               g.max_attempts, g.pauses, g.kind, g.args, g.tag, g.correlation_id, g.headers, g.ordering_key, g.unique_key
+        from gone g where not v_is_due order by g.run_at, g.deferred_id
+    ), now as (
+        insert into forebay.log (
+            lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+            ordering_key, unique_key)
+        select g.lane, g.enqueued_at, g.job_id, g.expires_at, g.attempt, g.max_attempts, g.pauses, g.kind, g.args, g.tag, g.correlation_id,
+               g.headers, g.ordering_key, g.unique_key
+        from gone g where v_is_due order by g.run_at, g.deferred_id
+    )
+    select array_agg(distinct g.job_id), array_agg(distinct g.lane) filter (where v_is_due) into v_jobs, v_lanes from gone g;
+    if v_lanes <> '{}' then
+        perform forebay._use_lanes(v_lanes);
+        perform forebay._notify(q.queue)
+        from (select distinct l.queue from unnest(v_lanes) u (lane) cross join lateral (select i.queue from forebay.lane i where i.lane = u.lane limit 1) l) q;
+    end if;
+    return coalesce(v_jobs, '{}');
+end
+$$;
+
+
+-- The lane of another priority that is otherwise like this one, recorded in the registry.
+create function forebay._lane_beside(p_lane bigint, p_priority integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    l forebay.lane;
+begin
+    select i.* into l from forebay.lane i where i.lane = p_lane limit 1;
+    return case l.sort when 'keyed' then forebay._record_keyed_lane(l.queue, p_priority, l.audience)
+                       when 'limited' then forebay._record_limited_lane(l.queue, p_priority, l.audience, l.limit_key)
+                       else forebay._add_lane(
+                           case l.audience when 0 then forebay._shard_id(l.queue, p_priority, l.shard) else forebay._lane_id(l.queue, p_priority, l.audience) end,
+                           l.queue, p_priority, l.audience, 'plain', l.shard) end;
+end
+$$;
+
+
+-- Move ready jobs of groups to a later time or another priority. Returns the ids of those that it moved.
+--
+-- A claim and a move never both decide: both happen under the lock of the lane, and a later statement reads the cursor. The old row
+-- stays, with a tombstone: claims skip it, and a group that is opened later reads it. The new row is private to the group, like that of a retry.
+--
+-- Locks: the sweep lock, then the lanes of the jobs.
+create function forebay._move_ready(p_act text, p_options jsonb, p_found forebay._match[]) returns bigint[]
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_jobs  bigint[] := '{}';
+    v_row   record;
+    v_log   forebay.log;
+    v_lane  forebay.lane;
+    v_group_id bigint;
+    v_target   bigint;
+begin
+    if cardinality(p_found) = 0 then
+        return '{}';
+    end if;
+    lock table only forebay.lock_sweep in share update exclusive mode;
+    -- A queue that was never served has no group yet.
+    perform forebay._imply_group(q.queue)
+    from (select distinct l.queue from unnest(p_found) f cross join lateral (select i.queue from forebay.lane i where i.lane = f.lane limit 1) l
+          where f.group_id is null) q;
+    -- In the order of the locks.
+    for v_row in
+        select distinct g.group_id, f.lane, hashint8(g.group_id # f.lane) & 127 as nr
+        from unnest(p_found) f
+        cross join lateral (select i.queue from forebay.lane i where i.lane = f.lane limit 1) l
+        join forebay.queue_group g on g.queue = l.queue and (g.group_id = f.group_id or f.group_id is null)
+        order by 3
+    loop
+        perform forebay._lock_lane(v_row.group_id, v_row.lane);
+    end loop;
+    for v_row in
+        select f.job_id, f.lane, f.xid, f.seq, g.group_id
+        from unnest(p_found) f
+        cross join lateral (select i.queue from forebay.lane i where i.lane = f.lane limit 1) l
+        join forebay.queue_group g on g.queue = l.queue and (g.group_id = f.group_id or f.group_id is null)
+        left join lateral (
+            select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+            from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+            where b.group_id = g.group_id and b.lane = f.lane order by b.no desc limit 1) c on true
+        where g.closing_at is null
+          and (c.snap_from is null or not forebay._is_consumed(f.xid, f.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq))
+          and not exists (select from forebay.tombstone t
+                          where t.job_id = f.job_id and t.reason = 'm' and f.seq <= t.up_to and (t.group_id is null or t.group_id = g.group_id))
+        order by f.seq
+    loop
+        if (v_row.lane, v_row.group_id) is distinct from (v_lane.lane, v_group_id) then
+            select i.* into v_lane from forebay.lane i where i.lane = v_row.lane limit 1;
+            v_group_id := v_row.group_id;
+            v_target := forebay._record_private_lane(
+                v_lane.queue, coalesce((p_options ->> 'priority')::integer, v_lane.priority),
+                case when v_lane.audience < 0 then v_lane.audience else v_group_id end, null, v_lane.limit_key);
+        end if;
+        v_log := forebay._row(v_row.lane, v_row.xid, v_row.seq);
+        perform forebay._continue_job(v_log, v_target, coalesce(v_log.attempt, 0), coalesce(v_log.pauses, 0), (p_options ->> 'run_at')::timestamptz);
+        insert into forebay.tombstone (job_id, group_id, reason, recorded_at, up_to)
+        values (v_row.job_id, v_row.group_id, 'm', forebay._now(), v_row.seq);
+        v_jobs := v_jobs || v_row.job_id;
+    end loop;
+    if p_act = 'reprioritise' and v_jobs <> '{}' then
+        perform forebay._notify(q.queue)
+        from (select distinct l.queue from unnest(p_found) f cross join lateral (select i.queue from forebay.lane i where i.lane = f.lane limit 1) l) q;
+    end if;
+    return v_jobs;
+end
+$$;
+
+
+-- functions/change/plan_change.sql
+
+-- grant: operator
+
+-- Report what forebay.change_jobs() would do, and do nothing. Returns a row for each answer and state: the number of jobs, the
+-- oldest and the newest of them, and the token of the change.
+--
+-- With the token the act is refused if by then it would take over a hundredth more jobs, and more than ten: jobs that ended
+-- since are no reason. A job that waits for several groups counts once, with its first answer.
+--
+-- Parameters and errors: as forebay.change_jobs().
+-- pages: 400 + 60 a lane + 3 a waiting job + 20 an open lease
+create function forebay.plan_change(act text, filter jsonb, options jsonb default '{}')
+returns table (token text, answer text, state text, jobs bigint, oldest_at timestamptz, newest_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_filter  constant jsonb := forebay._checked_filter(plan_change.filter);
+    v_options constant jsonb := forebay._checked_change(plan_change.act, v_filter, plan_change.options);
+    v_act     constant text := case plan_change.act when 'purge' then 'cancel' else plan_change.act end;
+begin
+    return query
+    with found as materialized (
+        select m.job_id, (array_agg(m.answer order by m.answer))[1] as answer, (array_agg(m.state order by m.answer))[1] as state,
+               min(m.enqueued_at) as enqueued_at
+        from forebay._matching(v_act, v_filter, v_options, false, null) m group by m.job_id),
+    total as (
+        select forebay._change_token(plan_change.act, v_filter, v_options, count(*)) as token from found f
+        where f.answer in ('changed', 'requested'))
+    select t.token, case when v_act = 'cancel' and f.answer = 'changed' then 'cancelled' else f.answer end, f.state, count(f.job_id),
+           min(f.enqueued_at), max(f.enqueued_at)
+    from total t left join found f on true
+    group by 1, 2, 3 order by 2, 3;
+end
+$$;
+
+
+-- The options of a change, checked.
+--
+-- Errors: JQ001.
+create function forebay._checked_change(p_act text, p_filter jsonb, p_options jsonb) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_problem text;
+begin
+    v_problem := case
+        when (p_act in ('cancel', 'purge', 'retry', 'reschedule', 'reprioritise')) is not true
+            then format('unknown act %s: cancel, purge, retry, reschedule or reprioritise', coalesce(quote_literal(left(p_act, 40)), 'null'))
+        when p_options is null or jsonb_typeof(p_options) <> 'object' then 'options must be a JSON object'
+        when p_act = 'reschedule' and (p_options - 'run_at' <> '{}' or forebay._as_instant(p_options ->> 'run_at') is null)
+            then 'a reschedule needs the option run_at, a time, and no other'
+        when p_act = 'reprioritise' and (p_options - 'priority' <> '{}' or (jsonb_typeof(p_options -> 'priority') = 'number') is not true
+             or (p_options ->> 'priority')::numeric not between -32768 and 32767 or (p_options ->> 'priority')::numeric % 1 <> 0)
+            then 'a reprioritisation needs the option priority, -32768 to 32767, and no other'
+        when p_act in ('cancel', 'purge', 'retry') and p_options <> '{}' then format('%s takes no options', p_act)
+        when p_act = 'purge' and (not p_filter ? 'queue' or p_filter - 'queue' <> '{}') then 'a purge takes a queue and no other filter' end;
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', column = 'options', message = v_problem, hint = 'Nothing was changed.';
+    end if;
+    return p_options;
+end
+$$;
+
+
+-- The token of a change that would take this many jobs.
+create function forebay._change_token(p_act text, p_filter jsonb, p_options jsonb, p_jobs bigint) returns text
+language sql immutable
+as $$ select forebay._token(p_jobs, jsonb_build_array(p_act, p_filter, p_options)) $$;
+
+
+-- A token: a number of jobs, and a digest of what else it stands for.
+create function forebay._token(p_jobs bigint, p_what jsonb) returns text
+language sql immutable
+as $$ select format('%s-%s', p_jobs, left(encode(sha256(convert_to(p_what::text, 'UTF8')), 'hex'), 32)) $$;
 
 
 -- functions/claim/bytes.sql
@@ -2360,7 +2998,7 @@ declare
     v_bytes    bigint := 0;              -- size of the rows
     v_old      integer := 0;             -- how many of the rows belong to the current window
     v_count    integer;                  -- how many rows this call disposes of
-    v_verdicts "char"[];                 -- e expired, E expired and already a dead letter, c cancelled, null to be run
+    v_verdicts "char"[];                 -- e expired, E expired and already a dead letter, c cancelled, m moved, null to be run
     v_taken    forebay.log[];
     v_seqs     bigint[];
     v_xids     xid8[];
@@ -2451,7 +3089,8 @@ begin
     end if;
 
     select array_agg(u.seq order by u.ordinality), array_agg(u.xid order by u.ordinality), max(u.seq),
-           array_agg(case when t.reason in ('c', 'r') then 'c'
+           array_agg(case when t.reason = 'm' then 'm'
+                          when t.reason in ('c', 'r') then 'c'
                           when t.reason = 'e' then 'E'
                           when coalesce(u.expires_at, u.enqueued_at + interval '30 days') <= c.at then 'e'
                      end::"char" order by u.ordinality)
@@ -2460,8 +3099,9 @@ begin
     left join lateral (
         select i.reason from forebay.tombstone i
         where v_tombstones and i.job_id = coalesce(u.job_id, u.seq) and (i.group_id is null or i.group_id = p_group_id)
-          and i.reason <> 'k'
-        order by i.reason = 'e' desc limit 1) t on true;  -- An expiry outranks a cancellation: its dead letter is written.
+          and i.reason <> 'k' and (i.reason <> 'm' or u.seq <= i.up_to)
+        -- The newer row of a moved job decides. An expiry outranks a cancellation: its dead letter is written.
+        order by i.reason = 'm' desc, i.reason = 'e' desc limit 1) t on true;
 
     v_taken := v_rows;
     if p_sweep then
@@ -2472,7 +3112,7 @@ begin
         v_used_up := v_used_up and v_count = cardinality(v_rows);
         v_high := (select max(s) from unnest(v_seqs[:v_count]) s);
     end if;
-    if p_sweep or v_verdicts[1] is not null or array_position(v_verdicts, 'c') is not null
+    if p_sweep or v_verdicts[1] is not null or array_position(v_verdicts, 'c') is not null or array_position(v_verdicts, 'm') is not null
        or array_position(v_verdicts, 'e') is not null or array_position(v_verdicts, 'E') is not null then
         select array_agg((u.r).seq order by u.nr) filter (where u.verdict is not null),
                array_agg(lower(u.verdict)::"char" order by u.nr) filter (where u.verdict is not null),
@@ -3031,7 +3671,7 @@ $$;
 -- Parameters:
 --   kind            selects the handler
 --   args            JSON object, the handler's keyword arguments
---   queue           the queue of the job
+--   queue           the queue of the job; null: forebay.queue_of() its kind, or `default`
 --   priority        -32768 to 32767, lower first
 --   delay, run_at   earliest start; at most one of the two; null: at once
 --   expires_at      not started at or after this; null: 30 days after the enqueue or its start
@@ -3047,7 +3687,7 @@ $$;
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
 -- pages: 150
 create function forebay.enqueue(
-    kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
+    kind text, args jsonb default '{}', queue text default null, priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
     headers jsonb default null, unique_as jsonb default null, ordering_key text default null, limit_key text default null)
@@ -3065,11 +3705,11 @@ declare
 begin
     -- A valid, plain job in a known lane passes two expressions, since each expression costs more than the checks in it. A pattern
     -- without a bound is matched in a fraction of the time. The queue's name is checked only if its lane is not known.
-    -- 124 characters make at most 62 levels. The concatenation decompresses a value that comes compressed from a table.
+    -- 124 characters make at most 62 levels. A queue that is not given is looked up. The concatenation decompresses a value that comes compressed from a table.
     v_lane := case
         when enqueue.kind ~ '^[A-Za-z_][A-Za-z0-9_.:-]*$' and length(enqueue.kind) <= 128
              and jsonb_typeof(enqueue.args) = 'object'
-             and enqueue.priority between -32768 and 32767
+             and enqueue.queue is not null and enqueue.priority between -32768 and 32767
              and (octet_length(enqueue.args::text) <= 124
                   or pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500)
              and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
@@ -3080,6 +3720,7 @@ begin
     if (v_lane is not null and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
         v_now := forebay._now();
         if v_lane is null then
+            enqueue.queue := coalesce(enqueue.queue, forebay.queue_of(enqueue.kind), 'default');
             if enqueue.unique_as is not null then
                 return (forebay.enqueue_unique(
                     enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
@@ -3226,7 +3867,7 @@ begin
 
     begin
         select array_agg(
-            row(r.kind, coalesce(r.args, '{}'), coalesce(r.queue, 'default'), coalesce(r.priority, 100), r.delay,
+            row(r.kind, coalesce(r.args, '{}'), coalesce(r.queue, (select k.queue from forebay.kind_queue k where k.kind = r.kind), 'default'), coalesce(r.priority, 100), r.delay,
                 r.run_at, r.expires_at, r.max_attempts, r.tag, r.correlation_id, r.headers, r.ordering_key, r.limit_key)::forebay._job_input
             order by r.ordinality)
         into v_jobs
@@ -3264,7 +3905,7 @@ $$;
 -- Parameters and errors: as forebay.enqueue; the options are common to all jobs.
 -- pages: 60 + 8 a job
 create function forebay.enqueue_many(
-    kind text, args jsonb[], queue text default 'default', priority integer default 100,
+    kind text, args jsonb[], queue text default null, priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
     headers jsonb default null, ordering_key text default null, limit_key text default null)
@@ -3285,6 +3926,7 @@ begin
     if coalesce(cardinality(enqueue_many.args), 0) = 0 then
         return 0;
     end if;
+    enqueue_many.queue := coalesce(enqueue_many.queue, forebay.queue_of(enqueue_many.kind), 'default');
     v_problem := forebay._job_problem(
         enqueue_many.kind, '{}', enqueue_many.queue, enqueue_many.priority, enqueue_many.delay, enqueue_many.run_at,
         enqueue_many.expires_at, enqueue_many.max_attempts, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
@@ -3432,6 +4074,23 @@ $$;
 create function forebay._dispatch_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql volatile
 as $$ select forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience, 'dispatch_lane')) & -2 $$;
+
+
+-- functions/enqueue/queue_of.sql
+
+-- grant: producer, worker, operator, reader
+
+-- The queue of a kind, as the worker that started last declares it; null when no worker has declared the kind. An enqueue without a
+-- queue goes there, or to `default`.
+--
+-- Errors: none.
+-- pages: 10
+create function forebay.queue_of(kind text) returns text
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$ select k.queue from forebay.kind_queue k where k.kind = queue_of.kind $$;
 
 
 -- functions/enqueue/record_lane.sql
@@ -4678,15 +5337,19 @@ $$;
 -- grant: worker
 
 -- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
--- the number of open leases in all, at most 1,000; null while the process runs jobs; and the time of the server.
+-- the number of open leases in all, at most 1,000; null while the process runs jobs; the time of the server; and the concurrency
+-- that an operator has set for this worker, null for none.
 --
 -- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
 --
--- Parameters: p_lease_ids, all leases of this process; p_job_ids, its running jobs; p_duties, duties it would take.
+-- Parameters: p_lease_ids, all leases of this process; p_job_ids, its running jobs; p_duties, duties it would take; p_memory_kb, its
+-- resident memory.
 -- pages: 40 + 5 a job
-create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}')
-returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz)
+create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}',
+                                     p_memory_kb integer default null)
+returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz,
+               concurrency integer)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -4696,8 +5359,8 @@ declare
     v_duty bigint;
 begin
     perform set_config('synchronous_commit', 'off', true);
-    insert into forebay.heartbeat (lease_id, heartbeat_at, backend_pid, running_jobs)
-    select b.lease_id, forebay._now(), pg_backend_pid(), nullif(p_job_ids[1:1000], '{}') from unnest(p_lease_ids) b (lease_id);
+    insert into forebay.heartbeat (lease_id, heartbeat_at, backend_pid, running_jobs, memory_kb)
+    select b.lease_id, forebay._now(), pg_backend_pid(), nullif(p_job_ids[1:1000], '{}'), p_memory_kb from unnest(p_lease_ids) b (lease_id);
     open_leases := array(select l.lease_id from forebay.lease l
                          where l.lease_id = any (p_lease_ids) and l.closed_at is null);
     cancelled_jobs := '{}';
@@ -4714,6 +5377,8 @@ begin
     if cardinality(p_job_ids) = 0 then
         lease_count := (select count(*) from (select from forebay.lease l where l.closed_at is null limit 1000) o);
     end if;
+    concurrency := (select s.concurrency from forebay.worker_setting s
+                    join forebay.lease l on l.worker = s.worker where l.lease_id = any (p_lease_ids) limit 1);
     server_time := clock_timestamp();
     return next;
 end
@@ -4777,11 +5442,13 @@ $$;
 --   p_lease_seconds    the lease is lost after this time without a heartbeat
 --   p_suspect_seconds  or after this time, if its heartbeat connection is gone too
 --   p_version          schema version that the worker's code was made for; null: not reported
+--   p_details          for forebay.workers(): host, pid, group, queues, app, app_version, version, concurrency, uptime_seconds; an
+--                      object of at most 20,000 bytes
 -- Errors: JQ001 a bad duration, JQ020 code of that version is no longer served, JQ030 foreign cluster.
 -- pages: 40
 create function forebay.open_lease_v1(
     p_worker text, p_lease_seconds double precision default 30, p_suspect_seconds double precision default 5,
-    p_version integer default null)
+    p_version integer default null, p_details jsonb default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -4798,12 +5465,16 @@ begin
             message = format('lease of %s s with suspicion after %s s: both must be positive, at most a day, the second at most the first',
                              p_lease_seconds, p_suspect_seconds);
     end if;
+    if p_details is not null and (jsonb_typeof(p_details) <> 'object' or octet_length(p_details::text) > 20000) then
+        raise exception using errcode = 'JQ001', message = 'details of a worker must be an object of at most 20000 bytes';
+    end if;
     if not forebay._is_same_cluster() then
         perform forebay._require_same_cluster();
         perform forebay._record_same_cluster();
     end if;
-    insert into forebay.lease (lease_id, worker, version, lease_seconds, suspect_seconds, opened_at)
-    values (forebay._random_name(), left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
+    insert into forebay.lease (lease_id, worker, version, lease_seconds, suspect_seconds, opened_at, details)
+    values (forebay._random_name(), left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now(),
+            p_details || jsonb_build_object('started_at', forebay._now() - make_interval(secs => (p_details -> 'uptime_seconds')::double precision)))
     returning lease_id into v_lease_id;
     -- A later statement than the insert, which waits for a migration that removes what older code calls.
     if p_version < forebay._served_from() then
@@ -4825,6 +5496,50 @@ $$;
 create function forebay._served_from() returns integer
 language sql stable
 as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where starts_with(m.name, 'post_') $$;
+
+
+-- functions/lease/record_kinds.sql
+
+-- grant: worker
+
+-- Record in which queue the jobs of each kind of a worker wait; returns the kinds that had another queue, with both queues. Kinds
+-- whose queue is recorded already are not written. Of two versions of an application that disagree, the last caller is right.
+--
+-- Errors: JQ001 a bad name.
+-- Locks: the rows of the kinds that change, in their order.
+-- pages: 20 + 5 a kind
+create function forebay.record_kinds_v1(p_worker text, p_kinds text[], p_queues text[])
+returns table (kind text, queue text, previous_queue text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
+begin
+    if cardinality(p_kinds) <> cardinality(p_queues)
+       or exists (select from unnest(p_kinds, p_queues) n (kind, queue) where (n.kind ~ v_name and n.queue ~ v_name) is not true) then
+        raise exception using errcode = 'JQ001', message = 'a kind or its queue is not a name',
+            hint = 'Names have letters, digits and _ . : - only, at most 128.';
+    end if;
+    return query
+    with changed as (
+        insert into forebay.kind_queue as k (kind, queue, recorded_at, recorded_by)
+        select distinct on (n.kind collate "C") n.kind, n.queue, forebay._now(), left(p_worker, 200)
+        from unnest(p_kinds, p_queues) n (kind, queue)
+        where not exists (select from forebay.kind_queue i where i.kind = n.kind and i.queue = n.queue)
+        order by n.kind collate "C"
+        on conflict on constraint kind_queue_pkey do update
+        set queue = excluded.queue, recorded_at = excluded.recorded_at, recorded_by = excluded.recorded_by,
+            previous_queue = k.queue, previous_by = k.recorded_by,
+            alternated_at = case when excluded.queue = k.previous_queue then excluded.recorded_at else k.alternated_at end
+        where k.queue <> excluded.queue
+        returning k.kind, k.queue, k.previous_queue)
+    select c.kind, c.queue, c.previous_queue from changed c where c.previous_queue is not null;
+end
+$$;
 
 
 -- functions/lease/resign.sql
@@ -7064,7 +7779,7 @@ begin
                    and (p.snap_from is null
                         or not forebay._is_consumed(l.xid, l.seq, p.snap_from, p.snap_to, p.lo, p.hi, p.pos_xid, p.pos_seq))
                    and not exists (select from forebay.tombstone t
-                                   where t.job_id = coalesce(l.job_id, l.seq) and t.reason <> ''k''
+                                   where t.job_id = coalesce(l.job_id, l.seq) and t.reason <> ''k'' and (t.reason <> ''m'' or l.seq <= t.up_to)
                                      and (t.group_id is null or t.group_id = p.group_id))', v_segment)
                 using v_from, v_seq, v_end.at, v_end.seq
             loop
@@ -7975,6 +8690,102 @@ end
 $$;
 
 
+-- functions/operate/apply_queues.sql
+
+-- grant: operator
+
+-- Make the settings of queues what an application declares, except those that were changed by hand. Returns a row for each
+-- difference that there was: database, what the database had, null for the default; code, what is declared; applied, applied_by,
+-- applied_at, what was applied last, by which application and when; action:
+--
+--   set, change, remove  done. A setting is removed if it is no longer declared and still has the value that was applied.
+--   kept      changed by hand since it was applied; the code did not change.
+--   conflict  changed by hand, and the code has another value too; or it was set by hand before it was first declared; or another
+--             application applied it. The database's value stays.
+--   forget    no longer declared. It stays, because it was changed by hand, or because it is a group: groups are never closed.
+--
+-- changed_by and changed_at name who last changed a setting that is kept, in conflict or forgotten, as the event log has it. Each change
+-- is in the event log, with the actor "apply" and the name of the application.
+--
+-- Calls wait for each other, also for those of forebay.limit_queue(), so each compares with what the last one left.
+--
+-- Parameters:
+--   app        the name of the application: settings that it no longer declares are removed, those of other applications are not
+--   queues     an array of objects with the queue's name as queue, and max_waiting, rate, burst, concurrency, key_rate, key_burst,
+--              key_concurrency as in forebay.limit_queue(), shards, dead_keep_days (a number or "forever"), groups (names).
+--              If no group of the queue was opened before, all of them start at the beginning.
+--   overwrite  take the declared value also for what is kept or in conflict
+-- Errors: JQ001 a declaration is refused, JQ017 a declared group is being closed.
+-- Locks: the tables of these settings, in a mode that makes only other calls that change them wait, until the transaction ends.
+create function forebay.apply_queues(
+    app text, queues jsonb, overwrite boolean default false)
+returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,
+               applied_at timestamptz, action text, changed_by text, changed_at timestamptz)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+#variable_conflict use_column
+declare
+    v_all   forebay._queue_difference[];
+    v_row   record;
+    v_start text;
+    v_queue text;
+    v_actor constant text := current_setting('forebay.actor', true);
+begin
+    if (length(apply_queues.app) between 1 and 200 and apply_queues.app !~ '[[:cntrl:]]') is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('app %s is not a name of 1 to 200 characters', coalesce(quote_literal(left(apply_queues.app, 40)), 'null'));
+    end if;
+    -- What is compared must not change before it is replaced.
+    lock table forebay.applied_setting, forebay.queue_limits, forebay.queue_shards, forebay.dead_retention in share row exclusive mode;
+    v_all := array(select d from forebay._compare_queues(apply_queues.app, apply_queues.queues, coalesce(apply_queues.overwrite, false)) d);
+
+    perform set_config('forebay.actor', concat_ws(' by ', 'apply ' || apply_queues.app, nullif(v_actor, '')), true);
+    for v_row in
+        select d.queue, jsonb_object_agg(d.setting, d.code) as v, array_agg(d.setting) as names
+        from unnest(v_all) d
+        where d.action in ('set', 'change', 'remove') and d.setting in ('max_waiting', 'rate', 'concurrency', 'key_rate', 'key_concurrency')
+        group by d.queue order by d.queue
+    loop
+        perform forebay.limit_queue(
+            v_row.queue, max_waiting => (v_row.v ->> 'max_waiting')::bigint,
+            rate => (v_row.v #>> '{rate,rate}')::double precision, burst => (v_row.v #>> '{rate,burst}')::integer,
+            concurrency => (v_row.v ->> 'concurrency')::integer,
+            key_rate => (v_row.v #>> '{key_rate,rate}')::double precision, key_burst => (v_row.v #>> '{key_rate,burst}')::integer,
+            key_concurrency => (v_row.v ->> 'key_concurrency')::integer, remove => v_row.names);
+    end loop;
+
+    for v_row in
+        select d.* from unnest(v_all) with ordinality d
+        where d.action in ('set', 'change', 'remove') and (d.setting in ('shards', 'dead_keep_days') or d.setting like 'group %')
+        order by d.ordinality
+    loop
+        if v_row.setting = 'shards' then
+            perform forebay.shard_queue(v_row.queue, coalesce(v_row.code::integer, 1));
+        elsif v_row.setting = 'dead_keep_days' then
+            perform forebay.keep_dead(v_row.queue, case when jsonb_typeof(v_row.code) = 'number' then v_row.code::integer end, v_row.code is null);
+        else
+            if v_queue is distinct from v_row.queue then
+                v_queue := v_row.queue;
+                v_start := case when not exists (select from forebay.queue_group g where g.queue = v_queue and not g.is_implied) then 'beginning' end;
+            end if;
+            perform forebay.open_group(v_row.queue, substr(v_row.setting, 7), v_start);
+        end if;
+    end loop;
+
+    perform set_config('forebay.actor', coalesce(v_actor, ''), true);
+    delete from forebay.applied_setting a using unnest(v_all) d
+    where a.queue = d.queue and a.setting = d.setting and d.code is null;
+    insert into forebay.applied_setting (queue, setting, value, app, applied_at)
+    select d.queue, d.setting, d.code, apply_queues.app, forebay._now() from unnest(v_all) d
+    where d.code is not null and d.action in ('set', 'change', 'record')
+    on conflict on constraint applied_setting_pkey do update
+    set value = excluded.value, app = excluded.app, applied_at = excluded.applied_at;
+    return query select d.* from unnest(v_all) d where d.action <> 'record';
+end
+$$;
+
+
 -- functions/operate/cancel.sql
 
 -- grant: producer, worker, operator
@@ -8095,6 +8906,27 @@ begin
                                       p_new => jsonb_build_object('force', close_group.force is true, 'running', close_group.running));
     end if;
 end
+$$;
+
+
+-- functions/operate/compare_queues.sql
+
+-- grant: worker, operator, reader
+
+-- Compare the queues that an application declares with the database, and change nothing. Returns a row for each difference, as
+-- forebay.apply_queues() does.
+--
+-- Parameters: see forebay.apply_queues().
+-- Errors: JQ001 a declaration is refused.
+create function forebay.compare_queues(
+    app text, queues jsonb, overwrite boolean default false)
+returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,
+               applied_at timestamptz, action text, changed_by text, changed_at timestamptz)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select d.* from forebay._compare_queues(compare_queues.app, compare_queues.queues, coalesce(compare_queues.overwrite, false)) d
+    where d.action <> 'record'
 $$;
 
 
@@ -8349,8 +9181,9 @@ $$;
 -- Else facts has:
 --   is_same_cluster        false: the log was restored from another cluster, and nothing runs
 --   paused_at, closing_at  of the group
---   is_served              an idle worker looks for jobs of the group, or a living worker has some
---   workers, others        names of living workers that have jobs of the group, and of other living workers, at most 5 each
+--   is_served              a living worker serves the group: it says so, has jobs of it, or looks for some
+--   workers, others        names of living workers that serve the group, and of other living workers, at most 5 each
+--   kind_queue, has_kinds  the queue that workers have declared for the job's kind; whether they have declared any kind
 --   last_claim_at, last_claim_by, last_claim_alive  of the group, in any lane
 --   holder                 of a claimed or running job: worker, silent_seconds, suspect_seconds, lease_seconds, jobs, running
 --   ordering_key, key_job  the job of the key that must end first
@@ -8382,7 +9215,7 @@ begin
         left join forebay.queue_group g on g.queue = q.queue
         order by g.created_at, g.group_id
     loop
-        select r.xid, r.seq, r.lane, r.ordering_key, i.priority, i.audience, i.limit_key into v_row
+        select r.xid, r.seq, r.lane, r.kind, r.ordering_key, i.priority, i.audience, i.limit_key into v_row
         from forebay._rows_of(v_id) r
         cross join lateral (select l.priority, l.audience, l.limit_key from forebay.lane l where l.lane = r.lane limit 1) i
         where i.audience in (0, v_group.group_id, -v_group.group_id)
@@ -8390,8 +9223,10 @@ begin
         group_name := coalesce(v_group.name, 'default');
         facts := jsonb_build_object(
                      'is_same_cluster', forebay._belongs_here(), 'paused_at', v_group.paused_at, 'closing_at', v_group.closing_at,
-                     'is_suspect', coalesce(v_row.audience < 0, false))
-                 || forebay._explain_workers(v_group.group_id, v_group.queue, v_row.seq)
+                     'is_suspect', coalesce(v_row.audience < 0, false),
+                     'kind_queue', (select k.queue from forebay.kind_queue k where k.kind = v_row.kind),
+                     'has_kinds', exists (select from forebay.kind_queue))
+                 || forebay._explain_workers(v_group.group_id, v_group.queue, group_name, v_row.seq)
                  || forebay._explain_key(v_group.group_id, v_row.ordering_key, v_id)
                  || forebay._explain_limits(v_group.group_id, v_group.queue, v_row.limit_key)
                  || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.seq));
@@ -8429,11 +9264,11 @@ $$;
 
 
 -- Facts about the workers of a group, and about the one that has the row p_seq.
-create function forebay._explain_workers(p_group_id bigint, p_queue text, p_seq bigint) returns jsonb
+create function forebay._explain_workers(p_group_id bigint, p_queue text, p_group_name text, p_seq bigint) returns jsonb
 language sql volatile
 as $$
     with alive as materialized (
-        select l.lease_id, l.worker, l.suspect_seconds, l.lease_seconds, h.running_jobs,
+        select l.lease_id, l.worker, l.details, l.suspect_seconds, l.lease_seconds, h.running_jobs,
                extract(epoch from clock_timestamp() - h.heartbeat_at)::float8 as silent
         from forebay.lease l
         left join lateral (select i.heartbeat_at, i.running_jobs from forebay.heartbeat i
@@ -8448,15 +9283,16 @@ as $$
                             order by b.no desc limit 1) b
         order by b.claimed_at desc limit 1),
     names as (
-        select a.worker, exists (select from open_jobs o where o.group_id = p_group_id and o.lease_id = a.lease_id) as has_jobs
+        select a.worker, exists (select from open_jobs o where o.group_id = p_group_id and o.lease_id = a.lease_id)
+                         or a.details -> 'queues' ? p_queue and coalesce(a.details ->> 'group', 'default') = p_group_name as serves
         from alive a where a.silent <= a.lease_seconds)
     select jsonb_build_object(
         'is_served', p_group_id is not null
                      and (forebay._leader_of(p_group_id) is not null and exists (select from names)
-                          or exists (select from names n where n.has_jobs)),
+                          or exists (select from names n where n.serves)),
         'is_watched', p_group_id is not null and forebay._leader_of(p_group_id) is not null and exists (select from names),
-        'workers', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where i.has_jobs order by 1 limit 5) n), '[]'),
-        'others', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where not i.has_jobs order by 1 limit 5) n), '[]'),
+        'workers', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where i.serves order by 1 limit 5) n), '[]'),
+        'others', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where not i.serves order by 1 limit 5) n), '[]'),
         'last_claim_at', (select n.claimed_at from newest n),
         'last_claim_by', (select l.worker from newest n join forebay.lease l using (lease_id)),
         'last_claim_alive', exists (select from newest n join alive a using (lease_id) where a.silent <= a.lease_seconds),
@@ -9458,6 +10294,53 @@ end
 $$;
 
 
+-- functions/operate/set_concurrency.sql
+
+-- grant: operator
+
+-- Set how many jobs workers run at once; returns the number of workers. They follow with their next heartbeat. Running jobs
+-- finish. It holds until a worker ends; one that starts again has the concurrency that it is started with.
+--
+-- Parameters:
+--   concurrency  1 to 10,000; null: as the worker was started
+--   worker       the name of a worker, or its beginning up to a colon: a host, or host:pid; null: all workers with an open lease
+-- Errors: JQ001 a bad number.
+create function forebay.set_concurrency(concurrency integer, worker text default null) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_workers text[];
+begin
+    if set_concurrency.concurrency not between 1 and 10000 then
+        raise exception using errcode = 'JQ001', column = 'concurrency',
+            message = format('concurrency is %s, not within 1 to 10000', set_concurrency.concurrency);
+    end if;
+    v_workers := array(select distinct l.worker from forebay.lease l
+                       where l.closed_at is null
+                         and (set_concurrency.worker is null or l.worker = set_concurrency.worker
+                              or starts_with(l.worker, set_concurrency.worker || ':')));
+    -- A name is never used again.
+    delete from forebay.worker_setting s
+    where s.worker = any (v_workers)
+       or not exists (select from forebay.lease l where l.worker = s.worker and l.closed_at is null);
+    if set_concurrency.concurrency is not null then
+        insert into forebay.worker_setting (worker, concurrency)
+        select w, set_concurrency.concurrency from unnest(v_workers) w
+        on conflict (worker) do update set concurrency = excluded.concurrency;
+    end if;
+    if v_workers <> '{}' then
+        perform forebay._record_event('workers.set', p_count => cardinality(v_workers), p_detail => set_concurrency.worker,
+                                      p_new => jsonb_build_object('concurrency', set_concurrency.concurrency));
+    end if;
+    return cardinality(v_workers);
+end
+$$;
+
+
 -- functions/operate/shard_queue.sql
 
 -- grant: operator
@@ -9490,6 +10373,86 @@ begin
     end if;
     return v_before;
 end
+$$;
+
+
+-- functions/operate/workers.sql
+
+-- grant: operator, reader
+
+-- The workers with an open lease: who they are, since when, and what they run. A worker that was killed stays until its lease is
+-- revoked; heartbeat_at shows it.
+--
+-- group_name, queues, app, app_version, forebay_version, host and pid are as the worker reported them with its lease; null for
+-- workers that report nothing. concurrency: slots, as set by forebay.set_concurrency(), else as the worker was started. memory_bytes: resident
+-- memory of its process, without children, at the last heartbeat; null where the system does not tell. running: jobs that run, at
+-- most 1,000. running_jobs: the first of them, [{"job_id", "kind", "claimed_at"}]; kind is null for a job that has just ended.
+--
+-- Parameters: jobs, most elements of running_jobs, 0 to 100.
+-- Errors: JQ001 a bad number.
+-- pages: 40 + 20 an open lease + 10 a listed job
+create function forebay.workers(jobs integer default 5)
+returns table (worker text, host text, pid integer, group_name text, queues text[], app text, app_version text,
+               forebay_version text, started_at timestamptz, heartbeat_at timestamptz, concurrency integer, memory_bytes bigint,
+               running integer, running_jobs jsonb)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+    if (workers.jobs between 0 and 100) is not true then
+        raise exception using errcode = 'JQ001', column = 'jobs',
+            message = format('jobs is %s, not within 0 to 100', coalesce(workers.jobs::text, 'null'));
+    end if;
+    return query
+    with leases as (
+        select l.worker, array_agg(l.lease_id order by l.opened_at desc) as ids, (array_agg(l.details order by l.opened_at desc))[1] as details,
+               min(l.opened_at) as opened_at
+        from forebay.lease l where l.closed_at is null group by l.worker)
+    select l.worker, l.details ->> 'host', (l.details ->> 'pid')::integer, l.details ->> 'group',
+           (select array_agg(q) from jsonb_array_elements_text(l.details -> 'queues') q),
+           l.details ->> 'app', l.details ->> 'app_version', l.details ->> 'version',
+           coalesce((l.details ->> 'started_at')::timestamptz, l.opened_at), h.heartbeat_at,
+           coalesce(s.concurrency, (l.details ->> 'concurrency')::integer), h.memory_kb * 1024::bigint,
+           coalesce(cardinality(h.running_jobs), 0), coalesce(j.list, '[]')
+    from leases l
+    left join lateral (select b.heartbeat_at, b.running_jobs, b.memory_kb
+                       from unnest(l.ids) i (lease_id)
+                       cross join lateral (select n.* from forebay.heartbeat n where n.lease_id = i.lease_id
+                                           order by n.heartbeat_at desc limit 1) b
+                       order by b.heartbeat_at desc limit 1) h on true
+    left join forebay.worker_setting s on s.worker = l.worker
+    left join lateral (
+        select jsonb_agg(jsonb_build_object('job_id', r.job_id, 'kind', r.kind, 'claimed_at', r.claimed_at) order by r.nr) as list
+        from (select u.job_id, u.nr, f.kind, f.claimed_at
+              from unnest(h.running_jobs) with ordinality u (job_id, nr)
+              left join forebay._claimed_jobs(l.ids, h.running_jobs[1:workers.jobs]) f on f.job_id = u.job_id
+              where u.nr <= workers.jobs) r) j on true
+    order by l.worker;
+end
+$$;
+
+
+-- The kinds of some jobs that leases hold, and when they were claimed. It looks at no more than 200 jobs of a worker: first at those
+-- whose row has the number of the job.
+create function forebay._claimed_jobs(p_lease_ids bigint[], p_job_ids bigint[])
+returns table (job_id bigint, kind text, claimed_at timestamptz)
+language sql stable
+as $$
+    select distinct on (r.job_id) r.job_id, r.kind, c.claimed_at
+    from (select b.claimed_at, coalesce(b.lanes[u.nr], b.lane) as lane, coalesce(b.xids[u.nr], b.xids[1]) as xid, u.seq
+          from unnest(p_lease_ids) l (lease_id)
+          cross join lateral (select i.floor from forebay.batch i where i.lease_id = l.lease_id order by i.claim_no desc limit 1) f
+          join forebay.batch b on b.lease_id = l.lease_id and b.claim_no >= f.floor
+          cross join lateral unnest(b.seqs) with ordinality u (seq, nr)
+          where cardinality(p_job_ids) > 0
+          order by u.seq = any (p_job_ids) desc, b.claim_no desc
+          limit 200) c
+    cross join lateral (select coalesce(o.job_id, o.seq) as job_id, o.kind from forebay._row(c.lane, c.xid, c.seq) o) r
+    where r.job_id = any (p_job_ids)
+    order by r.job_id, c.claimed_at desc
 $$;
 
 
@@ -9729,28 +10692,30 @@ begin
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
                 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
                 'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue',
-                'enqueue_many', 'enqueue_unique', 'queue_known', 'record_direct']
+                'enqueue_many', 'enqueue_unique', 'queue_known', 'queue_of', 'record_direct']
             when 'forebay_worker' then array[
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
                 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
                 'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1',
-                'close_groups', 'close_lease_v1', 'count_v1', 'drop_segments_v1', 'enqueue', 'enqueue_many',
-                'enqueue_unique', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits',
-                'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'queue_known',
-                'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_progress_v1',
-                'record_repair', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror',
-                'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1',
-                'unfinished']
+                'close_groups', 'close_lease_v1', 'compare_queues', 'count_v1', 'drop_segments_v1', 'enqueue',
+                'enqueue_many', 'enqueue_unique', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1',
+                'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1',
+                'queue_known', 'queue_of', 'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1',
+                'record_kinds_v1', 'record_progress_v1', 'record_repair', 'resign_v1', 'result', 'retain_v1',
+                'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1',
+                'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
-                'cancel', 'close_group', 'close_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups',
-                'job', 'job_history', 'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits',
-                'mirror_status', 'open_group', 'pause_queue', 'purge_dead', 'queue_known', 'record_act',
-                'record_audit', 'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result',
-                'resume_queue', 'sample_mirror', 'schema_version', 'segment_held_by', 'shard_queue', 'unfinished']
+                'apply_queues', 'cancel', 'change_jobs', 'close_group', 'close_groups', 'compare_queues',
+                'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs',
+                'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'open_group', 'pause_queue',
+                'plan_change', 'purge_dead', 'queue_known', 'queue_of', 'record_act', 'record_audit',
+                'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result', 'resume_queue',
+                'sample_mirror', 'schema_version', 'segment_held_by', 'set_concurrency', 'shard_queue',
+                'unfinished', 'workers']
             when 'forebay_reader' then array[
-                'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'limits',
-                'mirror_audits', 'mirror_status', 'queue_known', 'result', 'schema_version', 'segment_held_by',
-                'unfinished']
+                'compare_queues', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history',
+                'jobs', 'limits', 'mirror_audits', 'mirror_status', 'queue_known', 'queue_of', 'result',
+                'schema_version', 'segment_held_by', 'unfinished', 'workers']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -10161,6 +11126,148 @@ as $$
 $$;
 
 
+-- functions/shared/declared_queues.sql
+
+-- Check declared queues, and return each setting in the form in which it is compared. A rate and its burst are one setting: neither
+-- means anything without the other, so they change, are kept and are removed together.
+--
+-- Errors: JQ001.
+create function forebay._declared_settings(p_queues jsonb, out no bigint, out queue text, out setting text, out value jsonb)
+returns setof record
+language plpgsql stable
+set extra_float_digits = 1
+as $$
+declare
+    v_name    constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
+    v_problem text;
+begin
+    v_problem := case when jsonb_typeof(p_queues) is distinct from 'array' then 'queues is not a JSON array' else coalesce(
+        (select format('queue %s is not a name: letters, digits and _ . : - only, at most 128', left(i.item ->> 'queue', 40))
+         from jsonb_array_elements(p_queues) i (item)
+         where (jsonb_typeof(i.item) = 'object' and i.item ->> 'queue' ~ v_name) is not true limit 1),
+        (select format('queue %s is declared twice', i.item ->> 'queue')
+         from jsonb_array_elements(p_queues) i (item) group by i.item ->> 'queue' having count(*) > 1 limit 1)) end;
+    if v_problem is null then
+        select format('queue %s: %s', i.item ->> 'queue', p.problem) into v_problem
+        from jsonb_array_elements(p_queues) i (item)
+        cross join jsonb_each(i.item - 'queue') s (name, value)
+        left join (values ('max_waiting', 1, 9223372036854775807, true), ('rate', 0.000001, 1000000, false), ('burst', 1, 1000000, true),
+                          ('concurrency', 1, 1000000, true), ('key_rate', 0.000001, 1000000, false), ('key_burst', 1, 1000000, true),
+                          ('key_concurrency', 1, 1000000, true), ('shards', 1, 64, true), ('dead_keep_days', 1, 36500, true))
+               b (name, low, high, is_whole) on b.name = s.name
+        cross join lateral (values (case
+            when s.value = 'null' then null
+            when s.name = 'groups' then
+                case when jsonb_typeof(s.value) <> 'array' then 'groups is not an array of names'
+                     else (select format('group %s is not a name, or is named twice', left(g.name, 40))
+                           from jsonb_array_elements_text(s.value) g (name)
+                           group by g.name having count(*) > 1 or (g.name ~ v_name) is not true limit 1) end
+            when b.name is null then format('%s is not a setting', left(s.name, 40))
+            when s.name = 'dead_keep_days' and s.value = '"forever"' then null
+            when jsonb_typeof(s.value) <> 'number' then format('%s is %s, not a number', s.name, left(s.value::text, 40))
+            when s.value::numeric not between b.low and b.high or (b.is_whole and s.value::numeric <> trunc(s.value::numeric))
+                then format('%s is %s, not %s %s to %s', s.name, left(s.value::text, 40),
+                            case when b.is_whole then 'an integer of' else 'within' end, b.low, b.high)
+            when s.name in ('burst', 'key_burst') and coalesce(i.item -> replace(s.name, 'burst', 'rate'), 'null') = 'null'
+                then format('%s is given without %s', s.name, replace(s.name, 'burst', 'rate')) end)) p (problem)
+        where p.problem is not null limit 1;
+    end if;
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', message = v_problem,
+            hint = 'Nothing was changed. See the function forebay.apply_queues in the reference.';
+    end if;
+    return query
+    select row_number() over (order by i.item ->> 'queue', v.no, v.part), i.item ->> 'queue', v.setting, v.value
+    from jsonb_array_elements(p_queues) i (item)
+    cross join lateral (
+        select s.no, 0::bigint, s.setting, nullif(s.value, 'null') from (values
+            (1, 'max_waiting', to_jsonb((i.item ->> 'max_waiting')::numeric::bigint)),
+            (2, 'rate', forebay._rate_setting((i.item ->> 'rate')::double precision, (i.item ->> 'burst')::numeric::integer)),
+            (3, 'concurrency', to_jsonb((i.item ->> 'concurrency')::numeric::integer)),
+            (4, 'key_rate', forebay._rate_setting((i.item ->> 'key_rate')::double precision, (i.item ->> 'key_burst')::numeric::integer)),
+            (5, 'key_concurrency', to_jsonb((i.item ->> 'key_concurrency')::numeric::integer)),
+            (6, 'shards', to_jsonb((i.item ->> 'shards')::numeric::integer)),
+            (7, 'dead_keep_days', case when i.item ->> 'dead_keep_days' = 'forever' then '"forever"'
+                                       else to_jsonb((i.item ->> 'dead_keep_days')::numeric::integer) end)) s (no, setting, value)
+        union all
+        select 8, g.no, 'group ' || g.name, '"open"'
+        from jsonb_array_elements_text(nullif(i.item -> 'groups', 'null')) with ordinality g (name, no)) v (no, part, setting, value)
+    where v.value is not null;
+end
+$$;
+
+
+create function forebay._rate_setting(p_rate double precision, p_burst integer) returns jsonb
+language sql immutable
+as $$ select case when p_rate is not null then jsonb_strip_nulls(jsonb_build_object('rate', p_rate, 'burst', p_burst)) end $$;
+
+
+-- The settings that a queue has in the database, in the same form, without those that have their default.
+create function forebay._queue_settings(p_queue text, out setting text, out value jsonb) returns setof record
+language sql stable
+set extra_float_digits = 1
+as $$
+    select s.setting, s.value
+    from forebay.queue_limits l
+    cross join lateral (values
+        ('max_waiting', to_jsonb(l.max_waiting)), ('rate', forebay._rate_setting(l.rate, l.burst)), ('concurrency', to_jsonb(l.concurrency)),
+        ('key_rate', forebay._rate_setting(l.key_rate, l.key_burst)), ('key_concurrency', to_jsonb(l.key_concurrency))) s (setting, value)
+    where l.queue = p_queue and s.value is not null
+    union all
+    select 'shards', to_jsonb(h.lanes) from forebay.queue_shards h where h.queue = p_queue and h.lanes > 1
+    union all
+    select 'dead_keep_days', coalesce(to_jsonb(r.days), '"forever"') from forebay.dead_retention r where r.queue = p_queue
+    union all
+    select 'group ' || g.name, '"open"' from forebay.queue_group g where g.queue = p_queue and not g.is_implied and g.closing_at is null
+$$;
+
+
+-- Compare code, database and what was applied last, for each setting that is declared or that p_app applied; ordered as declared.
+--
+-- action: set, change, remove: what applying does. kept: changed by hand, the code did not change. conflict: set by hand, and the code
+-- has another value than the one applied last, or another application applied the setting. forget: no longer declared, but it was
+-- changed by hand, or is a group, which is never closed; it stays. record: nothing differs, but that is not recorded yet.
+create function forebay._compare_queues(p_app text, p_queues jsonb, p_overwrite boolean) returns setof forebay._queue_difference
+language sql stable
+set enable_seqscan = off
+set jit = off
+as $$
+    select c.queue, c.setting, c.value, c.code, c.applied, c.app, c.applied_at, c.action, e.changed_by, e.at
+    from (
+        select w.*, a.value, case
+            when w.code is null and a.value is not distinct from w.initial then 'record'
+            when w.code is null and w.setting not like 'group %' and a.value = w.applied then 'remove'
+            when w.code is null then 'forget'
+            when a.value = w.code and (w.applied = w.code or w.app <> p_app) then null
+            when a.value = w.code then 'record'
+            when w.applied is null and a.value is not distinct from w.initial then 'set'
+            when w.app = p_app and a.value = w.applied or p_overwrite
+                then case when a.value is not distinct from w.initial then 'set' else 'change' end
+            when w.app = p_app and w.applied = w.code then 'kept'
+            else 'conflict' end as action
+        from (
+            select d.no, coalesce(d.queue, l.queue) as queue, coalesce(d.setting, l.setting) as setting,
+                   d.value as code, l.value as applied, l.app, l.applied_at,
+                   case coalesce(d.setting, l.setting) when 'shards' then '1'::jsonb end as initial
+            from forebay._declared_settings(p_queues) d
+            full join forebay.applied_setting l on l.queue = d.queue and l.setting = d.setting
+            where d.queue is not null or l.app = p_app) w
+        left join lateral (
+            select coalesce((select s.value from forebay._queue_settings(w.queue) s where s.setting = w.setting), w.initial)) a (value) on true) c
+    left join lateral (
+        select coalesce(i.actor, i.role), i.at from forebay.event i
+        where c.action in ('kept', 'conflict', 'forget') and i.queue = c.queue and case
+            when c.setting = 'shards' then i.act = 'queues.shard'
+            when c.setting = 'dead_keep_days' then i.act = 'dead.keep'
+            when c.setting like 'group %' then i.act in ('groups.open', 'groups.close') and i.group_name = substr(c.setting, 7)
+            else i.act = 'queues.limit' and (i.old -> c.setting is distinct from i.new -> c.setting
+                 or i.old -> replace(c.setting, 'rate', 'burst') is distinct from i.new -> replace(c.setting, 'rate', 'burst')) end
+        order by i.at desc, i.event_id desc limit 1) e (changed_by, at) on true
+    where c.action is not null
+    order by c.queue, c.no nulls last, c.setting
+$$;
+
+
 -- functions/shared/event.sql
 
 -- Record an act of an operator, in the transaction of the act; returns the number of the event.
@@ -10328,6 +11435,16 @@ begin
             p_row.ordering_key, p_row.unique_key);
     end if;
 end
+$$;
+
+
+-- Did an operator move a job of a group from this row, or an older one, to a newer row?
+create function forebay._is_moved(p_job_id bigint, p_group_id bigint, p_seq bigint) returns boolean
+language sql stable
+as $$
+    select pg_sequence_last_value('forebay.tombstone_seq') is not null
+       and exists (select from forebay.tombstone t
+                   where t.job_id = p_job_id and t.reason = 'm' and p_seq <= t.up_to and (t.group_id is null or t.group_id = p_group_id))
 $$;
 
 
@@ -10786,7 +11903,7 @@ $$;
 -- Locks: the key's newest row, until the transaction ends; waits for another open transaction that is taking the same key.
 -- pages: 150
 create function forebay.enqueue_unique(
-    kind text, args jsonb, unique_as jsonb, queue text default 'default', priority integer default 100,
+    kind text, args jsonb, unique_as jsonb, queue text default null, priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
     headers jsonb default null, ordering_key text default null, limit_key text default null, out job_id bigint, out is_new boolean, out replaced bigint)
@@ -10801,6 +11918,7 @@ declare
     v_problem text;
     v_made    record;
 begin
+    enqueue_unique.queue := coalesce(enqueue_unique.queue, forebay.queue_of(enqueue_unique.kind), 'default');
     v_problem := coalesce(
         forebay._job_problem(
             enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, enqueue_unique.delay,
@@ -11117,7 +12235,9 @@ begin
         if pg_visible_in_snapshot(p_key.xid, p_start_after) then
             return null;
         end if;
-        v_row_state := forebay._row_state(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
+        if not forebay._is_moved(p_key.job_id, p_group_id, p_key.job_id) then
+            v_row_state := forebay._row_state(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
+        end if;
     end if;
     if v_row_state = 'superseded' then
         select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
@@ -11155,7 +12275,7 @@ begin
     if v_row_state = 'waiting'
        and (p_key.expires_at <= forebay._now()
             or exists (select from forebay.tombstone t
-                       where t.job_id = p_key.job_id and t.reason <> 'k' and (t.group_id is null or t.group_id = p_group_id))) then
+                       where t.job_id = p_key.job_id and t.reason not in ('k', 'm') and (t.group_id is null or t.group_id = p_group_id))) then
         return 'ended';
     end if;
     return case v_row_state when 'superseded' then 'ended' else v_row_state end;
@@ -11246,7 +12366,7 @@ begin
         for v_row in
             select k.ordinality as place, k.job_id,
                    case when pg_visible_in_snapshot(k.xid, v_lane.start_after) then 'n'
-                        when k.job_id < v_archived then '?'
+                        when k.job_id < v_archived or forebay._is_moved(k.job_id, v_lane.group_id, k.job_id) then '?'
                         when v_newest.high_seq >= k.job_id
                              and forebay._is_consumed(k.xid, k.job_id, v_newest.snap_from, v_newest.snap_to, v_newest.lo, v_newest.hi,
                                                       v_newest.pos_xid, v_newest.pos_seq) then null

@@ -16,14 +16,17 @@ from forebay.django import app
 _ADDRESS: Final = "FOREBAY_DATABASE_URL"
 
 #: Commands whose first argument is an application.
-_WITH_APP: Final = {"worker", "dev"}
+_WITH_APP: Final = {"apply", "worker", "dev"}
+
+#: Commands whose option --app is the project's application by default.
+_NAMES_KIND: Final = {"enqueue", "backfill"}
 
 
 class Command(BaseCommand):
     """Passes all arguments to the program; ``manage.py forebay --help`` shows its help."""
 
     help = (
-        "Run a forebay command on this project's database: worker, jobs, dead, doctor and others."
+        "Run a forebay command on this project's database: worker, apply, jobs, doctor and others."
     )
     requires_system_checks: Any = ()
 
@@ -55,6 +58,6 @@ def _completed(arguments: list[str]) -> list[str]:
     command, *rest = arguments or ["--help"]
     if command in _WITH_APP and not (rest and not rest[0].startswith("-")):
         return [command, "forebay.django.entry:app", *rest]
-    if command == "enqueue" and not any(part.partition("=")[0] == "--app" for part in rest):
+    if command in _NAMES_KIND and not any(part.partition("=")[0] == "--app" for part in rest):
         return [command, "--app", "forebay.django.entry:app", *rest]
     return [command, *rest]

@@ -18,7 +18,7 @@ return coalesce(nullif(current_setting('role'), 'none'), session_user)::name;
 --   query    a SELECT, read with the caller's rights. The columns of a row are the arguments of its job. If there is a column
 --            args, that column has the arguments, and the other columns are options of the job: ordering_key, unique_as,
 --            delay and others
---   options  for all jobs, a JSON object: queue, priority (1000), tag (backfill), delay and expires_in in seconds, run_at,
+--   options  for all jobs, a JSON object: queue (forebay.queue_of() the kind), priority (1000), tag (backfill), delay and expires_in in seconds, run_at,
 --            expires_at, max_attempts, correlation_id, headers, ordering_key, limit_key; args, arguments common to all
 --   token    from forebay.backfill_plan: enqueue exactly the jobs that it counted, or nothing
 -- Errors: as forebay.enqueue_many; JQ040 the jobs differ from those of the token.

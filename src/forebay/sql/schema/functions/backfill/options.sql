@@ -1,7 +1,7 @@
--- The options of a backfill with their defaults, checked.
+-- The options of a backfill with their defaults, checked. The default queue is that of the kind.
 --
 -- Errors: JQ001.
-create function forebay._backfill_options(p_options jsonb) returns jsonb
+create function forebay._backfill_options(p_kind text, p_options jsonb) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -23,6 +23,7 @@ begin
         raise exception using errcode = 'JQ001', column = 'options',
             message = format('option args must be a JSON object, not %s', jsonb_typeof(v_given -> 'args'));
     end if;
-    return '{"queue": "default", "priority": 1000, "tag": "backfill"}'::jsonb || v_given;
+    return jsonb_build_object('queue', coalesce(v_given ->> 'queue', forebay.queue_of(p_kind), 'default'), 'priority', 1000, 'tag', 'backfill')
+        || v_given;
 end
 $$;

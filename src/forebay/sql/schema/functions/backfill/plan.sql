@@ -4,11 +4,11 @@
 --
 -- Returns the token of exactly these jobs, their number and the bytes of their arguments as JSON; the estimated seconds to
 -- enqueue them, from the time of this call and of up to 2,000 of them enqueued and rolled back (null where that is not
--- possible); and how many jobs wait in the queue already, in all and of the same priority.
+-- possible); how many jobs wait in the queue already, in all and of the same priority; and the queue.
 --
 -- Parameters and errors: as forebay.backfill.
 create function forebay.backfill_plan(kind text, query text, options jsonb default '{}')
-returns table (token text, jobs bigint, bytes bigint, seconds double precision, waiting bigint, waiting_alike bigint)
+returns table (token text, jobs bigint, bytes bigint, seconds double precision, waiting bigint, waiting_alike bigint, queue text)
 language plpgsql volatile
 as $$
 #variable_conflict use_variable
@@ -37,7 +37,7 @@ begin
         when read_only_sql_transaction or configuration_limit_exceeded then
             seconds := null;
     end;
-    select w.waiting, w.waiting_alike into waiting, waiting_alike from forebay.backfill_waiting_v1(options) w;
+    select w.waiting, w.waiting_alike, w.queue into waiting, waiting_alike, queue from forebay.backfill_waiting_v1(kind, options) w;
     return next;
 end
 $$;

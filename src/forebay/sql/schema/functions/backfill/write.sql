@@ -16,7 +16,7 @@ declare
                                       'correlation_id', 'headers', 'unique_as', 'ordering_key', 'limit_key'];
     v_kind   constant text := backfill_write_v1.kind;
     v_key    constant text := backfill_write_v1.key;
-    v_options constant jsonb := forebay._backfill_options(backfill_write_v1.options);
+    v_options constant jsonb := forebay._backfill_options(backfill_write_v1.kind, backfill_write_v1.options);
     v_rows   jsonb[] := backfill_write_v1.rows;
     v_common constant jsonb := v_options -> 'args';
     v_priority integer;

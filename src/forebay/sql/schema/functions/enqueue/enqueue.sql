@@ -42,7 +42,7 @@ $$;
 -- Parameters:
 --   kind            selects the handler
 --   args            JSON object, the handler's keyword arguments
---   queue           the queue of the job
+--   queue           the queue of the job; null: forebay.queue_of() its kind, or `default`
 --   priority        -32768 to 32767, lower first
 --   delay, run_at   earliest start; at most one of the two; null: at once
 --   expires_at      not started at or after this; null: 30 days after the enqueue or its start
@@ -58,7 +58,7 @@ $$;
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
 -- pages: 150
 create function forebay.enqueue(
-    kind text, args jsonb default '{}', queue text default 'default', priority integer default 100,
+    kind text, args jsonb default '{}', queue text default null, priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
     headers jsonb default null, unique_as jsonb default null, ordering_key text default null, limit_key text default null)
@@ -76,11 +76,11 @@ declare
 begin
     -- A valid, plain job in a known lane passes two expressions, since each expression costs more than the checks in it. A pattern
     -- without a bound is matched in a fraction of the time. The queue's name is checked only if its lane is not known.
-    -- 124 characters make at most 62 levels. The concatenation decompresses a value that comes compressed from a table.
+    -- 124 characters make at most 62 levels. A queue that is not given is looked up. The concatenation decompresses a value that comes compressed from a table.
     v_lane := case
         when enqueue.kind ~ '^[A-Za-z_][A-Za-z0-9_.:-]*$' and length(enqueue.kind) <= 128
              and jsonb_typeof(enqueue.args) = 'object'
-             and enqueue.priority between -32768 and 32767
+             and enqueue.queue is not null and enqueue.priority between -32768 and 32767
              and (octet_length(enqueue.args::text) <= 124
                   or pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500)
              and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
@@ -91,6 +91,7 @@ begin
     if (v_lane is not null and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
         v_now := forebay._now();
         if v_lane is null then
+            enqueue.queue := coalesce(enqueue.queue, forebay.queue_of(enqueue.kind), 'default');
             if enqueue.unique_as is not null then
                 return (forebay.enqueue_unique(
                     enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,

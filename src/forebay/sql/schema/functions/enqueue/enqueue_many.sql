@@ -88,7 +88,7 @@ begin
 
     begin
         select array_agg(
-            row(r.kind, coalesce(r.args, '{}'), coalesce(r.queue, 'default'), coalesce(r.priority, 100), r.delay,
+            row(r.kind, coalesce(r.args, '{}'), coalesce(r.queue, (select k.queue from forebay.kind_queue k where k.kind = r.kind), 'default'), coalesce(r.priority, 100), r.delay,
                 r.run_at, r.expires_at, r.max_attempts, r.tag, r.correlation_id, r.headers, r.ordering_key, r.limit_key)::forebay._job_input
             order by r.ordinality)
         into v_jobs
@@ -126,7 +126,7 @@ $$;
 -- Parameters and errors: as forebay.enqueue; the options are common to all jobs.
 -- pages: 60 + 8 a job
 create function forebay.enqueue_many(
-    kind text, args jsonb[], queue text default 'default', priority integer default 100,
+    kind text, args jsonb[], queue text default null, priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
     headers jsonb default null, ordering_key text default null, limit_key text default null)
@@ -146,6 +146,7 @@ begin
     if coalesce(cardinality(enqueue_many.args), 0) = 0 then
         return 0;
     end if;
+    enqueue_many.queue := coalesce(enqueue_many.queue, forebay.queue_of(enqueue_many.kind), 'default');
     v_problem := forebay._job_problem(
         enqueue_many.kind, '{}', enqueue_many.queue, enqueue_many.priority, enqueue_many.delay, enqueue_many.run_at,
         enqueue_many.expires_at, enqueue_many.max_attempts, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,

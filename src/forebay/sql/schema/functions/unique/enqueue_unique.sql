@@ -19,7 +19,7 @@
 -- Locks: the key's newest row, until the transaction ends; waits for another open transaction that is taking the same key.
 -- pages: 150
 create function forebay.enqueue_unique(
-    kind text, args jsonb, unique_as jsonb, queue text default 'default', priority integer default 100,
+    kind text, args jsonb, unique_as jsonb, queue text default null, priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
     max_attempts integer default null, tag text default null, correlation_id text default null,
     headers jsonb default null, ordering_key text default null, limit_key text default null, out job_id bigint, out is_new boolean, out replaced bigint)
@@ -32,6 +32,7 @@ declare
     v_problem text;
     v_made    record;
 begin
+    enqueue_unique.queue := coalesce(enqueue_unique.queue, forebay.queue_of(enqueue_unique.kind), 'default');
     v_problem := coalesce(
         forebay._job_problem(
             enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, enqueue_unique.delay,

@@ -1,0 +1,144 @@
+"""forebay apply: make the settings of queues in the database what an application declares."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from forebay.cli._load import load_app
+from forebay.cli.exit import ExitCode
+from forebay.cli.options import Dsn, Json
+from forebay.cli.output import ago, console, print_json, table
+from forebay.errors import DatabaseUnavailable
+from forebay.model.text import logger
+
+if TYPE_CHECKING:
+    from forebay.app import App
+    from forebay.model.declared import QueueDifference
+
+log = logger("forebay.cli")
+
+_STYLES = {"kept": "yellow", "conflict": "bold yellow", "forget": "dim", "remove": "magenta"}
+_DONE = {"set": "set", "change": "changed", "remove": "removed", "open": "opened"}
+
+
+def apply(
+    app: Annotated[
+        str, typer.Argument(metavar="MODULE:APP", help="The application: shop.jobs:app.")
+    ],
+    *,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = (
+        False
+    ),
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Change nothing; exit with 1 if code and database differ."),
+    ] = False,
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite", help="Take the code's value also where a change by hand would be kept."
+        ),
+    ] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Apply the queues that an application declares: limits, shards, how long dead letters are kept, consumer groups.
+
+    The command is safe to repeat. What was changed by hand since it was applied is kept and shown.
+    """  # fmt: skip
+    found, _ = load_app(app)
+    found._internals.use(dsn=dsn)
+    dry_run = dry_run or check
+    differences = found.apply(overwrite=overwrite, dry_run=dry_run)
+    if as_json:
+        print_json({"app": found.name, "dry_run": dry_run, "differences": differences})
+    else:
+        print_differences(found, differences, dry_run=dry_run)
+    if check and differences:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def print_differences(app: App, differences: list[QueueDifference], *, dry_run: bool) -> None:
+    """Print what was done about each difference, or would be."""
+    out = console()
+    if not differences:
+        same = f"{_counted(len(app.queues), 'queue')} of {app.name}: as declared"
+        out.print(same if app.queues else f"{app.name} declares no queues", style="dim")
+        return
+    rows = table("queue", "setting", "database", "code", "", loose=("queue", "setting", ""))
+    for one in differences:
+        rows.add_row(
+            one.queue,
+            one.setting.replace("_", " "),
+            _value(one.database),
+            _value(one.code),
+            Text(_in_words(one, app.name, dry_run=dry_run), style=_STYLES.get(one.action, "green")),
+        )
+    out.print(rows)
+    changed = sum(one.is_pending for one in differences)
+    kept = sum(one.action in ("kept", "conflict") for one in differences)
+    text = f"{app.name}: {changed} {'to change' if dry_run else 'changed'}"
+    if kept:
+        text += f", {kept} kept; --overwrite takes the values of the code"
+    out.print(text)
+
+
+def report_differences(app: App, place: str) -> None:
+    """Log one line if the queues in the database are not as the application declares them."""
+    if not app.queues:
+        return
+    try:
+        differences = app.apply(dry_run=True)
+    except DatabaseUnavailable:
+        return  # The worker waits for the database, and reports it.
+    pending = [
+        f"{one.queue} {one.setting.replace('_', ' ')}" for one in differences if one.is_pending
+    ]
+    kept = [
+        f"{one.queue} {one.setting.replace('_', ' ')} is {_value(one.database)}, in code {_value(one.code)}"
+        for one in differences
+        if one.action in ("kept", "conflict")
+    ]  # fmt: skip
+    if pending:
+        log.warning(
+            "declared and not applied: %s; run `forebay apply %s`", ", ".join(pending), place
+        )
+    if kept:
+        log.info("not as declared, changed by hand: %s", "; ".join(kept))
+
+
+def _in_words(one: QueueDifference, app: str, *, dry_run: bool) -> str:
+    is_group = one.setting.startswith("group ")
+    changed = f" ({one.changed_by}, {ago(one.changed_at)})" if one.changed_by else ""
+    match one.action:
+        case "kept":
+            return f"kept: changed by hand{changed}"
+        case "conflict" if one.applied is None:
+            return f"kept: set by hand before it was declared{changed}"
+        case "conflict" if one.applied_by != app:
+            return f"kept: applied by {one.applied_by}{changed}"
+        case "conflict":
+            return f"kept: changed by hand{changed}, and in code (was {_value(one.applied)})"
+        case "forget" if is_group:
+            return f"not declared any more, stays open: forebay groups close {one.setting[6:]} --queue {one.queue}"
+        case "forget":
+            return f"not declared any more, stays: changed by hand{changed}"
+        case action:
+            verb = "open" if is_group else action
+            return f"would {verb}" if dry_run else _DONE[verb]
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, dict):
+        burst = f", burst {value['burst']:,}" if "burst" in value else ""
+        return f"{value['rate']:,.10g}/s{burst}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"1 {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,34 @@
+"""Declared queues: compare them with the database, and apply them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from forebay.model.declared import QueueDifference
+from forebay.ops._records import rows_as
+from forebay.ops.operation import Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from forebay.model.declared import Queue
+
+_DIFFERENCES: Final = """\
+select row_to_json(d)::text
+from forebay.{function}(app => %(app)s, queues => %(queues)s::jsonb, overwrite => %(overwrite)s::boolean) d"""
+
+
+def apply_queues(
+    app: str, queues: Iterable[Queue], *, overwrite: bool = False, dry_run: bool = False
+) -> Operation[list[QueueDifference]]:
+    """Return the call that applies declared queues, or with ``dry_run`` only compares them."""
+    return Operation(
+        _DIFFERENCES.format(function="compare_queues" if dry_run else "apply_queues"),
+        lambda rows: rows_as(QueueDifference, rows),
+        {
+            "app": app,
+            "queues": json.dumps([{"queue": name} | name.settings.given() for name in queues]),
+            "overwrite": overwrite,
+        },
+    )

@@ -1,0 +1,39 @@
+-- grant: worker
+
+-- Record in which queue the jobs of each kind of a worker wait; returns the kinds that had another queue, with both queues. Kinds
+-- whose queue is recorded already are not written. Of two versions of an application that disagree, the last caller is right.
+--
+-- Errors: JQ001 a bad name.
+-- Locks: the rows of the kinds that change, in their order.
+-- pages: 20 + 5 a kind
+create function forebay.record_kinds_v1(p_worker text, p_kinds text[], p_queues text[])
+returns table (kind text, queue text, previous_queue text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+#variable_conflict use_column
+declare
+    v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
+begin
+    if cardinality(p_kinds) <> cardinality(p_queues)
+       or exists (select from unnest(p_kinds, p_queues) n (kind, queue) where (n.kind ~ v_name and n.queue ~ v_name) is not true) then
+        raise exception using errcode = 'JQ001', message = 'a kind or its queue is not a name',
+            hint = 'Names have letters, digits and _ . : - only, at most 128.';
+    end if;
+    return query
+    with changed as (
+        insert into forebay.kind_queue as k (kind, queue, recorded_at, recorded_by)
+        select distinct on (n.kind collate "C") n.kind, n.queue, forebay._now(), left(p_worker, 200)
+        from unnest(p_kinds, p_queues) n (kind, queue)
+        where not exists (select from forebay.kind_queue i where i.kind = n.kind and i.queue = n.queue)
+        order by n.kind collate "C"
+        on conflict on constraint kind_queue_pkey do update
+        set queue = excluded.queue, recorded_at = excluded.recorded_at, recorded_by = excluded.recorded_by,
+            previous_queue = k.queue, previous_by = k.recorded_by,
+            alternated_at = case when excluded.queue = k.previous_queue then excluded.recorded_at else k.alternated_at end
+        where k.queue <> excluded.queue
+        returning k.kind, k.queue, k.previous_queue)
+    select c.kind, c.queue, c.previous_queue from changed c where c.previous_queue is not null;
+end
+$$;

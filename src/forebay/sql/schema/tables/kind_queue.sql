@@ -1,0 +1,10 @@
+-- In which queue the jobs of a kind wait, as the worker that started last declares it. An enqueue by name without a queue reads it.
+create table forebay.kind_queue (
+    kind           text collate "C" primary key,
+    queue          text not null,
+    recorded_at    timestamptz not null,
+    recorded_by    text not null,        -- the worker
+    previous_queue text,                 -- before it was recorded; null: the kind was not known
+    previous_by    text,
+    alternated_at  timestamptz           -- when a worker last recorded the previous queue again; null: never
+);

@@ -1,0 +1,120 @@
+"""A context to call a handler with, without a worker and without a database."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from forebay.app import Handler
+from forebay.errors import JobCancelled, SoftTimeout
+from forebay.model import Job
+from forebay.model.checks import PRIORITY_DEFAULT
+from forebay.model.context import TransactionContext
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forebay.app import Internals
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """One report of ``ctx.progress``."""
+
+    done: float
+    note: str
+
+
+class RecordingContext(TransactionContext[Any]):
+    """A context for a test: it records the progress that a handler reports, and can be cancelled.
+
+    It fits handlers with a ``Context`` and with any ``TransactionContext``.
+
+    Attributes:
+        reports: the reports of ``progress``, oldest first, each with ``done`` and ``note``.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        jobs: Sequence[Job] | None = None,
+        conn: Any = None,
+        deadline: float | None = None,
+        resources: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.reports: list[Reported] = []
+        super().__init__(
+            job=job,
+            jobs=jobs,
+            conn=conn,
+            deadline=deadline,
+            resources=resources,
+            report=lambda done, note: self.reports.append(Reported(done, note)),
+        )
+
+    def cancel(self, reason: str | None = None) -> None:
+        """Request that the handler stops, as when its job is cancelled."""
+        self.request_stop(JobCancelled(self.job.job_id, reason=reason))
+
+    def time_out(self, seconds: float = 1.0) -> None:
+        """Request that the handler stops, as at its soft timeout."""
+        self.request_stop(SoftTimeout(seconds))
+
+
+def context(
+    of: Handler[..., ..., Any] | str = "test",
+    *,
+    conn: Any = None,
+    resources: Mapping[str, Any] | None = None,
+    deadline: float | None = None,
+    **facts: Any,
+) -> RecordingContext:
+    """Return a context to call a handler with: ``send_welcome(context(send_welcome), 42)``.
+
+    Args:
+        of: the handler, from which queue, priority, tag and the other options of the job come; or the name of a kind.
+        conn: what ``ctx.conn`` is, for a handler with ``transaction=True``.
+        resources: what ``ctx.resources`` has.
+        deadline: time of the hard timeout, by ``time.monotonic()``.
+        facts: fields of ``Job`` that matter to the test: ``attempt=3``, ``headers={"tenant": "acme"}``, ``args={...}``.
+
+    Raises:
+        TypeError: ``Job`` has no such field.
+
+    >>> ctx = context("price", attempt=2)
+    >>> ctx.progress(0.5, "half"); ctx.attempt, ctx.reports
+    (2, [Reported(done=0.5, note='half')])
+    """
+    return RecordingContext(
+        job=job_for(of, **facts), conn=conn, resources=resources, deadline=deadline
+    )
+
+
+def internals_of(handler: Handler[..., ..., Any]) -> Internals:
+    """Return the internal state of a handler's app."""
+    return handler._app._internals  # noqa: SLF001
+
+
+def job_for(of: Handler[..., ..., Any] | str, **facts: Any) -> Job:
+    """Return a job of a handler, as its first attempt would see it, with some facts changed."""
+    known: dict[str, Any] = {"queue": "default", "priority": PRIORITY_DEFAULT, "max_attempts": 20}
+    kind = of
+    if isinstance(of, Handler):
+        kind, options = of.kind.name, of.options
+        retry = internals_of(of).kinds.get(kind).retry
+        known |= {
+            "max_attempts": options.max_attempts or retry.max_attempts,
+            "headers": dict(options.headers or {}),
+        }
+        names = ("queue", "priority", "tag", "correlation_id", "ordering_key", "expires_at")
+        known |= {name: value for name in names if (value := getattr(options, name)) is not None}
+    always: dict[str, Any] = {
+        "job_id": 1,
+        "kind": kind,
+        "args": {},
+        "attempt": 1,
+        "enqueued_at": datetime.now(UTC),
+    }
+    return Job(**{**always, **known, **facts})
