@@ -276,6 +276,7 @@ class DeadLetterAdmin(_LogAdmin):
         "queue": None,
         "kind": None,
         "tag": None,
+        "cause": None,
         "reason": REASONS,
         "retried": ("yes", "all"),
     }
@@ -324,6 +325,8 @@ class DeadLetterAdmin(_LogAdmin):
             ("Kind", letter.kind),
             ("Queue", f"{letter.queue}, priority {letter.priority}"),
             ("Group", None if letter.group == "default" else letter.group),
+            ("Cause", letter.cause),
+            ("Raised in", letter.place),
             ("Attempt", _of(letter.attempt, letter.max_attempts)),
             ("Enqueued", letter.enqueued_at),
             ("Died", letter.died_at),

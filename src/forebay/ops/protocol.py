@@ -205,6 +205,7 @@ class HeartbeatAnswer:
     leaderless: frozenset[int] = frozenset()
     lease_count: int | None = None
     server_time: datetime | None = None
+    muted_causes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +259,7 @@ def heartbeat(
 ) -> Operation[HeartbeatAnswer]:
     """Keep leases alive; also return which of some duties are leaderless."""
     return Operation(
-        "select open_leases, cancelled_jobs, leaderless, lease_count, server_time"
+        "select open_leases, cancelled_jobs, leaderless, lease_count, server_time, muted_causes"
         " from forebay.heartbeat_v1(%(leases)s, %(jobs)s, %(duties)s)",
         _heartbeat_answer,
         {"leases": list(lease_ids), "jobs": list(job_ids), "duties": list(duties)},
@@ -482,13 +483,14 @@ def now() -> Operation[datetime]:
 
 
 def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
-    ((open_leases, cancelled_jobs, leaderless, lease_count, server_time),) = rows
+    ((open_leases, cancelled_jobs, leaderless, lease_count, server_time, muted),) = rows
     return HeartbeatAnswer(
         frozenset(open_leases),
         frozenset(cancelled_jobs),
         frozenset(leaderless),
         lease_count,
         server_time,
+        frozenset(muted or ()),
     )
 
 

@@ -247,10 +247,11 @@ class Worker:
     def _make_parts(self, resources: Mapping[str, Any]) -> None:
         """Create the parts that run jobs and the leases."""
         settings = self._settings
+        self._job_log = JobLog(self._app.kinds)
         outcomes = RecordedOutcomes(
             self._settler,
             self.stats,
-            JobLog(self._app.kinds),
+            self._job_log,
             on_end=None if self._on_attempt is None else self._on_end,
         )
         self._executor = Executor(
@@ -377,6 +378,7 @@ class Worker:
         if answer.server_time is not None:
             self._maintenance.observe_clock(answer.server_time, sent_at, answered_at)
         self._leases.confirm(answer, lease_ids, sent_at)
+        self._job_log.muted = answer.muted_causes
         if answer.cancelled_jobs:
             self._executor.cancel(answer.cancelled_jobs)
             self._children.cancel(set(answer.cancelled_jobs))

@@ -1,7 +1,7 @@
 -- grant: worker
 
 -- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
--- the number of open leases in all, at most 1,000; null while the process runs jobs; and the time of the server.
+-- the number of open leases in all, at most 1,000; null while the process runs jobs; the time of the server; and the muted causes of death.
 --
 -- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
@@ -9,7 +9,8 @@
 -- Parameters: p_lease_ids, all leases of this process; p_job_ids, its running jobs; p_duties, duties it would take.
 -- pages: 40 + 5 a job
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}')
-returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz)
+returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz,
+               muted_causes text[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
@@ -37,6 +38,7 @@ begin
         lease_count := (select count(*) from (select from forebay.lease l where l.closed_at is null limit 1000) o);
     end if;
     server_time := clock_timestamp();
+    muted_causes := (select array_agg(m.cause) from forebay.muted_cause m where m.until > server_time or m.until is null);
     return next;
 end
 $$;
