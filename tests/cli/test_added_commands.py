@@ -47,7 +47,7 @@ def test_a_function_becomes_a_command(command, installed):
     """
     installed("greet", "added_commands:greet")
     assert command("greet", "Ann", "--loud").out == "ANN\n"
-    assert "Greet a person." in command("--help").out
+    assert "Greet a person" in command("--help").out
     assert "--loud" in command("greet", "-h").out
 
 
@@ -57,7 +57,7 @@ def test_several_commands_become_a_group(command, installed):
     """
     installed("count", "added_commands:several")
     assert command("count", "down").out == "two, one\n"
-    assert "Count things." in command("--help").out
+    assert "Count things" in command("--help").out
 
 
 def test_a_command_of_ours_is_not_replaced(command, installed):

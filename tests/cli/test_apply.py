@@ -61,13 +61,15 @@ def test_what_an_operator_changed_is_kept_and_shown(forebay, conn, shop):
     forebay("queues", "limit", "imports", "--concurrency", 1)
     kept = forebay("apply", shop("concurrency=20"))
     assert kept.code == 0
-    assert "imports concurrency 1 20 kept: changed by hand" in cells(kept.out)
+    assert "imports concurrency 1 20 kept: changed by hand (cli " in "\n".join(cells(kept.out))
     assert "imports max waiting 1,000 - removed" in cells(kept.out)
     assert cells(kept.out)[-1].endswith(
         "1 changed, 1 kept; --overwrite takes the values of the code"
     )
     both = forebay("apply", shop("concurrency=30"))
-    assert "imports concurrency 1 30 kept: changed by hand, and in code (was 20)" in cells(both.out)
+    (line,) = [line for line in cells(both.out) if line.startswith("imports")]
+    assert line.startswith("imports concurrency 1 30 kept: changed by hand (cli ")
+    assert line.endswith("), and in code (was 20)")
     found = forebay("apply", shop("concurrency=30"), "--check", "--json")
     assert found.code == 1
     assert [d["action"] for d in found.json["differences"]] == ["conflict"]

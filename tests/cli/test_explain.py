@@ -274,7 +274,7 @@ def test_the_screen_has_the_answer_the_next_step_and_the_questions(forebay, conn
     """
     job_id = enqueue(conn, queue="mail")
     out = forebay("doctor", "--job", job_id).out
-    assert "no worker runs" in out
+    assert "No worker runs" in out
     assert "→ Start a worker: forebay worker MODULE:APP --queue mail" in out
     assert "✓ ended" in out
     shown = forebay("jobs", "show", job_id).out

@@ -289,3 +289,34 @@ def test_a_rolled_back_apply_leaves_nothing(conn):
     conn.execute("rollback")
     assert settings(conn) == {}
     assert set(apply(conn, EVERYTHING).values()) == {"set"}
+
+
+def test_each_change_is_an_event_of_apply_and_a_kept_one_names_who_changed_it(conn):
+    conn.execute("delete from forebay.event")  # The fixture of the database configures it.
+    conn.execute("set forebay.actor = 'deploy bot'")
+    apply(conn, EVERYTHING)
+    apply(conn, EVERYTHING)
+    rows = conn.execute("select act, actor from forebay.events() order by event_id").fetchall()
+    assert rows == [
+        (act, "apply shop by deploy bot")
+        for act in ("queues.limit", "queues.shard", "dead.keep", "groups.open", "groups.open")
+    ]
+    assert one(conn, "show forebay.actor") == "deploy bot"
+
+    conn.execute("set forebay.actor = 'alice'")
+    limit(conn, concurrency=1)
+    conn.execute("set forebay.actor = ''")
+    limit(conn, burst=9)
+    one(conn, "select forebay.shard_queue('q', 2)")
+    one(conn, "select forebay.close_group('q', 'audit')")
+    rows = conn.execute(
+        "select setting, changed_by, changed_at is null from forebay.apply_queues('shop', %s)",
+        [json.dumps([EVERYTHING])],
+    )
+    role = one(conn, "select session_user::text")
+    assert rows.fetchall() == [
+        ("rate", role, False),
+        ("concurrency", "alice", False),
+        ("shards", role, False),
+        ("group audit", role, False),
+    ]

@@ -472,3 +472,12 @@ def test_an_unknown_kind_names_the_known_ones():
         kinds.get("plan")
 
     assert "plain" in caught.value.detail
+
+
+def test_a_lambda_is_refused_by_its_place():
+    """
+    It has no name; the message has its line instead of an address in memory.
+    """
+    with pytest.raises(ConfigError, match=r"kind at .*test_kinds.py:\d+ has no name") as caught:
+        Kind.declare(lambda: None)
+    assert "def" in (caught.value.hint or "")

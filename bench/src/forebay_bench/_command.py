@@ -101,7 +101,7 @@ def bench(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure throughput, latency and the cost of held transactions; compare with other queues.
+    """Measure throughput and latency, also beside held transactions; compare with other queues.
 
     It creates databases and drops them at the end. Settings that decide durability stay on.
     """

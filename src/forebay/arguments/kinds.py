@@ -246,6 +246,12 @@ def _place(function: Callable[..., Any]) -> str:
 
 
 def _checked_name(name: object, function: Callable[..., Any]) -> str:
+    if name == "<lambda>":
+        raise ConfigError(
+            f"kind at {_place(function)}",
+            "has no name: a lambda has none",
+            hint='Declare a function with def, or name the kind: app.job(name="resize")(lambda ...).',
+        )
     try:
         return checks.checked_name(name, "name")
     except InvalidJob as error:

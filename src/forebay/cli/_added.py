@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from forebay.cli._hints import HintedCommands
+from forebay.cli._help import CommandGroup
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ GROUP: Final = "forebay.commands"
 #: Commands of our other distributions: what each does, and how to install it.
 OURS: Final = {
     "bench": (
-        "Measure throughput and latency on your machine. Not installed: install forebay-bench.",
+        "Measure throughput and latency on your machine: install forebay-bench.",
         "python -m pip install forebay-bench; in a checkout: python -m pip install -e . -e ./bench",
     ),
 }
@@ -32,7 +32,7 @@ _PANEL: Final = "Added by other packages"
 _TRY: Final = "Try it out"
 
 
-class Commands(HintedCommands):
+class AllCommands(CommandGroup):
     """The commands of this library, followed by those that other distributions add."""
 
     def list_commands(self, ctx: Any) -> list[str]:

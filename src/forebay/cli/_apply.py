@@ -10,7 +10,7 @@ from rich.text import Text
 from forebay.cli._load import load_app
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json
-from forebay.cli.output import console, print_json, table
+from forebay.cli.output import ago, console, print_json, table
 from forebay.errors import DatabaseUnavailable
 from forebay.model.text import logger
 
@@ -112,19 +112,20 @@ def report_differences(app: App, place: str) -> None:
 
 def _in_words(one: QueueDifference, app: str, *, dry_run: bool) -> str:
     is_group = one.setting.startswith("group ")
+    changed = f" ({one.changed_by}, {ago(one.changed_at)})" if one.changed_by else ""
     match one.action:
         case "kept":
-            return "kept: changed by hand"
+            return f"kept: changed by hand{changed}"
         case "conflict" if one.applied is None:
-            return "kept: set by hand before it was declared"
+            return f"kept: set by hand before it was declared{changed}"
         case "conflict" if one.applied_by != app:
-            return f"kept: applied by {one.applied_by}"
+            return f"kept: applied by {one.applied_by}{changed}"
         case "conflict":
-            return f"kept: changed by hand, and in code (was {_value(one.applied)})"
+            return f"kept: changed by hand{changed}, and in code (was {_value(one.applied)})"
         case "forget" if is_group:
             return f"not declared any more, stays open: forebay groups close {one.setting[6:]} --queue {one.queue}"
         case "forget":
-            return "not declared any more, stays: changed by hand"
+            return f"not declared any more, stays: changed by hand{changed}"
         case action:
             verb = "open" if is_group else action
             return f"would {verb}" if dry_run else _DONE[verb]

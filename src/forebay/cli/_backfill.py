@@ -205,7 +205,7 @@ def backfill(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Enqueue a job for each row of a table or a query, inside the database.
+    """Enqueue a job for each row of a table or query, in the database.
 
     One statement enqueues all jobs. With --chunk, each chunk is committed, and the backfill can be resumed. --query and
     --where are SQL that runs with your privileges. Without --app and --queue, the jobs go to the queue that the workers of

@@ -8,7 +8,7 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from forebay.cli._hints import HintedCommands
+from forebay.cli._help import Commands
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
     Dsn,
@@ -42,10 +42,8 @@ if TYPE_CHECKING:
     from forebay.model.status import DeadLetter
     from forebay.ops.dead import Reason
 
-commands = typer.Typer(
-    cls=HintedCommands,
-    help="Dead letters: list, show, groups, summary, redrive, keep, purge, mute, unmute.",
-    no_args_is_help=True,
+commands = Commands(
+    help="Dead letters: list, show, groups, summary, redrive, keep, purge, mute, unmute."
 )
 
 ReasonOption = Annotated[
@@ -195,7 +193,7 @@ def _print_letter(letter: DeadLetter) -> None:
     out = console()
     out.print(_facts(letter))
     if letter.args:
-        out.print()
+        out.print(Text("arguments", style="bold"))
         out.print(json_text(letter.args))
     for failure in letter.errors:
         out.print()

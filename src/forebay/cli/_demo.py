@@ -18,7 +18,7 @@ def demo(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Parse the Python standard library with jobs, kill a worker half-way, and count what was lost.
+    """Run jobs, kill a worker half-way, and count what was lost. The jobs parse the Python standard library.
 
     The demo starts a temporary PostgreSQL server. It exits with 0 only if no job was lost, none ran without its commit,
     and none took effect twice.

@@ -47,7 +47,7 @@ def doctor(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Find problems of the database and show their remedies; with --job, find why a job does not run.
+    """Find problems of the database, or why a job does not run.
 
     The doctor only reads, and briefly: run it at any time. It exits with 1 if it finds an error, or no such job.
     """
@@ -83,18 +83,17 @@ def _explain(job_id: int, found: Sequence[Explanation], as_json: bool) -> None:
                 out.print()
             group = f", group {one.group}" if len(found) > 1 else ""
             out.print(Text(f"job {job_id}{group}", style="bold"))
+            # The answer of the last question follows as a sentence.
+            passed = one.steps if one.cause in ("soon", "trouble") else one.steps[:-1]
             rows = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
             rows.add_column(no_wrap=True)
             rows.add_column(no_wrap=True, style="dim")
             rows.add_column(overflow="fold", style="dim")
-            is_free = one.cause == "soon"
-            for place, step in enumerate(one.steps, 1):
-                mark, style = _MARKS[
-                    Level.OK if is_free or place < len(one.steps) else Level.NOTICE
-                ]
-                rows.add_row(Text(mark, style=style), step.question, Text(step.answer))
-            out.print(rows)
-            out.print()
+            for step in passed:
+                rows.add_row(Text("✓", style="green"), step.question, Text(step.answer))
+            if passed:
+                out.print(rows)
+                out.print()
             out.print(answer_text(one))
     if is_unknown:
         raise typer.Exit(ExitCode.FAILED)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.cli._hints import HintedCommands
+from forebay.cli._help import Commands
 from forebay.cli.options import Dsn, Json, Limit, Queue, instant_or_age
 from forebay.cli.output import ago, console, one_line, print_json, table
 from forebay.client import Client
@@ -15,9 +15,7 @@ from forebay.client import Client
 if TYPE_CHECKING:
     from forebay.model.events import Event
 
-commands = typer.Typer(
-    cls=HintedCommands, help="The event log: what operators did.", no_args_is_help=True
-)
+commands = Commands(help="The event log: what operators did.")
 
 
 @commands.command("list")

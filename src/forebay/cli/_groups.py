@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import typer
 from rich.text import Text
 
+from forebay.cli._help import Commands
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, Queue
 from forebay.cli.output import ago, console, print_json, table
@@ -17,7 +18,7 @@ from forebay.doctor import counted, human_bytes
 from forebay.model.groups import ClosedGroup, GroupOverview
 from forebay.ops.queues import continue_closing
 
-commands = typer.Typer(help="Consumer groups: list, close.", no_args_is_help=True)
+commands = Commands(help="Consumer groups: list, close.")
 
 #: Pause between the steps of a closing that waits for running jobs.
 _PAUSE_SECONDS: Final = 0.2

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from forebay.cli._hints import HintedCommands
+from forebay.cli._help import Commands
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Group, Json, Kind, Limit, Queue
 from forebay.cli.output import (
@@ -29,8 +29,9 @@ from forebay.client import Client
 from forebay.model import JobState
 from forebay.model.explanation import Explanation
 from forebay.model.status import CancelAnswer, JobHistory, JobStatus
+from forebay.model.text import call_text
 
-commands = typer.Typer(cls=HintedCommands, help="Jobs: list, show, cancel.", no_args_is_help=True)
+commands = Commands(help="Jobs: list, show, cancel.")
 
 JobId = Annotated[int, typer.Argument(metavar="JOB_ID", help="The job.")]
 
@@ -68,20 +69,21 @@ def list_(
     if not found:
         out.print("No jobs.", style="dim")
         return
+    # A column without a value takes no width.
+    has_tags = any(job.tag for job in found)
     rows = table(
-        "job", "state", "kind", "queue", "attempt", "since", "args", "tag",
-        right=("job", "attempt"), loose=("args", "tag"),
+        "job", "state", "queue", "attempt", "since", "call", *(["tag"] if has_tags else []),
+        right=("job", "attempt"), loose=("call", "tag"),
     )  # fmt: skip
     for job in found:
         rows.add_row(
             str(job.job_id),
             state_text(job.state),
-            job.kind,
             _queue(job),
             attempt_of(job.attempt, job.max_attempts),
             _since(job),
-            one_line(compact(job.args)),
-            one_line(job.tag or "-"),
+            one_line(call_text(job.kind, job.args)),
+            *([one_line(job.tag or "-")] if has_tags else []),
         )
     out.print(rows)
     if len(found) >= limit:
@@ -111,7 +113,7 @@ def show(job_id: JobId, *, dsn: Dsn = None, as_json: Json = False) -> None:
             out.print(Text("result", style="bold"))
             out.print(json_text(history.result.value))
     if found[0].args:
-        out.print()
+        out.print(Text("arguments", style="bold"))
         out.print(json_text(found[0].args))
 
 
@@ -184,7 +186,8 @@ def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None
     rows.add_row("state", state)
     if waits is not None and not job.state.is_final and job.state is not JobState.RUNNING:
         rows.add_row("waits", waits.answer)
-    rows.add_row("queue", f"{job.queue}, priority {job.priority}, group {job.group}")
+    group = "" if job.group == "default" else f", group {job.group}"
+    rows.add_row("queue", f"{job.queue}, priority {job.priority}{group}")
     rows.add_row("attempt", attempt_of(job.attempt, job.max_attempts))
     for name, value in (
         ("enqueued", job.enqueued_at),
@@ -218,5 +221,5 @@ def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None
         )
     if history and history.result:
         kept = history.result
-        rows.add_row("result", kept.problem or f"kept until {moment(kept.kept_until)}")
+        rows.add_row("result", kept.problem or f"below, kept until {moment(kept.kept_until)}")
     return rows

@@ -30,8 +30,10 @@ from forebay.cli import (
     _queues,
     _schema,
     _worker,
+    _workers,
 )
-from forebay.cli._added import Commands
+from forebay.cli._added import AllCommands
+from forebay.cli._help import Commands
 from forebay.cli.exit import (
     ExitCode,
     exit_code,
@@ -47,13 +49,12 @@ from forebay.ops.events import acting_as
 #: How long threads that handlers left behind may delay the exit of the process.
 _LEFT_OVER_SECONDS: Final = 1.0
 
-program = typer.Typer(
+program = Commands(
     name="forebay",
-    cls=Commands,
+    cls=AllCommands,
     help="Forebay is a transactional job queue and outbox for Python and PostgreSQL.",
     epilog="Exit codes: 0 done · 1 not done, or problems found · 2 wrong usage or"
     " configuration · 3 database not usable",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -77,6 +78,7 @@ program.add_typer(_jobs.commands, name="jobs", rich_help_panel=_OPERATE)
 program.add_typer(_dead.commands, name="dead", rich_help_panel=_OPERATE)
 program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)
 program.add_typer(_groups.commands, name="groups", rich_help_panel=_OPERATE)
+program.add_typer(_workers.commands, name="workers", rich_help_panel=_OPERATE)
 program.add_typer(_events.commands, name="events", rich_help_panel=_OPERATE)
 program.add_typer(_mirror.commands, name="mirror", rich_help_panel=_OPERATE)
 program.command("adopt", rich_help_panel=_OPERATE)(_schema.adopt)

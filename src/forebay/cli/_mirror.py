@@ -10,6 +10,7 @@ import typer
 from rich.padding import Padding
 from rich.text import Text
 
+from forebay.cli._help import Commands
 from forebay.cli._load import load_app
 from forebay.cli._worker import AppPlace
 from forebay.cli.exit import ExitCode
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from forebay.mirror import Mirror
     from forebay.model.mirrors import Alert, AuditRecord, MirrorStatus
 
-commands = typer.Typer(help="Mirrors: status, heartbeat, audit.", no_args_is_help=True)
+commands = Commands(help="Mirrors: status, heartbeat, audit.")
 
 _SHOWN: int = 5
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from forebay.cli._hints import HintedCommands
+from forebay.cli._help import Commands
 from forebay.cli._served import check_queue_in_use
 from forebay.cli.options import Dsn, Group, Json, Queue
 from forebay.cli.output import ago, console, print_json, table
@@ -18,9 +18,7 @@ from forebay.model.limits import Limits, QueueLimits
 from forebay.ops.overview import queue_overview
 from forebay.ops.queues import limit_queue
 
-commands = typer.Typer(
-    cls=HintedCommands, help="Queues: list, pause, resume, shard, limit.", no_args_is_help=True
-)
+commands = Commands(help="Queues: list, pause, resume, shard, limit.")
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
 

@@ -44,13 +44,11 @@ LogLevel = Annotated[
 ]
 LogForm = Annotated[
     str,
-    typer.Option(
-        "--log-format", metavar="FORMAT", help="text, or json: one JSON object for each record."
-    ),
+    typer.Option("--log-format", metavar="FORMAT", help="text, or json: one JSON object a record."),
 ]
 
 
-@with_settings("worker", "retry")
+@with_settings("worker", "retry", common=("queue", "concurrency"))
 def worker(
     app: AppPlace,
     *,

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from forebay.cli._help import SETTINGS_PANEL, print_settings_help
 from forebay.config import GROUPS
 from forebay.errors import ConfigError, InvalidJob, shown
 
@@ -22,8 +23,7 @@ Dsn = Annotated[
     typer.Option(
         "--dsn",
         metavar="ADDRESS",
-        help="The database: a URL, a libpq string, or 'embedded'."
-        " Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*.",
+        help="Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*.",
         show_default=False,
     ),
 ]
@@ -131,9 +131,12 @@ def json_object(text: str | None, name: str) -> dict[str, Any]:
     return value
 
 
-def with_settings(*groups: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a flag for every setting of some groups to a command.
+def with_settings(
+    *groups: str, common: tuple[str, ...] = ()
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add a flag for every setting of some groups to a command, and ``--help-settings``, which shows them.
 
+    The help of the command shows the ``common`` settings only.
     The command receives them as ``flags``: a text for each setting, None for a flag that was not given.
     They are parsed and checked together with files and environment.
     """
@@ -154,10 +157,10 @@ def with_settings(*groups: str) -> Callable[[Callable[..., Any]], Callable[..., 
                     typer.Option(
                         "--" + item.name.replace("_", "-"),
                         metavar="VALUE",
-                        help=item.metadata["meaning"]
-                        + ("" if item.default is None else f" (default {item.default})"),
+                        help=_sentence(item.metadata["meaning"])
+                        + ("" if item.default is None else f" [default: {item.default}]"),
                         show_default=False,
-                        rich_help_panel=f"Settings: {group}",
+                        rich_help_panel=None if item.name in common else f"{SETTINGS_PANEL}{group}",
                     ),
                 ],
             )
@@ -165,18 +168,38 @@ def with_settings(*groups: str) -> Callable[[Callable[..., Any]], Callable[..., 
             for item in fields(GROUPS[group])
         ]
 
+        more = inspect.Parameter(
+            "help_settings",
+            inspect.Parameter.KEYWORD_ONLY,
+            default=False,
+            annotation=Annotated[
+                bool,
+                typer.Option(
+                    "--help-settings",
+                    help="Show this message with all settings.",
+                    is_eager=True,
+                    callback=print_settings_help,
+                ),
+            ],
+        )
+
         @functools.wraps(function)
         def command(**given: Any) -> Any:
+            given.pop(more.name)
             flags = {parameter.name: given.pop(parameter.name) for parameter in added}
             return function(**given, flags=flags)
 
-        parameters = own + added
+        parameters = [*own, *added, more]
         # typer reads the options of a command from here.
         command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         command.__annotations__ = {item.name: item.annotation for item in parameters}
         return command
 
     return decorate
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."
 
 
 def confirmed(question: str) -> bool:

@@ -84,6 +84,9 @@ class WorkerSettings:
     without_schema: str = setting(
         "wait", "what a starting worker does while the schema is missing or too old: wait, fail"
     )
+    app_version: str | None = setting(
+        None, "version of your application, shown by `forebay workers list`"
+    )
     health: str | None = setting(
         None, "answer the probes /live and /ready at this HOST:PORT, or at unix:PATH"
     )

@@ -96,7 +96,6 @@ class View:
         rows = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         rows.add_column(justify="right")
         rows.add_column()
-        rate = result.done / result.seconds if result.seconds else 0.0
 
         def add(number: int | str, text: str, *, must_be_zero: bool = False) -> None:
             style = "bold"
@@ -113,7 +112,7 @@ class View:
         add(result.double_effects, "took effect twice", must_be_zero=True)
         kills = "worker" if result.worker_kills == 1 else "workers"
         add(result.rerun, f"run again, after {result.worker_kills} {kills} killed while busy")
-        add(f"{result.seconds:.1f}", f"seconds, {rate:,.0f} jobs/s")
+        add(f"{result.seconds:.1f}", "seconds, with the time until a killed worker is given up")
         self._console.print()
         self._console.print(rows)
         self._console.print()

@@ -122,6 +122,8 @@ class QueueDifference:
             value was changed by hand, the code did not change. ``conflict``: it was changed by hand and the code has changed
             too, or it was set by hand before it was first declared, or another application applied it; the value stays. ``forget``: it
             is no longer declared, and stays, because it was changed by hand or is a group.
+        changed_by: who changed it last, by the event log, if it is kept, in conflict or forgotten; None if the log does not tell.
+        changed_at: when.
     """
 
     queue: str
@@ -132,6 +134,8 @@ class QueueDifference:
     applied_by: str | None
     applied_at: datetime | None
     action: Literal["set", "change", "remove", "kept", "conflict", "forget"]
+    changed_by: str | None
+    changed_at: datetime | None
 
     @property
     def is_pending(self) -> bool:

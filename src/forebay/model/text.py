@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 _ELLIPSIS: Final = " [...]"
 
@@ -49,6 +51,27 @@ def log_block(text: str) -> str:
 def escaped_json(text: str) -> str:
     """Return JSON text with JSON escapes for the control characters in its strings, so that its value is the same."""
     return _UNSHOWABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def call_text(kind: str, args: Mapping[str, Any]) -> str:
+    """Return a job as a call: ``add(a=1, b=2)``. Arguments of Django's tasks may be positional.
+
+    >>> call_text("add", {"a": 1, "b": [2]}), call_text("add", {"args": [1, 2], "kwargs": {}})
+    ('add(a=1, b=[2])', 'add(1, 2)')
+    """
+    positional: list[Any] = []
+    named = args
+    if args.keys() == {"args", "kwargs"}:
+        first, second = args["args"], args["kwargs"]
+        if isinstance(first, list) and isinstance(second, dict):
+            positional, named = first, second
+    parts = [_json(value) for value in positional]
+    parts += [f"{name}={_json(value)}" for name, value in named.items()]
+    return f"{kind}({', '.join(parts)})"
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _escape(found: re.Match[str]) -> str:

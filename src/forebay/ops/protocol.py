@@ -198,13 +198,14 @@ class ProgressReport:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
-    """The answer to a heartbeat. The number of all open leases is given only if no job runs."""
+    """The answer to a heartbeat. The number of all open leases is given only if no job runs, the concurrency if an operator set it."""
 
     open_leases: frozenset[int]
     cancelled_jobs: frozenset[int]
     leaderless: frozenset[int] = frozenset()
     lease_count: int | None = None
     server_time: datetime | None = None
+    concurrency: int | None = None
     muted_causes: frozenset[str] = frozenset()
 
 
@@ -235,16 +236,23 @@ def record_kinds(worker: str, queues: Mapping[str, str]) -> Operation[list[tuple
     )
 
 
-def open_lease(worker: str, *, lease_seconds: float, suspect_seconds: float) -> Operation[int]:
+def open_lease(
+    worker: str,
+    *,
+    lease_seconds: float,
+    suspect_seconds: float,
+    details: Mapping[str, Any] | None = None,
+) -> Operation[int]:
     """Open a lease; return its id. The call states the schema version of this code."""
     return Operation(
-        "select forebay.open_lease_v1(%(worker)s, %(lease)s, %(suspect)s, %(version)s)",
+        "select forebay.open_lease_v1(%(worker)s, %(lease)s, %(suspect)s, %(version)s, %(details)s::jsonb)",
         scalar,
         {
             "worker": worker,
             "lease": float(lease_seconds),
             "suspect": float(suspect_seconds),
             "version": latest_version(),
+            "details": None if details is None else json.dumps(details),
         },
     )
 
@@ -255,14 +263,23 @@ def close_lease(lease_id: int) -> Operation[int | None]:
 
 
 def heartbeat(
-    lease_ids: Collection[int], job_ids: Collection[int], duties: Collection[int] = ()
+    lease_ids: Collection[int],
+    job_ids: Collection[int],
+    duties: Collection[int] = (),
+    memory_kb: int | None = None,
 ) -> Operation[HeartbeatAnswer]:
     """Keep leases alive; also return which of some duties are leaderless."""
     return Operation(
-        "select open_leases, cancelled_jobs, leaderless, lease_count, server_time, muted_causes"
-        " from forebay.heartbeat_v1(%(leases)s, %(jobs)s, %(duties)s)",
+        "select open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency,"
+        " muted_causes"
+        " from forebay.heartbeat_v1(%(leases)s, %(jobs)s, %(duties)s, %(memory_kb)s)",
         _heartbeat_answer,
-        {"leases": list(lease_ids), "jobs": list(job_ids), "duties": list(duties)},
+        {
+            "leases": list(lease_ids),
+            "jobs": list(job_ids),
+            "duties": list(duties),
+            "memory_kb": memory_kb,
+        },
     )
 
 
@@ -483,13 +500,16 @@ def now() -> Operation[datetime]:
 
 
 def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
-    ((open_leases, cancelled_jobs, leaderless, lease_count, server_time, muted),) = rows
+    ((open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency, muted),) = (
+        rows
+    )
     return HeartbeatAnswer(
         frozenset(open_leases),
         frozenset(cancelled_jobs),
         frozenset(leaderless),
         lease_count,
         server_time,
+        concurrency,
         frozenset(muted or ()),
     )
 

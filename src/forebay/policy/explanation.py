@@ -185,11 +185,11 @@ def _due(case: _Case) -> _Found:
     if job.run_at is None:
         return _Found("yes")
     if job.run_at <= case.facts.read_at:
-        late = f"due since {case.length(job.run_at)}, and no worker has made it ready"
         if (case.facts.read_at - job.run_at).total_seconds() < _OVERDUE_SECONDS:
             return _Found("since a moment")
         hint = "Start a worker: any worker makes the due jobs of all queues ready."
-        return _Found(f"it is {late}", "overdue", hint)
+        what = f"it has been due for {case.length(job.run_at)}, and no worker has made it ready"
+        return _Found(what, "overdue", hint)
     wait = f"in {case.length(job.run_at)}"
     if job.state is JobState.RETRYING:
         what = f"attempt {job.attempt} starts {wait}; the last one failed{case.last_error()}"

@@ -68,7 +68,7 @@ class Claimer:
     Args:
         app: the application with the handlers.
         session: the connection for claims.
-        settings: the number of slots and the poll interval.
+        settings: the poll interval and other limits of claims.
         weights: the queues with their weights.
         leases: provides the current lease.
         executor: runs claimed jobs.
@@ -243,7 +243,7 @@ class Claimer:
         await self._leadership.resign_when_saturated()
         if claimed == 0:
             # Without a free slot only suspects are left: the next free slot wakes this loop.
-            is_full = self._executor.busy >= settings.concurrency
+            is_full = self._executor.busy >= self._executor.slots.concurrency
             await self._signals.sleep(
                 settings.poll_seconds if is_full else _EMPTY_CLAIM_PAUSE_SECONDS
             )
@@ -335,8 +335,8 @@ class Claimer:
         settings, executor = self._settings, self._executor
         means = executor.mean_seconds.values()
         size = claim_size(
-            max(0, settings.concurrency - executor.busy - executor.starting - coming),
-            concurrency=settings.concurrency,
+            max(0, executor.slots.concurrency - executor.busy - executor.starting - coming),
+            concurrency=executor.slots.concurrency,
             buffered=executor.buffered + coming,
             waiting_for_key=executor.waiting_for_key,
             # The slowest queue decides: jobs claimed in advance for a slow handler would wait here.
@@ -345,7 +345,7 @@ class Claimer:
             rows_max=settings.claim_rows_max,
             buffered_size=executor.buffered_size,
         )
-        if executor.busy < settings.concurrency and not (executor.buffered or coming):
+        if executor.busy < executor.slots.concurrency and not (executor.buffered or coming):
             # A batch handler's slot takes as many jobs as its batch.
             sizes = [
                 kind.batch_size
@@ -397,7 +397,7 @@ class Claimer:
         taken = 0
         until = time.monotonic() + self._settings.poll_seconds
         if not all(kind.batch_size for kind in self._app.kinds if kind.queue == lane.queue):
-            free = self._settings.concurrency - self._executor.busy - self._executor.buffered
+            free = self._executor.slots.concurrency - self._executor.busy - self._executor.buffered
             count = min(count, free)
         while taken < count and not (self._signals.is_stopping or lease.lost):
             batch, rows = await self._claim(lease, lane, self._sizes.rows(lane.lane, count - taken))
@@ -447,7 +447,7 @@ class Claimer:
         taken = 0
         while (
             taken < count
-            and self._executor.busy < self._settings.concurrency
+            and self._executor.busy < self._executor.slots.concurrency
             and not (self._signals.is_stopping or lease.lost)
         ):
             batch, rows = await self._claim(lease, lane, 1)

@@ -97,7 +97,6 @@ class Executor:
     ) -> None:
         self._processes = processes
         self._kinds = kinds
-        self._concurrency = settings.concurrency
         self._group = group
         self._on_free = on_free
         self._on_lease_lost = on_lease_lost
@@ -110,14 +109,14 @@ class Executor:
         self._keys = KeyQueues(self._release)
         self._threads = Threads(settings.concurrency)
         self.transactions = HandlerTransactions(dsn, name, self._threads)
-        self._slots = Slots(
+        self.slots = Slots(
             settings,
             self._reporter,
             self._threads,
             processes,
             group=group,
             resources=resources,
-            on_abandoned=self._on_slot_free,
+            on_free=self._on_slot_free,
             on_progress=on_progress,
         )
         self._runners: set[asyncio.Task[None]] = set()
@@ -155,30 +154,28 @@ class Executor:
     @property
     def busy(self) -> int:
         """The number of slots with a call."""
-        return self._slots.busy
+        return self.slots.busy
 
     @property
     def is_idle(self) -> bool:
         """Whether no job runs or waits for a slot."""
-        return not self._slots.busy and not self._waiting
+        return not self.slots.busy and not self._waiting
 
     def running_job_ids(self) -> list[int]:
         """Ids of the jobs whose handlers run."""
-        return self._slots.running_job_ids()
+        return self.slots.running_job_ids()
 
     def coroutine_calls(self) -> list[Call]:
         """The running calls that can block the loop; for any thread."""
-        return [
-            call for call in list(self._slots.calls) if call.kind.is_async and not call.in_child
-        ]
+        return [call for call in list(self.slots.calls) if call.kind.is_async and not call.in_child]
 
     def reserve(self) -> None:
         """Take a slot for a call that runs in a child process."""
-        self._slots.reserved += 1
+        self.slots.reserved += 1
 
     def release(self) -> None:
         """Give back a reserved slot."""
-        self._slots.reserved -= 1
+        self.slots.reserved -= 1
         self._on_slot_free()
 
     def _on_slot_free(self) -> None:
@@ -250,11 +247,11 @@ class Executor:
 
     def release_running(self) -> int:
         """Interrupt the running jobs and release them without using an attempt; return how many."""
-        return self._slots.release_all()
+        return self.slots.release_all()
 
     def cancel(self, job_ids: Iterable[int]) -> None:
         """Ask the handlers of cancelled jobs to stop."""
-        self._slots.cancel(job_ids)
+        self.slots.cancel(job_ids)
 
     def drop(self, lease: Lease, claim_nos: Iterable[int] | None = None) -> list[int]:
         """Drop the jobs of a lost lease, or of some of its batches, and stop their handlers; settle nothing. Return their ids."""
@@ -265,14 +262,14 @@ class Executor:
 
         dropped = self._waiting.drop(lost)
         dropped += self._keys.drop(lost, whole_lease=gone is None)
-        return dropped + self._slots.drop(lost)
+        return dropped + self.slots.drop(lost)
 
     async def close(self) -> None:
         """End idle threads and running calls, and close the connections."""
         if self._decoding_timer is not None:
             self._decoding_timer.cancel()
         self._threads.close()
-        for call in list(self._slots.calls):
+        for call in list(self.slots.calls):
             call.task.cancel()
         await self.transactions.close()
 
@@ -280,7 +277,7 @@ class Executor:
 
     def _start_waiting(self) -> None:
         """Start a runner for each waiting call that has a free slot."""
-        free_slots = self._concurrency - self._slots.busy
+        free_slots = self.slots.concurrency - self.slots.busy
         ready = self._waiting.passing if self._must_pass() else len(self._waiting)
         for _ in range(min(ready, free_slots) - self._starting):
             self._starting += 1
@@ -306,9 +303,9 @@ class Executor:
         assert task is not None
         clean = contextvars.copy_context()
         pause_at = time.monotonic() + self._loop_seconds()
-        slots = self._slots
+        slots = self.slots
         waiting = self._waiting
-        while waiting.jobs and slots.busy < self._concurrency:
+        while waiting.jobs and slots.busy < self.slots.concurrency:
             if not waiting.texts:
                 kind, helds, items = waiting.pop()
             elif self._must_pass():
@@ -400,7 +397,7 @@ class Executor:
         finally:
             for timer in call.timers:
                 timer.cancel()
-            if self._slots.calls.pop(call, None) is not None:
+            if self.slots.calls.pop(call, None) is not None:
                 self._on_free()
 
     async def _run_in_process(self, call: Call, helds: list[HeldJob]) -> None:
@@ -411,7 +408,7 @@ class Executor:
             await previous_settled(helds)
 
         def on_start() -> None:
-            self._slots.begin_in_child(call)
+            self.slots.begin_in_child(call)
 
         answers = await self._processes.run_call(helds, kind, call.jobs, on_start=on_start)
         for held, job, answer in zip(helds, call.jobs, answers, strict=True):

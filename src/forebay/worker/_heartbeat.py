@@ -17,6 +17,7 @@ from forebay.db.session import Session
 from forebay.errors import DatabaseUnavailable
 from forebay.model.text import logger
 from forebay.ops import protocol
+from forebay.worker._identity import resident_kb
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -159,7 +160,7 @@ class Heartbeat:
                 held = self._snapshot
                 try:
                     answer = await session.run(
-                        protocol.heartbeat(held.leases, held.jobs, held.duties)
+                        protocol.heartbeat(held.leases, held.jobs, held.duties, resident_kb())
                     )
                     self._loop.call_soon_threadsafe(
                         self._on_answer, answer, held.leases, sent_at, time.monotonic()

@@ -53,6 +53,7 @@ class LeaseKeeper:
         queues: the queues that it serves.
         kinds: the kinds of its application, with their queues.
         group: the consumer group that it serves in each queue.
+        describe: returns what the worker reports of itself with each lease.
         on_groups: called with the ids of its groups once they are known.
         waits_for_schema: wait while the schema is missing or too old; else raise.
     """
@@ -70,6 +71,7 @@ class LeaseKeeper:
         queues: Collection[str],
         kinds: Mapping[str, str],
         group: str,
+        describe: Callable[[], Mapping[str, object]],
         on_groups: Callable[[Collection[int]], None],
         waits_for_schema: bool,
     ) -> None:
@@ -83,6 +85,7 @@ class LeaseKeeper:
         self._queues = queues
         self._kinds = kinds
         self._group = group
+        self._describe = describe
         self._on_groups = on_groups
         self._waits_for_schema = waits_for_schema
         self._groups: dict[int, str] = {}
@@ -123,6 +126,7 @@ class LeaseKeeper:
                         suspect_seconds=self._settings.lease_seconds
                         if self._session.is_pooled
                         else self._settings.suspect_seconds,
+                        details=self._describe(),
                     )
                 )
             except DatabaseUnavailable as error:

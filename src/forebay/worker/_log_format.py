@@ -29,10 +29,11 @@ _chosen: list[tuple[str, LogFormat]] = []
 def log_to_stderr(level: str, form: LogFormat) -> None:
     """Log to stderr: messages of this library from the given level, and warnings of all others.
 
-    A root logger that has handlers keeps them.
+    A root logger that has handlers keeps them. In a terminal, lines are short.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
+    text = TextFormatter(is_short=sys.stderr.isatty())
+    handler.setFormatter(JsonFormatter() if form == "json" else text)
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("forebay").setLevel(level.upper())
     _chosen[:] = [(level, form)]
@@ -44,14 +45,26 @@ def log_choice() -> tuple[str, LogFormat] | None:
 
 
 class TextFormatter(logging.Formatter):
-    """A line for each record, and indented lines for what follows it."""
+    """A line for each record, and indented lines for what follows it.
+
+    Args:
+        is_short: without the date, and without the logger of records of this library.
+    """
+
+    def __init__(self, *, is_short: bool = False) -> None:
+        super().__init__()
+        self._is_short = is_short
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as text without control characters."""
         message = record.getMessage()
         if record.name.startswith("forebay.job.") and hasattr(record, "job_id"):
             message = f"job {record.job_id}: {message}"
-        head = f"{self.formatTime(record)} {record.levelname:<7} {record.name}: {message}"
+        if not self._is_short:
+            head = f"{self.formatTime(record)} {record.levelname:<7} {record.name}: {message}"
+        else:
+            name = "" if record.name.startswith("forebay.") else f"{record.name}: "
+            head = f"{self.formatTime(record, '%H:%M:%S')} {record.levelname:<7} {name}{message}"
         parts = [log_block(head).removeprefix("  ")]
         if exception := _exception_text(record):
             parts.append(log_block(exception))

@@ -43,13 +43,13 @@ class Slots:
     After a crash the jobs of these calls are claimed and not settled; child processes end themselves.
 
     Args:
-        settings: default timeouts.
+        settings: the number of slots, and default timeouts.
         reporter: receives the outcomes of interrupted calls.
         threads: where plain functions run.
         processes: child processes for handlers that need one; None in a child process.
         group: name of the group, as the jobs show it.
         resources: shared objects for the contexts of handlers.
-        on_abandoned: called when the slot of a call that still runs was freed.
+        on_free: called when the slot of a call that still runs was freed, and when there are more slots.
         on_progress: called with the progress that a handler reports, in any thread.
     """
 
@@ -62,7 +62,7 @@ class Slots:
         *,
         group: str,
         resources: Mapping[str, Any],
-        on_abandoned: Callable[[], None],
+        on_free: Callable[[], None],
         on_progress: Callable[[Sequence[HeldJob], float, str], None],
     ) -> None:
         self._settings = settings
@@ -71,10 +71,12 @@ class Slots:
         self._processes = processes
         self._group = group
         self._resources = resources
-        self._on_abandoned = on_abandoned
+        self._on_free = on_free
         self._on_progress = on_progress
         #: The running calls with their jobs. Removing a call frees its slot.
         self.calls: dict[Call, list[HeldJob]] = {}
+        #: The number of slots.
+        self.concurrency = settings.concurrency
         #: Slots of calls that run in child processes outside this class.
         self.reserved = 0
 
@@ -82,6 +84,12 @@ class Slots:
     def busy(self) -> int:
         """The number of slots that are not free."""
         return len(self.calls) + self.reserved
+
+    def resize(self, concurrency: int) -> None:
+        """Change the number of slots; running calls keep theirs until they end."""
+        self.concurrency = concurrency
+        self._threads.resize(concurrency)
+        self._on_free()
 
     def begin(
         self, kind: Kind, helds: list[HeldJob], items: list[Any], task: asyncio.Task[None]
@@ -210,4 +218,4 @@ class Slots:
             call.thread_call.future.cancel()
         call.cancel_timers()
         if self.calls.pop(call, None) is not None:
-            self._on_abandoned()
+            self._on_free()

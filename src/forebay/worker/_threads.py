@@ -53,6 +53,11 @@ class Threads:
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self.abandoned = 0
 
+    def resize(self, most: int) -> None:
+        """Allow this many threads; idle ones beyond stay."""
+        with self._lock:
+            self._most = most
+
     def submit(self, function: Callable[[], Any]) -> _Call:
         """Run a function in a thread; ``call.future`` gets its result, in this loop.
 

@@ -34,6 +34,7 @@ from forebay.worker._events import attempt_ended
 from forebay.worker._executor import Executor
 from forebay.worker._health import HealthCheck
 from forebay.worker._heartbeat import Heartbeat, Held
+from forebay.worker._identity import identity
 from forebay.worker._job_log import JobLog
 from forebay.worker._leases import LeaseKeeper
 from forebay.worker._loop_watch import LoopWatch
@@ -108,6 +109,9 @@ class Worker:
         self._group = group
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._location = location or app.location()
+        self._describe = identity(
+            self._settings, location=self._location, group=group, queues=self._weights
+        )
         self._on_attempt = on_attempt
         self.stats = Stats()
         self._signals = Signals()
@@ -289,6 +293,7 @@ class Worker:
             queues=self._weights,
             kinds={kind.name: kind.queue for kind in self._app.kinds},
             group=self._group,
+            describe=self._describe,
             on_groups=self._on_groups,
             waits_for_schema=settings.without_schema == "wait" and not self._until_idle,
         )
@@ -378,6 +383,10 @@ class Worker:
         if answer.server_time is not None:
             self._maintenance.observe_clock(answer.server_time, sent_at, answered_at)
         self._leases.confirm(answer, lease_ids, sent_at)
+        concurrency = answer.concurrency or self._settings.concurrency
+        if concurrency != self._executor.slots.concurrency:
+            log.info("concurrency: %s instead of %s", concurrency, self._executor.slots.concurrency)
+            self._executor.slots.resize(concurrency)
         self._job_log.muted = answer.muted_causes
         if answer.cancelled_jobs:
             self._executor.cancel(answer.cancelled_jobs)

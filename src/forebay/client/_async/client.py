@@ -11,13 +11,16 @@ from forebay.client._async.dead_letters import AsyncDeadLetters
 from forebay.client._async.events import AsyncEvents
 from forebay.client._async.jobs import AsyncJobs
 from forebay.client._async.queues import AsyncQueues
+from forebay.client._async.workers import AsyncWorkers
 from forebay.db.drivers import AsyncConnection, run_async
 from forebay.model import JobId, JobOptionChanges
 from forebay.model.backfill import BackfillProgress, Rows
 from forebay.ops import enqueue
 
 
-class AsyncClient(AsyncBackfills, AsyncJobs, AsyncDeadLetters, AsyncQueues, AsyncEvents):
+class AsyncClient(
+    AsyncBackfills, AsyncJobs, AsyncDeadLetters, AsyncQueues, AsyncWorkers, AsyncEvents
+):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
     Every method can take a connection of the application. It then works in the transaction of that connection and
@@ -28,6 +31,7 @@ class AsyncClient(AsyncBackfills, AsyncJobs, AsyncDeadLetters, AsyncQueues, Asyn
         AsyncJobs: the status, history, result and cancellation of a job; lists and numbers of jobs.
         AsyncDeadLetters: dead letters.
         AsyncQueues: queues, consumer groups, limits and settings.
+        AsyncWorkers: the workers that run.
         AsyncEvents: what operators did.
 
     Args:

@@ -12,13 +12,14 @@ from forebay.client._sync.dead_letters import DeadLetters
 from forebay.client._sync.events import Events
 from forebay.client._sync.jobs import Jobs
 from forebay.client._sync.queues import Queues
+from forebay.client._sync.workers import AsyncWorkers
 from forebay.db.drivers import SyncConnection, run
 from forebay.model import JobId, JobOptionChanges
 from forebay.model.backfill import BackfillProgress, Rows
 from forebay.ops import enqueue
 
 
-class Client(Backfills, Jobs, DeadLetters, Queues, Events):
+class Client(Backfills, Jobs, DeadLetters, Queues, AsyncWorkers, Events):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
     Every method can take a connection of the application. It then works in the transaction of that connection and
@@ -29,6 +30,7 @@ class Client(Backfills, Jobs, DeadLetters, Queues, Events):
         Jobs: the status, history, result and cancellation of a job; lists and numbers of jobs.
         DeadLetters: dead letters.
         Queues: queues, consumer groups, limits and settings.
+        AsyncWorkers: the workers that run.
         Events: what operators did.
 
     Args:

@@ -66,9 +66,11 @@ create table forebay.applied_setting (
 
 comment on table forebay.applied_setting is 'Settings of queues as an application last applied them; written by forebay.apply_queues().';
 
--- One difference between code, database and what was applied last. database: null for the default; code: null if it is not declared.
+-- One difference between code, database and what was applied last. database: null for the default; code: null if it is not declared;
+-- changed_by, changed_at: the last change of the setting, of one that apply does not write.
 create type forebay._queue_difference as (
-    queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text, applied_at timestamptz, action text);
+    queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text, applied_at timestamptz, action text,
+    changed_by text, changed_at timestamptz);
 
 
 -- tables/backfill.sql
@@ -572,6 +574,7 @@ create table forebay.lease (
     opened_at       timestamptz not null,
     closed_at       timestamptz,
     closed_as       text check (closed_as in ('closed', 'revoked', 'adopted')),
+    details         jsonb,               -- what the worker reports of itself: host, pid, group, queues, versions, concurrency
     check ((closed_at is null) = (closed_as is null))
 );
 create index lease_open on forebay.lease (lease_id) where closed_at is null;
@@ -581,10 +584,17 @@ create table forebay.heartbeat (
     lease_id     bigint not null,
     heartbeat_at timestamptz not null,
     backend_pid  integer not null,
-    running_jobs bigint[]                -- ids of jobs whose handlers run in the process, at most 1,000; null: none
+    running_jobs bigint[],               -- ids of jobs whose handlers run in the process, at most 1,000; null: none
+    memory_kb    integer                 -- resident memory of the process; null: not reported
 );
 create index heartbeat_newest on forebay.heartbeat (lease_id, heartbeat_at desc);
 alter table forebay.heartbeat replica identity full;
+
+-- What operators set for running workers. A row is over with its worker.
+create table forebay.worker_setting (
+    worker      text primary key,        -- as in lease.worker
+    concurrency integer not null check (concurrency between 1 and 10000)
+);
 
 
 -- tables/limiter.sql
@@ -4747,16 +4757,19 @@ $$;
 -- grant: worker
 
 -- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
--- the number of open leases in all, at most 1,000; null while the process runs jobs; the time of the server; and the muted causes of death.
+-- the number of open leases in all, at most 1,000; null while the process runs jobs; the time of the server; the concurrency
+-- that an operator has set for this worker, null for none; and the muted causes of death.
 --
 -- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
 --
--- Parameters: p_lease_ids, all leases of this process; p_job_ids, its running jobs; p_duties, duties it would take.
+-- Parameters: p_lease_ids, all leases of this process; p_job_ids, its running jobs; p_duties, duties it would take; p_memory_kb, its
+-- resident memory.
 -- pages: 40 + 5 a job
-create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}')
+create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}',
+                                     p_memory_kb integer default null)
 returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz,
-               muted_causes text[])
+               concurrency integer, muted_causes text[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -4766,8 +4779,8 @@ declare
     v_duty bigint;
 begin
     perform set_config('synchronous_commit', 'off', true);
-    insert into forebay.heartbeat (lease_id, heartbeat_at, backend_pid, running_jobs)
-    select b.lease_id, forebay._now(), pg_backend_pid(), nullif(p_job_ids[1:1000], '{}') from unnest(p_lease_ids) b (lease_id);
+    insert into forebay.heartbeat (lease_id, heartbeat_at, backend_pid, running_jobs, memory_kb)
+    select b.lease_id, forebay._now(), pg_backend_pid(), nullif(p_job_ids[1:1000], '{}'), p_memory_kb from unnest(p_lease_ids) b (lease_id);
     open_leases := array(select l.lease_id from forebay.lease l
                          where l.lease_id = any (p_lease_ids) and l.closed_at is null);
     cancelled_jobs := '{}';
@@ -4784,6 +4797,8 @@ begin
     if cardinality(p_job_ids) = 0 then
         lease_count := (select count(*) from (select from forebay.lease l where l.closed_at is null limit 1000) o);
     end if;
+    concurrency := (select s.concurrency from forebay.worker_setting s
+                    join forebay.lease l on l.worker = s.worker where l.lease_id = any (p_lease_ids) limit 1);
     server_time := clock_timestamp();
     muted_causes := (select array_agg(m.cause) from forebay.muted_cause m where m.until > server_time or m.until is null);
     return next;
@@ -4848,11 +4863,13 @@ $$;
 --   p_lease_seconds    the lease is lost after this time without a heartbeat
 --   p_suspect_seconds  or after this time, if its heartbeat connection is gone too
 --   p_version          schema version that the worker's code was made for; null: not reported
+--   p_details          for forebay.workers(): host, pid, group, queues, app, app_version, version, concurrency, uptime_seconds; an
+--                      object of at most 20,000 bytes
 -- Errors: JQ001 a bad duration, JQ020 code of that version is no longer served, JQ030 foreign cluster.
 -- pages: 40
 create function forebay.open_lease_v1(
     p_worker text, p_lease_seconds double precision default 30, p_suspect_seconds double precision default 5,
-    p_version integer default null)
+    p_version integer default null, p_details jsonb default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -4869,12 +4886,16 @@ begin
             message = format('lease of %s s with suspicion after %s s: both must be positive, at most a day, the second at most the first',
                              p_lease_seconds, p_suspect_seconds);
     end if;
+    if p_details is not null and (jsonb_typeof(p_details) <> 'object' or octet_length(p_details::text) > 20000) then
+        raise exception using errcode = 'JQ001', message = 'details of a worker must be an object of at most 20000 bytes';
+    end if;
     if not forebay._is_same_cluster() then
         perform forebay._require_same_cluster();
         perform forebay._record_same_cluster();
     end if;
-    insert into forebay.lease (lease_id, worker, version, lease_seconds, suspect_seconds, opened_at)
-    values (forebay._random_name(), left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
+    insert into forebay.lease (lease_id, worker, version, lease_seconds, suspect_seconds, opened_at, details)
+    values (forebay._random_name(), left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now(),
+            p_details || jsonb_build_object('started_at', forebay._now() - make_interval(secs => (p_details -> 'uptime_seconds')::double precision)))
     returning lease_id into v_lease_id;
     -- A later statement than the insert, which waits for a migration that removes what older code calls.
     if p_version < forebay._served_from() then
@@ -8104,6 +8125,9 @@ $$;
 --             application applied it. The database's value stays.
 --   forget    no longer declared. It stays, because it was changed by hand, or because it is a group: groups are never closed.
 --
+-- changed_by and changed_at name who last changed a setting that is kept, in conflict or forgotten, as the event log has it. Each change
+-- is in the event log, with the actor "apply" and the name of the application.
+--
 -- Calls wait for each other, also for those of forebay.limit_queue(), so each compares with what the last one left.
 --
 -- Parameters:
@@ -8117,7 +8141,7 @@ $$;
 create function forebay.apply_queues(
     app text, queues jsonb, overwrite boolean default false)
 returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,
-               applied_at timestamptz, action text)
+               applied_at timestamptz, action text, changed_by text, changed_at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -8127,6 +8151,7 @@ declare
     v_row   record;
     v_start text;
     v_queue text;
+    v_actor constant text := current_setting('forebay.actor', true);
 begin
     if (length(apply_queues.app) between 1 and 200 and apply_queues.app !~ '[[:cntrl:]]') is not true then
         raise exception using errcode = 'JQ001',
@@ -8136,6 +8161,7 @@ begin
     lock table forebay.applied_setting, forebay.queue_limits, forebay.queue_shards, forebay.dead_retention in share row exclusive mode;
     v_all := array(select d from forebay._compare_queues(apply_queues.app, apply_queues.queues, coalesce(apply_queues.overwrite, false)) d);
 
+    perform set_config('forebay.actor', concat_ws(' by ', 'apply ' || apply_queues.app, nullif(v_actor, '')), true);
     for v_row in
         select d.queue, jsonb_object_agg(d.setting, d.code) as v, array_agg(d.setting) as names
         from unnest(v_all) d
@@ -8168,6 +8194,7 @@ begin
         end if;
     end loop;
 
+    perform set_config('forebay.actor', coalesce(v_actor, ''), true);
     delete from forebay.applied_setting a using unnest(v_all) d
     where a.queue = d.queue and a.setting = d.setting and d.code is null;
     insert into forebay.applied_setting (queue, setting, value, app, applied_at)
@@ -8315,7 +8342,7 @@ $$;
 create function forebay.compare_queues(
     app text, queues jsonb, overwrite boolean default false)
 returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,
-               applied_at timestamptz, action text)
+               applied_at timestamptz, action text, changed_by text, changed_at timestamptz)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -9782,6 +9809,53 @@ end
 $$;
 
 
+-- functions/operate/set_concurrency.sql
+
+-- grant: operator
+
+-- Set how many jobs workers run at once; returns the number of workers. They follow with their next heartbeat. Running jobs
+-- finish. It holds until a worker ends; one that starts again has the concurrency that it is started with.
+--
+-- Parameters:
+--   concurrency  1 to 10,000; null: as the worker was started
+--   worker       the name of a worker, or its beginning up to a colon: a host, or host:pid; null: all workers with an open lease
+-- Errors: JQ001 a bad number.
+create function forebay.set_concurrency(concurrency integer, worker text default null) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_workers text[];
+begin
+    if set_concurrency.concurrency not between 1 and 10000 then
+        raise exception using errcode = 'JQ001', column = 'concurrency',
+            message = format('concurrency is %s, not within 1 to 10000', set_concurrency.concurrency);
+    end if;
+    v_workers := array(select distinct l.worker from forebay.lease l
+                       where l.closed_at is null
+                         and (set_concurrency.worker is null or l.worker = set_concurrency.worker
+                              or starts_with(l.worker, set_concurrency.worker || ':')));
+    -- A name is never used again.
+    delete from forebay.worker_setting s
+    where s.worker = any (v_workers)
+       or not exists (select from forebay.lease l where l.worker = s.worker and l.closed_at is null);
+    if set_concurrency.concurrency is not null then
+        insert into forebay.worker_setting (worker, concurrency)
+        select w, set_concurrency.concurrency from unnest(v_workers) w
+        on conflict (worker) do update set concurrency = excluded.concurrency;
+    end if;
+    if v_workers <> '{}' then
+        perform forebay._record_event('workers.set', p_count => cardinality(v_workers), p_detail => set_concurrency.worker,
+                                      p_new => jsonb_build_object('concurrency', set_concurrency.concurrency));
+    end if;
+    return cardinality(v_workers);
+end
+$$;
+
+
 -- functions/operate/shard_queue.sql
 
 -- grant: operator
@@ -9814,6 +9888,86 @@ begin
     end if;
     return v_before;
 end
+$$;
+
+
+-- functions/operate/workers.sql
+
+-- grant: operator, reader
+
+-- The workers with an open lease: who they are, since when, and what they run. A worker that was killed stays until its lease is
+-- revoked; heartbeat_at shows it.
+--
+-- group_name, queues, app, app_version, forebay_version, host and pid are as the worker reported them with its lease; null for
+-- workers that report nothing. concurrency: slots, as set by forebay.set_concurrency(), else as the worker was started. memory_bytes: resident
+-- memory of its process, without children, at the last heartbeat; null where the system does not tell. running: jobs that run, at
+-- most 1,000. running_jobs: the first of them, [{"job_id", "kind", "claimed_at"}]; kind is null for a job that has just ended.
+--
+-- Parameters: jobs, most elements of running_jobs, 0 to 100.
+-- Errors: JQ001 a bad number.
+-- pages: 40 + 20 an open lease + 10 a listed job
+create function forebay.workers(jobs integer default 5)
+returns table (worker text, host text, pid integer, group_name text, queues text[], app text, app_version text,
+               forebay_version text, started_at timestamptz, heartbeat_at timestamptz, concurrency integer, memory_bytes bigint,
+               running integer, running_jobs jsonb)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+    if (workers.jobs between 0 and 100) is not true then
+        raise exception using errcode = 'JQ001', column = 'jobs',
+            message = format('jobs is %s, not within 0 to 100', coalesce(workers.jobs::text, 'null'));
+    end if;
+    return query
+    with leases as (
+        select l.worker, array_agg(l.lease_id order by l.opened_at desc) as ids, (array_agg(l.details order by l.opened_at desc))[1] as details,
+               min(l.opened_at) as opened_at
+        from forebay.lease l where l.closed_at is null group by l.worker)
+    select l.worker, l.details ->> 'host', (l.details ->> 'pid')::integer, l.details ->> 'group',
+           (select array_agg(q) from jsonb_array_elements_text(l.details -> 'queues') q),
+           l.details ->> 'app', l.details ->> 'app_version', l.details ->> 'version',
+           coalesce((l.details ->> 'started_at')::timestamptz, l.opened_at), h.heartbeat_at,
+           coalesce(s.concurrency, (l.details ->> 'concurrency')::integer), h.memory_kb * 1024::bigint,
+           coalesce(cardinality(h.running_jobs), 0), coalesce(j.list, '[]')
+    from leases l
+    left join lateral (select b.heartbeat_at, b.running_jobs, b.memory_kb
+                       from unnest(l.ids) i (lease_id)
+                       cross join lateral (select n.* from forebay.heartbeat n where n.lease_id = i.lease_id
+                                           order by n.heartbeat_at desc limit 1) b
+                       order by b.heartbeat_at desc limit 1) h on true
+    left join forebay.worker_setting s on s.worker = l.worker
+    left join lateral (
+        select jsonb_agg(jsonb_build_object('job_id', r.job_id, 'kind', r.kind, 'claimed_at', r.claimed_at) order by r.nr) as list
+        from (select u.job_id, u.nr, f.kind, f.claimed_at
+              from unnest(h.running_jobs) with ordinality u (job_id, nr)
+              left join forebay._claimed_jobs(l.ids, h.running_jobs[1:workers.jobs]) f on f.job_id = u.job_id
+              where u.nr <= workers.jobs) r) j on true
+    order by l.worker;
+end
+$$;
+
+
+-- The kinds of some jobs that leases hold, and when they were claimed. It looks at no more than 200 jobs of a worker: first at those
+-- whose row has the number of the job.
+create function forebay._claimed_jobs(p_lease_ids bigint[], p_job_ids bigint[])
+returns table (job_id bigint, kind text, claimed_at timestamptz)
+language sql stable
+as $$
+    select distinct on (r.job_id) r.job_id, r.kind, c.claimed_at
+    from (select b.claimed_at, coalesce(b.lanes[u.nr], b.lane) as lane, coalesce(b.xids[u.nr], b.xids[1]) as xid, u.seq
+          from unnest(p_lease_ids) l (lease_id)
+          cross join lateral (select i.floor from forebay.batch i where i.lease_id = l.lease_id order by i.claim_no desc limit 1) f
+          join forebay.batch b on b.lease_id = l.lease_id and b.claim_no >= f.floor
+          cross join lateral unnest(b.seqs) with ordinality u (seq, nr)
+          where cardinality(p_job_ids) > 0
+          order by u.seq = any (p_job_ids) desc, b.claim_no desc
+          limit 200) c
+    cross join lateral (select coalesce(o.job_id, o.seq) as job_id, o.kind from forebay._row(c.lane, c.xid, c.seq) o) r
+    where r.job_id = any (p_job_ids)
+    order by r.job_id, c.claimed_at desc
 $$;
 
 
@@ -10071,11 +10225,12 @@ begin
                 'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'mute_cause', 'open_group',
                 'pause_queue', 'purge_dead', 'queue_known', 'queue_of', 'record_act', 'record_audit',
                 'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result', 'resume_queue',
-                'sample_mirror', 'schema_version', 'segment_held_by', 'shard_queue', 'unfinished', 'unmute_cause']
+                'sample_mirror', 'schema_version', 'segment_held_by', 'set_concurrency', 'shard_queue',
+                'unfinished', 'unmute_cause', 'workers']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job',
                 'job_history', 'jobs', 'limits', 'mirror_audits', 'mirror_status', 'queue_known', 'queue_of',
-                'result', 'schema_version', 'segment_held_by', 'unfinished']
+                'result', 'schema_version', 'segment_held_by', 'unfinished', 'workers']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -10608,7 +10763,7 @@ language sql stable
 set enable_seqscan = off
 set jit = off
 as $$
-    select c.queue, c.setting, c.value, c.code, c.applied, c.app, c.applied_at, c.action
+    select c.queue, c.setting, c.value, c.code, c.applied, c.app, c.applied_at, c.action, e.changed_by, e.at
     from (
         select w.*, a.value, case
             when w.code is null and a.value is not distinct from w.initial then 'record'
@@ -10630,6 +10785,15 @@ as $$
             where d.queue is not null or l.app = p_app) w
         left join lateral (
             select coalesce((select s.value from forebay._queue_settings(w.queue) s where s.setting = w.setting), w.initial)) a (value) on true) c
+    left join lateral (
+        select coalesce(i.actor, i.role), i.at from forebay.event i
+        where c.action in ('kept', 'conflict', 'forget') and i.queue = c.queue and case
+            when c.setting = 'shards' then i.act = 'queues.shard'
+            when c.setting = 'dead_keep_days' then i.act = 'dead.keep'
+            when c.setting like 'group %' then i.act in ('groups.open', 'groups.close') and i.group_name = substr(c.setting, 7)
+            else i.act = 'queues.limit' and (i.old -> c.setting is distinct from i.new -> c.setting
+                 or i.old -> replace(c.setting, 'rate', 'burst') is distinct from i.new -> replace(c.setting, 'rate', 'burst')) end
+        order by i.at desc, i.event_id desc limit 1) e (changed_by, at) on true
     where c.action is not null
     order by c.queue, c.no nulls last, c.setting
 $$;

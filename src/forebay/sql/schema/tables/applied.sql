@@ -12,6 +12,8 @@ create table forebay.applied_setting (
 
 comment on table forebay.applied_setting is 'Settings of queues as an application last applied them; written by forebay.apply_queues().';
 
--- One difference between code, database and what was applied last. database: null for the default; code: null if it is not declared.
+-- One difference between code, database and what was applied last. database: null for the default; code: null if it is not declared;
+-- changed_by, changed_at: the last change of the setting, of one that apply does not write.
 create type forebay._queue_difference as (
-    queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text, applied_at timestamptz, action text);
+    queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text, applied_at timestamptz, action text,
+    changed_by text, changed_at timestamptz);

@@ -9,6 +9,7 @@ create table forebay.lease (
     opened_at       timestamptz not null,
     closed_at       timestamptz,
     closed_as       text check (closed_as in ('closed', 'revoked', 'adopted')),
+    details         jsonb,               -- what the worker reports of itself: host, pid, group, queues, versions, concurrency
     check ((closed_at is null) = (closed_as is null))
 );
 create index lease_open on forebay.lease (lease_id) where closed_at is null;
@@ -18,7 +19,14 @@ create table forebay.heartbeat (
     lease_id     bigint not null,
     heartbeat_at timestamptz not null,
     backend_pid  integer not null,
-    running_jobs bigint[]                -- ids of jobs whose handlers run in the process, at most 1,000; null: none
+    running_jobs bigint[],               -- ids of jobs whose handlers run in the process, at most 1,000; null: none
+    memory_kb    integer                 -- resident memory of the process; null: not reported
 );
 create index heartbeat_newest on forebay.heartbeat (lease_id, heartbeat_at desc);
 alter table forebay.heartbeat replica identity full;
+
+-- What operators set for running workers. A row is over with its worker.
+create table forebay.worker_setting (
+    worker      text primary key,        -- as in lease.worker
+    concurrency integer not null check (concurrency between 1 and 10000)
+);

@@ -1,16 +1,19 @@
 -- grant: worker
 
 -- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
--- the number of open leases in all, at most 1,000; null while the process runs jobs; the time of the server; and the muted causes of death.
+-- the number of open leases in all, at most 1,000; null while the process runs jobs; the time of the server; the concurrency
+-- that an operator has set for this worker, null for none; and the muted causes of death.
 --
 -- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
 --
--- Parameters: p_lease_ids, all leases of this process; p_job_ids, its running jobs; p_duties, duties it would take.
+-- Parameters: p_lease_ids, all leases of this process; p_job_ids, its running jobs; p_duties, duties it would take; p_memory_kb, its
+-- resident memory.
 -- pages: 40 + 5 a job
-create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}')
+create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}',
+                                     p_memory_kb integer default null)
 returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz,
-               muted_causes text[])
+               concurrency integer, muted_causes text[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
@@ -19,8 +22,8 @@ declare
     v_duty bigint;
 begin
     perform set_config('synchronous_commit', 'off', true);
-    insert into forebay.heartbeat (lease_id, heartbeat_at, backend_pid, running_jobs)
-    select b.lease_id, forebay._now(), pg_backend_pid(), nullif(p_job_ids[1:1000], '{}') from unnest(p_lease_ids) b (lease_id);
+    insert into forebay.heartbeat (lease_id, heartbeat_at, backend_pid, running_jobs, memory_kb)
+    select b.lease_id, forebay._now(), pg_backend_pid(), nullif(p_job_ids[1:1000], '{}'), p_memory_kb from unnest(p_lease_ids) b (lease_id);
     open_leases := array(select l.lease_id from forebay.lease l
                          where l.lease_id = any (p_lease_ids) and l.closed_at is null);
     cancelled_jobs := '{}';
@@ -37,6 +40,8 @@ begin
     if cardinality(p_job_ids) = 0 then
         lease_count := (select count(*) from (select from forebay.lease l where l.closed_at is null limit 1000) o);
     end if;
+    concurrency := (select s.concurrency from forebay.worker_setting s
+                    join forebay.lease l on l.worker = s.worker where l.lease_id = any (p_lease_ids) limit 1);
     server_time := clock_timestamp();
     muted_causes := (select array_agg(m.cause) from forebay.muted_cause m where m.until > server_time or m.until is null);
     return next;

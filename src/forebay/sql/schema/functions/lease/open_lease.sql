@@ -8,11 +8,13 @@
 --   p_lease_seconds    the lease is lost after this time without a heartbeat
 --   p_suspect_seconds  or after this time, if its heartbeat connection is gone too
 --   p_version          schema version that the worker's code was made for; null: not reported
+--   p_details          for forebay.workers(): host, pid, group, queues, app, app_version, version, concurrency, uptime_seconds; an
+--                      object of at most 20,000 bytes
 -- Errors: JQ001 a bad duration, JQ020 code of that version is no longer served, JQ030 foreign cluster.
 -- pages: 40
 create function forebay.open_lease_v1(
     p_worker text, p_lease_seconds double precision default 30, p_suspect_seconds double precision default 5,
-    p_version integer default null)
+    p_version integer default null, p_details jsonb default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -27,12 +29,16 @@ begin
             message = format('lease of %s s with suspicion after %s s: both must be positive, at most a day, the second at most the first',
                              p_lease_seconds, p_suspect_seconds);
     end if;
+    if p_details is not null and (jsonb_typeof(p_details) <> 'object' or octet_length(p_details::text) > 20000) then
+        raise exception using errcode = 'JQ001', message = 'details of a worker must be an object of at most 20000 bytes';
+    end if;
     if not forebay._is_same_cluster() then
         perform forebay._require_same_cluster();
         perform forebay._record_same_cluster();
     end if;
-    insert into forebay.lease (lease_id, worker, version, lease_seconds, suspect_seconds, opened_at)
-    values (forebay._random_name(), left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now())
+    insert into forebay.lease (lease_id, worker, version, lease_seconds, suspect_seconds, opened_at, details)
+    values (forebay._random_name(), left(p_worker, 200), p_version, p_lease_seconds, p_suspect_seconds, forebay._now(),
+            p_details || jsonb_build_object('started_at', forebay._now() - make_interval(secs => (p_details -> 'uptime_seconds')::double precision)))
     returning lease_id into v_lease_id;
     -- A later statement than the insert, which waits for a migration that removes what older code calls.
     if p_version < forebay._served_from() then

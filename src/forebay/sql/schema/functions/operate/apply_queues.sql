@@ -10,6 +10,9 @@
 --             application applied it. The database's value stays.
 --   forget    no longer declared. It stays, because it was changed by hand, or because it is a group: groups are never closed.
 --
+-- changed_by and changed_at name who last changed a setting that is kept, in conflict or forgotten, as the event log has it. Each change
+-- is in the event log, with the actor "apply" and the name of the application.
+--
 -- Calls wait for each other, also for those of forebay.limit_queue(), so each compares with what the last one left.
 --
 -- Parameters:
@@ -23,7 +26,7 @@
 create function forebay.apply_queues(
     app text, queues jsonb, overwrite boolean default false)
 returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,
-               applied_at timestamptz, action text)
+               applied_at timestamptz, action text, changed_by text, changed_at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -33,6 +36,7 @@ declare
     v_row   record;
     v_start text;
     v_queue text;
+    v_actor constant text := current_setting('forebay.actor', true);
 begin
     if (length(apply_queues.app) between 1 and 200 and apply_queues.app !~ '[[:cntrl:]]') is not true then
         raise exception using errcode = 'JQ001',
@@ -42,6 +46,7 @@ begin
     lock table forebay.applied_setting, forebay.queue_limits, forebay.queue_shards, forebay.dead_retention in share row exclusive mode;
     v_all := array(select d from forebay._compare_queues(apply_queues.app, apply_queues.queues, coalesce(apply_queues.overwrite, false)) d);
 
+    perform set_config('forebay.actor', concat_ws(' by ', 'apply ' || apply_queues.app, nullif(v_actor, '')), true);
     for v_row in
         select d.queue, jsonb_object_agg(d.setting, d.code) as v, array_agg(d.setting) as names
         from unnest(v_all) d
@@ -74,6 +79,7 @@ begin
         end if;
     end loop;
 
+    perform set_config('forebay.actor', coalesce(v_actor, ''), true);
     delete from forebay.applied_setting a using unnest(v_all) d
     where a.queue = d.queue and a.setting = d.setting and d.code is null;
     insert into forebay.applied_setting (queue, setting, value, app, applied_at)

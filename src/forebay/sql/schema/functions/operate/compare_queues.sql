@@ -8,7 +8,7 @@
 create function forebay.compare_queues(
     app text, queues jsonb, overwrite boolean default false)
 returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,
-               applied_at timestamptz, action text)
+               applied_at timestamptz, action text, changed_by text, changed_at timestamptz)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$

@@ -101,7 +101,7 @@ create function forebay._compare_queues(p_app text, p_queues jsonb, p_overwrite 
 language sql stable
 -- planner: indexed
 as $$
-    select c.queue, c.setting, c.value, c.code, c.applied, c.app, c.applied_at, c.action
+    select c.queue, c.setting, c.value, c.code, c.applied, c.app, c.applied_at, c.action, e.changed_by, e.at
     from (
         select w.*, a.value, case
             when w.code is null and a.value is not distinct from w.initial then 'record'
@@ -123,6 +123,15 @@ as $$
             where d.queue is not null or l.app = p_app) w
         left join lateral (
             select coalesce((select s.value from forebay._queue_settings(w.queue) s where s.setting = w.setting), w.initial)) a (value) on true) c
+    left join lateral (
+        select coalesce(i.actor, i.role), i.at from forebay.event i
+        where c.action in ('kept', 'conflict', 'forget') and i.queue = c.queue and case
+            when c.setting = 'shards' then i.act = 'queues.shard'
+            when c.setting = 'dead_keep_days' then i.act = 'dead.keep'
+            when c.setting like 'group %' then i.act in ('groups.open', 'groups.close') and i.group_name = substr(c.setting, 7)
+            else i.act = 'queues.limit' and (i.old -> c.setting is distinct from i.new -> c.setting
+                 or i.old -> replace(c.setting, 'rate', 'burst') is distinct from i.new -> replace(c.setting, 'rate', 'burst')) end
+        order by i.at desc, i.event_id desc limit 1) e (changed_by, at) on true
     where c.action is not null
     order by c.queue, c.no nulls last, c.setting
 $$;

@@ -1,0 +1,142 @@
+"""Help of commands, dense enough for a terminal of 24 rows: one row for each option, settings only on request."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperCommand
+
+from forebay.cli._hints import HintedCommands
+from forebay.cli.output import console
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from rich.console import Console
+
+#: Options with this panel are shown with ``--help-settings`` only.
+SETTINGS_PANEL: Final = "Settings: "
+
+
+class Command(TyperCommand):
+    """A command with this help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        del formatter
+        print_help(ctx)
+
+
+class CommandGroup(HintedCommands):
+    """Several commands with this help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the help."""
+        del formatter
+        print_help(ctx)
+
+
+class Commands(typer.Typer):
+    """The commands of one subject, such as ``forebay jobs``."""
+
+    def __init__(self, *, cls: type[CommandGroup] = CommandGroup, **options: Any) -> None:
+        super().__init__(cls=cls, no_args_is_help=True, **options)
+
+    def command(self, name: str | None = None, **options: Any) -> Callable[..., Any]:
+        """Return a decorator that adds a function as a command."""
+        options.setdefault("cls", Command)
+        return super().command(name, **options)
+
+
+def print_settings_help(ctx: typer.Context, wanted: bool) -> None:
+    """Print the help with all settings and exit, if the option was given."""
+    if wanted:
+        print_help(ctx, with_settings=True)
+        raise typer.Exit
+
+
+def print_help(ctx: Any, *, with_settings: bool = False) -> None:
+    """Print the help of the command of a context."""
+    command, out = ctx.command, console()
+    arguments = [one for one in command.get_params(ctx) if one.param_type_name == "argument"]
+    options = [one for one in command.get_params(ctx) if one.param_type_name == "option"]
+    is_group = hasattr(command, "list_commands")
+    usage = [ctx.command_path, *(["COMMAND"] if is_group else []), *map(_metavar, arguments)]
+    out.print(Text.assemble(("Usage: ", "bold"), " ".join([*usage, "[OPTIONS]"])))
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
+        _print_part(out, Text(" ".join(paragraph.split())))
+    _print_rows(out, "Arguments", [(_metavar(one), _help(one)) for one in arguments])
+    if is_group:
+        for panel, names in _panels(ctx, command).items():
+            _print_rows(out, panel, names)
+    settings = [one for one in options if _panel(one).startswith(SETTINGS_PANEL)]
+    rest = [one for one in options if one not in settings and not one.hidden]
+    if is_group:
+        _print_part(out, Text("Options: " + " · ".join(map(_spelled, rest))))
+    else:
+        _print_rows(out, "Options", [(_spelled(one), _help(one)) for one in rest])
+    if with_settings:
+        for panel in dict.fromkeys(map(_panel, settings)):
+            rows = [(_spelled(one), _help(one)) for one in settings if _panel(one) == panel]
+            _print_rows(out, panel, rows)
+    if command.epilog:
+        _print_part(out, Text(command.epilog, style="dim"))
+
+
+def _print_part(out: Console, text: Text) -> None:
+    out.print()
+    out.print(text)
+
+
+def _print_rows(out: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:
+    rows = list(rows)
+    if not rows:
+        return
+    _print_part(out, Text(title, style="bold"))
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, style="cyan")
+    grid.add_column(overflow="fold")
+    for name, text in rows:
+        grid.add_row(f"  {name}", Text(text))
+    out.print(grid)
+
+
+def _panels(ctx: Any, group: Any) -> dict[str, list[tuple[str, str]]]:
+    panels: dict[str, list[tuple[str, str]]] = {}
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        if command is not None and not command.hidden:
+            panels.setdefault(_panel(command) or "Commands", []).append((name, _summary(command)))
+    return panels
+
+
+def _panel(item: Any) -> str:
+    found = getattr(item, "rich_help_panel", None)
+    return found if isinstance(found, str) else ""
+
+
+def _summary(command: Any) -> str:
+    first = " ".join(inspect.cleandoc(command.help or "").partition("\n\n")[0].split())
+    return re.split(r"[.;] |\.$", first)[0]
+
+
+def _metavar(argument: Any) -> str:
+    return str(argument.metavar or argument.name.upper())
+
+
+def _spelled(option: Any) -> str:
+    names = sorted([*option.opts, *option.secondary_opts], key=len)
+    value = "" if option.is_flag else f" {option.metavar or 'VALUE'}"
+    return ", ".join(names) + value
+
+
+def _help(item: Any) -> str:
+    text = str(item.help or "")
+    default = item.default
+    is_plain = isinstance(default, str | int | float) and not isinstance(default, bool)
+    return f"{text} [default: {default}]" if item.show_default and is_plain else text

@@ -1,0 +1,50 @@
+"""The part of the asynchronous client for workers."""
+
+from __future__ import annotations
+
+from forebay.client._async.base import AsyncClientBase
+from forebay.db.drivers import AsyncConnection
+from forebay.model.workers import WorkerOverview
+from forebay.ops import workers
+
+
+class AsyncWorkers(AsyncClientBase):
+    """Read and change the workers that run."""
+
+    async def workers(
+        self, *, jobs: int = 5, conn: AsyncConnection | None = None
+    ) -> list[WorkerOverview]:
+        """Return the workers with an open lease: who they are, since when, and what they run.
+
+        A worker that was killed stays in the list until its lease is revoked, after ``suspect_seconds``.
+
+        Args:
+            jobs: maximum number of running jobs listed for each worker, 0 to 100.
+            conn: the connection to use.
+
+        Raises:
+            InvalidJob: ``jobs`` is out of range.
+        """
+        return await self._run(conn, workers.workers(jobs))
+
+    async def set_concurrency(
+        self,
+        concurrency: int | None,
+        *,
+        worker: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> int:
+        """Set how many jobs workers run at once; return how many workers that changes.
+
+        They follow with their next heartbeat after the commit. Running jobs finish. It holds until a worker ends: one that
+        starts again has the concurrency that it is started with.
+
+        Args:
+            concurrency: 1 to 10,000; None as the worker was started.
+            worker: the name of a worker, or its beginning up to a colon: a host, or host:pid. None: all workers.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            InvalidJob: ``concurrency`` is out of range.
+        """
+        return await self._run(conn, workers.set_concurrency(concurrency, worker))

@@ -1,0 +1,57 @@
+"""What a worker tells the database of itself: once with each lease, and its memory with each heartbeat."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from forebay.config import WorkerSettings
+
+_QUEUES_MAX: Final = 100
+_TEXT_MAX: Final = 200
+
+
+def identity(
+    settings: WorkerSettings,
+    *,
+    location: tuple[str, str, bool] | None,
+    group: str,
+    queues: Iterable[str],
+) -> Callable[[], dict[str, Any]]:
+    """Return a function that describes this process; its age counts from now."""
+    began = time.monotonic()
+    app = None if location is None else f"{location[0]}:{location[1]}"
+    described = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "group": group,
+        "queues": list(queues)[:_QUEUES_MAX],
+        "app": app and app[-_TEXT_MAX:],
+        "app_version": settings.app_version and settings.app_version[:_TEXT_MAX],
+        "version": _version(),
+        "concurrency": settings.concurrency,
+    }
+    return lambda: described | {"uptime_seconds": round(time.monotonic() - began, 3)}
+
+
+def resident_kb() -> int | None:
+    """Return the resident memory of this process in kibibytes; None where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE") // 1024
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _version() -> str | None:
+    try:
+        return importlib.metadata.version("forebay")
+    except importlib.metadata.PackageNotFoundError:
+        return None
