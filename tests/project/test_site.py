@@ -1,0 +1,91 @@
+"""The documentation site in a browser: it needs no other server, search finds, and pages fit a phone."""
+
+import subprocess
+import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from tests.support.browser import chromium
+
+pytest.importorskip("mkdocs", reason="building needs the extra docs")
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    "index",
+    "tutorial/first-job",
+    "coming-from",
+    "howto/troubleshooting",
+    "howto/unique-jobs",
+    "reference/job-states",
+    "reference/api",
+    "reference/sql",
+    "database-load",
+    "decisions/README",
+]
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files, and prints nothing."""
+
+    def log_message(self, *_args) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The address of the site, built with warnings as errors."""
+    folder = tmp_path_factory.mktemp("site")
+    answer = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "--quiet", "build", "--strict", "--site-dir", folder],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert answer.returncode == 0, answer.stderr
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=folder)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def page():
+    """A tab of a browser."""
+    with chromium() as browser:
+        if browser is None:
+            pytest.skip("no Chromium")
+        yield browser.page()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_loads_nothing_from_elsewhere_and_fits_a_phone(site, page, name):
+    """
+    Without the internet a page is complete; at 390 pixels only tables and code scroll sideways, inside themselves.
+    """
+    page.resize(390, 844)
+    page.go(f"{site}/{name.replace('README', 'index')}.html")
+    page.wait("document.readyState === 'complete' && document.querySelector('h1') !== null")
+    loaded = page.value("performance.getEntriesByType('resource').map(each => each.name)")
+    assert loaded
+    assert [address for address in loaded if not address.startswith((site, "data:"))] == []
+    assert page.value("document.documentElement.scrollWidth") <= 390
+    assert page.problems == []
+
+
+def test_search_finds_a_page_by_a_word_of_its_text(site, page):
+    """
+    The search runs in the browser.
+    """
+    page.resize(1280, 900)
+    page.go(f"{site}/index.html?q=debounce")
+    page.wait("document.querySelector('.md-search-result__link') !== null")
+    page.see("Enqueue a job only once", ".md-search-result__list")
+    assert page.problems == []
