@@ -33,9 +33,11 @@ from forebay.model import (
     Throttle,
     Unique,
 )
+from forebay.model.attempts import AttemptEnded, LostWorker
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
 from forebay.model.context import Context, TransactionContext
 from forebay.model.declared import Queue, QueueDifference
+from forebay.model.middleware import Attempt, Middleware, NewJob
 from forebay.ops.enqueue import Call
 from forebay.ops.events import acting_as
 from forebay.policy.retry import RetryPolicy
@@ -47,6 +49,8 @@ if TYPE_CHECKING:
 __all__ = [
     "App",
     "AsyncClient",
+    "Attempt",
+    "AttemptEnded",
     "BackfillPlan",
     "BackfillProgress",
     "Call",
@@ -64,7 +68,10 @@ __all__ = [
     "JobId",
     "JobOptions",
     "JobState",
+    "LostWorker",
+    "Middleware",
     "Mirror",
+    "NewJob",
     "Once",
     "Outcome",
     "Queue",
