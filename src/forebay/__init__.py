@@ -33,9 +33,12 @@ from forebay.model import (
     Throttle,
     Unique,
 )
+from forebay.model.attempts import AttemptEnded, LostWorker
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
+from forebay.model.change import ChangePlan, ChangeResult, JobFilter
 from forebay.model.context import Context, TransactionContext
 from forebay.model.declared import Queue, QueueDifference
+from forebay.model.middleware import Attempt, Middleware, NewJob
 from forebay.ops.enqueue import Call
 from forebay.ops.events import acting_as
 from forebay.policy.retry import RetryPolicy
@@ -47,10 +50,14 @@ if TYPE_CHECKING:
 __all__ = [
     "App",
     "AsyncClient",
+    "Attempt",
+    "AttemptEnded",
     "BackfillPlan",
     "BackfillProgress",
     "Call",
     "Cancel",
+    "ChangePlan",
+    "ChangeResult",
     "Client",
     "Coalesce",
     "Context",
@@ -60,11 +67,15 @@ __all__ = [
     "Handler",
     "Idempotent",
     "Job",
+    "JobFilter",
     "JobHandle",
     "JobId",
     "JobOptions",
     "JobState",
+    "LostWorker",
+    "Middleware",
     "Mirror",
+    "NewJob",
     "Once",
     "Outcome",
     "Queue",

@@ -1,3 +1,5 @@
+from datetime import timedelta
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -131,3 +133,82 @@ def test_every_duration_can_be_written(seconds):
 
     assert float(number) >= 0
     assert unit in ("s", "min", "h", "d")
+
+
+def test_linear_waits_grow_by_an_increment():
+    """
+    base + increment * (n - 1), up to the cap; without an increment the base itself.
+    """
+    policy = RetryPolicy(
+        strategy="linear", base_seconds=10, increment_seconds=3, cap_seconds=20, jitter=False
+    )
+    assert [policy.delay_seconds(n, 0.0) for n in (1, 2, 3, 4, 5, 50)] == [10, 13, 16, 19, 20, 20]
+    assert policy.lifetime(max_attempts=4).seconds_expected == 10 + 13 + 16
+    old = RetryPolicy(strategy="linear", base_seconds=10, jitter=False)
+    assert [old.delay_seconds(n, 0.0) for n in (1, 2, 3)] == [10, 20, 30]
+    flat = RetryPolicy(strategy="linear", base_seconds=10, increment_seconds=0, jitter=False)
+    assert [flat.delay_seconds(n, 0.9) for n in (1, 9)] == [10, 10]
+
+
+def test_waits_without_jitter_are_exact():
+    """
+    Whatever the draw is; then the least, expected and longest time are the same.
+    """
+    policy = RetryPolicy(jitter=False, max_attempts=4)
+    assert {policy.delay_seconds(2, u) for u in (0.0, 0.3, 0.99)} == {10.0}
+    lifetime = policy.lifetime()
+    assert lifetime.seconds_min == lifetime.seconds_expected == lifetime.seconds_max == 35
+
+
+def test_a_function_chooses_the_wait():
+    """
+    From the attempt and the exception; None leaves it to the strategy. It decides neither how often nor whether.
+    """
+    seen = []
+
+    def delay(attempt: int, error: BaseException | None) -> float | timedelta | None:
+        seen.append((attempt, type(error).__name__))
+        if isinstance(error, TimeoutError):
+            return timedelta(minutes=attempt)
+        return 0 if isinstance(error, KeyError) else None
+
+    policy = RetryPolicy(delay=delay, max_attempts=5, permanent_on=(PermissionError,))
+    assert policy.decide(TimeoutError(), 3, 0.5) == RetryAfter(180.0)
+    assert policy.decide(KeyError(), 1, 0.5) == RetryAfter(0.0)
+    assert policy.decide(ValueError(), 1, 0.0) == RetryAfter(2.5)
+    assert policy.decide(TimeoutError(), 5, 0.5) == GiveUp("exhausted")
+    assert policy.decide(PermissionError(), 1, 0.5) == GiveUp("permanent")
+    assert seen == [(3, "TimeoutError"), (1, "KeyError"), (1, "ValueError")]
+    assert str(policy.lifetime()) == "up to 5 attempts, delayed by a function"
+
+
+@pytest.mark.parametrize("answer", ["soon", -1, float("nan"), float("inf"), True, KeyError("bug")])
+def test_a_bad_answer_of_the_function_loses_no_job(answer, caplog):
+    """
+    It is logged, and the strategy decides.
+    """
+
+    def delay(attempt: int, error: BaseException | None) -> float:
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    assert RetryPolicy(delay=delay).decide(ValueError(), 1, 0.0) == RetryAfter(2.5)
+    assert "the delay function of a retry policy failed, its strategy decides" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"increment_seconds": 5}, "increment_seconds has no meaning with strategy 'exponential'"),
+        ({"strategy": "linear", "increment_seconds": -1}, "increment_seconds is -1"),
+        ({"jitter": 0}, "jitter is 0, not True or False"),
+        ({"delay": 60}, "delay is 60, not a function"),
+    ],
+)
+def test_a_wrong_shape_of_waits_is_refused(options, field):
+    """
+    Where the policy is made, with the name of the field.
+    """
+    with pytest.raises(ConfigError, match=field):
+        RetryPolicy(**options)

@@ -25,11 +25,11 @@ from typing import (
 from forebay.app._handle import JobHandle
 from forebay.app._handler import Handler, P, Q
 from forebay.app._internals import Declaration, Internals
+from forebay.app._middleware import enqueue_each, enqueue_each_async
 from forebay.app._queues import AppQueues
 from forebay.arguments.kinds import QUEUE_DEFAULT, Kind, Kinds
 from forebay.client import AsyncClient, Client
 from forebay.config import Settings
-from forebay.db.bulk import enqueue_all, enqueue_all_async
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import Job, JobOptions, checks
 from forebay.model.context import Context, TransactionContext
@@ -38,12 +38,17 @@ from forebay.policy.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from forebay.db.drivers import AsyncConnection, SyncConnection
+    from forebay.model.attempts import AttemptEnded, LostWorker
+    from forebay.model.middleware import Middleware
     from forebay.worker import Stats, Worker
 
 T = TypeVar("T")
 R = TypeVar("R")
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[[], Any])
+
+AttemptListener = TypeVar("AttemptListener", bound="Callable[[AttemptEnded], Any]")
+LostListener = TypeVar("LostListener", bound="Callable[[LostWorker], Any]")
 
 BATCH_SIZE_DEFAULT: Final = 100
 
@@ -106,6 +111,7 @@ class App(AppQueues):
     Args:
         dsn: the database address. Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*.
         settings: default: forebay.toml or pyproject.toml, and FOREBAY_* variables.
+        middleware: what runs around enqueues, attempts and settlements, outermost first.
         name: the name of the app among those that apply declarations to one database. Default: ``module:attribute``. A renamed
             app does not remove what it applied under its old name.
 
@@ -117,11 +123,18 @@ class App(AppQueues):
     """
 
     def __init__(
-        self, dsn: str | None = None, *, settings: Settings | None = None, name: str | None = None
+        self,
+        dsn: str | None = None,
+        *,
+        settings: Settings | None = None,
+        name: str | None = None,
+        middleware: Iterable[Middleware] = (),
     ) -> None:
         module = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001
         #: For the library itself: see ``Internals``.
         self._internals = Internals(self, dsn, settings, module, name)
+        for each in middleware:
+            self._internals.middlewares.add(each)
 
     # --- declaring ---
 
@@ -290,13 +303,59 @@ class App(AppQueues):
 
         return decorate
 
+    # --- around jobs, and after them ---
+
+    def add_middleware(self, middleware: Middleware) -> None:
+        """Add a middleware inside of the existing ones; see ``Middleware``.
+
+        Raises:
+            ConfigError: it is not a middleware.
+        """
+        self._internals.middlewares.add(middleware)
+
+    def on_failed(self, listener: AttemptListener) -> AttemptListener:
+        """Declare a function to call after each failed attempt, whether the job runs again or is dead.
+
+        The worker that ran the attempt calls it, once the database has the outcome: in a thread, or on the event loop if it is a
+        coroutine function. Its exception is logged and counted, and harms no job. A crash loses calls that wait.
+
+        >>> app = App()
+        >>> @app.on_failed
+        ... def report(ended):
+        ...     print(ended.job.kind, ended.outcome, ended.error)
+        """
+        self._internals.add_listener("failed", listener)
+        return listener
+
+    def on_dead(self, listener: AttemptListener) -> AttemptListener:
+        """Declare a function to call when a failed attempt has made its job a dead letter; see ``on_failed``.
+
+        A job that expired never had an attempt; it is not reported here.
+        """
+        self._internals.add_listener("dead", listener)
+        return listener
+
+    def on_done(self, listener: AttemptListener) -> AttemptListener:
+        """Declare a function to call when a job is done; see ``on_failed``."""
+        self._internals.add_listener("done", listener)
+        return listener
+
+    def on_worker_lost(self, listener: LostListener) -> LostListener:
+        """Declare a function to call when a worker is lost and its jobs return to the queue; see ``on_failed``.
+
+        The worker that found it calls the function.
+        """
+        self._internals.add_listener("worker_lost", listener)
+        return listener
+
     # --- producing ---
 
     def enqueue_many(
         self, conn: SyncConnection, calls: Iterable[Call], *, chunk: int = CHUNK_DEFAULT
     ) -> int:
         """Enqueue jobs of any kinds, each a ``handler.call(...)``; see ``Handler.enqueue_many``."""
-        return enqueue_all(conn, calls, _as_call, chunk)
+        around = self._internals.middlewares.enqueue
+        return enqueue_each(around, conn, calls, _as_call, chunk)
 
     async def aenqueue_many(
         self,
@@ -306,7 +365,8 @@ class App(AppQueues):
         chunk: int = CHUNK_DEFAULT,
     ) -> int:
         """Asynchronous form of ``enqueue_many``."""
-        return await enqueue_all_async(conn, calls, _as_call, chunk)
+        around = self._internals.middlewares.aenqueue
+        return await enqueue_each_async(around, conn, calls, _as_call, chunk)
 
     def client(self) -> Client:
         """Return a client for the app's database; jobs that it enqueues by name get the queue of their kind."""

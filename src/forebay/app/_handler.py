@@ -10,16 +10,21 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Un
 
 from forebay.app._handle import JobHandle
 from forebay.app._internals import Internals
+from forebay.app._middleware import (
+    enqueue_each,
+    enqueue_each_async,
+    enqueue_one,
+    enqueue_one_async,
+)
 from forebay.app._mistakes import connection_first, likelier, missing_attribute
 from forebay.arguments.kinds import Kind
 from forebay.arguments.results import result_type
 from forebay.client import AsyncClient, Client
-from forebay.db.bulk import enqueue_all, enqueue_all_async
 from forebay.db.drivers import AsyncConnection, SyncConnection, run, run_async
 from forebay.db.own import run_own, run_own_async
 from forebay.errors import InvalidJob, WrongConnection
 from forebay.model import JobId, JobOptionChanges, JobOptions
-from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in, enqueue
+from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
 
 P = ParamSpec("P")  # parameters of the function
 Q = ParamSpec("Q")  # parameters of enqueue: without the context; for a batch handler, one item
@@ -137,7 +142,9 @@ class Handler(Generic[P, Q, R_co]):
             SchemaError: the database has no schema.
         """
         try:
-            return run(conn, enqueue(self.call(*args, **kwargs)))
+            call = self.call(*args, **kwargs)
+            around = self._app._internals.middlewares.enqueue
+            return enqueue_one(around, call, functools.partial(run, conn))
         except (InvalidJob, WrongConnection) as error:
             raise likelier(error, conn, self.__name__) from error.__cause__
 
@@ -145,7 +152,9 @@ class Handler(Generic[P, Q, R_co]):
     async def aenqueue(self, conn: AsyncConnection, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:
         """Asynchronous form of ``enqueue``."""
         try:
-            return await run_async(conn, enqueue(self.call(*args, **kwargs)))
+            call = self.call(*args, **kwargs)
+            around = self._app._internals.middlewares.aenqueue
+            return await enqueue_one_async(around, call, functools.partial(run_async, conn))
         except (InvalidJob, WrongConnection) as error:
             raise likelier(error, conn, self.__name__) from error.__cause__
 
@@ -183,11 +192,15 @@ class Handler(Generic[P, Q, R_co]):
             ConfigError: the app has no database address.
             DatabaseUnavailable: the connection failed or was lost; the job may exist.
         """
-        return run_own(self._app.dsn, enqueue(self.call(*args, **kwargs)))
+        around = self._app._internals.middlewares.enqueue
+        write = functools.partial(run_own, self._app.dsn)
+        return enqueue_one(around, self.call(*args, **kwargs), write)
 
     async def aenqueue_now(self, /, *args: Q.args, **kwargs: Q.kwargs) -> JobId:
         """Asynchronous form of ``enqueue_now``."""
-        return await run_own_async(self._app.dsn, enqueue(self.call(*args, **kwargs)))
+        around = self._app._internals.middlewares.aenqueue
+        write = functools.partial(run_own_async, self._app.dsn)
+        return await enqueue_one_async(around, self.call(*args, **kwargs), write)
 
     @connection_first
     def enqueue_many(
@@ -208,7 +221,8 @@ class Handler(Generic[P, Q, R_co]):
                 was written. The previous chunks are part of your transaction: roll it back. In
                 autocommit mode they are committed.
         """
-        return enqueue_all(conn, items, self._as_call, chunk)
+        around = self._app._internals.middlewares.enqueue
+        return enqueue_each(around, conn, items, self._as_call, chunk)
 
     @connection_first
     async def aenqueue_many(
@@ -220,7 +234,8 @@ class Handler(Generic[P, Q, R_co]):
         chunk: int = CHUNK_DEFAULT,
     ) -> int:
         """Asynchronous form of ``enqueue_many``; the items may be an asynchronous iterable."""
-        return await enqueue_all_async(conn, items, self._as_call, chunk)
+        around = self._app._internals.middlewares.aenqueue
+        return await enqueue_each_async(around, conn, items, self._as_call, chunk)
 
     def _as_call(self, item: Any) -> Call:
         # Without static types: encoding checks the item.

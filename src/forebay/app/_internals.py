@@ -7,20 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
+from forebay.app._middleware import Middlewares
 from forebay.app._resources import Resources
 from forebay.arguments.json_guard import ArgumentLimits
 from forebay.arguments.kinds import Kind, Kinds
 from forebay.client import address_of
 from forebay.config import Settings, load_settings
-from forebay.errors import ConfigError, InvalidJob
+from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import JobOptions, checks
 from forebay.policy.retry import RetryPolicy
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from forebay.model.declared import Queue, QueueSettings
+    from forebay.model.middleware import Middleware
 
 APP_NAME_CHARACTERS_MAX: Final = 200
 
@@ -47,6 +49,8 @@ class Internals:
         dsn: the address that was given, if any.
         resources: what handlers find in their context.
         mirrors: the mirrors declared with it, by name.
+        middlewares: what runs around enqueues, attempts and settlements.
+        listeners: the functions to call after an event, by its name: failed, dead, done, worker_lost.
         queues: the queues declared with it, by name.
         found_at: where a child process finds the app, if its module does not tell.
     """
@@ -62,6 +66,8 @@ class Internals:
         self.dsn = dsn
         self.resources = Resources()
         self.mirrors: dict[str, Declaration] = {}
+        self.middlewares = Middlewares()
+        self.listeners: dict[str, list[Callable[[Any], Any]]] = {}
         self.queues: dict[str, Queue] = {}
         self.found_at: tuple[str, str, bool] | None = None
         self._owner = owner
@@ -96,6 +102,16 @@ class Internals:
         """Take the retry policy of a kind from the settings, except for the attempts if given."""
         self._without_retry[kind] = max_attempts
         self._retries_known = False
+
+    def add_listener(self, event: str, listener: Callable[[Any], Any]) -> None:
+        """Call a function after each event of this name.
+
+        Raises:
+            ConfigError: it is not a function.
+        """
+        if not callable(listener):
+            raise ConfigError(f"on_{event}", f"is not a function: {shown(listener)}")
+        self.listeners.setdefault(event, []).append(listener)
 
     def add_mirror(self, mirror: Declaration) -> None:
         """Add a mirror.
@@ -166,6 +182,11 @@ class Internals:
         if self._settings is None:
             self._settings = load_settings()
         return self._settings
+
+    @property
+    def middleware(self) -> Sequence[Middleware]:
+        """The middlewares, outermost first."""
+        return self.middlewares.all
 
     @property
     def kinds(self) -> Kinds:

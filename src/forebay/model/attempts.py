@@ -42,3 +42,18 @@ class AttemptEnded:
     def failed(self) -> bool:
         """Whether the attempt failed: it was retried, or the job is dead."""
         return self.outcome in {"retried", "dead"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostWorker:
+    """A worker whose lease was revoked, because it sent no heartbeat. Its jobs run again.
+
+    Attributes:
+        worker: its name: host, process id and a random part.
+        jobs: how many jobs returned to the queue.
+        silent_seconds: how long it was silent.
+    """
+
+    worker: str
+    jobs: int
+    silent_seconds: float

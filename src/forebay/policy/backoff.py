@@ -20,11 +20,16 @@ _EXPONENT_MAX: Final = 1000
 
 
 def backoff_seconds(
-    attempt: int, *, strategy: Strategy, base_seconds: float, cap_seconds: float
+    attempt: int,
+    *,
+    strategy: Strategy,
+    base_seconds: float,
+    cap_seconds: float,
+    increment_seconds: float | None = None,
 ) -> float:
     """Return the wait after a failed attempt, before jitter.
 
-    fixed: base; linear: base * n; exponential: base * 2**(n-1); polynomial: base * n**3; none more
+    fixed: base; linear: base + increment * (n-1); exponential: base * 2**(n-1); polynomial: base * n**3; none more
     than the cap.
 
     Args:
@@ -32,6 +37,7 @@ def backoff_seconds(
         strategy: one of ``STRATEGIES``.
         base_seconds: the wait after the first attempt, above 0.
         cap_seconds: the longest wait, at least ``base_seconds``.
+        increment_seconds: of linear; None means the base, so that the waits are base * n.
 
     Raises:
         ValueError: the attempt is below 1.
@@ -46,7 +52,8 @@ def backoff_seconds(
         case "fixed":
             factor = 1.0
         case "linear":
-            factor = float(attempt)
+            more = base_seconds if increment_seconds is None else increment_seconds
+            factor = 1.0 + (attempt - 1) * more / base_seconds
         case "exponential":
             factor = 2.0 ** min(attempt - 1, _EXPONENT_MAX)
         case "polynomial":
@@ -113,7 +120,12 @@ def unknown_kind_seconds(times: int, u: float) -> float:
 
 
 def total_seconds(
-    attempts: int, *, strategy: Strategy, base_seconds: float, cap_seconds: float
+    attempts: int,
+    *,
+    strategy: Strategy,
+    base_seconds: float,
+    cap_seconds: float,
+    increment_seconds: float | None = None,
 ) -> float:
     """Return the sum of the waits between this many attempts, before jitter.
 
@@ -123,7 +135,11 @@ def total_seconds(
     total = 0.0
     for attempt in range(1, attempts):
         wait = backoff_seconds(
-            attempt, strategy=strategy, base_seconds=base_seconds, cap_seconds=cap_seconds
+            attempt,
+            strategy=strategy,
+            base_seconds=base_seconds,
+            cap_seconds=cap_seconds,
+            increment_seconds=increment_seconds,
         )
         if wait >= cap_seconds:
             # Every later wait equals the cap; a policy may allow thousands of attempts.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, cast
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
 from forebay.errors import ConfigError, EnqueueError, shown
+from forebay.model import checks
 from forebay.model.checks import MAX_ATTEMPTS_MAX
+from forebay.model.text import logger
 from forebay.policy.backoff import (
     STRATEGIES,
     Strategy,
@@ -16,7 +18,15 @@ from forebay.policy.backoff import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from datetime import timedelta
+
     from forebay.config import RetrySettings
+
+log = logger("forebay.worker")
+
+#: From the number of the failed attempt and its exception to the wait.
+Delay: TypeAlias = "Callable[[int, BaseException | None], float | timedelta | None]"
 
 #: Most exceptions of a group that are examined; the first ones decide for a larger group.
 _LEAVES_MAX: Final = 100
@@ -41,15 +51,21 @@ Decision = RetryAfter | GiveUp
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """The time from the first failure to the last attempt, without the attempts themselves."""
+    """The time from the first failure to the last attempt, without the attempts themselves.
+
+    With ``by_function`` a function chooses the delays, and the seconds are those of the strategy that it may fall back to.
+    """
 
     seconds_min: float
     seconds_expected: float
     seconds_max: float
     attempts: int
+    by_function: bool = False
 
     def __str__(self) -> str:
         """Return it as text: ``up to 20 attempts over about 7.8 h``."""
+        if self.by_function and self.attempts > 1:
+            return f"up to {self.attempts} attempts, delayed by a function"
         if self.attempts == 1:
             return "1 attempt, no retries"
         return f"up to {self.attempts} attempts over about {human_duration(self.seconds_expected)}"
@@ -62,7 +78,13 @@ class RetryPolicy:
     Attributes:
         strategy: how waits grow: fixed, linear, exponential or polynomial.
         base_seconds: the wait after the first failure, before jitter.
+        increment_seconds: with linear, by how much each wait is longer than the one before; None means ``base_seconds``.
         cap_seconds: the longest wait.
+        jitter: draw each wait from the upper half of its length, so that jobs that failed together do not return together;
+            False makes waits exact.
+        delay: a function of the number of the failed attempt and its exception (None if the handler returned ``Retry``) that returns
+            the wait, in seconds or as a timedelta, without jitter; None leaves it to the strategy. If it raises, or returns
+            anything else, that is logged, and the strategy decides.
         max_attempts: total attempts, 1 to 10,000; the option of a job overrides it.
         retry_on: retry these exception types only; empty means all.
         permanent_on: never retry these. If both cover a type, the nearer base class decides:
@@ -77,6 +99,9 @@ class RetryPolicy:
     base_seconds: float = 5.0
     cap_seconds: float = 3600.0
     max_attempts: int = 20
+    increment_seconds: float | None = None
+    jitter: bool = True
+    delay: Delay | None = None
     retry_on: tuple[type[BaseException], ...] = ()
     permanent_on: tuple[type[BaseException], ...] = ()
 
@@ -90,6 +115,7 @@ class RetryPolicy:
         _check_number("retry base_seconds", self.base_seconds, least=0.001)
         _check_number("retry cap_seconds", self.cap_seconds, least=self.base_seconds)
         _check_attempts(self.max_attempts)
+        self._check_shape()
         for name in ("retry_on", "permanent_on"):
             types = getattr(self, name)
             if not isinstance(types, tuple) or not all(_is_exception_type(t) for t in types):
@@ -100,6 +126,25 @@ class RetryPolicy:
         if both:
             names = ", ".join(sorted(cls.__name__ for cls in both))
             raise ConfigError("retry permanent_on", f"contradicts retry_on: both have {names}")
+
+    def _check_shape(self) -> None:
+        if self.increment_seconds is not None:
+            _check_number("retry increment_seconds", self.increment_seconds, least=0)
+            if self.strategy != "linear":
+                raise ConfigError(
+                    "retry increment_seconds",
+                    f"has no meaning with strategy {self.strategy!r}",
+                    hint='Add strategy="linear".',
+                )
+        if not isinstance(self.jitter, bool):
+            raise ConfigError("retry jitter", f"is {shown(self.jitter)}, not True or False")
+        if self.delay is not None and not callable(self.delay):
+            raise ConfigError(
+                "retry delay",
+                f"is {shown(self.delay)}, not a function",
+                hint="delay=lambda attempt, error: 60 * attempt; for a constant wait use base_seconds with"
+                ' strategy="fixed".',
+            )
 
     @classmethod
     def from_settings(cls, settings: RetrySettings) -> RetryPolicy:
@@ -131,17 +176,27 @@ class RetryPolicy:
             return GiveUp("permanent")
         if attempt >= (max_attempts or self.max_attempts):
             return GiveUp("exhausted")
-        return RetryAfter(self.delay_seconds(attempt, u))
+        return RetryAfter(self.delay_seconds(attempt, u, exception))
 
-    def delay_seconds(self, attempt: int, u: float) -> float:
-        """Return the wait after the given attempt, with jitter."""
+    def delay_seconds(self, attempt: int, u: float, error: BaseException | None = None) -> float:
+        """Return the wait after the given attempt: what ``delay`` says, else that of the strategy with jitter.
+
+        >>> policy = RetryPolicy(delay=lambda attempt, error: 60 if isinstance(error, OSError) else None)
+        >>> policy.delay_seconds(3, 0.0, TimeoutError()), policy.delay_seconds(3, 0.0, ValueError())
+        (60.0, 10.0)
+        """
+        if self.delay is not None:
+            chosen = _chosen(self.delay, attempt, error)
+            if chosen is not None:
+                return chosen
         full = backoff_seconds(
             attempt,
             strategy=self.strategy,
             base_seconds=self.base_seconds,
             cap_seconds=self.cap_seconds,
+            increment_seconds=self.increment_seconds,
         )
-        return jittered(full, u)
+        return jittered(full, u) if self.jitter else full
 
     def is_permanent(self, exception: BaseException) -> bool:
         """Whether no retry can help. A group is permanent when any exception in it is."""
@@ -166,8 +221,27 @@ class RetryPolicy:
             strategy=self.strategy,
             base_seconds=self.base_seconds,
             cap_seconds=self.cap_seconds,
+            increment_seconds=self.increment_seconds,
         )
-        return Lifetime(full / 2, full * 3 / 4, full, attempts)
+        least = full / 2 if self.jitter else full
+        return Lifetime(
+            least, (least + full) / 2, full, attempts, by_function=self.delay is not None
+        )
+
+
+def _chosen(delay: Delay, attempt: int, error: BaseException | None) -> float | None:
+    """Return the wait that a function chose; None if it leaves it to the strategy, or its answer cannot be used."""
+    try:
+        answer = delay(attempt, error)
+        return None if answer is None else checks.checked_seconds(answer, "delay")
+    except Exception as problem:
+        # The job must not pay for it: the strategy decides.
+        log.error(
+            "the delay function of a retry policy failed, its strategy decides: %s: %s",
+            type(problem).__name__,
+            problem,
+        )
+        return None
 
 
 def human_duration(seconds: float) -> str:

@@ -15,7 +15,7 @@ from forebay.model.context import TransactionContext
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from forebay.arguments.kinds import Kinds
+    from forebay.app import Internals
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +92,9 @@ def context(
     )
 
 
-def kinds_of(handler: Handler[..., ..., Any]) -> Kinds:
-    """Return the kinds of a handler's app; one without a retry policy has that of the settings."""
-    return handler._app._internals.kinds  # noqa: SLF001
+def internals_of(handler: Handler[..., ..., Any]) -> Internals:
+    """Return the internal state of a handler's app."""
+    return handler._app._internals  # noqa: SLF001
 
 
 def job_for(of: Handler[..., ..., Any] | str, **facts: Any) -> Job:
@@ -103,7 +103,7 @@ def job_for(of: Handler[..., ..., Any] | str, **facts: Any) -> Job:
     kind = of
     if isinstance(of, Handler):
         kind, options = of.kind.name, of.options
-        retry = kinds_of(of).get(kind).retry
+        retry = internals_of(of).kinds.get(kind).retry
         known |= {
             "max_attempts": options.max_attempts or retry.max_attempts,
             "headers": dict(options.headers or {}),

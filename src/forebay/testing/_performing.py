@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 from forebay.app import Handler
 from forebay.db.handler_connections import connection_class
 from forebay.errors import ConfigError, WrongConnection
-from forebay.testing._contexts import RecordingContext, job_for, kinds_of
+from forebay.testing._contexts import RecordingContext, internals_of, job_for
 from forebay.testing._failed import JobFailed
 from forebay.worker.single_run import OUTCOMES, SingleRun, error_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 
-    from forebay.app import App
-    from forebay.arguments.kinds import Kind, Kinds
+    from forebay.app import App, Internals
+    from forebay.arguments.kinds import Kind
     from forebay.model import Job
     from forebay.model.attempts import AttemptOutcome
     from forebay.model.status import JobStatus
@@ -89,36 +89,36 @@ class Performer:
             ConfigError: the handler has a transaction, and no ``conn`` was given.
             WrongConnection: ``conn`` is not of the type that the handler declares.
         """
-        return self._one(self._run(kinds_of(handler), [self._job(handler, *args, **kwargs)]))
+        return self._one(self._run(internals_of(handler), [self._job(handler, *args, **kwargs)]))
 
     async def perform_async(
         self, handler: Handler[P, Q, R], /, *args: Q.args, **kwargs: Q.kwargs
     ) -> Performed[R]:
         """Do as ``perform``, on a running event loop; a plain function runs in a thread."""
         jobs = [self._job(handler, *args, **kwargs)]
-        return self._one(await self._run_async(kinds_of(handler), jobs))
+        return self._one(await self._run_async(internals_of(handler), jobs))
 
     def perform_batch(
         self, handler: Handler[..., ..., Any], items: Iterable[Any]
     ) -> list[Performed[Any]]:
         """Run one call of a batch handler with these items, and return how each job ended."""
-        found = self._run(kinds_of(handler), self._jobs(handler, items))
+        found = self._run(internals_of(handler), self._jobs(handler, items))
         return [self._raising(each) for each in found]
 
     async def perform_batch_async(
         self, handler: Handler[..., ..., Any], items: Iterable[Any]
     ) -> list[Performed[Any]]:
         """Do as ``perform_batch``, on a running event loop."""
-        found = await self._run_async(kinds_of(handler), self._jobs(handler, items))
+        found = await self._run_async(internals_of(handler), self._jobs(handler, items))
         return [self._raising(each) for each in found]
 
     def perform_job(self, app: App, job: JobStatus) -> Performed[Any]:
         """Run one attempt of an enqueued job, such as ``assert_enqueued`` returned. The job stays enqueued."""
-        return self._one(self._run(app.kinds, [self._enqueued(app, job)]))
+        return self._one(self._run(app._internals, [self._enqueued(app, job)]))
 
     async def perform_job_async(self, app: App, job: JobStatus) -> Performed[Any]:
         """Do as ``perform_job``, on a running event loop."""
-        return self._one(await self._run_async(app.kinds, [self._enqueued(app, job)]))
+        return self._one(await self._run_async(app._internals, [self._enqueued(app, job)]))
 
     def _job(self, handler: Handler[..., ..., Any], *args: Any, **kwargs: Any) -> Job:
         call = handler.call(*args, **kwargs)
@@ -141,28 +141,28 @@ class Performer:
             max_attempts=job.max_attempts or app.kinds.get(job.kind).retry.max_attempts,
         )
 
-    def _run(self, kinds: Kinds, jobs: list[Job]) -> list[Performed[Any]]:
-        kind = kinds.get(jobs[0].kind)
+    def _run(self, app: Internals, jobs: list[Job]) -> list[Performed[Any]]:
+        kind = app.kinds.get(jobs[0].kind)
         if kind.is_async:
-            return asyncio.run(self._run_async(kinds, jobs))
-        run, context = self._prepared(kinds, kind, jobs)
+            return asyncio.run(self._run_async(app, jobs))
+        run, context = self._prepared(app, kind, jobs)
         with _savepoint(self.conn if kind.transaction else None) as savepoint:
             run.run()
             savepoint.keep = run.returned  # It may have ended its job in any way.
         return _performed(run, context)
 
-    async def _run_async(self, kinds: Kinds, jobs: list[Job]) -> list[Performed[Any]]:
-        kind = kinds.get(jobs[0].kind)
+    async def _run_async(self, app: Internals, jobs: list[Job]) -> list[Performed[Any]]:
+        kind = app.kinds.get(jobs[0].kind)
         if not kind.is_async:
-            return await asyncio.to_thread(self._run, kinds, jobs)
-        run, context = self._prepared(kinds, kind, jobs)
+            return await asyncio.to_thread(self._run, app, jobs)
+        run, context = self._prepared(app, kind, jobs)
         async with _savepoint_async(self.conn if kind.transaction else None) as savepoint:
             await run.run_async()
             savepoint.keep = run.returned  # It may have ended its job in any way.
         return _performed(run, context)
 
     def _prepared(
-        self, kinds: Kinds, kind: Kind, jobs: list[Job]
+        self, app: Internals, kind: Kind, jobs: list[Job]
     ) -> tuple[SingleRun, RecordingContext]:
         if kind.transaction:
             _require_connection(kind, self.conn)
@@ -172,7 +172,7 @@ class Performer:
             conn=self.conn if kind.transaction else None,
             resources=self.resources,
         )
-        return SingleRun(kinds, jobs, context), context
+        return SingleRun(app.kinds, jobs, context, app.middleware), context
 
     def _one(self, found: list[Performed[Any]]) -> Performed[Any]:
         (performed,) = found

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import contextlib
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from forebay.arguments.kinds import Kinds
+    from forebay.model.middleware import Middleware
 
 
 class Application(Protocol):
@@ -17,6 +18,14 @@ class Application(Protocol):
     @property
     def kinds(self) -> Kinds:
         """The handlers by kind."""
+
+    @property
+    def middleware(self) -> Sequence[Middleware]:
+        """What runs around attempts and settlements, outermost first."""
+
+    @property
+    def listeners(self) -> Mapping[str, Sequence[Callable[[Any], Any]]]:
+        """The functions to call after an event, by its name: failed, dead, done, worker_lost."""
 
     def location(self) -> tuple[str, str, bool] | None:
         """Return module or script, attribute, and whether it is a script; None when the app cannot be imported."""

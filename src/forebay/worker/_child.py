@@ -138,6 +138,7 @@ async def _main(descriptor: int) -> None:
             name=start.name,
             group=start.group,
             resources=await app.open_resources(stack),
+            middleware=app.middleware,
             on_free=pipe.answer_missing,
             on_lease_lost=lambda _lease: None,
             on_progress=pipe.progress,

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from forebay.arguments.kinds import Kind, Kinds
     from forebay.config import WorkerSettings
+    from forebay.model.middleware import Middleware
     from forebay.worker._call_queue import WaitingCall
     from forebay.worker._children import Children
     from forebay.worker._held import HeldJob, Lease
@@ -64,7 +65,6 @@ class Executor:
 
     Owns the jobs that wait for a slot and the running ones. Each job that it takes ends once: its outcome is reported, or the
     job is dropped with its lease without a report. One job of an ordering key runs at a time, in order.
-
     After a crash its jobs are claimed and not settled: they come back when the lease is revoked.
 
     Args:
@@ -74,6 +74,7 @@ class Executor:
         dsn: the database, for handlers in transactions.
         name: application_name of their connections.
         group: name of the group, as the jobs show it.
+        middleware: what runs around handlers.
         on_free: called when a slot or a waiting place became free.
         on_lease_lost: called when a handler's transaction finds that the lease is lost.
         on_progress: called with the progress that a handler reports, in any thread.
@@ -90,6 +91,7 @@ class Executor:
         name: str,
         group: str,
         resources: Mapping[str, Any],
+        middleware: Sequence[Middleware],
         on_free: Callable[[], None],
         on_lease_lost: Callable[[Lease], None],
         on_progress: Callable[[Sequence[HeldJob], float, str], None],
@@ -116,6 +118,7 @@ class Executor:
             processes,
             group=group,
             resources=resources,
+            middleware=middleware,
             on_free=self._on_slot_free,
             on_progress=on_progress,
         )
@@ -260,8 +263,7 @@ class Executor:
         def lost(held: HeldJob) -> bool:
             return held.lease is lease and (gone is None or held.batch.claim_no in gone)
 
-        dropped = self._waiting.drop(lost)
-        dropped += self._keys.drop(lost, whole_lease=gone is None)
+        dropped = self._waiting.drop(lost) + self._keys.drop(lost, whole_lease=gone is None)
         return dropped + self.slots.drop(lost)
 
     async def close(self) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forebay.ops.protocol import ClaimedJob, ReadyLane
+    from forebay.worker._listeners import Announcement
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +69,8 @@ class Batch:
     #: Whether its settlement may make other jobs ready: it has ordering keys, or its queue has limits.
     frees_others: bool = False
     lane: ReadyLane | None = None
+    #: Ended attempts whose listeners wait for the settlement, by offset.
+    announced: dict[int, Announcement] = field(default_factory=dict)
     #: For jobs of ordering keys that will run again: the newest claim when that was settled, None until then.
     _continued: dict[int, int | None] = field(default_factory=dict)
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
@@ -105,6 +108,11 @@ class Batch:
         self.untouched = False
         self.done, self.millis, self.ended = [], [], []
         return flush
+
+    def take_announced(self, offsets: list[int] | None) -> list[Announcement]:
+        """Return the announcements of these offsets, or all, and forget them."""
+        wanted = list(self.announced) if offsets is None else offsets
+        return [self.announced.pop(offset) for offset in wanted if offset in self.announced]
 
     def close(self, offsets: list[int] | None) -> None:
         """Record that these offsets, or all, are settled; an empty batch leaves its lease."""

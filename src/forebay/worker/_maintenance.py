@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import DatabaseUnavailable
+from forebay.model.attempts import LostWorker
 from forebay.model.text import logger
 from forebay.ops import protocol, queues
 from forebay.ops.locks import lock_holders
@@ -98,6 +99,7 @@ class Maintenance:
         session: Session,
         *,
         on_work: Callable[[], None] = lambda: None,
+        on_worker_lost: Callable[[LostWorker], None] = lambda _: None,
         promote_seconds: float = 0.1,
         revoke_seconds: float = 1.0,
         outage: Outage | None = None,
@@ -106,6 +108,7 @@ class Maintenance:
         self._outage = outage or Outage()
         self._session = session
         self._on_work = on_work
+        self._on_worker_lost = on_worker_lost
         self._leader_id = leader_id
         self._leadership = Leadership(
             [MAINTENANCE], seconds=_LEAD_SECONDS, clock=time.monotonic, draw=random.random
@@ -256,6 +259,11 @@ class Maintenance:
             revoked.worker,
             revoked.silent_seconds,
             revoked.jobs,
+        )
+        self._on_worker_lost(
+            LostWorker(
+                worker=revoked.worker, jobs=revoked.jobs, silent_seconds=revoked.silent_seconds
+            )
         )
         self._on_work()
         return True

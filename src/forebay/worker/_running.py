@@ -8,21 +8,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import gc
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from forebay.db.session import cut
-from forebay.errors import HandlerError, InvalidJob, JobCancelled, SoftTimeout, UnknownKind
+from forebay.errors import (
+    HandlerError,
+    InvalidJob,
+    JobCancelled,
+    SoftTimeout,
+    UnknownKind,
+    WorkerLost,
+)
 from forebay.model.job import Job
+from forebay.model.middleware import Attempt
 from forebay.model.outcome import Cancel, Dead, Retry, Snooze
 from forebay.ops.protocol import Ended
 from forebay.ops.results import kept
+from forebay.policy.around import run_within, run_within_async
 from forebay.policy.backoff import unknown_kind_seconds
 from forebay.policy.error_text import calls_handlers, describe_exception
 from forebay.policy.retry import GiveUp, RetryPolicy
@@ -32,6 +42,7 @@ if TYPE_CHECKING:
     from forebay.arguments.kinds import Kind, Kinds
     from forebay.model.context import Context
     from forebay.ops.protocol import ClaimedJob
+    from forebay.policy.around import Around
     from forebay.worker._held import HeldJob
     from forebay.worker._threads import Threads
 
@@ -77,6 +88,10 @@ class Call(msgspec.Struct, eq=False):
     context: Context | None = None
     thread_call: Any = None
     connection: Any = None
+    #: The connection as the handler sees it.
+    given: Any = None
+    #: Methods of middlewares around the handler.
+    around: tuple[Around, ...] = ()
     started: bool = False
     why: HandlerError | None = None
     settling: bool = False
@@ -90,6 +105,10 @@ class Call(msgspec.Struct, eq=False):
         if self._jobs is None:
             self._jobs = [job_of(held, self.kind, self.group) for held in self.helds]
         return self._jobs
+
+    def attempt(self) -> Attempt:
+        """Return the attempt as middlewares see it."""
+        return Attempt(job=self.jobs[0], jobs=self.jobs, conn=self.given)
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Positional and keyword arguments of the handler."""
@@ -126,25 +145,52 @@ async def run_on_loop(call: Call) -> Any:
     """Call a coroutine handler; return its result."""
     positional, named = call.arguments()
     call.started = True
+    if call.around:
+        return await _within_async(call, positional, named)
     result = call.kind.function(*positional, **named)
     return await result if inspect.isawaitable(result) else result
 
 
+@calls_handlers
+async def _within_async(call: Call, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    attempt = call.attempt()
+
+    @calls_handlers
+    async def inner() -> Any:
+        result = call.kind.function(*positional, **named)
+        attempt.returned = await result if inspect.isawaitable(result) else result
+        return attempt.returned
+
+    return await run_within_async(call.around, attempt, inner)
+
+
 async def run_in_thread(call: Call, threads: Threads) -> Any:
     """Call a plain handler in a thread; return its result."""
-    positional, named = call.arguments()
-    function = call.kind.function
-    call.thread_call = threads.submit(lambda: call_plainly(function, positional, named))
+    call.thread_call = threads.submit(lambda: call_plainly(call))
     call.started = True
     return await call.thread_call.future
 
 
 @calls_handlers
-def call_plainly(
-    function: Callable[..., Any], positional: tuple[Any, ...], named: dict[str, Any]
-) -> Any:
+def call_plainly(call: Call) -> Any:
     """Call a plain handler in this thread; return its result."""
-    return function(*positional, **named)
+    positional, named = call.arguments()
+    if call.around:
+        # In its own context: what a middleware sets there does not reach the next job of this thread.
+        return contextvars.copy_context().run(_within, call, positional, named)
+    return call.kind.function(*positional, **named)
+
+
+@calls_handlers
+def _within(call: Call, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    attempt = call.attempt()
+
+    @calls_handlers
+    def inner() -> Any:
+        attempt.returned = call.kind.function(*positional, **named)
+        return attempt.returned
+
+    return run_within(call.around, attempt, inner)
 
 
 def decode(
@@ -305,7 +351,10 @@ def lost_child(kind: Kind, job: Job, how: str) -> Ended:
     if job.is_last_attempt:
         return Ended(0, "dead", reason="worker lost", error=error)
     return Ended(
-        0, "lost", after=kind.retry.delay_seconds(job.attempt, random.random()), error=error
+        0,
+        "lost",
+        after=kind.retry.delay_seconds(job.attempt, random.random(), WorkerLost(how)),
+        error=error,
     )
 
 

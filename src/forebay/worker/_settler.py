@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from forebay.db.session import Session
     from forebay.worker._held import Batch, HeldJob, Lease
+    from forebay.worker._listeners import Listeners
 
 log = logger("forebay.worker")
 
@@ -40,6 +41,7 @@ class Settler:
         session: a connection that no other part uses.
         on_lease_lost: called with a lease that the database reports as closed.
         on_freed: called with batches whose settlement may have made other jobs ready: of an ordering key, or of a queue with limits.
+        listeners: told of the outcomes that the database has.
         outage: wakes the retries; None: only their pauses do.
     """
 
@@ -50,7 +52,9 @@ class Settler:
         on_freed: Callable[[list[Batch]], None] = lambda _: None,
         *,
         outage: Outage | None = None,
+        listeners: Listeners | None = None,
     ) -> None:
+        self._listeners = listeners
         self._outage = outage or Outage()
         self._session = session
         self._on_lease_lost = on_lease_lost
@@ -186,6 +190,7 @@ class Settler:
         if lease.lost:
             for batch, flush in items:
                 batch.close(_offsets(flush))
+                self._announce(batch, flush, is_recorded=False)
             return
         try:
             statuses = await self._session.run(
@@ -194,12 +199,15 @@ class Settler:
         except LeaseLost as error:
             log.warning("LeaseLost: %s; %s settlements had no effect", error, len(items))
             self._on_lease_lost(lease)
+            for batch, flush in items:
+                self._announce(batch, flush, is_recorded=False)
             return
         freed = [batch for batch, _ in items if batch.frees_others]
         if freed:
             self._on_freed(freed)
         for (batch, flush), status in zip(items, statuses, strict=True):
             batch.close(_offsets(flush))
+            self._announce(batch, flush, is_recorded=status in {"settled", "repeated"})
             if status == "repeated":
                 self.repeated += 1
             elif status != "settled":
@@ -209,6 +217,13 @@ class Settler:
                     flush.claim_no,
                     status,
                 )
+
+    def _announce(self, batch: Batch, flush: Flush, *, is_recorded: bool) -> None:
+        if not batch.announced or self._listeners is None:
+            return
+        report = self._listeners.recorded if is_recorded else self._listeners.refused
+        for announcement in batch.take_announced(_offsets(flush)):
+            report(announcement)
 
 
 def _offsets(flush: Flush) -> list[int] | None:

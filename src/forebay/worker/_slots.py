@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.errors import HardTimeout, JobCancelled, SoftTimeout
 from forebay.model.context import Context, TransactionContext
+from forebay.model.middleware import around_attempts
 from forebay.model.text import logger
 from forebay.ops.protocol import Ended
 from forebay.worker._job_log import log_started
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from forebay.arguments.kinds import Kind
     from forebay.config import WorkerSettings
+    from forebay.model.middleware import Middleware
     from forebay.worker._children import Children
     from forebay.worker._held import HeldJob
     from forebay.worker._reporter import OutcomeReporter
@@ -49,6 +51,7 @@ class Slots:
         processes: child processes for handlers that need one; None in a child process.
         group: name of the group, as the jobs show it.
         resources: shared objects for the contexts of handlers.
+        middleware: what runs around handlers.
         on_free: called when the slot of a call that still runs was freed, and when there are more slots.
         on_progress: called with the progress that a handler reports, in any thread.
     """
@@ -62,6 +65,7 @@ class Slots:
         *,
         group: str,
         resources: Mapping[str, Any],
+        middleware: Sequence[Middleware],
         on_free: Callable[[], None],
         on_progress: Callable[[Sequence[HeldJob], float, str], None],
     ) -> None:
@@ -71,6 +75,8 @@ class Slots:
         self._processes = processes
         self._group = group
         self._resources = resources
+        self._around_plain = around_attempts(middleware, is_async=False)
+        self._around_coroutines = around_attempts(middleware, is_async=True)
         self._on_free = on_free
         self._on_progress = on_progress
         #: The running calls with their jobs. Removing a call frees its slot.
@@ -98,6 +104,7 @@ class Slots:
         soft, hard = self._timeouts(kind)
         now = time.monotonic()
         call = Call(kind, helds, items, self._group, task)
+        call.around = self._around_coroutines if kind.is_async else self._around_plain
         if kind.takes_context:
             make = Context if kind.connection is None else TransactionContext
             call.context = make(

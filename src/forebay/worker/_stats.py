@@ -31,6 +31,8 @@ class Stats:
         released: jobs given back without using an attempt.
         leases_lost: leases that the worker lost.
         reconnects: how often claims lost the database.
+        listener_errors: exceptions of listeners, and of middlewares around settlements.
+        events_dropped: events whose listeners were not called, because too many waited.
     """
 
     claimed: int = 0
@@ -44,6 +46,8 @@ class Stats:
     released: int = 0
     leases_lost: int = 0
     reconnects: int = 0
+    listener_errors: int = 0
+    events_dropped: int = 0
 
     def count(self, outcome: OutcomeName) -> None:
         """Count the end of one attempt."""

@@ -98,9 +98,8 @@ class HandlerTransactions:
         with self._handler_connections[call.kind.connection].connection() as connection:
             _give(call, connection)
             with connection.transaction():
-                positional, named = call.arguments()
                 call.started = True
-                result = call_plainly(call.kind.function, positional, named)
+                result = call_plainly(call)
                 endeds = endings(call, result)
                 operation = _settlement(call, helds, endeds)
                 _check_statuses(helds, connection.settle(operation))
@@ -115,7 +114,7 @@ class HandlerTransactions:
 
 
 def _give(call: Call, connection: HandlerConnection | AsyncHandlerConnection) -> None:
-    call.connection = connection.raw
+    call.connection, call.given = connection.raw, connection.given
     if call.context is not None:
         call.context.conn = connection.given
 

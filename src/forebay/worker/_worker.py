@@ -30,13 +30,14 @@ from forebay.ops import protocol
 from forebay.policy.leadership import LEADER_IDS, MAINTENANCE
 from forebay.worker._children import Children, start_of
 from forebay.worker._claimer import Claimer
-from forebay.worker._events import attempt_ended
+from forebay.worker._events import Announcer
 from forebay.worker._executor import Executor
 from forebay.worker._health import HealthCheck
 from forebay.worker._heartbeat import Heartbeat, Held
 from forebay.worker._identity import identity
 from forebay.worker._job_log import JobLog
 from forebay.worker._leases import LeaseKeeper
+from forebay.worker._listeners import Listeners, require_middleware
 from forebay.worker._loop_watch import LoopWatch
 from forebay.worker._maintenance import Maintenance
 from forebay.worker._polling import PollLeadership
@@ -50,10 +51,11 @@ from forebay.worker._suspects import Suspects
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
+    from forebay.arguments.kinds import Kinds
     from forebay.model.attempts import AttemptEnded
-    from forebay.ops.protocol import Ended, HeartbeatAnswer
+    from forebay.ops.protocol import HeartbeatAnswer
     from forebay.worker._application import Application
-    from forebay.worker._held import Batch, HeldJob, Lease
+    from forebay.worker._held import Batch, Lease
     from forebay.worker._messages import Start
 
 log = logger("forebay.worker")
@@ -145,16 +147,25 @@ class Worker:
         """
         self._until_idle = until_idle
         start = self._child_start()
-        self._require_location(start)
+        _require_location(start, self._app.kinds)
+        require_middleware(self._app.kinds, self._app.middleware)
         self._make_sessions()
         self._progress = ProgressReports()
         outage = self._signals.outage
         outage.pause_seconds_max = self._settings.reconnect_seconds_max
         outage.on_end = self._on_outage_end
-        self._settler = Settler(self._settles, self._on_lease_lost, self._on_freed, outage=outage)
+        self._listeners = Listeners(self._app.listeners, self._app.middleware, self.stats)
+        self._settler = Settler(
+            self._settles,
+            self._on_lease_lost,
+            self._on_freed,
+            outage=outage,
+            listeners=self._listeners,
+        )
         self._maintenance = Maintenance(
             self._maintenance_session,
             on_work=self._signals.wake.set,
+            on_worker_lost=self._listeners.worker_lost,
             outage=outage,
             leader_id=None if until_idle else self._leader_id,
         )
@@ -180,6 +191,7 @@ class Worker:
                 tasks += [asyncio.create_task(_supervised(service)) for service in self._services()]
                 await claimer.run()
                 await self._finish()
+                await self._listeners.drained()
             finally:
                 heartbeat.stop()
                 loop_watch.stop()
@@ -194,6 +206,7 @@ class Worker:
                 await self._children.close()
                 await self._processes.close()
                 await self._executor.close()
+                self._listeners.close()
                 for session in (self._claims, *sessions):
                     await session.close()
         return self.stats
@@ -219,15 +232,6 @@ class Worker:
             settings=self._settings,
         )
 
-    def _require_location(self, start: Start | None) -> None:
-        wanting = [kind.name for kind in self._app.kinds if kind.in_process]
-        if start is None and wanting:
-            raise ConfigError(
-                f"kind {wanting[0]}",
-                "runs in a child process, which cannot import the app",
-                hint="Make the app a global variable of a module that can be imported.",
-            )
-
     def _make_sessions(self) -> None:
         settings, name = self._settings, self._application_name
         connect = settings.connect_timeout_seconds
@@ -251,11 +255,18 @@ class Worker:
     def _make_parts(self, resources: Mapping[str, Any]) -> None:
         """Create the parts that run jobs and the leases."""
         settings = self._settings
+        announcer = Announcer(
+            self._listeners,
+            self._on_attempt,
+            kinds=self._app.kinds,
+            group=self._group,
+            worker=self.name,
+        )
         outcomes = RecordedOutcomes(
             self._settler,
             self.stats,
             JobLog(self._app.kinds),
-            on_end=None if self._on_attempt is None else self._on_end,
+            on_end=announcer.ended if announcer.is_needed else None,
         )
         self._executor = Executor(
             self._app.kinds,
@@ -265,6 +276,7 @@ class Worker:
             name=self._application_name,
             group=self._group,
             resources=resources,
+            middleware=self._app.middleware,
             on_free=self._signals.wake.set,
             on_lease_lost=self._on_lease_lost,
             on_progress=self._progress.record,
@@ -335,6 +347,7 @@ class Worker:
         services: list[Callable[[], Awaitable[None]]] = [
             self._settler.run,
             self._maintenance.run,
+            self._listeners.run,
             self._leases.watch,
             lambda: self._progress.run(self._maintenance_session),
             self._leases.close_retired,
@@ -348,12 +361,6 @@ class Worker:
     def _on_groups(self, groups: Collection[int]) -> None:
         self._leadership.set_groups(groups)
         self._claimer.forget_lanes()
-
-    def _on_end(self, held: HeldJob, ended: Ended | None) -> None:
-        assert self._on_attempt is not None
-        self._on_attempt(
-            attempt_ended(held, ended, kinds=self._app.kinds, group=self._group, worker=self.name)
-        )
 
     def _on_lease_lost(self, lease: Lease) -> None:
         self._leases.lose(lease)
@@ -452,6 +459,17 @@ class Worker:
             return
         if await self._leases.close_all() and not self._until_idle:
             await self._leadership.resign()
+
+
+def _require_location(start: Start | None, kinds: Kinds) -> None:
+    """Refuse handlers that run in a child process if none can import the app."""
+    wanting = [kind.name for kind in kinds if kind.in_process]
+    if start is None and wanting:
+        raise ConfigError(
+            f"kind {wanting[0]}",
+            "runs in a child process, which cannot import the app",
+            hint="Make the app a global variable of a module that can be imported.",
+        )
 
 
 def _idle_heartbeat_seconds(settings: WorkerSettings) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from forebay.model.middleware import around_attempts
 from forebay.ops.protocol import ClaimedJob, Ended, ReadyLane
 from forebay.worker import _running
 from forebay.worker._held import Batch, HeldJob, Lease
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from forebay.arguments.kinds import Kind, Kinds
     from forebay.model import Job
     from forebay.model.context import Context
+    from forebay.model.middleware import Middleware
 
 __all__ = ["OUTCOMES", "SingleRun", "error_text"]
 
@@ -33,6 +35,7 @@ class SingleRun:
         kinds: the handlers.
         jobs: the jobs, of one kind and queue, with their arguments as decoded JSON.
         context: given to the handler if it takes one.
+        middleware: what runs around the handler.
 
     Attributes:
         returned: whether the handler returned.
@@ -41,7 +44,13 @@ class SingleRun:
         errors: what each job's attempt raised, or None.
     """
 
-    def __init__(self, kinds: Kinds, jobs: Sequence[Job], context: Context) -> None:
+    def __init__(
+        self,
+        kinds: Kinds,
+        jobs: Sequence[Job],
+        context: Context,
+        middleware: Sequence[Middleware] = (),
+    ) -> None:
         lease = Lease(0, 0.0)
         batch = Batch(lease, 1, len(jobs), set(range(1, len(jobs) + 1)))
         lane = ReadyLane(0, 0, jobs[0].queue, jobs[0].priority, is_private=False, is_suspect=False)
@@ -64,16 +73,18 @@ class SingleRun:
             # No task: nothing interrupts this call.
             task: asyncio.Task[None] = None  # type: ignore[assignment]
             helds, items = [held for held, _, _ in ready], [item for _, _, item in ready]
-            self._call = _running.Call(ready[0][1], helds, items, group, task, context)
+            kind = ready[0][1]
+            self._call = _running.Call(kind, helds, items, group, task, context)
+            self._call.given = context.conn
+            self._call.around = around_attempts(middleware, is_async=kind.is_async)
 
     def run(self) -> None:
         """Call a plain handler in this thread."""
         call = self._call
         if call is None:
             return
-        positional, named = call.arguments()
         try:
-            self._returned(call, _running.call_plainly(call.kind.function, positional, named))
+            self._returned(call, _running.call_plainly(call))
         except Exception as error:
             self._raised(call, error)
 
