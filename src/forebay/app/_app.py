@@ -7,7 +7,7 @@ an app can be imported anywhere. Settings and address are looked up on first use
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import (
@@ -27,11 +27,12 @@ from forebay.app._handler import Handler, P, Q
 from forebay.app._internals import Declaration, Internals
 from forebay.app._middleware import enqueue_each, enqueue_each_async
 from forebay.app._queues import AppQueues
+from forebay.app._unique_by import unique_by as made_unique_by
 from forebay.arguments.kinds import QUEUE_DEFAULT, Kind, Kinds
 from forebay.client import AsyncClient, Client
 from forebay.config import Settings
 from forebay.errors import ConfigError, InvalidJob, shown
-from forebay.model import Job, JobOptions, checks
+from forebay.model import Job, JobOptions, Once, Unique, checks
 from forebay.model.context import Context, TransactionContext
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
 from forebay.policy.retry import RetryPolicy
@@ -165,6 +166,8 @@ class App(AppQueues):
         soft_timeout: float | timedelta | None = None,
         transaction: bool = False,
         expires_in: float | timedelta | None = None,
+        unique_by: Sequence[str] = (),
+        unique: Callable[[str], Unique] = Once,
         keep_result: bool | float | timedelta = False,
         executor: Literal["process"] | None = None,
         memory_bytes: int | None = None,
@@ -193,6 +196,8 @@ class App(AppQueues):
             transaction: the handler runs in a database transaction, ``ctx.conn``, that also completes the job;
                 see ``TransactionContext`` for SQLAlchemy sessions and Django's connection.
             expires_in: a job expires if it has not started within this time after it was due.
+            unique_by: names of arguments that make the unique key of each job; ``using(unique=...)`` replaces it.
+            unique: the uniqueness mode of these keys: ``Once``, ``Coalesce``, or ``lambda key: Debounce(key, wait=10)``.
             keep_result: keep what the handler returns, as JSON, for this time; True for a week. Read it with
                 ``handle(job_id).result()``.
             executor: "process" runs the handler in a separate process, which is reused and is killed at the timeout.
@@ -222,6 +227,8 @@ class App(AppQueues):
         soft_timeout: float | timedelta | None = None,
         transaction: bool = False,
         expires_in: float | timedelta | None = None,
+        unique_by: Sequence[str] = (),
+        unique: Callable[[str], Unique] = Once,
         executor: Literal["process"] | None = None,
         memory_bytes: int | None = None,
         cpu_seconds: float | None = None,
@@ -247,6 +254,8 @@ class App(AppQueues):
             soft_timeout: ...
             transaction: ...
             expires_in: ...
+            unique_by: ...
+            unique: ...
             executor: ...
             memory_bytes: ...
             cpu_seconds: ...
@@ -269,6 +278,8 @@ class App(AppQueues):
                 soft_timeout=soft_timeout,
                 transaction=transaction,
                 expires_in=expires_in,
+                unique_by=unique_by,
+                unique=unique,
                 executor=executor,
                 memory_bytes=memory_bytes,
                 cpu_seconds=cpu_seconds,
@@ -387,19 +398,30 @@ class App(AppQueues):
 
     # --- running ---
 
-    def worker(self, *, queues: Mapping[str, int] | None = None, group: str = "default") -> Worker:
+    def worker(
+        self,
+        *,
+        queues: Mapping[str, int] | None = None,
+        group: str = "default",
+        concurrency: int | None = None,
+    ) -> Worker:
         """Return a worker for some queues.
 
         Args:
             queues: queues with their weights. Default: the setting ``queue``, or else all queues of the
                 declared kinds.
             group: the consumer group of each queue.
+            concurrency: the number of jobs that run at once. Default: the setting ``concurrency``.
+
+        Raises:
+            ConfigError: the concurrency is out of range, or there is no queue to serve.
         """
         from forebay.worker import Worker  # noqa: PLC0415 - producers never need it
 
-        return Worker(
-            self._internals, self.dsn, queues=queues, settings=self.settings.worker, group=group
-        )
+        settings = self.settings.worker
+        if concurrency is not None:
+            settings = replace(settings, concurrency=concurrency)
+        return Worker(self._internals, self.dsn, queues=queues, settings=settings, group=group)
 
     def run_worker(
         self,
@@ -407,6 +429,7 @@ class App(AppQueues):
         queues: Mapping[str, int] | None = None,
         group: str = "default",
         until_idle: bool = False,
+        concurrency: int | None = None,
     ) -> Stats:
         """Run a worker in this thread until it is stopped; with ``until_idle``, until no job is ready or running.
 
@@ -414,7 +437,8 @@ class App(AppQueues):
         """
         from forebay.worker import run_to_the_end  # noqa: PLC0415 - producers never need it
 
-        return run_to_the_end(self.worker(queues=queues, group=group).run(until_idle=until_idle))
+        worker = self.worker(queues=queues, group=group, concurrency=concurrency)
+        return run_to_the_end(worker.run(until_idle=until_idle))
 
     # --- looked up when first needed ---
 
@@ -456,6 +480,8 @@ class App(AppQueues):
         timeout: float | timedelta | None = None,
         soft_timeout: float | timedelta | None = None,
         expires_in: float | timedelta | None = None,
+        unique_by: Sequence[str] = (),
+        unique: Callable[[str], Unique] = Once,
         **declared: Any,
     ) -> Handler[..., ..., Any]:
         if isinstance(function, Handler):
@@ -483,10 +509,11 @@ class App(AppQueues):
             soft_timeout_seconds=_seconds(soft_timeout),
             **declared,
         )
+        keys = made_unique_by(kind, unique_by, unique)
         self._internals.add_kind(kind)
         if retry is None:
             self._internals.leave_retry_to_settings(kind.name, max_attempts)
-        handler: Handler[..., ..., Any] = Handler(self, kind, expires_in=expires)
+        handler: Handler[..., ..., Any] = Handler(self, kind, expires_in=expires, unique_by=keys)
         self._internals.add_options(kind.name, handler.options, expires)
         return handler
 
