@@ -22,6 +22,7 @@ from typing import (
     overload,
 )
 
+from forebay.app._events import AppEvents
 from forebay.app._handle import JobHandle
 from forebay.app._handler import Handler, P, Q
 from forebay.app._internals import Declaration, Internals
@@ -39,7 +40,6 @@ from forebay.policy.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from forebay.db.drivers import AsyncConnection, SyncConnection
-    from forebay.model.attempts import AttemptEnded, LostWorker
     from forebay.model.middleware import Middleware
     from forebay.worker import Stats, Worker
 
@@ -47,9 +47,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[[], Any])
-
-AttemptListener = TypeVar("AttemptListener", bound="Callable[[AttemptEnded], Any]")
-LostListener = TypeVar("LostListener", bound="Callable[[LostWorker], Any]")
 
 BATCH_SIZE_DEFAULT: Final = 100
 
@@ -104,7 +101,7 @@ class BatchDecorator(Protocol):
     ) -> Handler[[TransactionContext[C], list[T]], [T], R]: ...
 
 
-class App(AppQueues):
+class App(AppQueues, AppEvents):
     """Handlers, and everything needed to enqueue and run them.
 
     The methods for queues are in the base class ``AppQueues``, in a module beside this one.
@@ -313,51 +310,6 @@ class App(AppQueues):
             return factory
 
         return decorate
-
-    # --- around jobs, and after them ---
-
-    def add_middleware(self, middleware: Middleware) -> None:
-        """Add a middleware inside of the existing ones; see ``Middleware``.
-
-        Raises:
-            ConfigError: it is not a middleware.
-        """
-        self._internals.middlewares.add(middleware)
-
-    def on_failed(self, listener: AttemptListener) -> AttemptListener:
-        """Declare a function to call after each failed attempt, whether the job runs again or is dead.
-
-        The worker that ran the attempt calls it, once the database has the outcome: in a thread, or on the event loop if it is a
-        coroutine function. Its exception is logged and counted, and harms no job. A crash loses calls that wait.
-
-        >>> app = App()
-        >>> @app.on_failed
-        ... def report(ended):
-        ...     print(ended.job.kind, ended.outcome, ended.error)
-        """
-        self._internals.add_listener("failed", listener)
-        return listener
-
-    def on_dead(self, listener: AttemptListener) -> AttemptListener:
-        """Declare a function to call when a failed attempt has made its job a dead letter; see ``on_failed``.
-
-        A job that expired never had an attempt; it is not reported here.
-        """
-        self._internals.add_listener("dead", listener)
-        return listener
-
-    def on_done(self, listener: AttemptListener) -> AttemptListener:
-        """Declare a function to call when a job is done; see ``on_failed``."""
-        self._internals.add_listener("done", listener)
-        return listener
-
-    def on_worker_lost(self, listener: LostListener) -> LostListener:
-        """Declare a function to call when a worker is lost and its jobs return to the queue; see ``on_failed``.
-
-        The worker that found it calls the function.
-        """
-        self._internals.add_listener("worker_lost", listener)
-        return listener
 
     # --- producing ---
 
