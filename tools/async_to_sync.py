@@ -31,6 +31,7 @@ BANNER = "# Generated from {source} by tools/async_to_sync.py. Do not edit.\n"
 
 NAMES = {
     "AsyncBackfills": "Backfills",
+    "AsyncChanges": "Changes",
     "AsyncClient": "Client",
     "AsyncClientBase": "ClientBase",
     "AsyncConnection": "SyncConnection",

@@ -44,7 +44,9 @@ def commands(group: Any, prefix: str = "forebay") -> Iterator[tuple[str, Any]]:
 def section(name: str, command: Any) -> str:
     """Return the entry of one command."""
     arguments = [item for item in command.params if item.param_type_name == "argument"]
-    options = [item for item in command.params if item.param_type_name == "option"]
+    options = [
+        item for item in command.params if item.param_type_name == "option" and not item.hidden
+    ]
     flags = [item for item in options if not is_setting(item)]
     usage = " ".join([name, *(item.metavar for item in arguments), "[OPTIONS]"])
     parts = [f"\n## {name}\n", f"`{usage}`\n", described(command.help)]

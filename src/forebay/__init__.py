@@ -35,6 +35,7 @@ from forebay.model import (
 )
 from forebay.model.attempts import AttemptEnded, LostWorker
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
+from forebay.model.change import ChangePlan, ChangeResult, JobFilter
 from forebay.model.context import Context, TransactionContext
 from forebay.model.declared import Queue, QueueDifference
 from forebay.model.middleware import Attempt, Middleware, NewJob
@@ -57,6 +58,8 @@ __all__ = [
     "BackfillProgress",
     "Call",
     "Cancel",
+    "ChangePlan",
+    "ChangeResult",
     "Client",
     "Coalesce",
     "Context",
@@ -66,6 +69,7 @@ __all__ = [
     "Handler",
     "Idempotent",
     "Job",
+    "JobFilter",
     "JobHandle",
     "JobId",
     "JobOptions",

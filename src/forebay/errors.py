@@ -21,6 +21,7 @@ ForebayError
 ├── BackfillError
 │   ├── BackfillChanged       the jobs differ from those that were counted
 │   └── BackfillNotFound      the backfill does not exist, or another role began it
+├── JobsChanged               more jobs match than those of the token
 ├── GroupNotFound             the queue or group does not exist
 ├── GroupInUse                workers serve the group that should be closed, or it is being closed
 ├── DeadLetterError
@@ -61,7 +62,7 @@ __all__ = [
     "BackfillError", "BackfillNotFound", "ConfigError", "DatabaseUnavailable",
     "DeadLetterError", "DeadLetterNotFound", "EnqueueError", "ForebayError", "ForeignCluster",
     "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled",
-    "JobDied", "JobNotFound", "KeyBusy", "LaneTaken", "LeaseLost", "NoResult", "PayloadDiffers",
+    "JobDied", "JobNotFound", "JobsChanged", "KeyBusy", "LaneTaken", "LeaseLost", "NoResult", "PayloadDiffers",
     "PayloadTooDeep", "PayloadTooLarge", "QueueFull", "ResultError", "ResultTimeout",
     "SchemaError", "ServerStartError", "SoftTimeout", "TargetUnavailable",
     "TransactionStateError", "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection",
@@ -303,6 +304,21 @@ class BackfillNotFound(BackfillError):
     template = "backfill {backfill_id} not found"
     default_hint = "Table forebay.backfill lists backfills in chunks for 30 days."
     backfill_id: int | None
+
+
+class JobsChanged(ForebayError, kw_only=True):
+    """More jobs match than those of the token, or the token is that of another change; nothing was changed.
+
+    Attributes:
+        token: the token.
+        jobs: the number of jobs that match now.
+    """
+
+    sqlstate = "JQ042"
+    template = "token {token!r} is not that of this change, which would take {jobs} jobs now"
+    default_hint = "Do a new dry run. The token also covers the filter and the options."
+    token: str
+    jobs: int
 
 
 class GroupNotFound(ForebayError, kw_only=True):

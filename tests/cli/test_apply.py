@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+from forebay.cli._apply import report_differences
+from forebay.cli._load import load_app
 from tests.support.engine import one
 
 SHOP = """
@@ -117,3 +119,13 @@ def test_a_worker_says_that_the_database_is_not_as_declared(forebay, shop, caplo
     forebay("queues", "limit", "imports", "--concurrency", 1)
     kept = "not as declared, changed by hand: imports concurrency is 1, in code 20"
     assert declared_lines() == [("INFO", kept)]
+
+
+def test_a_worker_with_declared_queues_waits_for_its_schema(forebay, empty_database, shop, caplog):
+    """The comparison at its start must not end it: a worker may start before the migration."""
+    found, _ = load_app(shop("concurrency=20"))
+    found._internals.use(dsn=empty_database)
+    report_differences(found, "shop:app")
+    found._internals.use(dsn="postgresql://127.0.0.1:1/none")
+    report_differences(found, "shop:app")
+    assert caplog.records == []

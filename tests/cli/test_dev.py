@@ -1,6 +1,7 @@
 """``forebay dev``: a server and a worker for trying things out, as a process at a terminal."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -107,6 +108,98 @@ def test_dev_runs_a_server_and_a_worker_until_it_is_interrupted(environment, tmp
         dsn = address_in(said())
         assert is_up(dsn)
     assert not is_up(dsn)
+
+
+@pytest.mark.slow
+def test_dev_starts_the_worker_again_when_a_file_changes(environment, tmp_path):
+    """
+    With the new code; a mistake in a file ends the worker and not the command. A job that runs is released at no attempt.
+    """
+    file = tmp_path / "shop.py"
+    slow = """
+@app.job
+def slow() -> None:
+    import os, time
+    print("slow begins", flush=True)
+    time.sleep(1000 if os.path.exists("block") else 0)
+    print("slow ends", flush=True)
+"""
+    file.write_text(APP + slow)
+    (tmp_path / "block").touch()
+    with dev(environment, tmp_path, "shop:app") as (process, said):
+        wait_for(lambda: "has lease" in said() or process.poll() is not None, 90, said)
+        forebay(environment, "enqueue", "slow", "--dsn", "embedded", folder=tmp_path)
+        wait_for(lambda: "slow begins" in said(), 90, said)
+        (tmp_path / "block").unlink()
+        file.write_text((APP + slow).replace("hello", "good morning"))
+        wait_for(lambda: "shop.py changed: the worker starts again" in said(), 90, said)
+        wait_for(lambda: "slow ends" in said(), 90, said)
+        forebay(
+            environment, "enqueue", "greet", '{"name": "Ann"}', "--dsn", "embedded", folder=tmp_path
+        )
+        wait_for(lambda: "good morning Ann" in said(), 90, said)
+        with psycopg.connect(address_in(said())) as conn:
+            assert conn.execute(
+                "select max(attempt) from forebay.jobs() where kind = 'slow'"
+            ).fetchone() == (1,)
+
+        file.write_text("import")
+        wait_for(lambda: "it starts again when a file changes" in said(), 90, said)
+        assert "SyntaxError" in said()
+        assert process.poll() is None
+        file.write_text(APP.replace("hello", "good evening"))
+        forebay(
+            environment, "enqueue", "greet", '{"name": "Bob"}', "--dsn", "embedded", folder=tmp_path
+        )
+        wait_for(lambda: "good evening Bob" in said(), 90, said)
+
+
+@pytest.mark.slow
+def test_a_worker_ends_with_the_command_that_was_killed(environment, tmp_path):
+    """
+    It is a separate process, and no other would end it.
+    """
+    (tmp_path / "shop.py").write_text(APP)
+    forebay(environment, "dev", "--keep", folder=tmp_path)
+    with (tmp_path / "output").open("w+b") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "forebay", "dev", "shop:app"],
+            env=environment,
+            cwd=tmp_path,
+            stdout=output,
+            stderr=output,
+        )
+
+    def said() -> str:
+        return (tmp_path / "output").read_text()
+
+    try:
+        wait_for(lambda: "has lease" in said() or process.poll() is not None, 90, said)
+        process.kill()
+        process.wait()
+        found = re.search(r"worker [^:\s]+:(\d+):", said())
+        assert found
+        wait_for(lambda: not Path(f"/proc/{found[1]}").exists(), 60, said)
+    finally:
+        forebay(environment, "dev", "--stop")
+
+
+def test_a_module_that_does_not_exist_is_refused_before_a_server_starts(environment, tmp_path):
+    """
+    A typo is not something to wait for.
+    """
+    answer = subprocess.run(
+        [sys.executable, "-m", "forebay", "dev", "shopp:app"],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert answer.returncode == 2
+    assert "names module shopp, which does not exist" in answer.stderr
+    assert "address" not in answer.stderr
 
 
 @pytest.mark.slow

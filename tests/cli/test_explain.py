@@ -89,8 +89,8 @@ def test_a_scheduled_and_an_overdue_job(explain, conn):
     """
     Until it is due, a job waits; after it a worker must make it ready.
     """
-    later = enqueue(conn, delay="1 hour")
-    assert "in 1 h" in explain(later, "scheduled")["answer"]
+    later = enqueue(conn, delay="5 hours")
+    assert "in 5 h" in explain(later, "scheduled")["answer"]
     conn.execute("update forebay.deferred set run_at = now() - interval '5 minutes'")
     found = explain(later, "overdue")
     assert "Start a worker" in found["hint"]
@@ -160,6 +160,19 @@ def test_a_paused_queue(explain, forebay, database, conn):
         lead(conn, reader)
         forebay("queues", "pause", "default")
         assert explain(job_id, "paused")["hint"] == "forebay queues resume default"
+
+
+def test_a_kind_that_no_worker_has_declared_and_a_wrong_queue(explain, database, conn):
+    """
+    Workers record their kinds: a misspelt kind, and a queue that its workers do not serve, are named.
+    """
+    one(conn, "select count(*) from forebay.record_kinds_v1('w', '{resize}', '{images}')")
+    misspelt = enqueue(conn, kind="resise")
+    wrong = enqueue(conn, kind="resize", queue="default")
+    assert "belongs in queue images" in explain(wrong, "not served")["answer"]
+    with Reader(database) as reader:
+        lead(conn, reader)
+        assert "declared a handler for resise" in explain(misspelt, "no handler")["answer"]
 
 
 def lead(conn, reader):

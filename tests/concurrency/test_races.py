@@ -3,6 +3,7 @@
 ``tests/support/interleave.py`` runs them; a failure names the order.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, Self
@@ -713,3 +714,105 @@ def test_retain_and_a_writer_that_commits_during_the_look(stage):
         },
     ) as race:
         race.run(["pause", "slow", "maintenance", "slow", "pause"])
+
+
+# -- operators and the others --------------------------------------------------------------------
+
+
+def change_here(act: str, **options: object) -> Action:
+    """Change all jobs of the race's queue; return how many were."""
+
+    def act_on(conn: psycopg.Connection[Any], context: SimpleNamespace) -> int:
+        rows = conn.execute(
+            "select jobs from forebay.change_jobs(%s, %s, %s, most => 100)",
+            [act, json.dumps({"queue": context.queue}), json.dumps(options)],
+        ).fetchall()
+        return sum(jobs for (jobs,) in rows)
+
+    return act_on
+
+
+def claim_and_move(stage: Stage) -> None:
+    def setup():
+        context = stage.new_queue()
+        context.claimed = []
+        context.jobs = [enqueue(stage.conn, queue=context.queue) for _ in range(3)]
+        return context
+
+    def check(context, outcome):
+        moved = outcome.returned["operator.move"]
+        again = outcome.returned["other.move"]
+        assert moved + again + len(context.claimed) in (3, 5, 6)
+        remaining = stage.remaining(context)
+        assert sorted(context.claimed + remaining) == context.jobs
+        for job in context.jobs:
+            assert state(stage.conn, job) == "claimed"
+
+    stage.race(
+        {
+            "operator": [("move", in_block(change_here("reprioritise", priority=5))), COMMIT],
+            "other": [("move", in_block(change_here("reprioritise", priority=7))), COMMIT],
+            "claimer": [
+                ("claim", in_block(lambda conn, context: claim_on(conn, context, 1))),
+                COMMIT,
+            ],
+        },
+        setup,
+        check,
+    )
+
+
+def test_claim_and_move(stage):
+    """Of a claim and two operators that move the same ready jobs each job is claimed once, in every order."""
+    claim_and_move(stage)
+
+
+def test_claim_and_move_breaks_without_the_lock_of_the_lane(stage):
+    break_function(
+        stage.dsn,
+        "_move_ready",
+        ("perform forebay._lock_lane(v_row.group_id, v_row.lane);", "null;"),
+    )
+    with violation():
+        claim_and_move(stage)
+
+
+def promote_and_move(stage: Stage) -> None:
+    def setup():
+        context = stage.new_queue()
+        context.job = enqueue(stage.conn, queue=context.queue, delay="1 microsecond")
+        return context
+
+    def promote(conn, context):
+        return one(conn, "select forebay.promote_v1()")
+
+    def check(context, outcome):
+        one(stage.conn, "select forebay.promote_v1()")
+        assert stage.remaining(context) == [context.job]
+        (rows,) = stage.conn.execute(
+            "select count(*) from forebay.log where job_id = %s", [context.job]
+        ).fetchone()
+        assert rows == 1
+
+    stage.race(
+        {
+            "operator": [("retry", in_block(change_here("retry"))), COMMIT],
+            "promoter": [("promote", in_block(promote)), COMMIT],
+        },
+        setup,
+        check,
+    )
+
+
+def test_promote_and_move(stage):
+    """A job that is due while an operator starts it now is written to the log once."""
+    promote_and_move(stage)
+
+
+def test_promote_and_move_breaks_without_the_lock(stage):
+    break_function(
+        stage.dsn, "_move_deferred",
+        ("lock table only forebay.lock_promotion in share update exclusive mode;", "null;"),
+    )  # fmt: skip
+    with violation():
+        promote_and_move(stage)

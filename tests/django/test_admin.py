@@ -57,6 +57,79 @@ def test_jobs_are_listed_filtered_and_shown(send_welcome):
         assert admin.get(f"/admin/forebay/job/{wrong}/change/").status_code == 404
 
 
+def test_filters_offer_the_names_of_the_project_and_of_the_database(send_welcome):
+    """
+    Nobody has to know how a queue is spelt; a name that is not known any more remains chosen.
+    """
+    send_welcome.enqueue(connection, user_id=1)
+    app.client().enqueue_now("made_elsewhere", queue="old_queue")
+    admin = browser(is_superuser=True)
+    text = admin.get("/admin/forebay/job/?kind=gone").content.decode()
+    for name in ("mail", "old_queue", "send_welcome"):
+        assert f"<option>{name}</option>" in text
+    assert "<option selected>gone</option>" in text
+    assert "send_welcome(user_id=1)" in page(admin.get("/admin/forebay/job/?queue=mail"))
+
+
+def test_the_page_of_a_job_shows_why_it_waits_and_what_failed(send_welcome):
+    """
+    The reason and the next step while it waits; then its errors, newest first, from the handler's line on.
+    """
+    job_id = send_welcome.using(max_attempts=2).enqueue(connection, user_id=-1)
+    admin = browser(is_superuser=True)
+    where = f"/admin/forebay/job/{job_id}/change/"
+    text = page(admin.get(where))
+    assert "no worker runs" in text
+    assert "forebay worker MODULE:APP --queue mail" in text
+    app.run_worker(queues={"mail": 1}, until_idle=True)
+    text = page(admin.get(where))
+    assert "retrying" in text
+    assert "Attempt 1 of 2: ValueError" in text
+    assert "no such user" in text
+    assert "return function(" not in text  # no frame of the library
+
+
+def test_queues_are_counted_paused_and_resumed(send_welcome):
+    """
+    Who may change queues pauses one from the list; who may only view sees the numbers.
+    """
+    from django.contrib.auth.models import Permission, User
+
+    send_welcome.enqueue(connection, user_id=1)
+    admin = browser(is_superuser=True)
+    assert "mail" in page(admin.get("/admin/forebay/queue/"))
+    answer = admin.post("/admin/forebay/queue/", {"chosen": ["mail"], "verb": "Pause"}, follow=True)
+    assert "1 queue paused" in page(answer)
+    assert "paused for" in page(answer)
+    answer = admin.post(
+        "/admin/forebay/queue/", {"chosen": ["mail"], "verb": "Resume"}, follow=True
+    )
+    assert "1 queue resumed" in page(answer)
+    assert "paused for" not in page(answer)
+    assert admin.post("/admin/forebay/queue/", {"chosen": ["mail"], "verb": "x"}).status_code == 403
+    reader = browser("reader")
+    user = User.objects.get(username="reader")
+    user.user_permissions.set(Permission.objects.filter(codename="view_queue"))
+    text = page(reader.get("/admin/forebay/queue/"))
+    assert "mail" in text
+    assert "Pause" not in text
+    assert reader.post("/admin/forebay/queue/", {"chosen": ["mail"]}).status_code == 403
+
+
+def test_running_workers_are_listed(send_welcome):
+    """
+    Who runs, where and what; nothing can be changed there.
+    """
+    from tests.support.engine import Reader
+
+    with Reader(app.dsn, queue="mail"):
+        admin = browser(is_superuser=True)
+        text = page(admin.get("/admin/forebay/worker/"))
+        assert "default@test" in text
+        assert "selected" not in text
+        assert admin.post("/admin/forebay/worker/", {"chosen": ["x"]}).status_code == 403
+
+
 def test_jobs_are_cancelled(send_welcome):
     """
     One from its page, several from the list, each with an entry in the admin's log.

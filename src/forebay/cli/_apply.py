@@ -9,9 +9,9 @@ from rich.text import Text
 
 from forebay.cli._load import load_app
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import Dsn, Json
+from forebay.cli.options import AppDir, Dsn, Json
 from forebay.cli.output import ago, console, print_json, table
-from forebay.errors import DatabaseUnavailable
+from forebay.errors import DatabaseUnavailable, SchemaError
 from forebay.model.text import logger
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def apply(
             "--overwrite", help="Take the code's value also where a change by hand would be kept."
         ),
     ] = False,
+    app_dir: AppDir = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -49,7 +50,7 @@ def apply(
 
     The command is safe to repeat. What was changed by hand since it was applied is kept and shown.
     """  # fmt: skip
-    found, _ = load_app(app)
+    found, _ = load_app(app, app_dir)
     found._internals.use(dsn=dsn)
     dry_run = dry_run or check
     differences = found.apply(overwrite=overwrite, dry_run=dry_run)
@@ -92,8 +93,8 @@ def report_differences(app: App, place: str) -> None:
         return
     try:
         differences = app.apply(dry_run=True)
-    except DatabaseUnavailable:
-        return  # The worker waits for the database, and reports it.
+    except (DatabaseUnavailable, SchemaError):
+        return  # The worker waits for both, and reports it.
     pending = [
         f"{one.queue} {one.setting.replace('_', ' ')}" for one in differences if one.is_pending
     ]

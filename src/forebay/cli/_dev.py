@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +12,8 @@ import typer
 from rich.text import Text
 
 from forebay.cli._apply import print_differences
-from forebay.cli._load import load_app
+from forebay.cli._load import check_place, load_app
+from forebay.cli._reload import end_with_parent, run_reloading
 from forebay.cli._served import check_queues_of_worker
 from forebay.cli._worker import LogForm, LogLevel, announce, run_until_signal, set_up_log
 from forebay.cli.options import with_settings
@@ -23,6 +26,8 @@ from forebay.worker import Worker
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from forebay.config import Settings
 
 
 @with_settings("worker", "retry")
@@ -46,6 +51,15 @@ def dev(
         bool,
         typer.Option("--reset", help="First delete this project's database, with all its tables."),
     ] = False,
+    reload: Annotated[
+        bool,
+        typer.Option(
+            "--reload/--no-reload",
+            help="Start the worker again when a file of the project changes.",
+        ),
+    ] = True,
+    only_worker: Annotated[str | None, typer.Option("--only-worker", hidden=True)] = None,
+    child_of: Annotated[int, typer.Option("--child-of", hidden=True)] = 0,
     log_level: LogLevel = "info",
     log_format: LogForm = "text",
     flags: dict[str, Any],
@@ -58,7 +72,12 @@ def dev(
     """
     set_up_log(log_level, log_format)
     settings = load_settings(flags)
-    found, location = load_app(app) if app else (None, None)
+    if only_worker is not None and app is not None:
+        end_with_parent(child_of)
+        _work(app, only_worker, settings)
+        return
+    if app is not None:
+        check_place(app)
     server = default_server()
     out = console(stderr=True)
     if stop:
@@ -76,22 +95,44 @@ def dev(
         _print_how_to_connect(out, server, project, dsn, len(steps))
         if keep:
             return
-        if found is None:
+        if app is None:
             out.print("\nCtrl-C stops the server." if started else "\nCtrl-C ends.", style="dim")
             _wait_for_signal()
             return
-        out.print()
-        found._internals.use(dsn=dsn, settings=settings)
-        check_queues_of_worker(found)
-        differences = found.apply()
-        if differences:
-            print_differences(found, differences, dry_run=False)
-        worker = Worker(found._internals, dsn, settings=settings.worker, location=location)
-        announce(found, worker, app or "")
-        run_until_signal(worker, settings.worker.grace_seconds)
+        if not reload:
+            out.print()
+            _work(app, dsn, settings)
+            return
+        out.print(f"\nwatching the Python files of {project.folder}", style="dim", soft_wrap=True)
+        options = {"--log-level": log_level, "--log-format": log_format, "--only-worker": dsn}
+        options["--child-of"] = str(os.getpid())
+        options |= {
+            f"--{name.replace('_', '-')}": value
+            for name, value in flags.items()
+            if value is not None
+        }
+        command = [sys.executable, "-m", "forebay", "dev", app]
+        for name, value in options.items():
+            command += [name, str(value)]
+        run_reloading(
+            command, project.folder, lambda line: out.print(line, style="bold", soft_wrap=True)
+        )
     finally:
         if started and not keep:
             _stop_unless_used(server, out)
+
+
+def _work(app: str, dsn: str, settings: Settings) -> None:
+    """Apply what the application declares, and run a worker until a signal."""
+    found, location = load_app(app)
+    found._internals.use(dsn=dsn, settings=settings)
+    check_queues_of_worker(found)
+    differences = found.apply()
+    if differences:
+        print_differences(found, differences, dry_run=False)
+    worker = Worker(found._internals, dsn, settings=settings.worker, location=location)
+    announce(found, worker, app)
+    run_until_signal(worker, settings.worker.grace_seconds)
 
 
 def _stop_unless_used(server: EmbeddedServer, out: Console) -> None:

@@ -12,10 +12,8 @@ _COUNTS: Final = (
     "`forebay queues list` counts jobs, `forebay jobs list --state running` shows what runs, and `forebay doctor` finds"
     " problems."
 )
-_RETRY: Final = "A failed job runs again by itself. To bring back a dead one: `forebay dead redrive --job JOB_ID`."
-_DELETE: Final = (
-    "`forebay jobs cancel JOB_ID` cancels a job. Retention deletes jobs that have ended."
-)
+_RETRY: Final = "`forebay jobs retry JOB_ID` starts a waiting job now, `forebay dead redrive --job JOB_ID` brings back a dead one."
+_DELETE: Final = "`forebay jobs cancel` cancels jobs, by id or filter, `forebay queues purge QUEUE` all of a queue. Retention deletes jobs that have ended."
 
 #: What to call instead, by the group of commands; the program itself has the name forebay.
 HINTS: Final[dict[str, dict[str, str]]] = {
@@ -27,7 +25,7 @@ HINTS: Final[dict[str, dict[str, str]]] = {
         "inspect": _COUNTS,
         "list": "`forebay jobs list`.",
         "pause": "`forebay queues pause QUEUE`.",
-        "purge": "`forebay dead purge` deletes dead letters. `forebay jobs cancel JOB_ID` cancels a job.",
+        "purge": "`forebay queues purge QUEUE` cancels all jobs of a queue. `forebay dead purge` deletes dead letters.",
         "redrive": "`forebay dead redrive DEAD_ID`, or --job JOB_ID.",
         "resume": "`forebay queues resume QUEUE`.",
         "retry": _RETRY,
@@ -42,7 +40,6 @@ HINTS: Final[dict[str, dict[str, str]]] = {
         "purge": _DELETE,
         "redrive": _RETRY,
         "remove": _DELETE,
-        "retry": _RETRY,
         "stats": _COUNTS,
     },
     "queues": {

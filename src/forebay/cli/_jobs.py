@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
+from forebay.cli import _change
 from forebay.cli._help import Commands
-from forebay.cli.exit import ExitCode
-from forebay.cli.options import Dsn, Group, Json, Kind, Limit, Queue
+from forebay.cli.options import Dsn, Json, Kind, Limit, Queue
 from forebay.cli.output import (
     ago,
     attempt_of,
@@ -28,10 +28,13 @@ from forebay.cli.output import (
 from forebay.client import Client
 from forebay.model import JobState
 from forebay.model.explanation import Explanation
-from forebay.model.status import CancelAnswer, JobHistory, JobStatus
+from forebay.model.status import JobHistory, JobStatus
 from forebay.model.text import call_text
 
-commands = Commands(help="Jobs: list, show, cancel.")
+commands = Commands(help="Jobs: list, show, cancel, retry, reschedule, reprioritise.")
+
+for _act in (_change.cancel, _change.retry, _change.reschedule, _change.reprioritise):
+    commands.command(_act.__name__)(_act)
 
 JobId = Annotated[int, typer.Argument(metavar="JOB_ID", help="The job.")]
 
@@ -115,47 +118,6 @@ def show(job_id: JobId, *, dsn: Dsn = None, as_json: Json = False) -> None:
     if found[0].args:
         out.print(Text("arguments", style="bold"))
         out.print(json_text(found[0].args))
-
-
-@commands.command("cancel")
-def cancel(
-    job_ids: Annotated[list[int], typer.Argument(metavar="JOB_ID...", help="The jobs.")],
-    *,
-    group: Group = None,
-    dsn: Dsn = None,
-    as_json: Json = False,
-) -> None:
-    """Cancel jobs.
-
-    A waiting job is cancelled. A running handler is requested to stop; if it finishes before, the job is done.
-    Exit code 1: a job has already ended, or does not exist.
-    """
-    client = Client(dsn)
-    answers = {job_id: client.cancel(job_id, group=group) for job_id in job_ids}
-    if as_json:
-        print_json([{"job_id": job_id, "answer": answer} for job_id, answer in answers.items()])
-    failed = False
-    for job_id, answer in answers.items():
-        if answer in ("already ended", "unknown"):
-            failed = True
-            console(stderr=True).print(_cancelled(client, job_id, group, answer), soft_wrap=True)
-        elif not as_json:
-            console().print(_cancelled(client, job_id, group, answer))
-    if failed:
-        raise typer.Exit(ExitCode.FAILED)
-
-
-def _cancelled(client: Client, job_id: int, group: str | None, answer: CancelAnswer) -> str:
-    match answer:
-        case "cancelled":
-            return f"job {job_id} is cancelled"
-        case "requested":
-            return f"job {job_id} is in a worker: cancellation requested"
-        case "already ended":
-            states = {job.state for job in client.job(job_id) if group in (None, job.group)}
-            return f"job {job_id} is already {' and '.join(sorted(states))}"
-        case "unknown":
-            return f"job {job_id} is unknown: never enqueued, not committed, or past retention"
 
 
 def _queue(job: JobStatus) -> str:

@@ -13,15 +13,11 @@ from forebay.errors import ConfigError, shown
 _FORM = "Write module:attribute, as in `forebay worker shop.jobs:app`."
 
 
-def load_app(place: str, folder: Path | None = None) -> tuple[App, tuple[str, str, bool]]:
-    """Return an application, and where a child process finds it.
-
-    Args:
-        place: module and attribute.
-        folder: where modules are looked for first. None: the current folder, as with ``python -m``.
+def check_place(place: str, folder: Path | None = None) -> tuple[str, str]:
+    """Return the names of module and attribute, without importing the module itself.
 
     Raises:
-        ConfigError: the module or attribute does not exist, or is not an application.
+        ConfigError: as ``load_app``, as far as it shows without the import.
     """
     module_name, _, attribute = place.partition(":")
     attribute = attribute or "app"
@@ -41,6 +37,20 @@ def load_app(place: str, folder: Path | None = None) -> tuple[App, tuple[str, st
             value=place,
             hint=f"Looked in {here} (--app-dir names another folder) and the installed packages. {_FORM}",
         )
+    return module_name, attribute
+
+
+def load_app(place: str, folder: Path | None = None) -> tuple[App, tuple[str, str, bool]]:
+    """Return an application, and where a child process finds it.
+
+    Args:
+        place: module and attribute.
+        folder: where modules are looked for first. None: the current folder, as with ``python -m``.
+
+    Raises:
+        ConfigError: the module or attribute does not exist, or is not an application.
+    """
+    module_name, attribute = check_place(place, folder)
     found: object = importlib.import_module(module_name)
     for part in attribute.split("."):
         if not hasattr(found, part):

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
+from forebay.cli import _change
 from forebay.cli._help import Commands
 from forebay.cli._served import check_queue_in_use
 from forebay.cli.options import Dsn, Group, Json, Queue
@@ -18,7 +19,9 @@ from forebay.model.limits import Limits, QueueLimits
 from forebay.ops.overview import queue_overview
 from forebay.ops.queues import limit_queue
 
-commands = Commands(help="Queues: list, pause, resume, shard, limit.")
+commands = Commands(help="Queues: list, pause, resume, purge, shard, limit.")
+
+commands.command("purge")(_change.purge)
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from forebay.cli._apply import print_differences
 from forebay.cli._load import load_app
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import Dsn, Json, confirmed, duration, with_settings
+from forebay.cli.options import AppDir, Dsn, Json, confirmed, duration, with_settings
 from forebay.cli.output import console, print_json, table
 from forebay.client import Client, address_of
 from forebay.config import load_settings
@@ -56,6 +56,7 @@ def migrate(
             show_default=False,
         ),
     ] = None,
+    app_dir: AppDir = None,
     wait: Annotated[
         str | None,
         typer.Option(
@@ -96,7 +97,7 @@ def migrate(
     options are stored in the database.
     """
     wanted = load_settings(flags).database_values()
-    found = load_app(app)[0] if app else None
+    found = load_app(app, app_dir)[0] if app else None
     address = address_of(dsn) if found is None or dsn is not None else found.dsn
     lock_policy = LockPolicy(
         lock_timeout_seconds=_seconds(lock_timeout, "lock-timeout"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -12,7 +11,7 @@ import typer
 from forebay.cli._apply import report_differences
 from forebay.cli._load import load_app
 from forebay.cli._served import check_queues_of_worker
-from forebay.cli.options import Dsn, Json, with_settings
+from forebay.cli.options import AppDir, Dsn, Json, with_settings
 from forebay.cli.output import print_json
 from forebay.config import load_settings
 from forebay.errors import ConfigError, shown
@@ -29,15 +28,6 @@ _LEVELS: Final = ("debug", "info", "warning", "error")
 
 AppPlace = Annotated[
     str, typer.Argument(metavar="MODULE:APP", help="The application: shop.jobs:app.")
-]
-AppDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--app-dir",
-        metavar="FOLDER",
-        help="Where MODULE is looked for first (default: the current folder).",
-        show_default=False,
-    ),
 ]
 LogLevel = Annotated[
     str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")

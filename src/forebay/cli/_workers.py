@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.cli._hints import HintedCommands
+from forebay.cli._help import Commands
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json
 from forebay.cli.output import ago, console, one_line, print_json
@@ -17,7 +17,7 @@ from forebay.errors import ConfigError
 if TYPE_CHECKING:
     from forebay.model.workers import RunningJob, WorkerOverview
 
-commands = typer.Typer(cls=HintedCommands, help="Running workers: list, set.", no_args_is_help=True)
+commands = Commands(help="Running workers: list, set.")
 
 
 @commands.command("list")

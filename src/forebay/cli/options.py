@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
@@ -24,6 +25,15 @@ Dsn = Annotated[
         "--dsn",
         metavar="ADDRESS",
         help="Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*.",
+        show_default=False,
+    ),
+]
+AppDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--app-dir",
+        metavar="FOLDER",
+        help="Where MODULE is looked for first (default: the current folder).",
         show_default=False,
     ),
 ]

@@ -1,203 +1,57 @@
-"""Jobs and dead letters in Django's admin: read, cancel, retry.
+"""Jobs, dead letters and queues in Django's admin: read, cancel, retry, pause and resume.
 
-The pages use the same operations as the command line: newest first, bounded, without counting.
-The permission "view" allows reading; "change" allows cancelling jobs and retrying dead letters.
+The pages use the same operations as the command line: newest first and bounded; only the page of queues counts jobs.
+The permission "view" allows reading; "change" allows cancelling jobs, retrying dead letters, and pausing queues.
 """
 
 from __future__ import annotations
 
-import json
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any
 from urllib.parse import urlencode
 
-from django.contrib import admin, messages
-from django.core.exceptions import PermissionDenied
-from django.db import connections, transaction
-from django.http import Http404, HttpRequest, HttpResponse
-from django.shortcuts import redirect
-from django.template.response import TemplateResponse
+from django.contrib import admin
+from django.db import connections
 from django.urls import reverse
+from django.utils.timesince import timesince
 
-from forebay.client import Client
-from forebay.django._app import app
-from forebay.django.models import DeadLetter, Job
-from forebay.errors import (
-    DeadLetterNotFound,
-    ForebayError,
-    InvalidJob,
-    JobNotFound,
+from forebay.db.drivers import run
+from forebay.django._admin_base import (
+    PAGE,
+    LogAdmin,
+    attempt_of,
+    client,
+    error_sections,
+    given,
+    is_cancelling,
+    pretty,
+    short,
 )
+from forebay.django._app import app
+from forebay.django.models import DeadLetter, Job, Queue, Worker
+from forebay.doctor import human_bytes
+from forebay.errors import ForebayError, InvalidJob, JobNotFound
 from forebay.model import JobState
+from forebay.model.text import call_text
 from forebay.ops.dead import REASONS
-from forebay.ops.events import acting_as
-
-_PAGE: Final = 50
-_SHORT: Final = 60
-
-#: Maximum number of ids per POST.
-_CHOSEN_MAX: Final = 200
-
-
-class _LogAdmin(admin.ModelAdmin):
-    """Common base of both lists."""
-
-    #: Names of the filters with their choices; None for free text.
-    filters: dict[str, Sequence[str] | None] = {}  # noqa: RUF012 - as Django's own options
-    #: What a filter without a value shows, if that is not all.
-    unfiltered: dict[str, str] = {}  # noqa: RUF012
-    verb = ""
-    done = ""
-
-    def get_urls(self) -> list[Any]:
-        """Omit the pages that need a table."""
-        kept = (f"_{self.opts.model_name}_changelist", f"_{self.opts.model_name}_change")
-        return [url for url in super().get_urls() if url.name and url.name.endswith(kept)]
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        """Return False: only code enqueues jobs."""
-        del request
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """Return False: retention deletes finished jobs."""
-        del request, obj
-        return False
-
-    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Show the newest entries; a POST acts on the selected entries."""
-        if not self.has_view_or_change_permission(request):
-            raise PermissionDenied
-        if request.method == "POST":
-            self._act_on(request, request.POST.getlist("chosen")[:_CHOSEN_MAX])
-            return redirect(request.get_full_path())
-        chosen = {name: request.GET.get(name, "").strip() for name in self.filters}
-        rows: list[Any] = []
-        try:
-            before = request.GET.get("before")
-            rows = self.newest(
-                before=int(before) if before else None,
-                **{name: value for name, value in chosen.items() if value},
-            )
-        except (InvalidJob, ValueError, KeyError) as error:
-            messages.error(request, f"Invalid filter: {error}")
-        except ForebayError as error:
-            messages.error(request, f"{error} {error.hint or ''}")
-        older = ""
-        if len(rows) > _PAGE:
-            rows = rows[:_PAGE]
-            given = {name: value for name, value in chosen.items() if value}
-            older = urlencode({**given, "before": self.place(rows[-1])})
-        context = {
-            **self.admin_site.each_context(request),
-            "title": f"{self.opts.verbose_name_plural}".capitalize(),
-            "opts": self.opts,
-            "filters": [
-                (name, chosen[name], choices, self.unfiltered.get(name, "all"))
-                for name, choices in self.filters.items()
-            ],
-            "rows": [self.row(row) for row in rows],
-            "heads": self.heads,
-            "is_filtered": any(chosen.values()) or bool(request.GET.get("before")),
-            "older": older,
-            "verb": self.verb if self.has_change_permission(request) else "",
-            **(extra_context or {}),
-        }
-        return TemplateResponse(request, "admin/forebay/list.html", context)
-
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: Any = None,
-    ) -> HttpResponse:
-        """Show one entry; a POST acts on it."""
-        del form_url
-        if not self.has_view_or_change_permission(request):
-            raise PermissionDenied
-        if request.method == "POST":
-            self._act_on(request, [object_id])
-            return redirect(request.get_full_path())
-        try:
-            title, can_act, sections = self.detail(int(object_id))
-        except (ValueError, InvalidJob, JobNotFound, DeadLetterNotFound) as error:
-            raise Http404(str(error)) from error
-        context = {
-            **self.admin_site.each_context(request),
-            "title": title,
-            "opts": self.opts,
-            "sections": sections,
-            "verb": self.verb if can_act and self.has_change_permission(request) else "",
-            **(extra_context or {}),
-        }
-        return TemplateResponse(request, "admin/forebay/detail.html", context)
-
-    def _act_on(self, request: HttpRequest, ids: Sequence[str]) -> None:
-        if not self.has_change_permission(request):
-            raise PermissionDenied
-        if not ids:
-            messages.warning(request, "No rows selected.")
-        count = 0
-        for chosen in ids:
-            try:
-                with (
-                    acting_as(f"django {request.user.get_username()}"),
-                    transaction.atomic(using=app.alias),
-                ):
-                    text = self.act(int(chosen))
-            except (ForebayError, ValueError) as error:
-                messages.error(request, f"{self.opts.verbose_name} {chosen}: {error}")
-            else:
-                count += 1
-                self.log_change(request, self.model(int(chosen)), text)
-        if count:
-            noun = self.opts.verbose_name if count == 1 else self.opts.verbose_name_plural
-            messages.success(request, f"{count} {noun} {self.done}.")
-
-    # --- per list ---
-
-    heads: Sequence[str] = ()
-
-    @abstractmethod
-    def newest(self, *, before: int | None, **filters: Any) -> Any:
-        """Return one more entry than a page has."""
-
-    @abstractmethod
-    def place(self, row: Any) -> Any:
-        """Return the position before which the next page begins."""
-
-    @abstractmethod
-    def row(self, row: Any) -> dict[str, Any]:
-        """Return the cells of an entry."""
-
-    @abstractmethod
-    def detail(self, number: int) -> tuple[str, bool, list[Any]]:
-        """Return the title of an entry's page, whether its action is available, and its sections."""
-
-    @abstractmethod
-    def act(self, number: int) -> str:
-        """Act on one entry and return the text for the admin log."""
-
-    def url(self, number: int) -> str:
-        """Return the address of an entry's page."""
-        name = f"admin:forebay_{self.opts.model_name}_change"
-        return str(reverse(name, args=[number], current_app=self.admin_site.name))
+from forebay.ops.overview import QueueOverview, known_names, queue_overview
 
 
 @admin.register(Job)
-class JobAdmin(_LogAdmin):
+class JobAdmin(LogAdmin):
     """Jobs and their states."""
 
     filters = {"queue": None, "kind": None, "state": [str(state) for state in JobState]}  # noqa: RUF012
-    heads = ("Job", "State", "Kind", "Queue", "Attempt", "Enqueued", "Arguments")
-    verb = "Cancel"
-    done = "requested to cancel"
+    heads = ("Job", "State", "Call", "Queue", "Attempt", "Enqueued")
+    verbs = {"Cancel": "requested to cancel"}  # noqa: RUF012
+
+    def known_choices(self) -> dict[str, Sequence[str] | None]:
+        """Return the queues and kinds that the project or the database has."""
+        return known_choices()
 
     def newest(self, *, before: int | None, **filters: Any) -> Any:
         """Return one more job than a page has."""
-        return _client("jobs", limit=_PAGE + 1, before=before, **filters)
+        return client("jobs", limit=PAGE + 1, before=before, **filters)
 
     def place(self, row: Any) -> Any:
         """Return the place of a job."""
@@ -205,7 +59,7 @@ class JobAdmin(_LogAdmin):
 
     def row(self, row: Any) -> dict[str, Any]:
         """Return the cells of a job."""
-        state = f"{row.state}, cancelling" if _is_cancelling(row) else str(row.state)
+        state = f"{row.state}, cancelling" if is_cancelling(row) else str(row.state)
         if row.group != "default":
             state += f" ({row.group})"
         return {
@@ -215,27 +69,38 @@ class JobAdmin(_LogAdmin):
             "state": str(row.state),
             "cells": [
                 state,
-                row.kind,
+                short(call_text(row.kind, row.args)),
                 row.queue,
-                _of(row.attempt, row.max_attempts),
+                attempt_of(row.attempt, row.max_attempts),
                 row.enqueued_at,
-                _short(row.args),
             ],
         }
 
     def detail(self, number: int) -> tuple[str, bool, list[Any]]:
         """Return everything about a job, for each group."""
-        statuses = _client("job", number)
+        statuses = client("job", number)
+        histories = {history.group: history for history in client("job_history", number)}
+        waiting = any(not status.state.is_final for status in statuses)
+        answers = {one.group: one for one in client("explain", number)} if waiting else {}
         sections: list[Any] = []
         for status in statuses:
+            history = histories.get(status.group)
+            progress = history.progress if history else None
+            waits = answers.get(status.group)
             facts = [
                 (
                     "State",
-                    f"{status.state}, cancelling" if _is_cancelling(status) else status.state,
+                    f"{status.state}, cancelling" if is_cancelling(status) else status.state,
                 ),
+                ("Why", waits and waits.answer),
+                (
+                    "Next step",
+                    waits.hint if waits and waits.cause not in ("retrying", "running") else None,
+                ),
+                ("Progress", progress and f"{progress.done:.0%} {progress.note}"),
                 ("Kind", status.kind),
                 ("Queue", f"{status.queue}, priority {status.priority}"),
-                ("Attempt", _of(status.attempt, status.max_attempts)),
+                ("Attempt", attempt_of(status.attempt, status.max_attempts)),
                 ("Enqueued", status.enqueued_at),
                 ("Due", status.run_at),
                 ("Expires", status.expires_at),
@@ -244,31 +109,38 @@ class JobAdmin(_LogAdmin):
                 ("Ended", status.ended_at),
                 ("Tag", status.tag),
                 ("Correlation id", status.correlation_id),
-                ("Headers", _pretty(status.headers) if status.headers else None),
+                ("Headers", pretty(status.headers) if status.headers else None),
                 ("Dead letter", status.dead_id),
                 ("Redriven from job", status.redriven_from),
                 ("Redriven from dead letter", status.redriven_from_dead_id),
                 ("Redriven as job", status.redriven_as),
             ]
             name = "" if len(statuses) == 1 else f"Group {status.group}"
-            sections.append((name, _given(facts), []))
-        sections.append(("Arguments", [], [("", None, _pretty(statuses[0].args))]))
+            sections.append((name, given(facts), []))
+            if history and history.errors:
+                sections.append(("Errors, newest first", [], error_sections(history.errors)))
+            if history and history.result:
+                kept = history.result
+                text = kept.problem or pretty(kept.value)
+                sections.append(("Result", [("Kept until", kept.kept_until)], [("", None, text)]))
+        sections.append(("Arguments", [], [("", None, pretty(statuses[0].args))]))
         can_act = any(not s.state.is_final and not s.cancel_requested for s in statuses)
         return f"Job {number}", can_act, sections
 
-    def act(self, number: int) -> str:
+    def act(self, key: int, verb: str) -> str:
         """Cancel a job."""
-        match _client("cancel", number):
+        del verb
+        match client("cancel", key):
             case "already ended":
                 raise ForebayError("it has already ended")
             case "unknown":
-                raise JobNotFound(number)
+                raise JobNotFound(key)
             case answer:
                 return "Cancelled." if answer == "cancelled" else "Cancellation requested."
 
 
 @admin.register(DeadLetter)
-class DeadLetterAdmin(_LogAdmin):
+class DeadLetterAdmin(LogAdmin):
     """Dead letters, with their errors."""
 
     filters = {  # noqa: RUF012
@@ -281,8 +153,11 @@ class DeadLetterAdmin(_LogAdmin):
     }
     unfiltered = {"retried": "no"}  # noqa: RUF012
     heads = ("Dead letter", "Reason", "Kind", "Queue", "Died", "Last error", "Retried as")
-    verb = "Retry"
-    done = "enqueued again"
+    verbs = {"Retry": "enqueued again"}  # noqa: RUF012
+
+    def known_choices(self) -> dict[str, Sequence[str] | None]:
+        """Return the queues and kinds that the project or the database has."""
+        return known_choices()
 
     def newest(self, *, before: int | None, **filters: Any) -> Any:
         """Return one more dead letter than a page has."""
@@ -290,7 +165,7 @@ class DeadLetterAdmin(_LogAdmin):
             filters["job_id"] = int(filters.pop("job"))
         if "retried" in filters:
             filters["redriven"] = {"yes": True, "all": "any"}[filters.pop("retried")]
-        return _client("dead_letters", limit=_PAGE + 1, before=before, **filters)
+        return client("dead_letters", limit=PAGE + 1, before=before, **filters)
 
     def place(self, row: Any) -> Any:
         """Return the number of a dead letter."""
@@ -310,70 +185,151 @@ class DeadLetterAdmin(_LogAdmin):
                 row.kind,
                 row.queue,
                 row.died_at,
-                _short(error, as_text=True),
+                short(error),
                 f"job {row.redriven_as}" if row.redriven_as is not None else "",
             ],
         }
 
     def detail(self, number: int) -> tuple[str, bool, list[Any]]:
         """Return everything about a dead letter."""
-        letter = _client("dead_letter", number)
+        letter = client("dead_letter", number)
         facts = [
             ("Reason", letter.reason),
             ("Job", letter.job_id),
             ("Kind", letter.kind),
             ("Queue", f"{letter.queue}, priority {letter.priority}"),
             ("Group", None if letter.group == "default" else letter.group),
-            ("Attempt", _of(letter.attempt, letter.max_attempts)),
+            ("Attempt", attempt_of(letter.attempt, letter.max_attempts)),
             ("Enqueued", letter.enqueued_at),
             ("Died", letter.died_at),
             ("Tag", letter.tag),
             ("Correlation id", letter.correlation_id),
-            ("Headers", _pretty(letter.headers) if letter.headers else None),
+            ("Headers", pretty(letter.headers) if letter.headers else None),
             ("Retried", letter.redriven_at),
             ("Retried as job", letter.redriven_as),
         ]
-        errors = [
-            (
-                f"Attempt {_of(failure.attempt, failure.max_attempts)}: {failure.type or failure.outcome}",
-                failure.failed_at,
-                failure.traceback or failure.message or "",
-            )
-            for failure in reversed(letter.errors)
-        ]
         sections = [
-            ("", _given(facts), []),
-            ("Arguments", [], [("", None, _pretty(letter.args))]),
-            ("Errors, newest first", [], errors),
+            ("", given(facts), []),
+            ("Arguments", [], [("", None, pretty(letter.args))]),
+            ("Errors, newest first", [], error_sections(letter.errors)),
         ]
         return f"Dead letter {number}", letter.redriven_as is None, sections
 
-    def act(self, number: int) -> str:
+    def act(self, key: int, verb: str) -> str:
         """Enqueue a new job from a dead letter."""
-        return f"Retried as job {_client('redrive', number)}."
+        del verb
+        return f"Retried as job {client('redrive', key)}."
 
 
-def _client(method: str, *args: Any, **kwargs: Any) -> Any:
-    call: Callable[..., Any] = getattr(Client(), method)
-    return call(*args, conn=connections[app.alias], **kwargs)
+@admin.register(Queue)
+class QueueAdmin(LogAdmin):
+    """Queues with the numbers of their jobs by state, for each consumer group."""
+
+    heads = (
+        "Queue", "State", "Scheduled", "Ready", "Claimed", "Running", "Retrying", "Dead", "Last claim",
+    )  # fmt: skip
+    verbs = {"Pause": "paused", "Resume": "resumed"}  # noqa: RUF012
+
+    def get_urls(self) -> list[Any]:
+        """Omit the page of one queue: its jobs are a filter of the jobs."""
+        return [url for url in super().get_urls() if url.name.endswith("_changelist")]
+
+    def newest(self, *, before: int | None, **filters: Any) -> Any:
+        """Return all queues; this counts every waiting job."""
+        del before, filters
+        found: dict[tuple[str, str], list[QueueOverview]] = {}
+        for one in run(connections[app.alias], queue_overview()):
+            found.setdefault((one.queue, one.group), []).append(one)
+        return list(found.values())[: PAGE * 4]
+
+    def place(self, row: Any) -> Any:
+        """Return nothing: the page has all queues."""
+
+    def row(self, row: list[QueueOverview]) -> dict[str, Any]:
+        """Return the cells of a queue and group: the sums over its priorities."""
+        first = row[0]
+        names = ("scheduled", "ready", "claimed", "running", "retrying", "dead")
+        claims = [one.claimed_at for one in row if one.claimed_at is not None]
+        state = f"paused for {timesince(first.paused_at, depth=1)}" if first.paused_at else "active"
+        where = reverse("admin:forebay_job_changelist", current_app=self.admin_site.name)
+        return {
+            "id": first.queue,
+            "label": first.queue if first.group == "default" else f"{first.queue}, {first.group}",
+            "url": f"{where}?{urlencode({'queue': first.queue})}",
+            "can_act": True,
+            "state": "retrying" if first.paused_at else "done",
+            "cells": [
+                state,
+                *(f"{sum(getattr(one, name) for one in row):,}" for name in names),
+                max(claims, default="never"),
+            ],
+        }
+
+    def detail(self, number: int) -> tuple[str, bool, list[Any]]:
+        """Refuse: a queue has no page."""
+        raise JobNotFound(number)
+
+    def key(self, text: str) -> str:
+        """Return the name of a queue."""
+        return text
+
+    def act(self, key: str, verb: str) -> str:
+        """Pause or resume a queue, for all its groups."""
+        client("pause_queue" if verb == "Pause" else "resume_queue", key)
+        return "Paused." if verb == "Pause" else "Resumed."
 
 
-def _is_cancelling(status: Any) -> bool:
-    return status.cancel_requested and not status.state.is_final
+@admin.register(Worker)
+class WorkerAdmin(LogAdmin):
+    """Running workers."""
+
+    heads = ("Worker", "Heartbeat", "Queues", "Running", "Slots", "Memory", "Version", "Started")
+
+    def get_urls(self) -> list[Any]:
+        """Omit the page of one worker."""
+        return [url for url in super().get_urls() if url.name.endswith("_changelist")]
+
+    def newest(self, *, before: int | None, **filters: Any) -> Any:
+        """Return all workers."""
+        del before, filters
+        return client("workers", jobs=0)[: PAGE * 4]
+
+    def place(self, row: Any) -> Any:
+        """Return nothing: the page has all workers."""
+
+    def row(self, row: Any) -> dict[str, Any]:
+        """Return the cells of a worker."""
+        where = reverse("admin:forebay_job_changelist", current_app=self.admin_site.name)
+        queues = ", ".join(row.queues or ())
+        return {
+            "id": row.worker,
+            "url": f"{where}?state=running",
+            "can_act": False,
+            "state": "running",
+            "cells": [
+                f"{timesince(row.heartbeat_at, depth=1)} ago" if row.heartbeat_at else "never",
+                queues if row.group in (None, "default") else f"{queues} (group {row.group})",
+                row.running,
+                row.concurrency,
+                human_bytes(row.memory_bytes) if row.memory_bytes else "",
+                row.app_version or row.forebay_version or "",
+                row.started_at,
+            ],
+        }
+
+    def detail(self, number: int) -> tuple[str, bool, list[Any]]:
+        """Refuse: a worker has no page."""
+        raise JobNotFound(number)
+
+    def act(self, key: Any, verb: str) -> str:
+        """Refuse: nothing is done with workers here."""
+        raise InvalidJob(verb, f"is not possible for worker {key}")
 
 
-def _given(facts: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in facts if value is not None]
-
-
-def _of(attempt: int, attempts_max: int | None) -> str:
-    return str(attempt) if attempts_max is None else f"{attempt} of {attempts_max}"
-
-
-def _pretty(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
-
-
-def _short(value: Any, *, as_text: bool = False) -> str:
-    text = value if as_text else json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _SHORT else f"{text[: _SHORT - 1]}…"
+def known_choices() -> dict[str, Sequence[str] | None]:
+    """Return the queues and kinds for filters: those of the project, and those that the database has seen."""
+    queues, kinds = run(connections[app.alias], known_names())
+    return {
+        "queue": sorted({*queues, *app.kinds.queues()}),
+        "kind": sorted({*kinds, *(kind.name for kind in app.kinds)}),
+    }

@@ -28,3 +28,29 @@ class DeadLetter(models.Model):
 
     def __str__(self) -> str:
         return f"dead letter {self.dead_id}"
+
+
+class Queue(models.Model):
+    """A queue. The permission "change" allows pausing and resuming it."""
+
+    name = models.CharField(primary_key=True, max_length=128)
+
+    class Meta:
+        managed = False
+        default_permissions = ("view", "change")
+
+    def __str__(self) -> str:
+        return f"queue {self.name}"
+
+
+class Worker(models.Model):
+    """A running worker."""
+
+    name = models.CharField(primary_key=True, max_length=200)
+
+    class Meta:
+        managed = False
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return f"worker {self.name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
@@ -31,6 +32,16 @@ left join lateral (
 order by d.queue, d.priority, d.group_name"""
 
 
+#: A queue may have a million lanes, one for each limit key: the index is probed once for each queue.
+_NAMES: Final = """\
+with recursive q as (
+    (select l.queue from forebay.lane l order by l.queue limit 1)
+    union all
+    select (select l.queue from forebay.lane l where l.queue > q.queue order by l.queue limit 1) from q where q.queue is not null)
+select (select json_agg(q.queue) from q where q.queue is not null)::text,
+       (select json_agg(distinct k.kind) from forebay.kind_queue k)::text"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueOverview:
     """One queue, priority and group.
@@ -57,6 +68,13 @@ class QueueOverview:
 def queue_overview(queue: str | None = None) -> Operation[list[QueueOverview]]:
     """Return the call that counts waiting, running and dead jobs; it visits every waiting job."""
     return Operation(_QUEUES, lambda rows: rows_as(QueueOverview, rows), {"queue": queue})
+
+
+def known_names() -> Operation[tuple[list[str], list[str]]]:
+    """Return the call that reads the names of all queues and kinds, without visiting jobs."""
+    return Operation(
+        _NAMES, lambda rows: (json.loads(rows[0][0] or "[]"), json.loads(rows[0][1] or "[]"))
+    )
 
 
 def database_settings() -> Operation[dict[str, int]]:

@@ -40,6 +40,8 @@ class Facts:
     is_watched: bool = False
     workers: Sequence[str] = ()
     others: Sequence[str] = ()
+    kind_queue: str | None = None
+    has_kinds: bool = False
     last_claim_at: datetime | None = None
     last_claim_by: str | None = None
     last_claim_alive: bool = False
@@ -262,6 +264,13 @@ def _served(case: _Case) -> _Found:
         else f"no worker runs, so none serves {case.queue}"
     )
     group = "" if case.job.group == "default" else f" --group {case.job.group}"
+    declared = facts.kind_queue
+    if declared is not None and declared != case.job.queue:
+        return _Found(
+            f"{who}; its kind {case.job.kind} belongs in queue {declared}",
+            "not served",
+            f"Cancel it and enqueue it with --queue {declared}; or serve both queues with --queue.",
+        )
     return _Found(
         f"{who}; {last}",
         "not served",
@@ -276,6 +285,17 @@ def _paused(case: _Case) -> _Found:
         f"{case.queue} has been paused for {case.length(case.facts.paused_at)}",
         "paused",
         f"forebay queues resume {case.job.queue}",
+    )
+
+
+def _handler(case: _Case) -> _Found | None:
+    facts = case.facts
+    if facts.kind_queue is not None or not facts.has_kinds:
+        return None if facts.kind_queue is None else _Found("a worker has declared its kind")
+    return _Found(
+        f"no worker has ever declared a handler for {case.job.kind}",
+        "no handler",
+        "Check the spelling of the kind, and that the app of the workers imports its handler.",
     )
 
 
@@ -368,6 +388,7 @@ _QUESTIONS: Final[tuple[tuple[str, Callable[[_Case], _Found | None]], ...]] = (
     ("served", _served),
     ("paused", _paused),
     ("closing", _closing),
+    ("handler", _handler),
     ("limits", _limits),
     ("ordering key", _key),
     ("jobs before", _before),

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Any, Unpack
 
 from forebay.client._async.backfills import AsyncBackfills
+from forebay.client._async.changes import AsyncChanges
 from forebay.client._async.dead_letters import AsyncDeadLetters
 from forebay.client._async.events import AsyncEvents
 from forebay.client._async.jobs import AsyncJobs
@@ -19,7 +20,13 @@ from forebay.ops import enqueue
 
 
 class AsyncClient(
-    AsyncBackfills, AsyncJobs, AsyncDeadLetters, AsyncQueues, AsyncWorkers, AsyncEvents
+    AsyncBackfills,
+    AsyncJobs,
+    AsyncChanges,
+    AsyncDeadLetters,
+    AsyncQueues,
+    AsyncWorkers,
+    AsyncEvents,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -29,6 +36,7 @@ class AsyncClient(
     Each subject except enqueueing has a base class, in a module beside this one:
         AsyncBackfills: jobs for the rows of a table or query.
         AsyncJobs: the status, history, result and cancellation of a job; lists and numbers of jobs.
+        AsyncChanges: acts on many jobs at once.
         AsyncDeadLetters: dead letters.
         AsyncQueues: queues, consumer groups, limits and settings.
         AsyncWorkers: the workers that run.

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, Unpack
 
 from forebay.client._sync.backfills import Backfills
+from forebay.client._sync.changes import Changes
 from forebay.client._sync.dead_letters import DeadLetters
 from forebay.client._sync.events import Events
 from forebay.client._sync.jobs import Jobs
@@ -19,7 +20,15 @@ from forebay.model.backfill import BackfillProgress, Rows
 from forebay.ops import enqueue
 
 
-class Client(Backfills, Jobs, DeadLetters, Queues, AsyncWorkers, Events):
+class Client(
+    Backfills,
+    Jobs,
+    Changes,
+    DeadLetters,
+    Queues,
+    AsyncWorkers,
+    Events,
+):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
     Every method can take a connection of the application. It then works in the transaction of that connection and
@@ -28,6 +37,7 @@ class Client(Backfills, Jobs, DeadLetters, Queues, AsyncWorkers, Events):
     Each subject except enqueueing has a base class, in a module beside this one:
         Backfills: jobs for the rows of a table or query.
         Jobs: the status, history, result and cancellation of a job; lists and numbers of jobs.
+        Changes: acts on many jobs at once.
         DeadLetters: dead letters.
         Queues: queues, consumer groups, limits and settings.
         AsyncWorkers: the workers that run.

@@ -40,4 +40,18 @@ class Migration(migrations.Migration):
                 "verbose_name": "dead letter",
             },
         ),
+        migrations.CreateModel(
+            name="Queue",
+            fields=[
+                ("name", models.CharField(max_length=128, primary_key=True, serialize=False)),
+            ],
+            options={"managed": False, "default_permissions": ("view", "change")},
+        ),
+        migrations.CreateModel(
+            name="Worker",
+            fields=[
+                ("name", models.CharField(max_length=200, primary_key=True, serialize=False)),
+            ],
+            options={"managed": False, "default_permissions": ("view",)},
+        ),
     ]

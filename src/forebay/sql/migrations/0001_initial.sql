@@ -180,9 +180,11 @@ create view forebay.code (column_name, code, meaning) as values
     ('settlement.outcomes', 'k', 'requeued'),
     ('batch.skipped_as', 'c', 'cancelled'),
     ('batch.skipped_as', 'e', 'expired'),
+    ('batch.skipped_as', 'm', 'moved'),
     ('tombstone.reason', 'c', 'cancel'),
     ('tombstone.reason', 'e', 'expired'),
     ('tombstone.reason', 'r', 'replaced'),
+    ('tombstone.reason', 'm', 'moved to a newer row'),
     ('tombstone.reason', 'k', 'unique key: check it before the start'),
     ('unique_key.mode', 'o', 'once'),
     ('unique_key.mode', 'i', 'idempotent'),
@@ -930,7 +932,7 @@ create sequence forebay.shard_seq as bigint cache 1;
 -- tables/tombstone.sql
 
 -- Requests to cancel, expiries decided by the sweep, and records of unique keys: that a newer job of its key replaced a job, and
--- that a claim must check a job's key before it starts the job. Claims and settlements read them.
+-- that a claim must check a job's key before it starts the job, and that an operator moved a job to another row. Claims and settlements read them.
 -- The sequence lets a claim see, without reading the table, that no row was ever written.
 create sequence forebay.tombstone_seq as bigint cache 1;
 
@@ -938,13 +940,20 @@ create table forebay.tombstone (
     tombstone_no bigint not null default nextval('forebay.tombstone_seq'),
     job_id     bigint not null,
     group_id   bigint,                   -- null: for every group
-    reason     "char" not null check (reason in ('c', 'e', 'r', 'k')),  -- named in forebay.code
+    reason     "char" not null check (reason in ('c', 'e', 'r', 'k', 'm')),  -- named in forebay.code
     recorded_at   timestamptz not null,
-    enqueued_at timestamptz              -- of the expired job
+    enqueued_at timestamptz,             -- of the expired job
+    up_to      bigint,                   -- moved: rows of the job up to this number in the log were replaced by a newer one
+    check ((reason = 'm') = (up_to is not null))
 );
 create index tombstone_by_job on forebay.tombstone (job_id);
 create index tombstone_by_time on forebay.tombstone (recorded_at, tombstone_no);
 alter table forebay.tombstone replica identity full;
+
+
+-- A job that an operator's act concerns, for one group: see forebay._matching().
+create type forebay._match as (
+    job_id bigint, group_id bigint, place "char", lane bigint, xid xid8, seq bigint, state text, enqueued_at timestamptz, answer text);
 
 
 -- tables/trimming.sql
@@ -1172,6 +1181,7 @@ begin
                         continue;
                     end if;
                 end if;
+                continue when forebay._is_moved(coalesce((v_row.r).job_id, (v_row.r).seq), v_lane.group_id, (v_row.r).seq);
                 resumed := resumed + 1;
                 perform forebay._continue_job(
                     v_row.r,
@@ -1735,10 +1745,8 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_found constant text := format(
-        '%s-%s', backfill_token_v1.jobs,
-        left(encode(sha256(convert_to(jsonb_build_array(
-            backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.kind, backfill_token_v1.options), backfill_token_v1.digest)::text, 'UTF8')), 'hex'), 32));
+    v_found constant text := forebay._token(backfill_token_v1.jobs, jsonb_build_array(
+        backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.kind, backfill_token_v1.options), backfill_token_v1.digest));
 begin
     if v_found <> backfill_token_v1.token then
         raise exception using errcode = 'JQ040',
@@ -1846,6 +1854,588 @@ begin
         from unnest(v_rows) with ordinality r (row, nr)));
 end
 $$;
+
+
+-- functions/change/change_jobs.sql
+
+-- grant: operator
+
+-- Cancel, retry, reschedule or reprioritise the unfinished jobs that match a filter, at most `most` of them; returns the number of
+-- jobs by answer. See docs/design/change.md.
+--
+-- Invariants: "a change takes only what it changes": a call that is repeated takes the jobs that are left, so a crash between calls leaves
+-- some jobs changed and the next call finishes. "one live row": of the rows of a job that wait for a group only the newest is ever
+-- handed out, so that a job which a claim takes at the same moment is either moved or claimed.
+--
+-- Parameters:
+--   act      cancel; purge, the same for a whole queue; retry, a scheduled or retrying job is ready now; reschedule; reprioritise
+--   filter   a JSON object: queue, kind, tag, state, ordering_key, limit_key, unique_key, correlation_id, enqueued_after,
+--            enqueued_before, ids, or all: true
+--   options  for reschedule run_at, for reprioritise priority
+--   token    of forebay.plan_change(): refuse if more jobs match now
+--   most     the maximum number of jobs; call again while as many were taken; null: all, for cancel and purge only
+--   event_id of the call before, so that the event log has one row for all
+-- Returns: answer, and its number of jobs. With ids a row for each of them, with job_id. Answers are cancelled, requested (a worker has
+--   it, its handler is requested to stop), changed, unchanged (ready already, or has this time or priority), running, ordering key (it
+--   would lose its place), expires before, already ended, unknown.
+-- Errors: JQ001, JQ042 more jobs than those of the token; but for cancel and purge: JQ012 not called alone, JQ030 foreign cluster.
+-- Locks: but for cancel and purge: the promotion lock, or those of the sweep and of the lanes that jobs leave.
+-- pages: 500 + 60 a lane + 3 a waiting job + 40 a job + 20 an open lease
+create function forebay.change_jobs(
+    act text, filter jsonb, options jsonb default '{}', token text default null, most integer default null, event_id bigint default null)
+returns table (job_id bigint, answer text, jobs bigint, event bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_filter  constant jsonb := forebay._checked_filter(change_jobs.filter);
+    v_options constant jsonb := forebay._checked_change(change_jobs.act, v_filter, change_jobs.options);
+    v_act     constant text := case change_jobs.act when 'purge' then 'cancel' else change_jobs.act end;
+    v_most    constant bigint := coalesce(change_jobs.most, 9223372036854775807);
+    v_ids     constant bigint[] := translate(v_filter ->> 'ids', '[]', '{}');
+    v_found   forebay._match[];
+    v_taken   bigint[] := '{}';
+    v_asked   bigint[] := '{}';
+    v_count   bigint;
+begin
+    if (v_most between 1 and 100000) is not true and (v_act <> 'cancel' or change_jobs.most is not null) then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 100000', coalesce(change_jobs.most::text, 'null'));
+    elsif cardinality(v_ids) > 10000 then
+        raise exception using errcode = 'JQ001', column = 'filter', message = format('%s ids are more than 10000', cardinality(v_ids));
+    end if;
+    if v_act <> 'cancel' then
+        perform forebay._require_alone('forebay.change_jobs()');
+        perform forebay._require_same_cluster();
+    end if;
+    if change_jobs.token is not null then
+        select count(distinct m.job_id) into v_count
+        from forebay._matching(v_act, v_filter, v_options, true, null) m;
+        if change_jobs.token !~ '^\d{1,18}-' or forebay._change_token(change_jobs.act, v_filter, v_options, split_part(change_jobs.token, '-', 1)::bigint) <> change_jobs.token
+           or v_count > greatest(split_part(change_jobs.token, '-', 1)::bigint * 1.01, split_part(change_jobs.token, '-', 1)::bigint + 10) then
+            raise exception using errcode = 'JQ042',
+                message = format('token %s is not that of this change, which would take %s jobs now', quote_literal(left(change_jobs.token, 60)), v_count),
+                detail = jsonb_build_object('token', left(change_jobs.token, 60), 'jobs', v_count),
+                hint = 'Nothing was changed. Do a new dry run: act, filter and options are part of the token.';
+        end if;
+    end if;
+
+    select array_agg(row(m.*)::forebay._match) into v_found
+    from (select f.* from forebay._matching(v_act, v_filter, v_options, v_ids is null, case when v_ids is null then change_jobs.most end) f
+          limit case when v_ids is null then v_most end) m;
+    if v_act = 'cancel' then
+        select array_agg(distinct f.job_id) filter (where f.answer = 'changed'), array_agg(distinct f.job_id) filter (where f.answer = 'requested')
+        into v_taken, v_asked from unnest(v_found) f;
+        insert into forebay.tombstone (job_id, reason, recorded_at)
+        select distinct f.job_id, 'c'::"char", forebay._now() from unnest(v_found) f order by 1;
+    elsif exists (select from unnest(v_found) f where f.answer = 'changed') then
+        v_taken := forebay._move_deferred(v_act, v_options, array(select f.seq from unnest(v_found) f where f.place = 'd' and f.answer = 'changed'))
+            || forebay._move_ready(v_act, v_options, array(select f from unnest(v_found) f where f.place = 'l' and f.answer = 'changed'));
+    end if;
+    v_asked := coalesce(v_asked, '{}');
+    v_taken := coalesce(array(select distinct u from unnest(v_taken) u where u <> all (v_asked)), '{}');
+    v_count := cardinality(v_taken) + cardinality(v_asked);
+    if v_count > 0 then
+        event := forebay._record_change(change_jobs.event_id, change_jobs.act, v_filter, v_options, v_count);
+    else
+        event := change_jobs.event_id;
+    end if;
+
+    if v_ids is null then
+        for answer, jobs in
+            select * from (values (case v_act when 'cancel' then 'cancelled' else 'changed' end, cardinality(v_taken)), ('requested', cardinality(v_asked))) n
+            where n.column2 > 0
+        loop
+            return next;
+        end loop;
+        return;
+    end if;
+    jobs := 1;
+    for job_id in select distinct u from unnest(v_ids) u order by 1 loop
+        answer := case when job_id = any (v_asked) then 'requested'
+                       when job_id = any (v_taken) then case v_act when 'cancel' then 'cancelled' else 'changed' end
+                       else (select min(f.answer) from unnest(v_found) f where f.job_id = change_jobs.job_id and f.answer <> 'changed') end;
+        answer := coalesce(answer, (
+            select case when bool_and(j.state = 'cancelled') and v_act = 'cancel' then 'cancelled'
+                        when bool_and(j.state in ('done', 'cancelled', 'expired', 'dead')) then 'already ended'
+                        when bool_or(j.state in ('claimed', 'running')) then case v_act when 'cancel' then 'requested' else 'running' end
+                        when v_act = 'cancel' and count(*) > 0 then 'cancelled'
+                        when bool_and(j.cancel_requested) then 'already ended'
+                        when count(*) > 0 then 'unchanged' end
+            from forebay.job(change_jobs.job_id) j), 'unknown');
+        return next;
+    end loop;
+end
+$$;
+
+
+-- Record a change, or add to the event of an earlier step of it.
+create function forebay._record_change(p_event_id bigint, p_act text, p_filter jsonb, p_options jsonb, p_count bigint) returns bigint
+language plpgsql volatile
+as $$
+begin
+    update forebay.event e set count = e.count + p_count
+    where e.event_id = p_event_id and e.role = session_user and e.act in ('jobs.' || p_act, 'queues.' || p_act) and e.at > forebay._now() - interval '1 day';
+    if found then
+        return p_event_id;
+    end if;
+    return forebay._record_event(
+        case p_act when 'purge' then 'queues.purge' else 'jobs.' || p_act end, p_filter ->> 'queue', p_kind => p_filter ->> 'kind', p_count => p_count,
+        p_new => p_options || (case when jsonb_array_length(p_filter -> 'ids') > 20 then p_filter - 'ids' || jsonb_build_object('ids', p_filter -> 'ids' -> 0) else p_filter end
+                               - '{queue,kind}'::text[]));
+end
+$$;
+
+
+-- functions/change/filter.sql
+
+-- A filter of jobs, checked: names without values are left out.
+--
+-- Errors: JQ001 an unknown name, a value of the wrong type, or nothing that restricts it.
+create function forebay._checked_filter(p_filter jsonb) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_texts  constant text[] := array['queue', 'kind', 'tag', 'state', 'ordering_key', 'limit_key', 'unique_key', 'correlation_id'];
+    v_states constant text[] := array['scheduled', 'ready', 'claimed', 'running', 'retrying'];
+    v_given  jsonb;
+    v_name   text;
+begin
+    if p_filter is null or jsonb_typeof(p_filter) <> 'object' then
+        raise exception using errcode = 'JQ001', column = 'filter',
+            message = format('filter must be a JSON object, not %s', coalesce(jsonb_typeof(p_filter), 'null'));
+    end if;
+    v_given := jsonb_strip_nulls(p_filter);
+    for v_name in select jsonb_object_keys(v_given) loop
+        if v_name = any (v_texts) and jsonb_typeof(v_given -> v_name) = 'string'
+           or v_name = 'all' and v_given -> v_name in ('true', 'false')
+           or v_name = 'ids' and jsonb_typeof(v_given -> v_name) = 'array'
+              and not jsonb_path_exists(v_given -> v_name, '$[*] ? (@.type() != "number" || @ < 0 || @ > 9223372036854775807)')
+           or v_name in ('enqueued_after', 'enqueued_before') and forebay._as_instant(v_given ->> v_name) is not null then
+            continue;
+        end if;
+        raise exception using errcode = 'JQ001', column = 'filter',
+            message = format('filter has %s: %s', quote_literal(left(v_name, 40)), left((v_given -> v_name)::text, 60)),
+            hint = format('It has texts %s, times enqueued_after and enqueued_before, an array ids, or all: true.', array_to_string(v_texts, ', '));
+    end loop;
+    if v_given ->> 'state' <> all (v_states) then
+        raise exception using errcode = 'JQ001', column = 'filter', message = format('state %s is not a state of an unfinished job', quote_literal(left(v_given ->> 'state', 40))),
+            hint = format('States are %s.', array_to_string(v_states, ', '));
+    elsif v_given - 'all' = '{}' and v_given -> 'all' is distinct from 'true' then
+        raise exception using errcode = 'JQ001', column = 'filter', message = 'the filter is empty and would take every job',
+            hint = 'Nothing was changed. Name a queue, kind or tag, or say all: true.';
+    end if;
+    return v_given - 'all';
+end
+$$;
+
+
+-- A text as an instant; null if it is none.
+create function forebay._as_instant(p_text text) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    return p_text::timestamptz;
+exception when data_exception then
+    return null;
+end
+$$;
+
+
+-- The conditions of a filter on columns job_id, kind, tag and others of j, as SQL. Queue, limit key and state are not among them.
+create function forebay._filter_sql(p_filter jsonb) returns text
+language sql stable
+as $$
+    select coalesce(string_agg(format(
+        case f.key when 'ids' then 'j.job_id = any (%L::bigint[])'
+                   when 'enqueued_after' then 'j.enqueued_at >= %L::timestamptz'
+                   when 'enqueued_before' then 'j.enqueued_at < %L::timestamptz'
+                   else 'j.' || f.key || ' = %L' end,
+        case f.key when 'ids' then translate(f.value, '[]', '{}') else f.value end), ' and '), 'true')
+    from jsonb_each_text(p_filter) f
+    where f.key not in ('queue', 'limit_key', 'state')
+$$;
+
+
+-- functions/change/matching.sql
+
+-- The unfinished jobs that match a filter, and what an act would mean for each: one row for each group, and for each row of the log.
+--
+-- place: l waiting in the log, p parked behind its ordering key, d in deferred, h in the hands of a worker. seq is the number in the log,
+-- or that in deferred. group_id is null in deferred, and where the queue has no group. answer:
+--
+--   changed         the act takes the job: cancelled before it starts, or moved
+--   requested       a worker has it, and its handler is requested to stop
+--   running         a worker has it; only a cancellation concerns it
+--   unchanged       it is ready already, has this time or this priority already
+--   ordering key    it would lose its place among the jobs of its key
+--   expires before  it would expire before it may start
+--
+-- Jobs that were cancelled, replaced or expired by the sweep are not among them, nor are rows that were moved. So an act that is
+-- repeated finds what is left. Reads every waiting job of the queues.
+--
+-- Parameters: p_most, with p_taken, the maximum number of rows of each place; p_taken, only jobs that the act takes.
+create function forebay._matching(p_act text, p_filter jsonb, p_options jsonb, p_taken boolean, p_most bigint)
+returns table (job_id bigint, group_id bigint, place "char", lane bigint, xid xid8, seq bigint, state text, enqueued_at timestamptz, answer text)
+language plpgsql stable
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_run_at    constant timestamptz := p_options ->> 'run_at';
+    v_state     constant text := p_filter ->> 'state';
+    v_limit     constant text := coalesce(' limit ' || p_most, '');
+    v_key       constant text := case when p_filter ? 'limit_key' then format('l.limit_key = %L', p_filter ->> 'limit_key') else 'true' end;
+    v_waiting   text;     -- what the act means for a waiting job
+    v_untouched text := 'true';
+    v_deferred  text;
+    v_wanted    text;
+    v_position  forebay.promotion;
+    v_cursors   forebay._cursor[];
+    v_groups    bigint[];
+    v_priorities integer[];
+begin
+    v_waiting := case p_act
+        when 'cancel' then '''changed'''
+        when 'retry' then '''unchanged'''
+        when 'reschedule' then format(
+            'case when j.is_keyed then ''ordering key'' when j.expires_at <= %1$L then ''expires before'' when %1$L <= forebay._now() then ''unchanged'' else ''changed'' end',
+            v_run_at)
+        else format('case when j.is_keyed then ''ordering key'' when j.priority = %L then ''unchanged'' else ''changed'' end', (p_options ->> 'priority')::integer) end;
+    v_deferred := case p_act
+        when 'cancel' then '''changed'''
+        when 'retry' then '''changed'''
+        when 'reschedule' then format(
+            'case when j.expires_at <= %1$L then ''expires before'' when j.run_at = %1$L then ''unchanged'' else ''changed'' end', v_run_at)
+        else v_waiting end;
+    if pg_sequence_last_value('forebay.tombstone_seq') is not null then
+        v_untouched :=
+            'not exists (select from forebay.tombstone t
+                         where t.job_id = j.job_id and (t.group_id is null or t.group_id = j.group_id)
+                           and (t.reason in (''c'', ''r'', ''e'') or t.reason = ''m'' and j.seq <= t.up_to))';
+    end if;
+    v_wanted := format('where %s and %s', forebay._filter_sql(p_filter), v_untouched);
+
+    select array_agg(r.cursor order by r.nr), array_agg(r.group_id order by r.nr), array_agg(r.priority order by r.nr)
+    into v_cursors, v_groups, v_priorities
+    from (
+        select i.nr, g.group_id, i.priority,
+               row(i.nr, i.lane, case i.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end, b.snap_from, b.snap_to,
+                   s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor as cursor
+        from (select row_number() over (order by l.priority, l.lane, g.group_id) as nr, l.lane, l.priority, l.audience, g.group_id
+              from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i
+                    where (p_filter ->> 'queue' is null or i.queue = p_filter ->> 'queue')
+                      and (p_filter ->> 'limit_key' is null or i.limit_key = p_filter ->> 'limit_key')) l
+              left join forebay.queue_group g on g.queue = l.queue
+              where l.audience = 0 or g.group_id = abs(l.audience)) i
+        left join forebay.queue_group g on g.group_id = i.group_id
+        left join lateral (select b.* from forebay.batch b where b.group_id = i.group_id and b.lane = i.lane order by b.no desc limit 1) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment
+        where g.closing_at is null) r;
+
+    if v_cursors is not null and coalesce(v_state, 'ready') = 'ready' and not (p_taken and p_act = 'retry') then
+        return query execute format(
+            'select j.job_id, j.group_id, ''l''::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, j.answer
+             from (select j.*, %s as answer
+                   from (select coalesce(u.job_id, u.seq) as job_id, ($2)[u.nr] as group_id, ($3)[u.nr] as priority, u.lane, u.xid, u.seq, u.kind, u.tag,
+                                u.correlation_id, u.ordering_key, u.unique_key, u.enqueued_at, u.ordering_key is not null as is_keyed,
+                                coalesce(u.expires_at, u.enqueued_at + interval ''30 days'') as expires_at
+                         from (%s) u) j
+                   %s) j
+             where not $4 or j.answer = ''changed''%s',
+            v_waiting,
+            forebay._unread_sql(v_cursors, 'l.lane, l.xid, l.seq, l.job_id, l.kind, l.tag, l.correlation_id, l.ordering_key, l.unique_key, l.enqueued_at, l.expires_at'),
+            v_wanted, v_limit) using v_cursors, v_groups, v_priorities, p_taken;
+    end if;
+    if pg_sequence_last_value('forebay.key_seq') is not null and coalesce(v_state, 'ready') = 'ready' and (p_act = 'cancel' or not p_taken) then
+        return query execute format(
+            'select j.job_id, j.group_id, ''p''::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, $2
+             from (select coalesce(r.job_id, r.seq) as job_id, p.group_id, r.lane, r.xid, r.seq, r.kind, r.tag, r.correlation_id, r.ordering_key,
+                          r.unique_key, r.enqueued_at
+                   from (select a.group_id, array_agg(a.lane) as lanes, array_agg(a.seq) as seqs
+                         from forebay._all_parked() a
+                         where exists (select from forebay.lane l where l.lane = a.lane and ($1 is null or l.queue = $1) and %s)
+                         group by a.group_id) p
+                   cross join lateral unnest(forebay._fetch(p.lanes, p.seqs)) r) j
+             %s%s', v_key, v_wanted, v_limit)
+            using p_filter ->> 'queue', case p_act when 'cancel' then 'changed' when 'retry' then 'unchanged' else 'ordering key' end;
+    end if;
+    if coalesce(v_state, 'scheduled') in ('scheduled', 'retrying') then
+        select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
+        return query execute format(
+            'select j.job_id, null::bigint, ''d''::"char", j.lane, j.xid, j.seq, j.state, j.enqueued_at, j.answer
+             from (select j.*, %s as answer
+                   from (select d.job_id, nullif(abs(l.audience), 0) as group_id, l.priority, d.lane, d.xid, d.deferred_id as seq, d.kind, d.tag, d.correlation_id,
+                                d.ordering_key, d.unique_key, d.enqueued_at, d.ordering_key is not null as is_keyed, d.run_at,
+                                coalesce(d.expires_at, d.enqueued_at + interval ''30 days'') as expires_at,
+                                forebay._state_of_deferred(d.attempt, d.pauses) as state
+                         from (select distinct i.lane, i.queue, i.priority, i.audience, i.limit_key from forebay.lane i) l
+                         join forebay.deferred d on d.lane = l.lane
+                         where ($1 is null or l.queue = $1) and %s
+                           and not ($2 is not null and pg_visible_in_snapshot(d.xid, $2) and (d.run_at, d.deferred_id) <= ($3, $4))) j
+                   %s) j
+             where ($5 is null or j.state = $5) and (not $6 or j.answer = ''changed'')%s',
+            v_deferred, v_key, replace(v_wanted, 'j.seq <= t.up_to', 'false'), v_limit)
+            using p_filter ->> 'queue', v_position.snap, v_position.run_at, v_position.deferred_id, v_state, p_taken;
+    end if;
+    if coalesce(v_state, 'claimed') in ('claimed', 'running') and not (p_taken and p_act <> 'cancel') then
+        return query execute format(
+            'select j.job_id, j.group_id, ''h''::"char", j.lane, j.xid, j.seq, j.state, j.enqueued_at, $3
+             from (select coalesce(r.job_id, r.seq) as job_id, b.group_id, r.lane, r.xid, r.seq, r.kind, r.tag, r.correlation_id, r.ordering_key, r.unique_key,
+                          r.enqueued_at,
+                          case when coalesce(r.job_id, r.seq) = any (h.running_jobs) and h.heartbeat_at >= b.claimed_at then ''running'' else ''claimed'' end as state
+                   from forebay.lease e
+                   join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
+                   left join lateral (select i.heartbeat_at, i.running_jobs from forebay.heartbeat i
+                                      where i.lease_id = e.lease_id order by i.heartbeat_at desc limit 1) h on true
+                   join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+                   join lateral unnest(b.seqs) with ordinality u (seq, nr) on not exists (
+                       select from forebay.settlement s
+                       where s.lease_id = b.lease_id and s.claim_no = b.claim_no and (s.offsets is null or u.nr::smallint = any (s.offsets)))
+                   join lateral (select i.* from forebay._row(coalesce(b.lanes[u.nr], b.lane), coalesce(b.xids[u.nr], b.xids[1]), u.seq) i
+                                 where exists (select from forebay.lane l where l.lane = i.lane and ($1 is null or l.queue = $1) and %s)) r on true
+                   where e.closed_at is null) j
+             %s and ($2 is null or j.state = $2)%s', v_key, replace(v_wanted, 'j.seq <= t.up_to', 'false'), v_limit)
+            using p_filter ->> 'queue', v_state, case p_act when 'cancel' then 'requested' else 'running' end;
+    end if;
+end
+$$;
+
+
+-- functions/change/move.sql
+
+-- Move deferred jobs: into the log, to another time, or to another priority. Returns the ids of those that it moved.
+--
+-- A promotion and a move never both decide: both happen under the promotion lock, and a later statement reads what the last holder committed.
+--
+-- Invariant "one live row": the old row is deleted by the statement that writes the new one.
+-- Locks: the promotion lock.
+create function forebay._move_deferred(p_act text, p_options jsonb, p_ids bigint[]) returns bigint[]
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_position forebay.promotion;
+    v_run_at   constant timestamptz := p_options ->> 'run_at';
+    v_is_due   constant boolean := p_act = 'retry' or coalesce(v_run_at <= forebay._now(), false);
+    v_from     bigint[];
+    v_to       bigint[];
+    v_jobs     bigint[];
+    v_lanes    bigint[];
+begin
+    if cardinality(p_ids) = 0 then
+        return '{}';
+    end if;
+    lock table only forebay.lock_promotion in share update exclusive mode;
+    select * into v_position from forebay.promotion p order by p.no desc limit 1;
+    if p_act = 'reprioritise' then
+        select array_agg(l.lane), array_agg(forebay._lane_beside(l.lane, (p_options ->> 'priority')::integer)) into v_from, v_to
+        from (select distinct d.lane from forebay.deferred d where d.deferred_id = any (p_ids)) l;
+    end if;
+    with gone as (
+        delete from forebay.deferred d
+        where d.deferred_id = any (p_ids)
+          and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                   and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))
+        returning d.*
+    ), later as (
+        insert into forebay.deferred (
+            run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+            ordering_key, unique_key)
+        select coalesce(v_run_at, g.run_at), coalesce(v_to[array_position(v_from, g.lane)], g.lane), g.enqueued_at, g.job_id, g.expires_at, g.attempt,
+               g.max_attempts, g.pauses, g.kind, g.args, g.tag, g.correlation_id, g.headers, g.ordering_key, g.unique_key
+        from gone g where not v_is_due order by g.run_at, g.deferred_id
+    ), now as (
+        insert into forebay.log (
+            lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+            ordering_key, unique_key)
+        select g.lane, g.enqueued_at, g.job_id, g.expires_at, g.attempt, g.max_attempts, g.pauses, g.kind, g.args, g.tag, g.correlation_id,
+               g.headers, g.ordering_key, g.unique_key
+        from gone g where v_is_due order by g.run_at, g.deferred_id
+    )
+    select array_agg(distinct g.job_id), array_agg(distinct g.lane) filter (where v_is_due) into v_jobs, v_lanes from gone g;
+    if v_lanes <> '{}' then
+        perform forebay._use_lanes(v_lanes);
+        perform forebay._notify(q.queue)
+        from (select distinct l.queue from unnest(v_lanes) u (lane) cross join lateral (select i.queue from forebay.lane i where i.lane = u.lane limit 1) l) q;
+    end if;
+    return coalesce(v_jobs, '{}');
+end
+$$;
+
+
+-- The lane of another priority that is otherwise like this one, recorded in the registry.
+create function forebay._lane_beside(p_lane bigint, p_priority integer) returns bigint
+language plpgsql volatile
+as $$
+declare
+    l forebay.lane;
+begin
+    select i.* into l from forebay.lane i where i.lane = p_lane limit 1;
+    return case l.sort when 'keyed' then forebay._record_keyed_lane(l.queue, p_priority, l.audience)
+                       when 'limited' then forebay._record_limited_lane(l.queue, p_priority, l.audience, l.limit_key)
+                       else forebay._add_lane(
+                           case l.audience when 0 then forebay._shard_id(l.queue, p_priority, l.shard) else forebay._lane_id(l.queue, p_priority, l.audience) end,
+                           l.queue, p_priority, l.audience, 'plain', l.shard) end;
+end
+$$;
+
+
+-- Move ready jobs of groups to a later time or another priority. Returns the ids of those that it moved.
+--
+-- A claim and a move never both decide: both happen under the lock of the lane, and a later statement reads the cursor. The old row
+-- stays, with a tombstone: claims skip it, and a group that is opened later reads it. The new row is private to the group, like that of a retry.
+--
+-- Locks: the sweep lock, then the lanes of the jobs.
+create function forebay._move_ready(p_act text, p_options jsonb, p_found forebay._match[]) returns bigint[]
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_jobs  bigint[] := '{}';
+    v_row   record;
+    v_log   forebay.log;
+    v_lane  forebay.lane;
+    v_group_id bigint;
+    v_target   bigint;
+begin
+    if cardinality(p_found) = 0 then
+        return '{}';
+    end if;
+    lock table only forebay.lock_sweep in share update exclusive mode;
+    -- A queue that was never served has no group yet.
+    perform forebay._imply_group(q.queue)
+    from (select distinct l.queue from unnest(p_found) f cross join lateral (select i.queue from forebay.lane i where i.lane = f.lane limit 1) l
+          where f.group_id is null) q;
+    -- In the order of the locks.
+    for v_row in
+        select distinct g.group_id, f.lane, hashint8(g.group_id # f.lane) & 127 as nr
+        from unnest(p_found) f
+        cross join lateral (select i.queue from forebay.lane i where i.lane = f.lane limit 1) l
+        join forebay.queue_group g on g.queue = l.queue and (g.group_id = f.group_id or f.group_id is null)
+        order by 3
+    loop
+        perform forebay._lock_lane(v_row.group_id, v_row.lane);
+    end loop;
+    for v_row in
+        select f.job_id, f.lane, f.xid, f.seq, g.group_id
+        from unnest(p_found) f
+        cross join lateral (select i.queue from forebay.lane i where i.lane = f.lane limit 1) l
+        join forebay.queue_group g on g.queue = l.queue and (g.group_id = f.group_id or f.group_id is null)
+        left join lateral (
+            select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
+            from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
+            where b.group_id = g.group_id and b.lane = f.lane order by b.no desc limit 1) c on true
+        where g.closing_at is null
+          and (c.snap_from is null or not forebay._is_consumed(f.xid, f.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq))
+          and not exists (select from forebay.tombstone t
+                          where t.job_id = f.job_id and t.reason = 'm' and f.seq <= t.up_to and (t.group_id is null or t.group_id = g.group_id))
+        order by f.seq
+    loop
+        if (v_row.lane, v_row.group_id) is distinct from (v_lane.lane, v_group_id) then
+            select i.* into v_lane from forebay.lane i where i.lane = v_row.lane limit 1;
+            v_group_id := v_row.group_id;
+            v_target := forebay._record_private_lane(
+                v_lane.queue, coalesce((p_options ->> 'priority')::integer, v_lane.priority),
+                case when v_lane.audience < 0 then v_lane.audience else v_group_id end, null, v_lane.limit_key);
+        end if;
+        v_log := forebay._row(v_row.lane, v_row.xid, v_row.seq);
+        perform forebay._continue_job(v_log, v_target, coalesce(v_log.attempt, 0), coalesce(v_log.pauses, 0), (p_options ->> 'run_at')::timestamptz);
+        insert into forebay.tombstone (job_id, group_id, reason, recorded_at, up_to)
+        values (v_row.job_id, v_row.group_id, 'm', forebay._now(), v_row.seq);
+        v_jobs := v_jobs || v_row.job_id;
+    end loop;
+    if p_act = 'reprioritise' and v_jobs <> '{}' then
+        perform forebay._notify(q.queue)
+        from (select distinct l.queue from unnest(p_found) f cross join lateral (select i.queue from forebay.lane i where i.lane = f.lane limit 1) l) q;
+    end if;
+    return v_jobs;
+end
+$$;
+
+
+-- functions/change/plan_change.sql
+
+-- grant: operator
+
+-- Report what forebay.change_jobs() would do, and do nothing. Returns a row for each answer and state: the number of jobs, the
+-- oldest and the newest of them, and the token of the change.
+--
+-- With the token the act is refused if by then it would take over a hundredth more jobs, and more than ten: jobs that ended
+-- since are no reason. A job that waits for several groups counts once, with its first answer.
+--
+-- Parameters and errors: as forebay.change_jobs().
+-- pages: 400 + 60 a lane + 3 a waiting job + 20 an open lease
+create function forebay.plan_change(act text, filter jsonb, options jsonb default '{}')
+returns table (token text, answer text, state text, jobs bigint, oldest_at timestamptz, newest_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_filter  constant jsonb := forebay._checked_filter(plan_change.filter);
+    v_options constant jsonb := forebay._checked_change(plan_change.act, v_filter, plan_change.options);
+    v_act     constant text := case plan_change.act when 'purge' then 'cancel' else plan_change.act end;
+begin
+    return query
+    with found as materialized (
+        select m.job_id, (array_agg(m.answer order by m.answer))[1] as answer, (array_agg(m.state order by m.answer))[1] as state,
+               min(m.enqueued_at) as enqueued_at
+        from forebay._matching(v_act, v_filter, v_options, false, null) m group by m.job_id),
+    total as (
+        select forebay._change_token(plan_change.act, v_filter, v_options, count(*)) as token from found f
+        where f.answer in ('changed', 'requested'))
+    select t.token, case when v_act = 'cancel' and f.answer = 'changed' then 'cancelled' else f.answer end, f.state, count(f.job_id),
+           min(f.enqueued_at), max(f.enqueued_at)
+    from total t left join found f on true
+    group by 1, 2, 3 order by 2, 3;
+end
+$$;
+
+
+-- The options of a change, checked.
+--
+-- Errors: JQ001.
+create function forebay._checked_change(p_act text, p_filter jsonb, p_options jsonb) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_problem text;
+begin
+    v_problem := case
+        when (p_act in ('cancel', 'purge', 'retry', 'reschedule', 'reprioritise')) is not true
+            then format('unknown act %s: cancel, purge, retry, reschedule or reprioritise', coalesce(quote_literal(left(p_act, 40)), 'null'))
+        when p_options is null or jsonb_typeof(p_options) <> 'object' then 'options must be a JSON object'
+        when p_act = 'reschedule' and (p_options - 'run_at' <> '{}' or forebay._as_instant(p_options ->> 'run_at') is null)
+            then 'a reschedule needs the option run_at, a time, and no other'
+        when p_act = 'reprioritise' and (p_options - 'priority' <> '{}' or (jsonb_typeof(p_options -> 'priority') = 'number') is not true
+             or (p_options ->> 'priority')::numeric not between -32768 and 32767 or (p_options ->> 'priority')::numeric % 1 <> 0)
+            then 'a reprioritisation needs the option priority, -32768 to 32767, and no other'
+        when p_act in ('cancel', 'purge', 'retry') and p_options <> '{}' then format('%s takes no options', p_act)
+        when p_act = 'purge' and (not p_filter ? 'queue' or p_filter - 'queue' <> '{}') then 'a purge takes a queue and no other filter' end;
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', column = 'options', message = v_problem, hint = 'Nothing was changed.';
+    end if;
+    return p_options;
+end
+$$;
+
+
+-- The token of a change that would take this many jobs.
+create function forebay._change_token(p_act text, p_filter jsonb, p_options jsonb, p_jobs bigint) returns text
+language sql immutable
+as $$ select forebay._token(p_jobs, jsonb_build_array(p_act, p_filter, p_options)) $$;
+
+
+-- A token: a number of jobs, and a digest of what else it stands for.
+create function forebay._token(p_jobs bigint, p_what jsonb) returns text
+language sql immutable
+as $$ select format('%s-%s', p_jobs, left(encode(sha256(convert_to(p_what::text, 'UTF8')), 'hex'), 32)) $$;
 
 
 -- functions/claim/bytes.sql
@@ -2408,7 +2998,7 @@ declare
     v_bytes    bigint := 0;              -- size of the rows
     v_old      integer := 0;             -- how many of the rows belong to the current window
     v_count    integer;                  -- how many rows this call disposes of
-    v_verdicts "char"[];                 -- e expired, E expired and already a dead letter, c cancelled, null to be run
+    v_verdicts "char"[];                 -- e expired, E expired and already a dead letter, c cancelled, m moved, null to be run
     v_taken    forebay.log[];
     v_seqs     bigint[];
     v_xids     xid8[];
@@ -2499,7 +3089,8 @@ begin
     end if;
 
     select array_agg(u.seq order by u.ordinality), array_agg(u.xid order by u.ordinality), max(u.seq),
-           array_agg(case when t.reason in ('c', 'r') then 'c'
+           array_agg(case when t.reason = 'm' then 'm'
+                          when t.reason in ('c', 'r') then 'c'
                           when t.reason = 'e' then 'E'
                           when coalesce(u.expires_at, u.enqueued_at + interval '30 days') <= c.at then 'e'
                      end::"char" order by u.ordinality)
@@ -2508,8 +3099,9 @@ begin
     left join lateral (
         select i.reason from forebay.tombstone i
         where v_tombstones and i.job_id = coalesce(u.job_id, u.seq) and (i.group_id is null or i.group_id = p_group_id)
-          and i.reason <> 'k'
-        order by i.reason = 'e' desc limit 1) t on true;  -- An expiry outranks a cancellation: its dead letter is written.
+          and i.reason <> 'k' and (i.reason <> 'm' or u.seq <= i.up_to)
+        -- The newer row of a moved job decides. An expiry outranks a cancellation: its dead letter is written.
+        order by i.reason = 'm' desc, i.reason = 'e' desc limit 1) t on true;
 
     v_taken := v_rows;
     if p_sweep then
@@ -2520,7 +3112,7 @@ begin
         v_used_up := v_used_up and v_count = cardinality(v_rows);
         v_high := (select max(s) from unnest(v_seqs[:v_count]) s);
     end if;
-    if p_sweep or v_verdicts[1] is not null or array_position(v_verdicts, 'c') is not null
+    if p_sweep or v_verdicts[1] is not null or array_position(v_verdicts, 'c') is not null or array_position(v_verdicts, 'm') is not null
        or array_position(v_verdicts, 'e') is not null or array_position(v_verdicts, 'E') is not null then
         select array_agg((u.r).seq order by u.nr) filter (where u.verdict is not null),
                array_agg(lower(u.verdict)::"char" order by u.nr) filter (where u.verdict is not null),
@@ -7187,7 +7779,7 @@ begin
                    and (p.snap_from is null
                         or not forebay._is_consumed(l.xid, l.seq, p.snap_from, p.snap_to, p.lo, p.hi, p.pos_xid, p.pos_seq))
                    and not exists (select from forebay.tombstone t
-                                   where t.job_id = coalesce(l.job_id, l.seq) and t.reason <> ''k''
+                                   where t.job_id = coalesce(l.job_id, l.seq) and t.reason <> ''k'' and (t.reason <> ''m'' or l.seq <= t.up_to)
                                      and (t.group_id is null or t.group_id = p.group_id))', v_segment)
                 using v_from, v_seq, v_end.at, v_end.seq
             loop
@@ -8589,8 +9181,9 @@ $$;
 -- Else facts has:
 --   is_same_cluster        false: the log was restored from another cluster, and nothing runs
 --   paused_at, closing_at  of the group
---   is_served              an idle worker looks for jobs of the group, or a living worker has some
---   workers, others        names of living workers that have jobs of the group, and of other living workers, at most 5 each
+--   is_served              a living worker serves the group: it says so, has jobs of it, or looks for some
+--   workers, others        names of living workers that serve the group, and of other living workers, at most 5 each
+--   kind_queue, has_kinds  the queue that workers have declared for the job's kind; whether they have declared any kind
 --   last_claim_at, last_claim_by, last_claim_alive  of the group, in any lane
 --   holder                 of a claimed or running job: worker, silent_seconds, suspect_seconds, lease_seconds, jobs, running
 --   ordering_key, key_job  the job of the key that must end first
@@ -8622,7 +9215,7 @@ begin
         left join forebay.queue_group g on g.queue = q.queue
         order by g.created_at, g.group_id
     loop
-        select r.xid, r.seq, r.lane, r.ordering_key, i.priority, i.audience, i.limit_key into v_row
+        select r.xid, r.seq, r.lane, r.kind, r.ordering_key, i.priority, i.audience, i.limit_key into v_row
         from forebay._rows_of(v_id) r
         cross join lateral (select l.priority, l.audience, l.limit_key from forebay.lane l where l.lane = r.lane limit 1) i
         where i.audience in (0, v_group.group_id, -v_group.group_id)
@@ -8630,8 +9223,10 @@ begin
         group_name := coalesce(v_group.name, 'default');
         facts := jsonb_build_object(
                      'is_same_cluster', forebay._belongs_here(), 'paused_at', v_group.paused_at, 'closing_at', v_group.closing_at,
-                     'is_suspect', coalesce(v_row.audience < 0, false))
-                 || forebay._explain_workers(v_group.group_id, v_group.queue, v_row.seq)
+                     'is_suspect', coalesce(v_row.audience < 0, false),
+                     'kind_queue', (select k.queue from forebay.kind_queue k where k.kind = v_row.kind),
+                     'has_kinds', exists (select from forebay.kind_queue))
+                 || forebay._explain_workers(v_group.group_id, v_group.queue, group_name, v_row.seq)
                  || forebay._explain_key(v_group.group_id, v_row.ordering_key, v_id)
                  || forebay._explain_limits(v_group.group_id, v_group.queue, v_row.limit_key)
                  || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.seq));
@@ -8669,11 +9264,11 @@ $$;
 
 
 -- Facts about the workers of a group, and about the one that has the row p_seq.
-create function forebay._explain_workers(p_group_id bigint, p_queue text, p_seq bigint) returns jsonb
+create function forebay._explain_workers(p_group_id bigint, p_queue text, p_group_name text, p_seq bigint) returns jsonb
 language sql volatile
 as $$
     with alive as materialized (
-        select l.lease_id, l.worker, l.suspect_seconds, l.lease_seconds, h.running_jobs,
+        select l.lease_id, l.worker, l.details, l.suspect_seconds, l.lease_seconds, h.running_jobs,
                extract(epoch from clock_timestamp() - h.heartbeat_at)::float8 as silent
         from forebay.lease l
         left join lateral (select i.heartbeat_at, i.running_jobs from forebay.heartbeat i
@@ -8688,15 +9283,16 @@ as $$
                             order by b.no desc limit 1) b
         order by b.claimed_at desc limit 1),
     names as (
-        select a.worker, exists (select from open_jobs o where o.group_id = p_group_id and o.lease_id = a.lease_id) as has_jobs
+        select a.worker, exists (select from open_jobs o where o.group_id = p_group_id and o.lease_id = a.lease_id)
+                         or a.details -> 'queues' ? p_queue and coalesce(a.details ->> 'group', 'default') = p_group_name as serves
         from alive a where a.silent <= a.lease_seconds)
     select jsonb_build_object(
         'is_served', p_group_id is not null
                      and (forebay._leader_of(p_group_id) is not null and exists (select from names)
-                          or exists (select from names n where n.has_jobs)),
+                          or exists (select from names n where n.serves)),
         'is_watched', p_group_id is not null and forebay._leader_of(p_group_id) is not null and exists (select from names),
-        'workers', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where i.has_jobs order by 1 limit 5) n), '[]'),
-        'others', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where not i.has_jobs order by 1 limit 5) n), '[]'),
+        'workers', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where i.serves order by 1 limit 5) n), '[]'),
+        'others', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where not i.serves order by 1 limit 5) n), '[]'),
         'last_claim_at', (select n.claimed_at from newest n),
         'last_claim_by', (select l.worker from newest n join forebay.lease l using (lease_id)),
         'last_claim_alive', exists (select from newest n join alive a using (lease_id) where a.silent <= a.lease_seconds),
@@ -10109,12 +10705,13 @@ begin
                 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1',
                 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
-                'apply_queues', 'cancel', 'close_group', 'close_groups', 'compare_queues', 'dead_summary', 'depth',
-                'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'keep_dead', 'limit_queue',
-                'limits', 'mirror_audits', 'mirror_status', 'open_group', 'pause_queue', 'purge_dead',
-                'queue_known', 'queue_of', 'record_act', 'record_audit', 'record_outcome', 'record_repair',
-                'redrive', 'redrive_matching', 'result', 'resume_queue', 'sample_mirror', 'schema_version',
-                'segment_held_by', 'set_concurrency', 'shard_queue', 'unfinished', 'workers']
+                'apply_queues', 'cancel', 'change_jobs', 'close_group', 'close_groups', 'compare_queues',
+                'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs',
+                'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'open_group', 'pause_queue',
+                'plan_change', 'purge_dead', 'queue_known', 'queue_of', 'record_act', 'record_audit',
+                'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result', 'resume_queue',
+                'sample_mirror', 'schema_version', 'segment_held_by', 'set_concurrency', 'shard_queue',
+                'unfinished', 'workers']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history',
                 'jobs', 'limits', 'mirror_audits', 'mirror_status', 'queue_known', 'queue_of', 'result',
@@ -10838,6 +11435,16 @@ begin
             p_row.ordering_key, p_row.unique_key);
     end if;
 end
+$$;
+
+
+-- Did an operator move a job of a group from this row, or an older one, to a newer row?
+create function forebay._is_moved(p_job_id bigint, p_group_id bigint, p_seq bigint) returns boolean
+language sql stable
+as $$
+    select pg_sequence_last_value('forebay.tombstone_seq') is not null
+       and exists (select from forebay.tombstone t
+                   where t.job_id = p_job_id and t.reason = 'm' and p_seq <= t.up_to and (t.group_id is null or t.group_id = p_group_id))
 $$;
 
 
@@ -11628,7 +12235,9 @@ begin
         if pg_visible_in_snapshot(p_key.xid, p_start_after) then
             return null;
         end if;
-        v_row_state := forebay._row_state(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
+        if not forebay._is_moved(p_key.job_id, p_group_id, p_key.job_id) then
+            v_row_state := forebay._row_state(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
+        end if;
     end if;
     if v_row_state = 'superseded' then
         select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
@@ -11666,7 +12275,7 @@ begin
     if v_row_state = 'waiting'
        and (p_key.expires_at <= forebay._now()
             or exists (select from forebay.tombstone t
-                       where t.job_id = p_key.job_id and t.reason <> 'k' and (t.group_id is null or t.group_id = p_group_id))) then
+                       where t.job_id = p_key.job_id and t.reason not in ('k', 'm') and (t.group_id is null or t.group_id = p_group_id))) then
         return 'ended';
     end if;
     return case v_row_state when 'superseded' then 'ended' else v_row_state end;
@@ -11757,7 +12366,7 @@ begin
         for v_row in
             select k.ordinality as place, k.job_id,
                    case when pg_visible_in_snapshot(k.xid, v_lane.start_after) then 'n'
-                        when k.job_id < v_archived then '?'
+                        when k.job_id < v_archived or forebay._is_moved(k.job_id, v_lane.group_id, k.job_id) then '?'
                         when v_newest.high_seq >= k.job_id
                              and forebay._is_consumed(k.xid, k.job_id, v_newest.snap_from, v_newest.snap_to, v_newest.lo, v_newest.hi,
                                                       v_newest.pos_xid, v_newest.pos_seq) then null

@@ -133,6 +133,7 @@ begin
                         continue;
                     end if;
                 end if;
+                continue when forebay._is_moved(coalesce((v_row.r).job_id, (v_row.r).seq), v_lane.group_id, (v_row.r).seq);
                 resumed := resumed + 1;
                 perform forebay._continue_job(
                     v_row.r,

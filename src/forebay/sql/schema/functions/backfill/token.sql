@@ -9,10 +9,8 @@ language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_found constant text := format(
-        '%s-%s', backfill_token_v1.jobs,
-        left(encode(sha256(convert_to(jsonb_build_array(
-            backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.kind, backfill_token_v1.options), backfill_token_v1.digest)::text, 'UTF8')), 'hex'), 32));
+    v_found constant text := forebay._token(backfill_token_v1.jobs, jsonb_build_array(
+        backfill_token_v1.kind, forebay._backfill_options(backfill_token_v1.kind, backfill_token_v1.options), backfill_token_v1.digest));
 begin
     if v_found <> backfill_token_v1.token then
         raise exception using errcode = 'JQ040',

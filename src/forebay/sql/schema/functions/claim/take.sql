@@ -18,7 +18,7 @@ declare
     v_bytes    bigint := 0;              -- size of the rows
     v_old      integer := 0;             -- how many of the rows belong to the current window
     v_count    integer;                  -- how many rows this call disposes of
-    v_verdicts "char"[];                 -- e expired, E expired and already a dead letter, c cancelled, null to be run
+    v_verdicts "char"[];                 -- e expired, E expired and already a dead letter, c cancelled, m moved, null to be run
     v_taken    forebay.log[];
     v_seqs     bigint[];
     v_xids     xid8[];
@@ -102,7 +102,8 @@ begin
     end if;
 
     select array_agg(u.seq order by u.ordinality), array_agg(u.xid order by u.ordinality), max(u.seq),
-           array_agg(case when t.reason in ('c', 'r') then 'c'
+           array_agg(case when t.reason = 'm' then 'm'
+                          when t.reason in ('c', 'r') then 'c'
                           when t.reason = 'e' then 'E'
                           when coalesce(u.expires_at, u.enqueued_at + interval '30 days') <= c.at then 'e'
                      end::"char" order by u.ordinality)
@@ -111,8 +112,9 @@ begin
     left join lateral (
         select i.reason from forebay.tombstone i
         where v_tombstones and i.job_id = coalesce(u.job_id, u.seq) and (i.group_id is null or i.group_id = p_group_id)
-          and i.reason <> 'k'
-        order by i.reason = 'e' desc limit 1) t on true;  -- An expiry outranks a cancellation: its dead letter is written.
+          and i.reason <> 'k' and (i.reason <> 'm' or u.seq <= i.up_to)
+        -- The newer row of a moved job decides. An expiry outranks a cancellation: its dead letter is written.
+        order by i.reason = 'm' desc, i.reason = 'e' desc limit 1) t on true;
 
     v_taken := v_rows;
     if p_sweep then
@@ -123,7 +125,7 @@ begin
         v_used_up := v_used_up and v_count = cardinality(v_rows);
         v_high := (select max(s) from unnest(v_seqs[:v_count]) s);
     end if;
-    if p_sweep or v_verdicts[1] is not null or array_position(v_verdicts, 'c') is not null
+    if p_sweep or v_verdicts[1] is not null or array_position(v_verdicts, 'c') is not null or array_position(v_verdicts, 'm') is not null
        or array_position(v_verdicts, 'e') is not null or array_position(v_verdicts, 'E') is not null then
         select array_agg((u.r).seq order by u.nr) filter (where u.verdict is not null),
                array_agg(lower(u.verdict)::"char" order by u.nr) filter (where u.verdict is not null),

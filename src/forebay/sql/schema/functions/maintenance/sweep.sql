@@ -99,7 +99,7 @@ begin
                    and (p.snap_from is null
                         or not forebay._is_consumed(l.xid, l.seq, p.snap_from, p.snap_to, p.lo, p.hi, p.pos_xid, p.pos_seq))
                    and not exists (select from forebay.tombstone t
-                                   where t.job_id = coalesce(l.job_id, l.seq) and t.reason <> ''k''
+                                   where t.job_id = coalesce(l.job_id, l.seq) and t.reason <> ''k'' and (t.reason <> ''m'' or l.seq <= t.up_to)
                                      and (t.group_id is null or t.group_id = p.group_id))', v_segment)
                 using v_from, v_seq, v_end.at, v_end.seq
             loop

@@ -8,8 +8,9 @@
 -- Else facts has:
 --   is_same_cluster        false: the log was restored from another cluster, and nothing runs
 --   paused_at, closing_at  of the group
---   is_served              an idle worker looks for jobs of the group, or a living worker has some
---   workers, others        names of living workers that have jobs of the group, and of other living workers, at most 5 each
+--   is_served              a living worker serves the group: it says so, has jobs of it, or looks for some
+--   workers, others        names of living workers that serve the group, and of other living workers, at most 5 each
+--   kind_queue, has_kinds  the queue that workers have declared for the job's kind; whether they have declared any kind
 --   last_claim_at, last_claim_by, last_claim_alive  of the group, in any lane
 --   holder                 of a claimed or running job: worker, silent_seconds, suspect_seconds, lease_seconds, jobs, running
 --   ordering_key, key_job  the job of the key that must end first
@@ -40,7 +41,7 @@ begin
         left join forebay.queue_group g on g.queue = q.queue
         order by g.created_at, g.group_id
     loop
-        select r.xid, r.seq, r.lane, r.ordering_key, i.priority, i.audience, i.limit_key into v_row
+        select r.xid, r.seq, r.lane, r.kind, r.ordering_key, i.priority, i.audience, i.limit_key into v_row
         from forebay._rows_of(v_id) r
         cross join lateral (select l.priority, l.audience, l.limit_key from forebay.lane l where l.lane = r.lane limit 1) i
         where i.audience in (0, v_group.group_id, -v_group.group_id)
@@ -48,8 +49,10 @@ begin
         group_name := coalesce(v_group.name, 'default');
         facts := jsonb_build_object(
                      'is_same_cluster', forebay._belongs_here(), 'paused_at', v_group.paused_at, 'closing_at', v_group.closing_at,
-                     'is_suspect', coalesce(v_row.audience < 0, false))
-                 || forebay._explain_workers(v_group.group_id, v_group.queue, v_row.seq)
+                     'is_suspect', coalesce(v_row.audience < 0, false),
+                     'kind_queue', (select k.queue from forebay.kind_queue k where k.kind = v_row.kind),
+                     'has_kinds', exists (select from forebay.kind_queue))
+                 || forebay._explain_workers(v_group.group_id, v_group.queue, group_name, v_row.seq)
                  || forebay._explain_key(v_group.group_id, v_row.ordering_key, v_id)
                  || forebay._explain_limits(v_group.group_id, v_group.queue, v_row.limit_key)
                  || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.seq));
@@ -87,11 +90,11 @@ $$;
 
 
 -- Facts about the workers of a group, and about the one that has the row p_seq.
-create function forebay._explain_workers(p_group_id bigint, p_queue text, p_seq bigint) returns jsonb
+create function forebay._explain_workers(p_group_id bigint, p_queue text, p_group_name text, p_seq bigint) returns jsonb
 language sql volatile
 as $$
     with alive as materialized (
-        select l.lease_id, l.worker, l.suspect_seconds, l.lease_seconds, h.running_jobs,
+        select l.lease_id, l.worker, l.details, l.suspect_seconds, l.lease_seconds, h.running_jobs,
                extract(epoch from clock_timestamp() - h.heartbeat_at)::float8 as silent
         from forebay.lease l
         left join lateral (select i.heartbeat_at, i.running_jobs from forebay.heartbeat i
@@ -106,15 +109,16 @@ as $$
                             order by b.no desc limit 1) b
         order by b.claimed_at desc limit 1),
     names as (
-        select a.worker, exists (select from open_jobs o where o.group_id = p_group_id and o.lease_id = a.lease_id) as has_jobs
+        select a.worker, exists (select from open_jobs o where o.group_id = p_group_id and o.lease_id = a.lease_id)
+                         or a.details -> 'queues' ? p_queue and coalesce(a.details ->> 'group', 'default') = p_group_name as serves
         from alive a where a.silent <= a.lease_seconds)
     select jsonb_build_object(
         'is_served', p_group_id is not null
                      and (forebay._leader_of(p_group_id) is not null and exists (select from names)
-                          or exists (select from names n where n.has_jobs)),
+                          or exists (select from names n where n.serves)),
         'is_watched', p_group_id is not null and forebay._leader_of(p_group_id) is not null and exists (select from names),
-        'workers', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where i.has_jobs order by 1 limit 5) n), '[]'),
-        'others', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where not i.has_jobs order by 1 limit 5) n), '[]'),
+        'workers', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where i.serves order by 1 limit 5) n), '[]'),
+        'others', coalesce((select jsonb_agg(n.worker) from (select i.worker from names i where not i.serves order by 1 limit 5) n), '[]'),
         'last_claim_at', (select n.claimed_at from newest n),
         'last_claim_by', (select l.worker from newest n join forebay.lease l using (lease_id)),
         'last_claim_alive', exists (select from newest n join alive a using (lease_id) where a.silent <= a.lease_seconds),

@@ -50,6 +50,16 @@ end
 $$;
 
 
+-- Did an operator move a job of a group from this row, or an older one, to a newer row?
+create function forebay._is_moved(p_job_id bigint, p_group_id bigint, p_seq bigint) returns boolean
+language sql stable
+as $$
+    select pg_sequence_last_value('forebay.tombstone_seq') is not null
+       and exists (select from forebay.tombstone t
+                   where t.job_id = p_job_id and t.reason = 'm' and p_seq <= t.up_to and (t.group_id is null or t.group_id = p_group_id))
+$$;
+
+
 -- Every row of a job in the log, oldest first, with its lane's audience and whether the row still exists.
 create function forebay._rows_of(p_job_id bigint)
 returns setof forebay.log

@@ -84,7 +84,9 @@ begin
         if pg_visible_in_snapshot(p_key.xid, p_start_after) then
             return null;
         end if;
-        v_row_state := forebay._row_state(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
+        if not forebay._is_moved(p_key.job_id, p_group_id, p_key.job_id) then
+            v_row_state := forebay._row_state(p_group_id, p_key.lane, p_key.xid, p_key.job_id);
+        end if;
     end if;
     if v_row_state = 'superseded' then
         select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
@@ -122,7 +124,7 @@ begin
     if v_row_state = 'waiting'
        and (p_key.expires_at <= forebay._now()
             or exists (select from forebay.tombstone t
-                       where t.job_id = p_key.job_id and t.reason <> 'k' and (t.group_id is null or t.group_id = p_group_id))) then
+                       where t.job_id = p_key.job_id and t.reason not in ('k', 'm') and (t.group_id is null or t.group_id = p_group_id))) then
         return 'ended';
     end if;
     return case v_row_state when 'superseded' then 'ended' else v_row_state end;

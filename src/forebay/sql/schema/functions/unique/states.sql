@@ -47,7 +47,7 @@ begin
         for v_row in
             select k.ordinality as place, k.job_id,
                    case when pg_visible_in_snapshot(k.xid, v_lane.start_after) then 'n'
-                        when k.job_id < v_archived then '?'
+                        when k.job_id < v_archived or forebay._is_moved(k.job_id, v_lane.group_id, k.job_id) then '?'
                         when v_newest.high_seq >= k.job_id
                              and forebay._is_consumed(k.xid, k.job_id, v_newest.snap_from, v_newest.snap_to, v_newest.lo, v_newest.hi,
                                                       v_newest.pos_xid, v_newest.pos_seq) then null

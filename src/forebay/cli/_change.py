@@ -1,0 +1,375 @@
+"""Commands for many jobs: cancel, retry, reschedule and reprioritise jobs, purge a queue."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Any, Final
+
+import typer
+from rich.text import Text
+
+from forebay.cli.exit import ExitCode
+from forebay.cli.options import (
+    Dsn,
+    Group,
+    Json,
+    confirmed,
+    duration,
+    instant,
+    instant_or_age,
+)
+from forebay.cli.output import ago, console, facts_table, print_json
+from forebay.client import Client
+from forebay.errors import ConfigError
+from forebay.model.change import ChangeAct, ChangePlan, ChangeResult, JobFilter
+from forebay.model.status import CancelAnswer
+
+_WHICH: Final = "Which jobs"
+
+#: Answers with which the exit code is 1 if jobs were named by id.
+_FAILED: Final = ("already ended", "unknown", "running", "ordering key", "expires before")
+
+_MEANINGS: Final[dict[str, str]] = {
+    "cancelled": "cancelled",
+    "requested": "in a worker: cancellation requested",
+    "changed": "changed",
+    "unchanged": "as wanted already",
+    "running": "in a worker: left alone",
+    "ordering key": "left alone: they would lose their place among the jobs of their ordering key",
+    "expires before": "left alone: they would expire before they may start",
+    "already ended": "already ended",
+    "unknown": "unknown: never enqueued, not committed, or past retention",
+}
+
+
+def _option(flag: str, metavar: str, text: str) -> Any:
+    return typer.Option(
+        flag, metavar=metavar, help=text, show_default=False, rich_help_panel=_WHICH
+    )
+
+
+_AGE: Final = "an age such as 2h, or ISO 8601"
+
+#: The conditions of a filter, as options of the commands.
+_CONDITIONS: Final[dict[str, Any]] = {
+    "queue": _option("--queue", "QUEUE", "Only this queue."),
+    "kind": _option("--kind", "KIND", "Only this kind."),
+    "tag": _option("--tag", "TAG", "Only this tag."),
+    "state": _option(
+        "--state", "STATE", "Only scheduled, ready, claimed, running or retrying jobs."
+    ),
+    "ordering_key": _option("--ordering-key", "KEY", "Only this ordering key."),
+    "limit_key": _option("--limit-key", "KEY", "Only this limit key."),
+    "unique_key": _option("--unique-key", "KEY", "Only this unique key."),
+    "correlation_id": _option("--correlation-id", "ID", "Only this correlation id."),
+    "enqueued_after": _option("--enqueued-after", "TIME", f"Only jobs enqueued since: {_AGE}."),
+    "enqueued_before": _option("--enqueued-before", "TIME", f"Only jobs enqueued before: {_AGE}."),
+}
+_TIMES: Final = ("enqueued_after", "enqueued_before")
+
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Change nothing; count the jobs, and show a token.")
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        "--token",
+        metavar="TOKEN",
+        help="The token of the dry run: refuse if more jobs match now.",
+        show_default=False,
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+
+
+def _with_filter(function: Callable[..., None]) -> Callable[..., None]:
+    """Add ids and the conditions of a filter to a command, which receives them as ``which``."""
+    own = inspect.signature(function, eval_str=True).parameters.values()
+    ids = inspect.Parameter(
+        "job_ids",
+        inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        default=None,
+        annotation=Annotated[
+            list[int] | None,
+            typer.Argument(
+                metavar="[JOB_ID...]", help="The jobs; or give a filter.", show_default=False
+            ),
+        ],
+    )
+    added = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[str | None, option],
+        )
+        for name, option in _CONDITIONS.items()
+    ]
+    all_ = inspect.Parameter(
+        "all_",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[
+            bool, typer.Option("--all", help="Every unfinished job.", rich_help_panel=_WHICH)
+        ],
+    )
+
+    @functools.wraps(function)
+    def command(**given: Any) -> None:
+        conditions = {name: given.pop(name) for name in _CONDITIONS}
+        which = _which(given.pop("job_ids"), conditions, all_=given.pop("all_"))
+        function(which=which, **given)
+
+    parameters = [ids, *added, all_, *(one for one in own if one.name != "which")]
+    # typer reads the options of a command from here.
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command
+
+
+@_with_filter
+def cancel(
+    *,
+    which: JobFilter,
+    group: Group = None,
+    dry_run: DryRun = False,
+    token: Token = None,
+    yes: Yes = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Cancel jobs, by their ids or by a filter.
+
+    A waiting job is cancelled. A running handler is requested to stop; if it finishes before, the job is done. A filter
+    works in steps; after an interruption, the same command finishes. Exit code 1: a named job has already ended, or does
+    not exist.
+    """
+    if group is not None and which.ids is None:
+        raise ConfigError("--group", "needs the ids of jobs: a filter cancels for all groups")
+    if which.ids is not None and not dry_run and token is None:
+        _cancel_named(dsn, list(which.ids), group, as_json=as_json)
+        return
+    _act("cancel", which, lambda client, token, note: client.cancel_matching(which, token=token, progress=note),
+         dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json)  # fmt: skip
+
+
+@_with_filter
+def retry(
+    *,
+    which: JobFilter,
+    dry_run: DryRun = False,
+    token: Token = None,
+    yes: Yes = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Start scheduled and retrying jobs now, by their ids or by a filter.
+
+    They keep their attempts, errors and expiry. For a dead job: `forebay dead redrive --job JOB_ID`.
+    """
+    _act("retry", which, lambda client, token, note: client.retry_matching(which, token=token, progress=note),
+         dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json)  # fmt: skip
+
+
+@_with_filter
+def reschedule(
+    *,
+    which: JobFilter,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at", metavar="TIME", help="The earliest start, in ISO 8601.", show_default=False
+        ),
+    ] = None,
+    in_: Annotated[
+        str | None,
+        typer.Option(
+            "--in",
+            metavar="DURATION",
+            help="The earliest start, from now: 90s, 15m, 2h.",
+            show_default=False,
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+    token: Token = None,
+    yes: Yes = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Let waiting jobs start at another time, by their ids or by a filter.
+
+    Ready jobs with an ordering key stay, because they would lose their place, and so do jobs that would expire before. The token of
+    a dry run covers the time: give --at.
+    """
+    if (at is None) == (in_ is None):
+        raise ConfigError("--at", "or --in is needed: give exactly one of them")
+    if in_ is not None and (dry_run or token is not None):
+        raise ConfigError(
+            "--in", "has another time at each call", hint="The token covers the time: give --at."
+        )
+    delay = duration(in_, "--in")
+    run_at = instant(at, "--at") if delay is None else datetime.now(UTC) + delay
+    _act("reschedule", which,
+         lambda client, token, note: client.reschedule_matching(which, run_at=run_at, token=token, progress=note),
+         dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json, run_at=run_at)  # fmt: skip
+
+
+@_with_filter
+def reprioritise(
+    *,
+    which: JobFilter,
+    priority: Annotated[
+        int, typer.Option("--priority", metavar="N", help="Lower numbers run first.")
+    ],
+    dry_run: DryRun = False,
+    token: Token = None,
+    yes: Yes = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Give waiting jobs another priority, by their ids or by a filter.
+
+    Jobs with an ordering key stay, because they would lose their place.
+    """
+    _act("reprioritise", which,
+         lambda client, token, note: client.reprioritise_matching(which, priority, token=token, progress=note),
+         dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json, priority=priority)  # fmt: skip
+
+
+def purge(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")],
+    *,
+    dry_run: DryRun = False,
+    token: Token = None,
+    yes: Yes = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Cancel every unfinished job of a queue. Jobs that are enqueued later stay."""
+    _act("purge", JobFilter(queue=queue),
+         lambda client, token, note: client.purge_queue(queue, token=token, progress=note),
+         dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json)  # fmt: skip
+
+
+def _which(
+    job_ids: list[int] | None, conditions: Mapping[str, str | None], *, all_: bool
+) -> JobFilter:
+    given = {name: value for name, value in conditions.items() if value is not None}
+    if job_ids and (given or all_):
+        raise ConfigError("JOB_ID", "and a filter were given: give one of them")
+    if not (job_ids or given or all_):
+        raise ConfigError(
+            "JOB_ID",
+            "or a filter is needed",
+            hint="Name jobs, a --queue, --kind or --tag, or say --all.",
+        )
+    times = {
+        name: instant_or_age(given.pop(name), f"--{name.replace('_', '-')}")
+        for name in _TIMES
+        if name in given
+    }
+    return JobFilter(**given, **times, ids=job_ids or None, all=all_)  # type: ignore[arg-type]
+
+
+def _act(
+    act: ChangeAct,
+    which: JobFilter,
+    run: Callable[[Client, str | None, Callable[[int], object] | None], ChangeResult],
+    *,
+    dsn: str | None,
+    dry_run: bool,
+    token: str | None,
+    yes: bool,
+    as_json: bool,
+    run_at: datetime | None = None,
+    priority: int | None = None,
+) -> None:
+    client = Client(dsn)
+    if dry_run:
+        _print_plan(act, client.plan_change(act, which, run_at=run_at, priority=priority), as_json)
+        return
+    if which.ids is None and token is None and not yes:
+        plan = client.plan_change(act, which, run_at=run_at, priority=priority)
+        if plan.jobs and not confirmed(f"{act.capitalize()} {_jobs(plan.jobs)}?"):
+            raise typer.Exit(ExitCode.FAILED)
+        token = plan.token
+    watch = None if as_json or which.ids is not None else _note
+    result = run(client, token, watch)
+    if as_json:
+        print_json(result if result.jobs else {"answers": result.answers})
+    elif result.jobs:
+        for job_id, answer in result.jobs.items():
+            console(stderr=answer in _FAILED).print(
+                f"job {job_id}: {_MEANINGS[answer]}", soft_wrap=True
+            )
+    else:
+        out = console()
+        for name, count in result.answers.items():
+            out.print(f"{_jobs(count)} {_MEANINGS[name]}")
+        if not result.answers:
+            out.print("No jobs.", style="dim")
+    if any(answer in _FAILED for answer in result.jobs.values()):
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _note(taken: int) -> None:
+    console(stderr=True).print(f"{_jobs(taken)} so far", style="dim")
+
+
+def _jobs(count: int) -> str:
+    return "1 job" if count == 1 else f"{count:,} jobs"
+
+
+def _print_plan(act: ChangeAct, plan: ChangePlan, as_json: bool) -> None:
+    if as_json:
+        print_json(plan)
+        return
+    rows = facts_table()
+    rows.add_row(f"would {act}", Text(_jobs(plan.jobs), style="bold"))
+    for state, count in sorted(plan.states.items()):
+        rows.add_row(f"  {state}", f"{count:,}")
+    for answer, count in sorted(plan.answers.items()):
+        if answer not in ("cancelled", "requested", "changed"):
+            rows.add_row(answer, f"{_jobs(count)}, {_MEANINGS[answer]}")
+    if plan.jobs:
+        rows.add_row("enqueued", f"{ago(plan.oldest_at)} to {ago(plan.newest_at)}")
+    rows.add_row("token", plan.token)
+    out = console()
+    out.print(rows)
+    if plan.jobs:
+        out.print(
+            "→ run it again with --token instead of --dry-run; it is refused if more jobs match by then",
+            soft_wrap=True,
+        )
+
+
+def _cancel_named(dsn: str | None, job_ids: list[int], group: str | None, *, as_json: bool) -> None:
+    client = Client(dsn)
+    answers = {job_id: client.cancel(job_id, group=group) for job_id in job_ids}
+    if as_json:
+        print_json([{"job_id": job_id, "answer": answer} for job_id, answer in answers.items()])
+    failed = False
+    for job_id, answer in answers.items():
+        if answer in ("already ended", "unknown"):
+            failed = True
+            console(stderr=True).print(_cancelled(client, job_id, group, answer), soft_wrap=True)
+        elif not as_json:
+            console().print(_cancelled(client, job_id, group, answer))
+    if failed:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _cancelled(client: Client, job_id: int, group: str | None, answer: CancelAnswer) -> str:
+    match answer:
+        case "cancelled":
+            return f"job {job_id} is cancelled"
+        case "requested":
+            return f"job {job_id} is in a worker: cancellation requested"
+        case "already ended":
+            states = {job.state for job in client.job(job_id) if group in (None, job.group)}
+            return f"job {job_id} is already {' and '.join(sorted(states))}"
+        case "unknown":
+            return f"job {job_id} is unknown: never enqueued, not committed, or past retention"

@@ -1,0 +1,173 @@
+# Generated from src/forebay/client/_async/changes.py by tools/async_to_sync.py. Do not edit.
+"""The part of the synchronous client for acts on many jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from forebay.client._sync.base import ClientBase
+from forebay.db.drivers import SyncConnection
+from forebay.errors import ForebayError, InvalidJob
+from forebay.model import checks
+from forebay.model.change import ChangeAct, ChangePlan, ChangeResult, JobFilter
+from forebay.ops import change
+from forebay.ops.enqueue import database_clock
+
+
+class Changes(ClientBase):
+    """Cancel, purge, retry, reschedule and reprioritise the jobs that match a filter.
+
+    The methods work in steps, each a separate transaction. After an error the jobs of earlier steps are changed; call the method
+    again to finish. ``progress`` is called after each step with the number of jobs so far.
+    """
+
+    def plan_change(
+        self,
+        act: ChangeAct,
+        which: JobFilter,
+        *,
+        run_at: datetime | None = None,
+        priority: int | None = None,
+        conn: SyncConnection | None = None,
+    ) -> ChangePlan:
+        """Return what an act would do, and its token; change nothing. It reads every waiting job.
+
+        Args:
+            act: cancel, purge, retry, reschedule or reprioritise.
+            which: the jobs.
+            run_at: the time, for ``"reschedule"``.
+            priority: the priority, for ``"reprioritise"``.
+            conn: the connection to use.
+
+        Raises:
+            InvalidJob: the filter or an option is refused.
+        """
+        return self._run(
+            conn, change.plan(change.change(act, which, run_at=run_at, priority=priority))
+        )
+
+    def cancel_matching(
+        self,
+        which: JobFilter,
+        *,
+        token: str | None = None,
+        progress: Callable[[int], object] | None = None,
+        conn: SyncConnection | None = None,
+    ) -> ChangeResult:
+        """Cancel the jobs that match; a running handler is requested to stop.
+
+        Args:
+            which: the jobs.
+            token: of ``plan_change``: refuse if more jobs match now.
+            progress: called after each step.
+            conn: the connection whose transaction to use, for all jobs at once.
+
+        Raises:
+            InvalidJob: the filter is refused.
+            JobsChanged: more jobs match than those of the token; none was cancelled.
+        """
+        return self._change(change.change("cancel", which), token, progress, conn)
+
+    def purge_queue(
+        self,
+        queue: str,
+        *,
+        token: str | None = None,
+        progress: Callable[[int], object] | None = None,
+        conn: SyncConnection | None = None,
+    ) -> ChangeResult:
+        """Cancel every unfinished job of a queue. See ``cancel_matching``."""
+        what = change.change("purge", JobFilter(queue=queue))
+        return self._change(what, token, progress, conn)
+
+    def retry_matching(
+        self,
+        which: JobFilter,
+        *,
+        token: str | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> ChangeResult:
+        """Make scheduled and retrying jobs ready now. They keep their attempts, errors and expiry.
+
+        Running jobs and jobs that are ready already stay as they are.
+
+        Raises:
+            InvalidJob: the filter is refused.
+            JobsChanged: more jobs match than those of the token; none was changed.
+        """
+        return self._change(change.change("retry", which), token, progress, None)
+
+    def reschedule_matching(
+        self,
+        which: JobFilter,
+        *,
+        run_at: datetime | None = None,
+        delay: float | timedelta | None = None,
+        token: str | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> ChangeResult:
+        """Let waiting jobs start at another time.
+
+        Running jobs stay as they are, and so do jobs that would expire before (``"expires before"``) and ready jobs with an
+        ordering key (``"ordering key"``), which would lose their place.
+
+        Args:
+            which: the jobs.
+            run_at: the earliest start.
+            delay: instead of ``run_at``: this time from now, by the clock of the database; in seconds or as a timedelta.
+            token: of ``plan_change``: refuse if more jobs match now.
+            progress: called after each step.
+
+        Raises:
+            InvalidJob: the filter or the time is refused.
+            JobsChanged: more jobs match than those of the token; none was changed.
+        """
+        if (run_at is None) == (delay is None):
+            raise InvalidJob("run_at", "or delay is needed: give exactly one of them")
+        if delay is not None:
+            seconds = checks.checked_seconds(delay, "delay")
+            run_at = self._run(None, database_clock()) + timedelta(seconds=seconds)
+        what = change.change("reschedule", which, run_at=run_at)
+        return self._change(what, token, progress, None)
+
+    def reprioritise_matching(
+        self,
+        which: JobFilter,
+        priority: int,
+        *,
+        token: str | None = None,
+        progress: Callable[[int], object] | None = None,
+    ) -> ChangeResult:
+        """Give waiting jobs another priority. A lower number runs first.
+
+        Running jobs stay as they are, and so do jobs with an ordering key (``"ordering key"``).
+
+        Raises:
+            InvalidJob: the filter or the priority is refused.
+            JobsChanged: more jobs match than those of the token; none was changed.
+        """
+        what = change.change("reprioritise", which, priority=priority)
+        return self._change(what, token, progress, None)
+
+    def _change(
+        self,
+        what: change.Change,
+        token: str | None,
+        progress: Callable[[int], object] | None,
+        conn: SyncConnection | None,
+    ) -> ChangeResult:
+        steps = change.Steps(what, token, at_once=conn is not None)
+        taken = 0
+        try:
+            for operation in steps.operations():
+                taken = self._run(conn, operation)
+                if progress is not None:
+                    progress(taken)
+        except ForebayError as error:
+            if taken:
+                error.hint = (
+                    f"{error.hint or ''} {taken} jobs are changed; call it again to finish.".strip()
+                )
+            raise
+        return steps.result

@@ -1,0 +1,240 @@
+"""What the lists of the admin have in common."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+from urllib.parse import urlencode
+
+from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
+from django.db import connections, transaction
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect
+from django.template.response import TemplateResponse
+from django.urls import reverse
+
+from forebay.client import Client
+from forebay.django._app import app
+from forebay.errors import DeadLetterNotFound, ForebayError, InvalidJob, JobNotFound
+from forebay.model.status import Failure
+from forebay.ops.events import acting_as
+
+PAGE: Final = 50
+_SHORT: Final = 60
+
+#: Maximum number of ids per POST.
+_CHOSEN_MAX: Final = 200
+
+
+class LogAdmin(admin.ModelAdmin):
+    """Common base of the lists."""
+
+    #: Names of the filters with their choices; None for free text.
+    filters: dict[str, Sequence[str] | None] = {}  # noqa: RUF012 - as Django's own options
+    #: What a filter without a value shows, if that is not all.
+    unfiltered: dict[str, str] = {}  # noqa: RUF012
+    #: What can be done with entries, and how that is reported.
+    verbs: dict[str, str] = {}  # noqa: RUF012
+
+    def get_urls(self) -> list[Any]:
+        """Omit the pages that need a table."""
+        kept = (f"_{self.opts.model_name}_changelist", f"_{self.opts.model_name}_change")
+        return [url for url in super().get_urls() if url.name and url.name.endswith(kept)]
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Return False: only code enqueues jobs."""
+        del request
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        """Return False: retention deletes finished jobs."""
+        del request, obj
+        return False
+
+    def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
+        """Show the newest entries; a POST acts on the selected entries."""
+        if not self.has_view_or_change_permission(request):
+            raise PermissionDenied
+        if request.method == "POST":
+            self._act_on(request, request.POST.getlist("chosen")[:_CHOSEN_MAX])
+            return redirect(request.get_full_path())
+        chosen = {name: request.GET.get(name, "").strip() for name in self.filters}
+        rows: list[Any] = []
+        filters = dict(self.filters)
+        try:
+            filters |= self.known_choices()
+            before = request.GET.get("before")
+            rows = self.newest(
+                before=int(before) if before else None,
+                **{name: value for name, value in chosen.items() if value},
+            )
+        except (InvalidJob, ValueError, KeyError) as error:
+            messages.error(request, f"Invalid filter: {error}")
+        except ForebayError as error:
+            messages.error(request, f"{error} {error.hint or ''}")
+        older = ""
+        if len(rows) > PAGE:
+            rows = rows[:PAGE]
+            given = {name: value for name, value in chosen.items() if value}
+            older = urlencode({**given, "before": self.place(rows[-1])})
+        context = {
+            **self.admin_site.each_context(request),
+            "title": f"{self.opts.verbose_name_plural}".capitalize(),
+            "opts": self.opts,
+            "filters": [
+                (
+                    name,
+                    chosen[name],
+                    _with_given(choices, chosen[name]),
+                    self.unfiltered.get(name, "all"),
+                )
+                for name, choices in filters.items()
+            ],
+            "rows": [self.row(row) for row in rows],
+            "heads": self.heads,
+            "is_filtered": any(chosen.values()) or bool(request.GET.get("before")),
+            "older": older,
+            "verbs": list(self.verbs) if self.has_change_permission(request) else [],
+            **(extra_context or {}),
+        }
+        return TemplateResponse(request, "admin/forebay/list.html", context)
+
+    def change_view(
+        self,
+        request: HttpRequest,
+        object_id: str,
+        form_url: str = "",
+        extra_context: Any = None,
+    ) -> HttpResponse:
+        """Show one entry; a POST acts on it."""
+        del form_url
+        if not self.has_view_or_change_permission(request):
+            raise PermissionDenied
+        if request.method == "POST":
+            self._act_on(request, [object_id])
+            return redirect(request.get_full_path())
+        try:
+            title, can_act, sections = self.detail(int(object_id))
+        except (ValueError, InvalidJob, JobNotFound, DeadLetterNotFound) as error:
+            raise Http404(str(error)) from error
+        context = {
+            **self.admin_site.each_context(request),
+            "title": title,
+            "opts": self.opts,
+            "sections": sections,
+            "verbs": list(self.verbs) if can_act and self.has_change_permission(request) else [],
+            **(extra_context or {}),
+        }
+        return TemplateResponse(request, "admin/forebay/detail.html", context)
+
+    def _act_on(self, request: HttpRequest, ids: Sequence[str]) -> None:
+        if not self.has_change_permission(request):
+            raise PermissionDenied
+        if not ids:
+            messages.warning(request, "No rows selected.")
+        verb = request.POST.get("verb", next(iter(self.verbs), ""))
+        if verb not in self.verbs:
+            raise PermissionDenied
+        count = 0
+        for chosen in ids:
+            try:
+                with (
+                    acting_as(f"django {request.user.get_username()}"),
+                    transaction.atomic(using=app.alias),
+                ):
+                    text = self.act(self.key(chosen), verb)
+            except (ForebayError, ValueError) as error:
+                messages.error(request, f"{self.opts.verbose_name} {chosen}: {error}")
+            else:
+                count += 1
+                self.log_change(request, self.model(self.key(chosen)), text)
+        if count:
+            noun = self.opts.verbose_name if count == 1 else self.opts.verbose_name_plural
+            messages.success(request, f"{count} {noun} {self.verbs[verb]}.")
+
+    # --- per list ---
+
+    heads: Sequence[str] = ()
+
+    @abstractmethod
+    def newest(self, *, before: int | None, **filters: Any) -> Any:
+        """Return one more entry than a page has."""
+
+    @abstractmethod
+    def place(self, row: Any) -> Any:
+        """Return the position before which the next page begins."""
+
+    @abstractmethod
+    def row(self, row: Any) -> dict[str, Any]:
+        """Return the cells of an entry."""
+
+    @abstractmethod
+    def detail(self, number: int) -> tuple[str, bool, list[Any]]:
+        """Return the title of an entry's page, whether its action is available, and its sections."""
+
+    @abstractmethod
+    def act(self, key: Any, verb: str) -> str:
+        """Do one of ``verbs`` with an entry and return the text for the admin log."""
+
+    def key(self, text: str) -> Any:
+        """Return the key of an entry from a form."""
+        return int(text)
+
+    def known_choices(self) -> dict[str, Sequence[str] | None]:
+        """Return filters whose choices are names that the database has."""
+        return {}
+
+    def url(self, number: int) -> str:
+        """Return the address of an entry's page."""
+        name = f"admin:forebay_{self.opts.model_name}_change"
+        return str(reverse(name, args=[number], current_app=self.admin_site.name))
+
+
+def client(method: str, *args: Any, **kwargs: Any) -> Any:
+    """Call a method of the client on the connection of the request."""
+    call: Callable[..., Any] = getattr(Client(), method)
+    return call(*args, conn=connections[app.alias], **kwargs)
+
+
+def is_cancelling(status: Any) -> bool:
+    """Return whether a cancellation was requested and the job has not ended."""
+    return status.cancel_requested and not status.state.is_final
+
+
+def given(facts: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return the facts that have a value."""
+    return [(name, value) for name, value in facts if value is not None]
+
+
+def attempt_of(attempt: int, attempts_max: int | None) -> str:
+    """Return the number of an attempt, with the maximum number if known."""
+    return str(attempt) if attempts_max is None else f"{attempt} of {attempts_max}"
+
+
+def pretty(value: Any) -> str:
+    """Return indented JSON."""
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+def short(text: str) -> str:
+    """Return text for a cell of a list."""
+    return text if len(text) <= _SHORT else f"{text[: _SHORT - 1]}…"
+
+
+def error_sections(errors: Sequence[Failure]) -> list[tuple[str, Any, str]]:
+    """Return failed attempts as texts with a title and a time, newest first."""
+    return [
+        (
+            f"Attempt {attempt_of(one.attempt, one.max_attempts)}: {one.type or one.outcome}",
+            one.failed_at,
+            one.traceback or one.message or "",
+        )
+        for one in reversed(errors)
+    ]
+
+
+def _with_given(choices: Sequence[str] | None, value: str) -> Sequence[str] | None:
+    return [*choices, value] if choices and value and value not in choices else choices

@@ -1,0 +1,129 @@
+-- grant: operator
+
+-- Cancel, retry, reschedule or reprioritise the unfinished jobs that match a filter, at most `most` of them; returns the number of
+-- jobs by answer. See docs/design/change.md.
+--
+-- Invariants: "a change takes only what it changes": a call that is repeated takes the jobs that are left, so a crash between calls leaves
+-- some jobs changed and the next call finishes. "one live row": of the rows of a job that wait for a group only the newest is ever
+-- handed out, so that a job which a claim takes at the same moment is either moved or claimed.
+--
+-- Parameters:
+--   act      cancel; purge, the same for a whole queue; retry, a scheduled or retrying job is ready now; reschedule; reprioritise
+--   filter   a JSON object: queue, kind, tag, state, ordering_key, limit_key, unique_key, correlation_id, enqueued_after,
+--            enqueued_before, ids, or all: true
+--   options  for reschedule run_at, for reprioritise priority
+--   token    of forebay.plan_change(): refuse if more jobs match now
+--   most     the maximum number of jobs; call again while as many were taken; null: all, for cancel and purge only
+--   event_id of the call before, so that the event log has one row for all
+-- Returns: answer, and its number of jobs. With ids a row for each of them, with job_id. Answers are cancelled, requested (a worker has
+--   it, its handler is requested to stop), changed, unchanged (ready already, or has this time or priority), running, ordering key (it
+--   would lose its place), expires before, already ended, unknown.
+-- Errors: JQ001, JQ042 more jobs than those of the token; but for cancel and purge: JQ012 not called alone, JQ030 foreign cluster.
+-- Locks: but for cancel and purge: the promotion lock, or those of the sweep and of the lanes that jobs leave.
+-- pages: 500 + 60 a lane + 3 a waiting job + 40 a job + 20 an open lease
+create function forebay.change_jobs(
+    act text, filter jsonb, options jsonb default '{}', token text default null, most integer default null, event_id bigint default null)
+returns table (job_id bigint, answer text, jobs bigint, event bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+-- planner: short
+as $$
+#variable_conflict use_column
+declare
+    v_filter  constant jsonb := forebay._checked_filter(change_jobs.filter);
+    v_options constant jsonb := forebay._checked_change(change_jobs.act, v_filter, change_jobs.options);
+    v_act     constant text := case change_jobs.act when 'purge' then 'cancel' else change_jobs.act end;
+    v_most    constant bigint := coalesce(change_jobs.most, 9223372036854775807);
+    v_ids     constant bigint[] := translate(v_filter ->> 'ids', '[]', '{}');
+    v_found   forebay._match[];
+    v_taken   bigint[] := '{}';
+    v_asked   bigint[] := '{}';
+    v_count   bigint;
+begin
+    if (v_most between 1 and 100000) is not true and (v_act <> 'cancel' or change_jobs.most is not null) then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 100000', coalesce(change_jobs.most::text, 'null'));
+    elsif cardinality(v_ids) > 10000 then
+        raise exception using errcode = 'JQ001', column = 'filter', message = format('%s ids are more than 10000', cardinality(v_ids));
+    end if;
+    if v_act <> 'cancel' then
+        perform forebay._require_alone('forebay.change_jobs()');
+        perform forebay._require_same_cluster();
+    end if;
+    if change_jobs.token is not null then
+        select count(distinct m.job_id) into v_count
+        from forebay._matching(v_act, v_filter, v_options, true, null) m;
+        if change_jobs.token !~ '^\d{1,18}-' or forebay._change_token(change_jobs.act, v_filter, v_options, split_part(change_jobs.token, '-', 1)::bigint) <> change_jobs.token
+           or v_count > greatest(split_part(change_jobs.token, '-', 1)::bigint * 1.01, split_part(change_jobs.token, '-', 1)::bigint + 10) then
+            raise exception using errcode = 'JQ042',
+                message = format('token %s is not that of this change, which would take %s jobs now', quote_literal(left(change_jobs.token, 60)), v_count),
+                detail = jsonb_build_object('token', left(change_jobs.token, 60), 'jobs', v_count),
+                hint = 'Nothing was changed. Do a new dry run: act, filter and options are part of the token.';
+        end if;
+    end if;
+
+    select array_agg(row(m.*)::forebay._match) into v_found
+    from (select f.* from forebay._matching(v_act, v_filter, v_options, v_ids is null, case when v_ids is null then change_jobs.most end) f
+          limit case when v_ids is null then v_most end) m;
+    if v_act = 'cancel' then
+        select array_agg(distinct f.job_id) filter (where f.answer = 'changed'), array_agg(distinct f.job_id) filter (where f.answer = 'requested')
+        into v_taken, v_asked from unnest(v_found) f;
+        insert into forebay.tombstone (job_id, reason, recorded_at)
+        select distinct f.job_id, 'c'::"char", forebay._now() from unnest(v_found) f order by 1;
+    elsif exists (select from unnest(v_found) f where f.answer = 'changed') then
+        v_taken := forebay._move_deferred(v_act, v_options, array(select f.seq from unnest(v_found) f where f.place = 'd' and f.answer = 'changed'))
+            || forebay._move_ready(v_act, v_options, array(select f from unnest(v_found) f where f.place = 'l' and f.answer = 'changed'));
+    end if;
+    v_asked := coalesce(v_asked, '{}');
+    v_taken := coalesce(array(select distinct u from unnest(v_taken) u where u <> all (v_asked)), '{}');
+    v_count := cardinality(v_taken) + cardinality(v_asked);
+    if v_count > 0 then
+        event := forebay._record_change(change_jobs.event_id, change_jobs.act, v_filter, v_options, v_count);
+    else
+        event := change_jobs.event_id;
+    end if;
+
+    if v_ids is null then
+        for answer, jobs in
+            select * from (values (case v_act when 'cancel' then 'cancelled' else 'changed' end, cardinality(v_taken)), ('requested', cardinality(v_asked))) n
+            where n.column2 > 0
+        loop
+            return next;
+        end loop;
+        return;
+    end if;
+    jobs := 1;
+    for job_id in select distinct u from unnest(v_ids) u order by 1 loop
+        answer := case when job_id = any (v_asked) then 'requested'
+                       when job_id = any (v_taken) then case v_act when 'cancel' then 'cancelled' else 'changed' end
+                       else (select min(f.answer) from unnest(v_found) f where f.job_id = change_jobs.job_id and f.answer <> 'changed') end;
+        answer := coalesce(answer, (
+            select case when bool_and(j.state = 'cancelled') and v_act = 'cancel' then 'cancelled'
+                        when bool_and(j.state in ('done', 'cancelled', 'expired', 'dead')) then 'already ended'
+                        when bool_or(j.state in ('claimed', 'running')) then case v_act when 'cancel' then 'requested' else 'running' end
+                        when v_act = 'cancel' and count(*) > 0 then 'cancelled'
+                        when bool_and(j.cancel_requested) then 'already ended'
+                        when count(*) > 0 then 'unchanged' end
+            from forebay.job(change_jobs.job_id) j), 'unknown');
+        return next;
+    end loop;
+end
+$$;
+
+
+-- Record a change, or add to the event of an earlier step of it.
+create function forebay._record_change(p_event_id bigint, p_act text, p_filter jsonb, p_options jsonb, p_count bigint) returns bigint
+language plpgsql volatile
+as $$
+begin
+    update forebay.event e set count = e.count + p_count
+    where e.event_id = p_event_id and e.role = session_user and e.act in ('jobs.' || p_act, 'queues.' || p_act) and e.at > forebay._now() - interval '1 day';
+    if found then
+        return p_event_id;
+    end if;
+    return forebay._record_event(
+        case p_act when 'purge' then 'queues.purge' else 'jobs.' || p_act end, p_filter ->> 'queue', p_kind => p_filter ->> 'kind', p_count => p_count,
+        p_new => p_options || (case when jsonb_array_length(p_filter -> 'ids') > 20 then p_filter - 'ids' || jsonb_build_object('ids', p_filter -> 'ids' -> 0) else p_filter end
+                               - '{queue,kind}'::text[]));
+end
+$$;

@@ -1,0 +1,76 @@
+-- grant: operator
+
+-- Report what forebay.change_jobs() would do, and do nothing. Returns a row for each answer and state: the number of jobs, the
+-- oldest and the newest of them, and the token of the change.
+--
+-- With the token the act is refused if by then it would take over a hundredth more jobs, and more than ten: jobs that ended
+-- since are no reason. A job that waits for several groups counts once, with its first answer.
+--
+-- Parameters and errors: as forebay.change_jobs().
+-- pages: 400 + 60 a lane + 3 a waiting job + 20 an open lease
+create function forebay.plan_change(act text, filter jsonb, options jsonb default '{}')
+returns table (token text, answer text, state text, jobs bigint, oldest_at timestamptz, newest_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+-- planner: short
+as $$
+#variable_conflict use_column
+declare
+    v_filter  constant jsonb := forebay._checked_filter(plan_change.filter);
+    v_options constant jsonb := forebay._checked_change(plan_change.act, v_filter, plan_change.options);
+    v_act     constant text := case plan_change.act when 'purge' then 'cancel' else plan_change.act end;
+begin
+    return query
+    with found as materialized (
+        select m.job_id, (array_agg(m.answer order by m.answer))[1] as answer, (array_agg(m.state order by m.answer))[1] as state,
+               min(m.enqueued_at) as enqueued_at
+        from forebay._matching(v_act, v_filter, v_options, false, null) m group by m.job_id),
+    total as (
+        select forebay._change_token(plan_change.act, v_filter, v_options, count(*)) as token from found f
+        where f.answer in ('changed', 'requested'))
+    select t.token, case when v_act = 'cancel' and f.answer = 'changed' then 'cancelled' else f.answer end, f.state, count(f.job_id),
+           min(f.enqueued_at), max(f.enqueued_at)
+    from total t left join found f on true
+    group by 1, 2, 3 order by 2, 3;
+end
+$$;
+
+
+-- The options of a change, checked.
+--
+-- Errors: JQ001.
+create function forebay._checked_change(p_act text, p_filter jsonb, p_options jsonb) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_problem text;
+begin
+    v_problem := case
+        when (p_act in ('cancel', 'purge', 'retry', 'reschedule', 'reprioritise')) is not true
+            then format('unknown act %s: cancel, purge, retry, reschedule or reprioritise', coalesce(quote_literal(left(p_act, 40)), 'null'))
+        when p_options is null or jsonb_typeof(p_options) <> 'object' then 'options must be a JSON object'
+        when p_act = 'reschedule' and (p_options - 'run_at' <> '{}' or forebay._as_instant(p_options ->> 'run_at') is null)
+            then 'a reschedule needs the option run_at, a time, and no other'
+        when p_act = 'reprioritise' and (p_options - 'priority' <> '{}' or (jsonb_typeof(p_options -> 'priority') = 'number') is not true
+             or (p_options ->> 'priority')::numeric not between -32768 and 32767 or (p_options ->> 'priority')::numeric % 1 <> 0)
+            then 'a reprioritisation needs the option priority, -32768 to 32767, and no other'
+        when p_act in ('cancel', 'purge', 'retry') and p_options <> '{}' then format('%s takes no options', p_act)
+        when p_act = 'purge' and (not p_filter ? 'queue' or p_filter - 'queue' <> '{}') then 'a purge takes a queue and no other filter' end;
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', column = 'options', message = v_problem, hint = 'Nothing was changed.';
+    end if;
+    return p_options;
+end
+$$;
+
+
+-- The token of a change that would take this many jobs.
+create function forebay._change_token(p_act text, p_filter jsonb, p_options jsonb, p_jobs bigint) returns text
+language sql immutable
+as $$ select forebay._token(p_jobs, jsonb_build_array(p_act, p_filter, p_options)) $$;
+
+
+-- A token: a number of jobs, and a digest of what else it stands for.
+create function forebay._token(p_jobs bigint, p_what jsonb) returns text
+language sql immutable
+as $$ select format('%s-%s', p_jobs, left(encode(sha256(convert_to(p_what::text, 'UTF8')), 'hex'), 32)) $$;
