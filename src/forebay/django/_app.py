@@ -11,6 +11,7 @@ from asgiref.sync import sync_to_async
 
 from forebay.app import App, Handler
 from forebay.db.handler_connections_django import address_of_alias, close_old_connections
+from forebay.policy.error_text import calls_handlers
 
 
 class DjangoApp(App):
@@ -47,6 +48,7 @@ class DjangoApp(App):
 def _with_fresh_connections(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a handler that closes old connections of Django before and after, as for a request."""
 
+    @calls_handlers
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         close_old_connections()
@@ -62,6 +64,7 @@ def _with_fresh_connections_async(function: Callable[..., Any]) -> Callable[...,
     """Return the same for a coroutine function, in the thread of Django's asynchronous calls."""
     close = sync_to_async(close_old_connections, thread_sensitive=True)
 
+    @calls_handlers
     @functools.wraps(function)
     async def run(*args: Any, **kwargs: Any) -> Any:
         await close()
