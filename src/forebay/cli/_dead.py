@@ -1,4 +1,4 @@
-"""forebay dead: dead letters; list, show, summary, redrive, keep, purge."""
+"""forebay dead: dead letters; list, show, groups, summary, redrive, keep, purge, mute, unmute."""
 
 from __future__ import annotations
 
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from forebay.model.status import DeadLetter
     from forebay.ops.dead import Reason
 
-commands = Commands(help="Dead letters: list, show, summary, redrive, keep, purge.")
+commands = Commands(
+    help="Dead letters: list, show, groups, summary, redrive, keep, purge, mute, unmute."
+)
 
 ReasonOption = Annotated[
     str | None,
@@ -59,6 +61,15 @@ Job = Annotated[
     typer.Option("--job", metavar="JOB_ID", help="Only of this job.", show_default=False),
 ]
 
+Cause = Annotated[
+    str | None,
+    typer.Option(
+        "--cause", metavar="CAUSE", help="Only this cause, from `dead groups`.", show_default=False
+    ),
+]
+
+OneCause = Annotated[str, typer.Argument(metavar="CAUSE", help="From `forebay dead groups`.")]
+
 
 @commands.command("list")
 def list_(
@@ -69,6 +80,7 @@ def list_(
     tag: Tag = None,
     group: Group = None,
     job: Job = None,
+    cause: Cause = None,
     redriven: Annotated[
         bool, typer.Option("--redriven", help="Only redriven ones, with the new jobs.")
     ] = False,
@@ -93,6 +105,7 @@ def list_(
         group=group,
         job_id=job,
         redriven=which,
+        cause=cause,
         limit=limit,
         before=before,
     )
@@ -189,6 +202,94 @@ def _print_letter(letter: DeadLetter) -> None:
             out.print(Padding(Text(failure.traceback.rstrip(), style="dim"), (0, 0, 0, 2)))
 
 
+@commands.command("groups")
+def groups(
+    *,
+    queue: Queue = None,
+    kind: Kind = None,
+    cause: Cause = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Group dead letters that were not redriven by cause: kind, class of the error, and function that raised it.
+
+    The last column is the newest dead letter; the line below has the function and the message of its last error.
+    """
+    found = Client(dsn).dead_groups(queue=queue, kind=kind, cause=cause)
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    if not found:
+        out.print("No dead letters.", style="dim")
+        return
+    rows = table(
+        "cause", "jobs", "kind", "error", "first", "last", "dead",
+        right=("jobs", "dead"), loose=("kind", "error"),
+    )  # fmt: skip
+    for each in found:
+        name = (each.error_type or "").rpartition(".")[2] or each.reason
+        rows.add_row(
+            each.cause,
+            f"{each.jobs:,}",
+            each.kind,
+            Text(name, style="dim" if each.is_muted else "red"),
+            ago(each.first_at),
+            ago(each.last_at),
+            str(each.dead_id),
+        )
+    out.print(rows)
+    out.print()
+    for each in found:
+        muted = ""
+        if each.is_muted:
+            muted = f"muted until {moment(each.muted_until)}" if each.muted_until else "muted"
+        message = (each.message or "").strip().partition("\n")[0]
+        parts = (f"in {each.place}" if each.place else "", message, muted)
+        line = one_line(": ".join(part for part in parts if part) or each.reason)
+        out.print(f"{each.cause}  {line}", overflow="ellipsis", no_wrap=True, markup=False)
+
+
+@commands.command("mute")
+def mute(
+    cause: OneCause,
+    *,
+    duration_: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="TIME", help="2d, 6h. Default: until unmuted.", show_default=False
+        ),
+    ] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Expect the deaths of a cause: log them as information instead of as errors, and do not report them in the doctor.
+
+    They are recorded and counted as before. Workers know it from their next heartbeat on.
+    """
+    until = Client(dsn).mute_cause(
+        cause, None if duration_ is None else duration(duration_, "--for")
+    )
+    if as_json:
+        print_json({"cause": cause, "muted_until": until})
+    else:
+        console().print(f"cause {cause} is muted" + (f" until {moment(until)}" if until else ""))
+
+
+@commands.command("unmute")
+def unmute(cause: OneCause, *, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Let the deaths of a cause be errors in the log again."""
+    was_muted = Client(dsn).unmute_cause(cause)
+    if as_json:
+        print_json({"cause": cause, "was_muted": was_muted})
+    else:
+        console().print(
+            f"cause {cause} is not muted any more" if was_muted else f"cause {cause} was not muted"
+        )
+    if not was_muted:
+        raise typer.Exit(ExitCode.FAILED)
+
+
 @commands.command("summary")
 def summary(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> None:
     """Count dead letters by queue, kind, reason and error, with those that were deleted.
@@ -277,6 +378,7 @@ def redrive(
     tag: Tag = None,
     group: Group = None,
     job: Job = None,
+    cause: Cause = None,
     died_after: Annotated[
         str | None,
         typer.Option(
@@ -307,6 +409,7 @@ def redrive(
         "tag": tag,
         "group": group,
         "job_id": job,
+        "cause": cause,
         "died_after": instant(died_after, "died_after"),
         "died_before": instant(died_before, "died_before"),
         "limit": limit,
@@ -338,21 +441,31 @@ def redrive(
 def purge(
     *,
     older_than: Annotated[
-        str,
-        typer.Option("--older-than", metavar="AGE", help="Minimum age: 30d, 12h, 90 (seconds)."),
-    ],
+        str | None,
+        typer.Option(
+            "--older-than",
+            metavar="AGE",
+            help="Minimum age: 30d, 12h, 90 (seconds). Needed without --cause.",
+            show_default=False,
+        ),
+    ] = None,
     queue: Queue = None,
+    cause: Cause = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Delete old dead letters permanently, now. See `forebay dead keep` for a rule."""
-    age = duration(older_than, "older_than")
+    """Delete old dead letters, or those of a cause, permanently, now. See `forebay dead keep` for a rule."""
+    if older_than is None and cause is None:
+        raise ConfigError("dead purge", "needs --older-than or --cause")
+    age = 0.0 if older_than is None else duration(older_than, "older_than")
     assert age is not None
     which = f" of queue {queue}" if queue else ""
-    if not yes and not confirmed(f"Delete dead letters{which} older than {older_than}?"):
+    which += f" of cause {cause}" if cause else ""
+    which += f" older than {older_than}" if older_than else ""
+    if not yes and not confirmed(f"Delete dead letters{which}?"):
         raise typer.Exit(ExitCode.FAILED)
-    count = Client(dsn).purge_dead(age, queue=queue)
+    count = Client(dsn).purge_dead(age, queue=queue, cause=cause)
     if as_json:
         print_json({"purged": count})
     else:
@@ -372,6 +485,7 @@ def _facts(letter: DeadLetter) -> object:
     rows.add_row("dead letter", Text(str(letter.dead_id), style="bold"))
     rows.add_row("job", f"{letter.job_id}  {letter.kind}")
     rows.add_row("reason", Text(letter.reason, style="red"))
+    rows.add_row("cause", f"{letter.cause}{f'  in {letter.place}' if letter.place else ''}")
     rows.add_row("queue", f"{letter.queue}, priority {letter.priority}, group {letter.group}")
     rows.add_row("attempt", attempt_of(letter.attempt, letter.max_attempts))
     rows.add_row("enqueued", moment(letter.enqueued_at))

@@ -148,6 +148,7 @@ class DeadLetterAdmin(LogAdmin):
         "queue": None,
         "kind": None,
         "tag": None,
+        "cause": None,
         "reason": REASONS,
         "retried": ("yes", "all"),
     }
@@ -199,6 +200,8 @@ class DeadLetterAdmin(LogAdmin):
             ("Kind", letter.kind),
             ("Queue", f"{letter.queue}, priority {letter.priority}"),
             ("Group", None if letter.group == "default" else letter.group),
+            ("Cause", letter.cause),
+            ("Raised in", letter.place),
             ("Attempt", attempt_of(letter.attempt, letter.max_attempts)),
             ("Enqueued", letter.enqueued_at),
             ("Died", letter.died_at),

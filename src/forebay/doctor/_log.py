@@ -436,6 +436,7 @@ select 'dead', d.queue, d.kind, d.reason, count(*),
        (array_agg(d.errors -> -1 ->> 'message' order by d.died_at desc))[1]
 from forebay.dead_letter d
 where d.redriven_at is null and d.died_at > clock_timestamp() - interval '1 day'
+  and not exists (select from forebay.muted_cause m where m.cause = d.cause and (m.until > clock_timestamp() or m.until is null))
 group by 2, 3, 4
 union all
 (select 'unknown', null, null, null, count(*),
@@ -476,7 +477,7 @@ def _judge_failures(rows: ResultRows) -> list[Finding]:
                     "failures",
                     Level.NOTICE,
                     f"{count:,} dead ({reason}) in the last day, kind {kind}, {last}{detail}",
-                    f"`forebay dead list --kind {kind}`; after a fix:"
+                    f"`forebay dead groups --kind {kind}`; after a fix:"
                     f" `forebay dead redrive --kind {kind}`",
                     {"kind": kind, "queue": queue, "reason": reason, "dead": count},
                 )

@@ -144,6 +144,8 @@ class DeadLetter:
         max_attempts: maximum number of attempts: of the job, or as the worker reported it; None if neither is known.
         errors: every failed attempt, oldest first.
         redriven_as: the new job; None if it was not redriven.
+        cause: the id of the cause by which dead letters are grouped.
+        place: the innermost function of the application that raised the last error; None if it is not known.
     """
 
     dead_id: int
@@ -165,6 +167,40 @@ class DeadLetter:
     errors: Sequence[Failure] = field(repr=False)
     redriven_at: datetime | None
     redriven_as: int | None
+    cause: str
+    place: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadGroup:
+    """Dead letters of one cause that were not redriven.
+
+    Attributes:
+        cause: the id of the cause: of kind, class of the error, and place.
+        error_type: the class of the last error; None if there was none.
+        place: the innermost function of the application that raised it; None if it is not known.
+        reason: of the newest: exhausted, permanent, expired or worker lost.
+        jobs: how many there are.
+        first_at: the time of the first death.
+        last_at: the time of the last death.
+        dead_id: the newest dead letter.
+        message: its last error, at most 500 characters; None if there was none.
+        is_muted: whether deaths of this cause are no errors in the log.
+        muted_until: when that ends; None if it does not, or is not muted.
+    """
+
+    cause: str
+    kind: str
+    error_type: str | None
+    place: str | None
+    reason: str
+    jobs: int
+    first_at: datetime
+    last_at: datetime
+    dead_id: int
+    message: str | None
+    is_muted: bool
+    muted_until: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, Literal, get_args
 
 from forebay.errors import DeadLetterNotFound, InvalidJob, shown
 from forebay.model import checks
-from forebay.model.status import DeadLetter, DeadSummary
+from forebay.model.status import DeadGroup, DeadLetter, DeadSummary
 from forebay.ops._records import rows_as
 from forebay.ops.jobs import LIST_MAX, checked_id
 from forebay.ops.operation import Operation, ResultRows, scalar, scalar_or_none
@@ -25,7 +25,7 @@ select json_build_object(
     'enqueued_at', d.enqueued_at,
     'expires_at', case when d.expires_at < '9999-01-01' then d.expires_at end, 'tag', d.tag,
     'correlation_id', d.correlation_id, 'headers', d.headers, 'errors', d.errors,
-    'redriven_at', d.redriven_at, 'redriven_as', d.redriven_as)::text
+    'redriven_at', d.redriven_at, 'redriven_as', d.redriven_as, 'cause', d.cause, 'place', d.place)::text
 from forebay.dead_letter d
 join (select group_id, name from forebay.queue_group
       union all select group_id, name from forebay.closed_group) g on g.group_id = d.group_id"""
@@ -45,6 +45,7 @@ where (%(queue)s::text is null or d.queue = %(queue)s)
   and (%(tag)s::text is null or d.tag = %(tag)s)
   and (%(group)s::text is null or g.name = %(group)s)
   and (%(job_id)s::bigint is null or d.job_id = %(job_id)s)
+  and (%(cause)s::text is null or d.cause = %(cause)s)
   and (%(redriven)s::boolean is null or (d.redriven_at is not null) = %(redriven)s)
   and (%(before)s::bigint is null or d.dead_id < %(before)s)
 order by d.dead_id desc
@@ -55,7 +56,7 @@ select forebay.redrive_matching(
     queue => %(queue)s, kind => %(kind)s, reason => %(reason)s, tag => %(tag)s,
     group_name => %(group)s, died_after => %(died_after)s::timestamptz,
     died_before => %(died_before)s::timestamptz, most => %(limit)s::integer,
-    job_id => %(job_id)s::bigint)"""
+    job_id => %(job_id)s::bigint, cause => %(cause)s)"""
 
 
 def dead_letters(
@@ -67,6 +68,7 @@ def dead_letters(
     group: str | None = None,
     job_id: int | None = None,
     redriven: bool | Literal["any"] | None = None,
+    cause: str | None = None,
     limit: int = 50,
     before: int | None = None,
 ) -> Operation[list[DeadLetter]]:
@@ -79,6 +81,7 @@ def dead_letters(
         "group": group,
         "job_id": None if job_id is None else checked_id(job_id, "job_id"),
         "redriven": _checked_redriven(redriven, job_id),
+        "cause": cause,
         "limit": checks.checked_integer(limit, "limit", least=1, most=LIST_MAX),
         "before": before,
     }
@@ -123,6 +126,7 @@ def redrive_matching(
     died_before: datetime | None = None,
     limit: int | None = None,
     job_id: int | None = None,
+    cause: str | None = None,
 ) -> Operation[int]:
     """Return the call that redrives all matching dead letters, in the original order of the jobs."""
     params: dict[str, Any] = {
@@ -139,17 +143,58 @@ def redrive_matching(
             else checks.checked_integer(limit, "limit", least=1, most=2**31 - 1)
         ),
         "job_id": None if job_id is None else checked_id(job_id, "job_id"),
+        "cause": cause,
     }
     return Operation(_REDRIVE_MATCHING, _number, params)
 
 
-def purge_dead(age: float | timedelta, queue: str | None = None) -> Operation[int]:
+def purge_dead(
+    age: float | timedelta, queue: str | None = None, cause: str | None = None
+) -> Operation[int]:
     """Return the call that deletes dead letters older than an age, in seconds or a timedelta."""
     return Operation(
         "select forebay.purge_dead("
-        "make_interval(secs => %(age)s::double precision), queue => %(queue)s)",
+        "make_interval(secs => %(age)s::double precision), queue => %(queue)s, cause => %(cause)s)",
         _number,
-        {"age": checks.checked_seconds(age, "age"), "queue": queue},
+        {"age": checks.checked_seconds(age, "age"), "queue": queue, "cause": cause},
+    )
+
+
+def dead_groups(
+    queue: str | None = None, kind: str | None = None, cause: str | None = None
+) -> Operation[list[DeadGroup]]:
+    """Return the call that groups dead letters by cause, the newest death first."""
+    return Operation(
+        "select row_to_json(g)::text from forebay.dead_groups("
+        "only_queue => %(queue)s, only_kind => %(kind)s, only_cause => %(cause)s) g",
+        lambda rows: rows_as(DeadGroup, rows),
+        {"queue": queue, "kind": kind, "cause": cause},
+    )
+
+
+def mute_cause(cause: str, duration: float | timedelta | None = None) -> Operation[datetime | None]:
+    """Return the call that mutes a cause, and returns the end of that."""
+    return Operation(
+        "select extract(epoch from forebay.mute_cause("
+        "%(cause)s, make_interval(secs => %(seconds)s::double precision)))::double precision",
+        lambda rows: (
+            None
+            if (end := scalar_or_none(rows)) is None
+            else datetime.fromtimestamp(float(end), UTC)
+        ),
+        {
+            "cause": cause,
+            "seconds": None if duration is None else checks.checked_seconds(duration, "duration"),
+        },
+    )
+
+
+def unmute_cause(cause: str) -> Operation[bool]:
+    """Return the call that unmutes a cause, and returns whether it was muted."""
+    return Operation(
+        "select forebay.unmute_cause(%(cause)s)",
+        lambda rows: bool(scalar(rows)),
+        {"cause": cause},
     )
 
 

@@ -206,6 +206,7 @@ class HeartbeatAnswer:
     lease_count: int | None = None
     server_time: datetime | None = None
     concurrency: int | None = None
+    muted_causes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,7 +270,8 @@ def heartbeat(
 ) -> Operation[HeartbeatAnswer]:
     """Keep leases alive; also return which of some duties are leaderless."""
     return Operation(
-        "select open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency"
+        "select open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency,"
+        " muted_causes"
         " from forebay.heartbeat_v1(%(leases)s, %(jobs)s, %(duties)s, %(memory_kb)s)",
         _heartbeat_answer,
         {
@@ -498,7 +500,9 @@ def now() -> Operation[datetime]:
 
 
 def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
-    ((open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency),) = rows
+    ((open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency, muted),) = (
+        rows
+    )
     return HeartbeatAnswer(
         frozenset(open_leases),
         frozenset(cancelled_jobs),
@@ -506,6 +510,7 @@ def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
         lease_count,
         server_time,
         concurrency,
+        frozenset(muted or ()),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from forebay.model.text import bounded_middle, bounded_text
+from forebay.policy.cause import place_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,6 +67,7 @@ class ErrorRecord:
     type: str
     message: str
     traceback: str
+    place: str | None = None
 
 
 def describe_exception(exception: BaseException) -> ErrorRecord:
@@ -73,7 +75,7 @@ def describe_exception(exception: BaseException) -> ErrorRecord:
 
     Returns:
         The type with its module, at most 256 bytes; the message, at most 4 kB; the traceback from the
-        handler on, with causes, notes and members of groups, at most 16 kB, cut in the middle.
+        handler on, with causes, notes and members of groups, at most 16 kB, cut in the middle; the place, see ``place_of``.
 
     >>> record = describe_exception(ValueError("no such user: 42"))
     >>> record.type, record.message, record.traceback
@@ -84,7 +86,11 @@ def describe_exception(exception: BaseException) -> ErrorRecord:
         text = bounded_middle(_chain_text(exception), bytes_max=TRACEBACK_BYTES_MAX)
     except BaseException:
         text = f"{name}: {message}\n"
-    return ErrorRecord(type=name, message=message, traceback=text)
+    try:
+        place = place_of(user_traceback(exception.__traceback__))
+    except BaseException:
+        place = None
+    return ErrorRecord(type=name, message=message, traceback=text, place=place)
 
 
 def _type_name(exception: BaseException) -> str:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import UnknownKind
 from forebay.model.text import escaped_controls, log_block, logger
+from forebay.policy.cause import cause_of
 from forebay.policy.error_text import describe_exception, user_traceback
 from forebay.policy.retry import human_duration
 
@@ -41,14 +42,18 @@ class JobLog:
     """Writes a line for each attempt that ended.
 
     Done and snoozed jobs are logged at DEBUG, cancelled ones at INFO, failed attempts at WARNING, and dead jobs at ERROR with
-    their exception.
+    their exception; at INFO without it if their cause is muted.
 
     Args:
         kinds: the handlers, which know how many attempts a job has.
+
+    Attributes:
+        muted: the muted causes, as of the last heartbeat.
     """
 
     def __init__(self, kinds: Kinds) -> None:
         self._kinds = kinds
+        self.muted: frozenset[str] = frozenset()
 
     def done(self, helds: Sequence[HeldJob]) -> None:
         """Jobs are done."""
@@ -71,6 +76,9 @@ class JobLog:
     def _log(self, held: HeldJob, ended: Ended | None, raised: Raised | None) -> None:
         outcome = "done" if ended is None else ended.outcome
         level = _LEVELS[outcome]
+        is_muted = outcome == "dead" and self._is_muted(held, ended)
+        if is_muted:
+            level = logging.INFO
         if not log.isEnabledFor(level):
             return
         seconds = time.monotonic() - held.started_at if held.started_at else None
@@ -81,15 +89,26 @@ class JobLog:
             next_at = datetime.now(UTC) + timedelta(seconds=ended.after or 0.0)
             fields["next_at"] = next_at.isoformat(timespec="milliseconds")
         template, arguments = _message(fields, ended, seconds)
+        if is_muted:
+            template += " (this cause is muted)"
         error = ended.error if ended is not None else None
         exc_info, shown = None, None
-        if error is not None and (outcome == "dead" or log.isEnabledFor(logging.DEBUG)):
+        if error is not None and (
+            (outcome == "dead" and not is_muted) or log.isEnabledFor(logging.DEBUG)
+        ):
             exc_info, shown = _exception(held, error, raised)
         record = log.makeRecord(
             log.name, level, __file__, 0, template, arguments, exc_info, extra=fields
         )
         record.exc_text = shown
         log.handle(record)
+
+    def _is_muted(self, held: HeldJob, ended: Ended | None) -> bool:
+        if not self.muted or ended is None:
+            return False
+        if ended.reason == "worker lost":
+            return cause_of(held.row.kind, ended.reason) in self.muted
+        return ended.error is not None and ended.error.get("cause") in self.muted
 
     def _kind_of(self, held: HeldJob) -> Kind | None:
         try:

@@ -34,6 +34,7 @@ from forebay.ops.protocol import Ended
 from forebay.ops.results import kept
 from forebay.policy.around import run_within, run_within_async
 from forebay.policy.backoff import unknown_kind_seconds
+from forebay.policy.cause import cause_of, without_values
 from forebay.policy.error_text import calls_handlers, describe_exception
 from forebay.policy.retry import GiveUp, RetryPolicy
 from forebay.worker._held import Raised
@@ -336,7 +337,7 @@ def _failure_of(held: HeldJob, kind: Kind, job: Job, error: BaseException) -> En
 def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
     """Return how a job ended after its handler raised an exception."""
     record = describe_exception(error)
-    described = _error(job, record.type, record.message, record.traceback)
+    described = _error(job, record.type, record.message, record.traceback, record.place)
     if isinstance(error, JobCancelled):
         return Ended(0, "cancelled", error=described)
     decision = kind.retry.decide(error, job.attempt, random.random(), max_attempts=job.max_attempts)
@@ -385,9 +386,13 @@ def raised_because(call: Call, error: BaseException) -> BaseException:
     return error
 
 
-def _error(job: Job, name: str, message: str, traceback: str = "") -> dict[str, Any]:
-    """Return an error as the job's history keeps it, with the number of attempts that its kind allows."""
+def _error(
+    job: Job, name: str, message: str, traceback: str = "", place: str | None = None
+) -> dict[str, Any]:
+    """Return an error as the job's history keeps it, with its cause and the number of attempts that its kind allows."""
     return {
+        "cause": cause_of(job.kind, name, place or without_values(message)),
+        "place": place,
         "type": name,
         "message": message,
         "traceback": traceback,

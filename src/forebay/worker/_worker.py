@@ -255,6 +255,7 @@ class Worker:
     def _make_parts(self, resources: Mapping[str, Any]) -> None:
         """Create the parts that run jobs and the leases."""
         settings = self._settings
+        self._job_log = JobLog(self._app.kinds)
         announcer = Announcer(
             self._listeners,
             self._on_attempt,
@@ -265,7 +266,7 @@ class Worker:
         outcomes = RecordedOutcomes(
             self._settler,
             self.stats,
-            JobLog(self._app.kinds),
+            self._job_log,
             on_end=announcer.ended if announcer.is_needed else None,
         )
         self._executor = Executor(
@@ -393,6 +394,7 @@ class Worker:
         if concurrency != self._executor.slots.concurrency:
             log.info("concurrency: %s instead of %s", concurrency, self._executor.slots.concurrency)
             self._executor.slots.resize(concurrency)
+        self._job_log.muted = answer.muted_causes
         if answer.cancelled_jobs:
             self._executor.cancel(answer.cancelled_jobs)
             self._children.cancel(set(answer.cancelled_jobs))

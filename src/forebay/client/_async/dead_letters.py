@@ -7,7 +7,7 @@ from typing import Literal
 
 from forebay.client._async.base import AsyncClientBase
 from forebay.db.drivers import AsyncConnection
-from forebay.model.status import DeadLetter, DeadSummary
+from forebay.model.status import DeadGroup, DeadLetter, DeadSummary
 from forebay.ops import dead
 
 
@@ -24,6 +24,7 @@ class AsyncDeadLetters(AsyncClientBase):
         group: str | None = None,
         job_id: int | None = None,
         redriven: bool | Literal["any"] | None = None,
+        cause: str | None = None,
         limit: int = 50,
         before: int | None = None,
         conn: AsyncConnection | None = None,
@@ -39,6 +40,7 @@ class AsyncDeadLetters(AsyncClientBase):
             job_id: only this job, with its redriven dead letters.
             redriven: True for only redriven dead letters, False for only the others, ``"any"`` for both. Default: False;
                 with ``job_id``, any.
+            cause: only this cause, from ``dead_groups``.
             limit: maximum number of entries, 1 to 1000.
             before: the ``dead_id`` of the last entry of the previous page.
             conn: the connection to use.
@@ -53,6 +55,7 @@ class AsyncDeadLetters(AsyncClientBase):
                 group=group,
                 job_id=job_id,
                 redriven=redriven,
+                cause=cause,
                 limit=limit,
                 before=before,
             ),
@@ -91,6 +94,7 @@ class AsyncDeadLetters(AsyncClientBase):
         died_before: datetime | None = None,
         limit: int | None = None,
         job_id: int | None = None,
+        cause: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> int:
         """Redrive all matching dead letters in the original order of their jobs; return their number.
@@ -105,6 +109,7 @@ class AsyncDeadLetters(AsyncClientBase):
             died_before: only those that died before this instant.
             limit: maximum number. Default: all.
             job_id: only the dead letters of this job, one for each group in which it died.
+            cause: only this cause, from ``dead_groups``.
             conn: the connection whose transaction to use.
         """
         return await self._run(
@@ -119,6 +124,7 @@ class AsyncDeadLetters(AsyncClientBase):
                 died_before=died_before,
                 limit=limit,
                 job_id=job_id,
+                cause=cause,
             ),
         )
 
@@ -127,6 +133,7 @@ class AsyncDeadLetters(AsyncClientBase):
         age: float | timedelta,
         *,
         queue: str | None = None,
+        cause: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> int:
         """Delete dead letters older than ``age``; return their number.
@@ -134,9 +141,55 @@ class AsyncDeadLetters(AsyncClientBase):
         Args:
             age: in seconds or as a timedelta.
             queue: only this queue.
+            cause: only this cause, from ``dead_groups``.
             conn: the connection whose transaction to use.
         """
-        return await self._run(conn, dead.purge_dead(age, queue))
+        return await self._run(conn, dead.purge_dead(age, queue, cause))
+
+    async def dead_groups(
+        self,
+        *,
+        queue: str | None = None,
+        kind: str | None = None,
+        cause: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> list[DeadGroup]:
+        """Return the dead letters that were not redriven, grouped by cause, the newest death first.
+
+        Args:
+            queue: only this queue.
+            kind: only this kind.
+            cause: only this cause.
+            conn: the connection to use.
+        """
+        return await self._run(conn, dead.dead_groups(queue, kind, cause))
+
+    async def mute_cause(
+        self,
+        cause: str,
+        duration: float | timedelta | None = None,
+        *,
+        conn: AsyncConnection | None = None,
+    ) -> datetime | None:
+        """Expect the deaths of a cause, for a time or until ``unmute_cause``; return when that ends, None if it does not.
+
+        They are recorded and counted as before. Workers log them as information instead of as errors, from their next heartbeat on, and
+        the doctor does not report them.
+
+        Args:
+            cause: from ``dead_groups``.
+            duration: in seconds or as a timedelta. Default: without an end.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            DeadLetterNotFound: no dead letter has this cause.
+            InvalidJob: a bad duration, or 1,000 causes are muted.
+        """
+        return await self._run(conn, dead.mute_cause(cause, duration))
+
+    async def unmute_cause(self, cause: str, *, conn: AsyncConnection | None = None) -> bool:
+        """Let the deaths of a cause be errors again; return whether it was muted."""
+        return await self._run(conn, dead.unmute_cause(cause))
 
     async def keep_dead(
         self,

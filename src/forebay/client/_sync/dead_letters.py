@@ -8,7 +8,7 @@ from typing import Literal
 
 from forebay.client._sync.base import ClientBase
 from forebay.db.drivers import SyncConnection
-from forebay.model.status import DeadLetter, DeadSummary
+from forebay.model.status import DeadGroup, DeadLetter, DeadSummary
 from forebay.ops import dead
 
 
@@ -25,6 +25,7 @@ class DeadLetters(ClientBase):
         group: str | None = None,
         job_id: int | None = None,
         redriven: bool | Literal["any"] | None = None,
+        cause: str | None = None,
         limit: int = 50,
         before: int | None = None,
         conn: SyncConnection | None = None,
@@ -40,6 +41,7 @@ class DeadLetters(ClientBase):
             job_id: only this job, with its redriven dead letters.
             redriven: True for only redriven dead letters, False for only the others, ``"any"`` for both. Default: False;
                 with ``job_id``, any.
+            cause: only this cause, from ``dead_groups``.
             limit: maximum number of entries, 1 to 1000.
             before: the ``dead_id`` of the last entry of the previous page.
             conn: the connection to use.
@@ -54,6 +56,7 @@ class DeadLetters(ClientBase):
                 group=group,
                 job_id=job_id,
                 redriven=redriven,
+                cause=cause,
                 limit=limit,
                 before=before,
             ),
@@ -92,6 +95,7 @@ class DeadLetters(ClientBase):
         died_before: datetime | None = None,
         limit: int | None = None,
         job_id: int | None = None,
+        cause: str | None = None,
         conn: SyncConnection | None = None,
     ) -> int:
         """Redrive all matching dead letters in the original order of their jobs; return their number.
@@ -106,6 +110,7 @@ class DeadLetters(ClientBase):
             died_before: only those that died before this instant.
             limit: maximum number. Default: all.
             job_id: only the dead letters of this job, one for each group in which it died.
+            cause: only this cause, from ``dead_groups``.
             conn: the connection whose transaction to use.
         """
         return self._run(
@@ -120,6 +125,7 @@ class DeadLetters(ClientBase):
                 died_before=died_before,
                 limit=limit,
                 job_id=job_id,
+                cause=cause,
             ),
         )
 
@@ -128,6 +134,7 @@ class DeadLetters(ClientBase):
         age: float | timedelta,
         *,
         queue: str | None = None,
+        cause: str | None = None,
         conn: SyncConnection | None = None,
     ) -> int:
         """Delete dead letters older than ``age``; return their number.
@@ -135,9 +142,55 @@ class DeadLetters(ClientBase):
         Args:
             age: in seconds or as a timedelta.
             queue: only this queue.
+            cause: only this cause, from ``dead_groups``.
             conn: the connection whose transaction to use.
         """
-        return self._run(conn, dead.purge_dead(age, queue))
+        return self._run(conn, dead.purge_dead(age, queue, cause))
+
+    def dead_groups(
+        self,
+        *,
+        queue: str | None = None,
+        kind: str | None = None,
+        cause: str | None = None,
+        conn: SyncConnection | None = None,
+    ) -> list[DeadGroup]:
+        """Return the dead letters that were not redriven, grouped by cause, the newest death first.
+
+        Args:
+            queue: only this queue.
+            kind: only this kind.
+            cause: only this cause.
+            conn: the connection to use.
+        """
+        return self._run(conn, dead.dead_groups(queue, kind, cause))
+
+    def mute_cause(
+        self,
+        cause: str,
+        duration: float | timedelta | None = None,
+        *,
+        conn: SyncConnection | None = None,
+    ) -> datetime | None:
+        """Expect the deaths of a cause, for a time or until ``unmute_cause``; return when that ends, None if it does not.
+
+        They are recorded and counted as before. Workers log them as information instead of as errors, from their next heartbeat on, and
+        the doctor does not report them.
+
+        Args:
+            cause: from ``dead_groups``.
+            duration: in seconds or as a timedelta. Default: without an end.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            DeadLetterNotFound: no dead letter has this cause.
+            InvalidJob: a bad duration, or 1,000 causes are muted.
+        """
+        return self._run(conn, dead.mute_cause(cause, duration))
+
+    def unmute_cause(self, cause: str, *, conn: SyncConnection | None = None) -> bool:
+        """Let the deaths of a cause be errors again; return whether it was muted."""
+        return self._run(conn, dead.unmute_cause(cause))
 
     def keep_dead(
         self,

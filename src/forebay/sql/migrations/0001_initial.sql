@@ -222,11 +222,21 @@ create table forebay.dead_letter (
     errors         jsonb not null,       -- oldest first
     redriven_at    timestamptz,
     redriven_as    bigint,               -- job_id of the new job
+    cause          text collate "C" not null default '',  -- see forebay._cause()
+    place          text,                 -- the innermost function of the application that raised the last error; null: unknown
     check ((redriven_at is null) = (redriven_as is null))
 );
 create index dead_letter_by_job on forebay.dead_letter (job_id);
 create index dead_letter_by_new_job on forebay.dead_letter (redriven_as) where redriven_as is not null;
 create index dead_letter_by_queue on forebay.dead_letter (queue, died_at);
+create index dead_letter_by_cause on forebay.dead_letter (cause, died_at);
+
+-- Causes whose deaths are expected for a time: recorded and counted, but no error in the log, and no finding of the doctor.
+create table forebay.muted_cause (
+    cause    text collate "C" primary key,
+    muted_at timestamptz not null,
+    until    timestamptz                 -- null: until it is unmuted
+);
 
 -- How long dead letters are kept, by queue; set with forebay.keep_dead(). Without a row they are kept forever.
 create table forebay.dead_retention (
@@ -333,7 +343,9 @@ create table forebay.failure (
     message      text,
     traceback    text,
     worker       text,
-    max_attempts integer                -- maximum attempts as known to the worker; null: unknown
+    max_attempts integer,               -- maximum attempts as known to the worker; null: unknown
+    cause        text,                  -- as the worker computed it; null: unknown
+    place        text                   -- the innermost function of the application that raised it; null: unknown
 );
 create index failure_by_job on forebay.failure (job_id, failed_at);
 create index failure_by_time on forebay.failure (failed_at);
@@ -5337,8 +5349,8 @@ $$;
 -- grant: worker
 
 -- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
--- the number of open leases in all, at most 1,000; null while the process runs jobs; the time of the server; and the concurrency
--- that an operator has set for this worker, null for none.
+-- the number of open leases in all, at most 1,000; null while the process runs jobs; the time of the server; the concurrency
+-- that an operator has set for this worker, null for none; and the muted causes of death.
 --
 -- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
@@ -5349,7 +5361,7 @@ $$;
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}',
                                      p_memory_kb integer default null)
 returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz,
-               concurrency integer)
+               concurrency integer, muted_causes text[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -5380,6 +5392,7 @@ begin
     concurrency := (select s.concurrency from forebay.worker_setting s
                     join forebay.lease l on l.worker = s.worker where l.lease_id = any (p_lease_ids) limit 1);
     server_time := clock_timestamp();
+    muted_causes := (select array_agg(m.cause) from forebay.muted_cause m where m.until > server_time or m.until is null);
     return next;
 end
 $$;
@@ -8974,6 +8987,38 @@ end
 $$;
 
 
+-- functions/operate/dead_groups.sql
+
+-- grant: operator, reader
+
+-- Dead letters that were not redriven, grouped by cause, the newest death first: kind, class and place of the last error, reason of the
+-- newest, how many, times of the first and the last death, the newest dead letter and the message of its last error, and whether
+-- the cause is muted, and until when; null until it is unmuted.
+--
+-- Reads all dead letters, or those of one cause or queue. Parameters: null means any.
+create function forebay.dead_groups(only_queue text default null, only_kind text default null, only_cause text default null)
+returns table (cause text, kind text, error_type text, place text, reason text, jobs bigint, first_at timestamptz, last_at timestamptz,
+               dead_id bigint, message text, is_muted boolean, muted_until timestamptz)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    select g.cause, d.kind, d.errors -> -1 ->> 'type', d.place, d.reason, g.jobs, g.first_at, g.last_at, d.dead_id,
+           left(d.errors -> -1 ->> 'message', 500), m.cause is not null, m.until
+    from (select i.cause, count(*) as jobs, min(i.died_at) as first_at, max(i.died_at) as last_at, max(i.dead_id) as dead_id
+          from forebay.dead_letter i
+          where i.redriven_at is null
+            and (dead_groups.only_queue is null or i.queue = dead_groups.only_queue)
+            and (dead_groups.only_kind is null or i.kind = dead_groups.only_kind)
+            and (dead_groups.only_cause is null or i.cause = dead_groups.only_cause)
+          group by i.cause) g
+    join forebay.dead_letter d on d.dead_id = g.dead_id
+    left join forebay.muted_cause m on m.cause = g.cause and (m.until > forebay._now() or m.until is null)
+    order by g.last_at desc, g.cause
+$$;
+
+
 -- functions/operate/dead_summary.sql
 
 -- grant: operator, reader
@@ -9284,7 +9329,7 @@ as $$
         order by b.claimed_at desc limit 1),
     names as (
         select a.worker, exists (select from open_jobs o where o.group_id = p_group_id and o.lease_id = a.lease_id)
-                         or a.details -> 'queues' ? p_queue and coalesce(a.details ->> 'group', 'default') = p_group_name as serves
+                         or coalesce(a.details -> 'queues' ? p_queue and coalesce(a.details ->> 'group', 'default') = p_group_name, false) as serves
         from alive a where a.silent <= a.lease_seconds)
     select jsonb_build_object(
         'is_served', p_group_id is not null
@@ -9735,13 +9780,13 @@ $$;
 -- design: it walks back over the log, some thousand numbers at a time, and stops after `most` rows, after
 -- the states of 2,000 jobs, or after 1,000,000 numbers; with a rare state it may end early.
 --
--- Parameters: null means any; state as in forebay.job; most, 1 to 1000 rows; before, only jobs whose
+-- Parameters: filter, a JSON object as that of forebay.change_jobs() but for its ids and state, null: none; for the others null means any; state as in forebay.job; most, 1 to 1000 rows; before, only jobs whose
 --   latest row has a lower number (position of the last row of the previous page).
 -- Errors: JQ001 a bad state or most.
 -- pages: 500 + 400 a job
 create function forebay.jobs(
     only_queue text default null, only_kind text default null, only_state text default null,
-    most integer default 50, before bigint default null)
+    most integer default 50, before bigint default null, filter jsonb default null)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
                attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
                expires_at timestamptz, tag text, correlation_id text, headers jsonb, cancel_requested boolean,
@@ -9760,6 +9805,7 @@ declare
     v_lo    bigint;
     v_end   bigint := v_hi - 1000000;
     v_lanes bigint[];
+    v_filter  constant jsonb := case when jobs.filter is not null then forebay._checked_filter(jobs.filter) end;
     v_seen  bigint[] := '{}';
     v_left  integer := jobs.most;
     v_examined integer := 0;
@@ -9774,13 +9820,19 @@ begin
             message = format('unknown state %s', quote_literal(left(jobs.only_state, 40))),
             hint = 'States are scheduled, ready, claimed, running, retrying, done, cancelled, expired and dead.';
     end if;
-    if jobs.only_queue is not null then
-        v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = jobs.only_queue);
+    if v_filter ?| array['ids', 'state'] then
+        raise exception using errcode = 'JQ001', column = 'filter', message = 'the filter of a list has no ids and no state',
+            hint = 'Use only_state, or forebay.job() for single jobs.';
+    elsif jobs.only_queue is not null or v_filter ?| array['queue', 'limit_key'] then
+        v_lanes := array(select distinct l.lane from forebay.lane l
+                         where (jobs.only_queue is null or l.queue = jobs.only_queue)
+                           and (v_filter ->> 'queue' is null or l.queue = v_filter ->> 'queue')
+                           and (v_filter ->> 'limit_key' is null or l.limit_key = v_filter ->> 'limit_key'));
     end if;
 
     while v_hi > greatest(v_end, 1) loop
         v_lo := greatest(v_hi - v_step, 1);
-        for v_found in execute forebay._rows_between_sql(v_lo, v_hi)
+        for v_found in execute forebay._rows_between_sql(v_lo, v_hi, forebay._filter_sql(v_filter))
             using v_lo, v_hi, jobs.only_kind, v_lanes
         loop
             continue when v_found.job_id = any (v_seen);
@@ -9808,17 +9860,17 @@ $$;
 
 
 -- A query for the rows of the log and of the deferred jobs with numbers from $1 to below $2, of kind $3 and in
--- lanes $4 where these are not null, highest number first. It names the segments of that range only.
-create function forebay._rows_between_sql(p_lo bigint, p_hi bigint) returns text
+-- lanes $4 where these are not null, which meet a condition on j, highest number first. It names the segments of that range only.
+create function forebay._rows_between_sql(p_lo bigint, p_hi bigint, p_condition text) returns text
 language sql stable
 as $$
     select coalesce(string_agg(format(
-               'select coalesce(l.job_id, l.seq) as job_id, l.seq as place from forebay.log_%s l
-                where l.seq >= $1 and l.seq < $2 and l.kind <> '''' and ($3 is null or l.kind = $3) and ($4 is null or l.lane = any ($4))
-                union all ', s.segment_id), ''), '')
-        || 'select d.job_id, d.job_id as place from forebay.deferred d
-            where d.job_id >= $1 and d.job_id < $2 and ($3 is null or d.kind = $3) and ($4 is null or d.lane = any ($4))
-            order by place desc'
+               'select coalesce(j.job_id, j.seq) as job_id, j.seq as place from forebay.log_%s j
+                where j.seq >= $1 and j.seq < $2 and j.kind <> '''' and ($3 is null or j.kind = $3) and ($4 is null or j.lane = any ($4)) and %s
+                union all ', s.segment_id, p_condition), ''), '')
+        || format('select j.job_id, j.job_id as place from forebay.deferred j
+            where j.job_id >= $1 and j.job_id < $2 and ($3 is null or j.kind = $3) and ($4 is null or j.lane = any ($4)) and %s
+            order by place desc', p_condition)
     from forebay.segment s
     where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id)
 $$;
@@ -9905,8 +9957,8 @@ end
 $$;
 
 
--- Delete and count at most p_most dead letters of a queue that died before a time, the oldest first; returns their number.
-create function forebay._delete_dead(p_queue text, p_before timestamptz, p_most integer) returns bigint
+-- Delete and count at most p_most dead letters of a queue, and of a cause unless it is null, that died before a time, the oldest first; returns their number.
+create function forebay._delete_dead(p_queue text, p_before timestamptz, p_most integer, p_cause text default null) returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -9916,7 +9968,7 @@ begin
         delete from forebay.dead_letter d
         where d.ctid = any (array(
             select i.ctid from forebay.dead_letter i
-            where i.queue = p_queue and i.died_at <= p_before order by i.died_at limit p_most for update skip locked))
+            where i.queue = p_queue and i.died_at <= p_before and (p_cause is null or i.cause = p_cause) order by i.died_at limit p_most for update skip locked))
         returning d.queue, d.kind, d.reason, d.died_at, d.errors),
     sorts as (
         select (g.died_at at time zone 'UTC')::date as died_on, g.queue, g.kind, g.reason,
@@ -9929,6 +9981,69 @@ begin
         on conflict on constraint dead_deletion_pkey do update set deleted = c.deleted + excluded.deleted)
     select coalesce(sum(s.deleted), 0) into v_count from sorts s;
     return v_count;
+end
+$$;
+
+
+-- functions/operate/mute_cause.sql
+
+-- grant: operator
+
+-- Expect the deaths of a cause, for a time or until forebay.unmute_cause(); returns the end, null for none. They are recorded and counted
+-- as before. Workers log them as information, not as errors, from their next heartbeat on, and the doctor does not report them.
+--
+-- Parameters: duration, positive; null: without an end.
+-- Errors: JQ001 a bad duration, or 1,000 causes are muted; JQ015 no dead letter has the cause.
+create function forebay.mute_cause(cause text, duration interval default null) returns timestamptz
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_until constant timestamptz := forebay._now() + duration;
+    v_kind  text;
+begin
+    if duration <= interval '0' or duration > interval '10 years' then
+        raise exception using errcode = 'JQ001', column = 'duration',
+            message = format('duration %s is not within ten years', duration);
+    end if;
+    select d.kind into v_kind from forebay.dead_letter d where d.cause = mute_cause.cause and d.cause <> '' limit 1;
+    if v_kind is null then
+        raise exception using errcode = 'JQ015',
+            message = format('no dead letter has the cause %s', coalesce(quote_literal(left(mute_cause.cause, 40)), 'null')),
+            hint = 'List causes with forebay dead groups.';
+    end if;
+    delete from forebay.muted_cause m where m.until <= forebay._now();
+    if (select count(*) from forebay.muted_cause) >= 1000 then
+        raise exception using errcode = 'JQ001', column = 'cause', message = '1000 causes are muted',
+            hint = 'Unmute others first, or mute for a time.';
+    end if;
+    insert into forebay.muted_cause (cause, muted_at, until) values (mute_cause.cause, forebay._now(), v_until)
+    on conflict on constraint muted_cause_pkey do update set muted_at = excluded.muted_at, until = excluded.until;
+    perform forebay._record_event('dead.mute', p_kind => v_kind, p_new => jsonb_build_object('cause', mute_cause.cause, 'until', v_until));
+    return v_until;
+end
+$$;
+
+
+-- Let the deaths of a cause be errors again; returns whether it was muted.
+create function forebay.unmute_cause(cause text) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_until timestamptz;
+begin
+    delete from forebay.muted_cause m where m.cause = unmute_cause.cause returning coalesce(m.until, 'infinity') into v_until;
+    if v_until is null or v_until <= forebay._now() then
+        return false;
+    end if;
+    perform forebay._record_event('dead.unmute', p_old => jsonb_build_object('cause', unmute_cause.cause, 'until', v_until));
+    return true;
 end
 $$;
 
@@ -10086,9 +10201,9 @@ $$;
 
 -- Delete dead letters that died longer ago than `age`, and count them for forebay.dead_summary(); returns their number.
 --
--- Parameters: age, not negative; queue, null for all.
+-- Parameters: age, not negative; queue and cause, null for all.
 -- Errors: JQ001 a bad age.
-create function forebay.purge_dead(age interval, queue text default null) returns bigint
+create function forebay.purge_dead(age interval, queue text default null, cause text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -10107,12 +10222,13 @@ begin
     for v_queue in
         select distinct d.queue from forebay.dead_letter d
         where d.died_at <= forebay._now() - age and (purge_dead.queue is null or d.queue = purge_dead.queue)
+          and (purge_dead.cause is null or d.cause = purge_dead.cause)
         order by 1
     loop
-        v_count := v_count + forebay._delete_dead(v_queue, forebay._now() - age, null);
+        v_count := v_count + forebay._delete_dead(v_queue, forebay._now() - age, null, purge_dead.cause);
     end loop;
     if v_count > 0 then
-        perform forebay._record_event('dead.purge', purge_dead.queue, p_new => jsonb_build_object('age', age::text), p_count => v_count);
+        perform forebay._record_event('dead.purge', purge_dead.queue, p_new => jsonb_strip_nulls(jsonb_build_object('age', age::text, 'cause', purge_dead.cause)), p_count => v_count);
     end if;
     return v_count;
 end
@@ -10221,7 +10337,8 @@ $$;
 create function forebay.redrive_matching(
     queue text default null, kind text default null, reason text default null, tag text default null,
     group_name text default null, died_after timestamptz default null, died_before timestamptz default null,
-    most integer default null, job_id bigint default null)
+    most integer default null, job_id bigint default null,
+    cause text default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -10244,6 +10361,7 @@ begin
           and (redrive_matching.reason is null or d.reason = redrive_matching.reason)
           and (redrive_matching.tag is null or d.tag = redrive_matching.tag)
           and (redrive_matching.group_name is null or g.name = redrive_matching.group_name)
+          and (redrive_matching.cause is null or d.cause = redrive_matching.cause)
           and (redrive_matching.job_id is null or d.job_id = redrive_matching.job_id)
           and (redrive_matching.died_after is null or d.died_at >= redrive_matching.died_after)
           and (redrive_matching.died_before is null or d.died_at < redrive_matching.died_before)
@@ -10259,7 +10377,7 @@ begin
             'dead.redrive', redrive_matching.queue, redrive_matching.group_name, redrive_matching.kind,
             p_new => jsonb_strip_nulls(jsonb_build_object(
                 'reason', redrive_matching.reason, 'tag', redrive_matching.tag, 'died_after', redrive_matching.died_after,
-                'died_before', redrive_matching.died_before, 'most', redrive_matching.most, 'job_id', redrive_matching.job_id)),
+                'died_before', redrive_matching.died_before, 'most', redrive_matching.most, 'job_id', redrive_matching.job_id, 'cause', redrive_matching.cause)),
             p_count => v_count);
     end if;
     return v_count;
@@ -10706,16 +10824,16 @@ begin
                 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
                 'apply_queues', 'cancel', 'change_jobs', 'close_group', 'close_groups', 'compare_queues',
-                'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs',
-                'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'open_group', 'pause_queue',
-                'plan_change', 'purge_dead', 'queue_known', 'queue_of', 'record_act', 'record_audit',
-                'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result', 'resume_queue',
-                'sample_mirror', 'schema_version', 'segment_held_by', 'set_concurrency', 'shard_queue',
-                'unfinished', 'workers']
+                'dead_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history',
+                'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'mute_cause',
+                'open_group', 'pause_queue', 'plan_change', 'purge_dead', 'queue_known', 'queue_of', 'record_act',
+                'record_audit', 'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result',
+                'resume_queue', 'sample_mirror', 'schema_version', 'segment_held_by', 'set_concurrency',
+                'shard_queue', 'unfinished', 'unmute_cause', 'workers']
             when 'forebay_reader' then array[
-                'compare_queues', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history',
-                'jobs', 'limits', 'mirror_audits', 'mirror_status', 'queue_known', 'queue_of', 'result',
-                'schema_version', 'segment_held_by', 'unfinished', 'workers']
+                'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job',
+                'job_history', 'jobs', 'limits', 'mirror_audits', 'mirror_status', 'queue_known', 'queue_of',
+                'result', 'schema_version', 'segment_held_by', 'unfinished', 'workers']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -10744,11 +10862,12 @@ language sql volatile
 as $$
     insert into forebay.failure (
         job_id, group_id, enqueued_at, attempt, failed_at, outcome, error_type, message, traceback, worker,
-        max_attempts)
+        max_attempts, cause, place)
     values (
         coalesce(p_row.job_id, p_row.seq), p_group_id, p_row.enqueued_at, p_attempt, forebay._now(), p_outcome,
         left(p_error ->> 'type', 200), left(p_error ->> 'message', 4096), left(p_error ->> 'traceback', 16384), p_worker,
-        coalesce(p_row.max_attempts, (p_error ->> 'max_attempts')::integer))
+        coalesce(p_row.max_attempts, (p_error ->> 'max_attempts')::integer),
+        substring(p_error ->> 'cause' from '^[0-9a-f]{1,20}$'), left(p_error ->> 'place', 200))
 $$;
 
 
@@ -11100,6 +11219,13 @@ $$;
 
 -- functions/shared/dead_letter.sql
 
+-- The id of a cause by which dead letters are grouped: a kind with the class of an error, or with a reason. Workers compute that of an
+-- exception, which has a place too; see src/forebay/policy/cause.py.
+create function forebay._cause(p_kind text, p_what text) returns text
+language sql immutable
+as $$ select left(encode(sha256(convert_to(concat_ws(E'\n', p_kind, p_what), 'UTF8')), 'hex'), 10) $$;
+
+
 -- Write a dead letter, with the whole error history of the job in this group; returns the dead letter's id.
 create function forebay._write_dead_letter(
     p_group_id bigint, p_queue text, p_priority integer, p_row forebay.log, p_reason text, p_attempt integer)
@@ -11108,12 +11234,13 @@ language sql volatile
 as $$
     insert into forebay.dead_letter (
         group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, expires_at, attempt, max_attempts,
-        kind, args, tag, correlation_id, headers, ordering_key, unique_key, limit_key, errors)
-    values (
+        kind, args, tag, correlation_id, headers, ordering_key, unique_key, limit_key, cause, place, errors)
+    select
         p_group_id, coalesce(p_row.job_id, p_row.seq), p_row.seq, p_reason, forebay._now(), p_queue, p_priority,
         p_row.enqueued_at, coalesce(p_row.expires_at, p_row.enqueued_at + interval '30 days'), p_attempt,
         p_row.max_attempts, p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
         p_row.ordering_key, p_row.unique_key, (select l.limit_key from forebay.lane l where l.lane = p_row.lane limit 1),
+        coalesce(last.cause, forebay._cause(p_row.kind, coalesce(last.error_type, p_reason))), last.place,
         coalesce((select jsonb_agg(jsonb_build_object(
                              'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome,
                              'type', f.error_type, 'message', f.message, 'traceback', f.traceback, 'worker', f.worker,
@@ -11121,7 +11248,14 @@ as $$
                          order by f.failed_at)
                   from forebay.failure f
                   where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id
-                    and f.enqueued_at = p_row.enqueued_at), '[]'))
+                    and f.enqueued_at = p_row.enqueued_at), '[]')
+    from (select) one
+    left join lateral (
+        select f.cause, f.error_type, f.place
+        from (select i.* from forebay.failure i  -- Not through the index by time.
+              where i.job_id = coalesce(p_row.job_id, p_row.seq) and i.group_id = p_group_id and i.enqueued_at = p_row.enqueued_at
+              offset 0) f
+        order by f.failed_at desc limit 1) last on p_reason in ('exhausted', 'permanent')
     returning dead_id
 $$;
 

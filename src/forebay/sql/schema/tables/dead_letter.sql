@@ -22,11 +22,21 @@ create table forebay.dead_letter (
     errors         jsonb not null,       -- oldest first
     redriven_at    timestamptz,
     redriven_as    bigint,               -- job_id of the new job
+    cause          text collate "C" not null default '',  -- see forebay._cause()
+    place          text,                 -- the innermost function of the application that raised the last error; null: unknown
     check ((redriven_at is null) = (redriven_as is null))
 );
 create index dead_letter_by_job on forebay.dead_letter (job_id);
 create index dead_letter_by_new_job on forebay.dead_letter (redriven_as) where redriven_as is not null;
 create index dead_letter_by_queue on forebay.dead_letter (queue, died_at);
+create index dead_letter_by_cause on forebay.dead_letter (cause, died_at);
+
+-- Causes whose deaths are expected for a time: recorded and counted, but no error in the log, and no finding of the doctor.
+create table forebay.muted_cause (
+    cause    text collate "C" primary key,
+    muted_at timestamptz not null,
+    until    timestamptz                 -- null: until it is unmuted
+);
 
 -- How long dead letters are kept, by queue; set with forebay.keep_dead(). Without a row they are kept forever.
 create table forebay.dead_retention (

@@ -10,7 +10,9 @@ create table forebay.failure (
     message      text,
     traceback    text,
     worker       text,
-    max_attempts integer                -- maximum attempts as known to the worker; null: unknown
+    max_attempts integer,               -- maximum attempts as known to the worker; null: unknown
+    cause        text,                  -- as the worker computed it; null: unknown
+    place        text                   -- the innermost function of the application that raised it; null: unknown
 );
 create index failure_by_job on forebay.failure (job_id, failed_at);
 create index failure_by_time on forebay.failure (failed_at);

@@ -1,8 +1,8 @@
 -- grant: worker
 
 -- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
--- the number of open leases in all, at most 1,000; null while the process runs jobs; the time of the server; and the concurrency
--- that an operator has set for this worker, null for none.
+-- the number of open leases in all, at most 1,000; null while the process runs jobs; the time of the server; the concurrency
+-- that an operator has set for this worker, null for none; and the muted causes of death.
 --
 -- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
@@ -13,7 +13,7 @@
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}',
                                      p_memory_kb integer default null)
 returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz,
-               concurrency integer)
+               concurrency integer, muted_causes text[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
@@ -43,6 +43,7 @@ begin
     concurrency := (select s.concurrency from forebay.worker_setting s
                     join forebay.lease l on l.worker = s.worker where l.lease_id = any (p_lease_ids) limit 1);
     server_time := clock_timestamp();
+    muted_causes := (select array_agg(m.cause) from forebay.muted_cause m where m.until > server_time or m.until is null);
     return next;
 end
 $$;

@@ -77,8 +77,8 @@ end
 $$;
 
 
--- Delete and count at most p_most dead letters of a queue that died before a time, the oldest first; returns their number.
-create function forebay._delete_dead(p_queue text, p_before timestamptz, p_most integer) returns bigint
+-- Delete and count at most p_most dead letters of a queue, and of a cause unless it is null, that died before a time, the oldest first; returns their number.
+create function forebay._delete_dead(p_queue text, p_before timestamptz, p_most integer, p_cause text default null) returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -88,7 +88,7 @@ begin
         delete from forebay.dead_letter d
         where d.ctid = any (array(
             select i.ctid from forebay.dead_letter i
-            where i.queue = p_queue and i.died_at <= p_before order by i.died_at limit p_most for update skip locked))
+            where i.queue = p_queue and i.died_at <= p_before and (p_cause is null or i.cause = p_cause) order by i.died_at limit p_most for update skip locked))
         returning d.queue, d.kind, d.reason, d.died_at, d.errors),
     sorts as (
         select (g.died_at at time zone 'UTC')::date as died_on, g.queue, g.kind, g.reason,

@@ -2,9 +2,9 @@
 
 -- Delete dead letters that died longer ago than `age`, and count them for forebay.dead_summary(); returns their number.
 --
--- Parameters: age, not negative; queue, null for all.
+-- Parameters: age, not negative; queue and cause, null for all.
 -- Errors: JQ001 a bad age.
-create function forebay.purge_dead(age interval, queue text default null) returns bigint
+create function forebay.purge_dead(age interval, queue text default null, cause text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
@@ -21,12 +21,13 @@ begin
     for v_queue in
         select distinct d.queue from forebay.dead_letter d
         where d.died_at <= forebay._now() - age and (purge_dead.queue is null or d.queue = purge_dead.queue)
+          and (purge_dead.cause is null or d.cause = purge_dead.cause)
         order by 1
     loop
-        v_count := v_count + forebay._delete_dead(v_queue, forebay._now() - age, null);
+        v_count := v_count + forebay._delete_dead(v_queue, forebay._now() - age, null, purge_dead.cause);
     end loop;
     if v_count > 0 then
-        perform forebay._record_event('dead.purge', purge_dead.queue, p_new => jsonb_build_object('age', age::text), p_count => v_count);
+        perform forebay._record_event('dead.purge', purge_dead.queue, p_new => jsonb_strip_nulls(jsonb_build_object('age', age::text, 'cause', purge_dead.cause)), p_count => v_count);
     end if;
     return v_count;
 end

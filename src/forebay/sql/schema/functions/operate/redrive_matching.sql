@@ -7,7 +7,8 @@
 create function forebay.redrive_matching(
     queue text default null, kind text default null, reason text default null, tag text default null,
     group_name text default null, died_after timestamptz default null, died_before timestamptz default null,
-    most integer default null, job_id bigint default null)
+    most integer default null, job_id bigint default null,
+    cause text default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -28,6 +29,7 @@ begin
           and (redrive_matching.reason is null or d.reason = redrive_matching.reason)
           and (redrive_matching.tag is null or d.tag = redrive_matching.tag)
           and (redrive_matching.group_name is null or g.name = redrive_matching.group_name)
+          and (redrive_matching.cause is null or d.cause = redrive_matching.cause)
           and (redrive_matching.job_id is null or d.job_id = redrive_matching.job_id)
           and (redrive_matching.died_after is null or d.died_at >= redrive_matching.died_after)
           and (redrive_matching.died_before is null or d.died_at < redrive_matching.died_before)
@@ -43,7 +45,7 @@ begin
             'dead.redrive', redrive_matching.queue, redrive_matching.group_name, redrive_matching.kind,
             p_new => jsonb_strip_nulls(jsonb_build_object(
                 'reason', redrive_matching.reason, 'tag', redrive_matching.tag, 'died_after', redrive_matching.died_after,
-                'died_before', redrive_matching.died_before, 'most', redrive_matching.most, 'job_id', redrive_matching.job_id)),
+                'died_before', redrive_matching.died_before, 'most', redrive_matching.most, 'job_id', redrive_matching.job_id, 'cause', redrive_matching.cause)),
             p_count => v_count);
     end if;
     return v_count;

@@ -1,3 +1,10 @@
+-- The id of a cause by which dead letters are grouped: a kind with the class of an error, or with a reason. Workers compute that of an
+-- exception, which has a place too; see src/forebay/policy/cause.py.
+create function forebay._cause(p_kind text, p_what text) returns text
+language sql immutable
+as $$ select left(encode(sha256(convert_to(concat_ws(E'\n', p_kind, p_what), 'UTF8')), 'hex'), 10) $$;
+
+
 -- Write a dead letter, with the whole error history of the job in this group; returns the dead letter's id.
 create function forebay._write_dead_letter(
     p_group_id bigint, p_queue text, p_priority integer, p_row forebay.log, p_reason text, p_attempt integer)
@@ -6,12 +13,13 @@ language sql volatile
 as $$
     insert into forebay.dead_letter (
         group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, expires_at, attempt, max_attempts,
-        kind, args, tag, correlation_id, headers, ordering_key, unique_key, limit_key, errors)
-    values (
+        kind, args, tag, correlation_id, headers, ordering_key, unique_key, limit_key, cause, place, errors)
+    select
         p_group_id, coalesce(p_row.job_id, p_row.seq), p_row.seq, p_reason, forebay._now(), p_queue, p_priority,
         p_row.enqueued_at, coalesce(p_row.expires_at, p_row.enqueued_at + interval '30 days'), p_attempt,
         p_row.max_attempts, p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
         p_row.ordering_key, p_row.unique_key, (select l.limit_key from forebay.lane l where l.lane = p_row.lane limit 1),
+        coalesce(last.cause, forebay._cause(p_row.kind, coalesce(last.error_type, p_reason))), last.place,
         coalesce((select jsonb_agg(jsonb_build_object(
                              'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome,
                              'type', f.error_type, 'message', f.message, 'traceback', f.traceback, 'worker', f.worker,
@@ -19,6 +27,13 @@ as $$
                          order by f.failed_at)
                   from forebay.failure f
                   where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id
-                    and f.enqueued_at = p_row.enqueued_at), '[]'))
+                    and f.enqueued_at = p_row.enqueued_at), '[]')
+    from (select) one
+    left join lateral (
+        select f.cause, f.error_type, f.place
+        from (select i.* from forebay.failure i  -- Not through the index by time.
+              where i.job_id = coalesce(p_row.job_id, p_row.seq) and i.group_id = p_group_id and i.enqueued_at = p_row.enqueued_at
+              offset 0) f
+        order by f.failed_at desc limit 1) last on p_reason in ('exhausted', 'permanent')
     returning dead_id
 $$;
