@@ -13,10 +13,15 @@ RESULTS_MAX = 50
 _SECONDS = 1.0
 _SEARCHES_MAX = 4
 
-_QUERY = """
-    select id from documents
-    where words @@ websearch_to_tsquery('english', %(words)s)
-    order by ts_rank(words, websearch_to_tsquery('english', %(words)s)) desc, id desc limit %(limit)s"""
+#: The query of what a person typed; the last word may be its beginning only, as it is typed.
+MATCH = """
+    select case when q::text like '%%''' then (q::text || ':*')::tsquery else q end as query
+    from websearch_to_tsquery('english', %(words)s) q"""
+
+_QUERY = f"""
+    select id from documents, ({MATCH}) m
+    where words @@ m.query
+    order by ts_rank(words, m.query) desc, id desc limit %(limit)s"""
 
 
 class SearchUnavailableError(Exception):

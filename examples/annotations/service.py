@@ -24,9 +24,10 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from annotations import store
+from annotations import operations, store
 from annotations.app import annotations, app
 from annotations.door import Door
+from annotations.operations import Comparison
 from annotations.search import Search, SearchUnavailableError
 from annotations.store import Choice, ConflictError, Draft, NotFoundError
 from forebay.errors import BackfillChanged, DatabaseUnavailable, InvalidJob
@@ -75,6 +76,10 @@ class Reindexing(msgspec.Struct, forbid_unknown_fields=True):
         if sum(each is not None for each in given) != 1:
             raise HTTPException(400, "choose one: user, group, page, ids, or since and until")
         return Choice(self.user, self.group, self.page, self.since, self.until, self.ids)
+
+
+class Comparing(msgspec.Struct, forbid_unknown_fields=True):
+    repair: bool = False
 
 
 # --- requests and answers ---
@@ -200,6 +205,25 @@ async def status(request: Request) -> Response:
     return answer({"waiting": waiting, "index": "up" if up else "down"})
 
 
+async def overview(request: Request) -> Response:
+    comparison: Comparison = request.app.state.comparison
+    async with transaction(request) as conn:
+        found = await operations.overview(conn)
+    return answer(found | {"comparing": comparison.is_running, "problem": comparison.problem})
+
+
+async def retry(request: Request) -> Response:
+    async with transaction(request) as conn:
+        await operations.retry(conn, named(request))
+    return answer({}, 202)
+
+
+async def compare(request: Request) -> Response:
+    made = await sent(request, Comparing)
+    request.app.state.comparison.start(repair=made.repair)
+    return answer({}, 202)
+
+
 # --- the application ---
 
 
@@ -222,7 +246,12 @@ async def lifespan(service: Starlette) -> AsyncGenerator[None, None]:
         await searching.open()
         service.state.pool = pool
         service.state.search = searching
+        service.state.comparison = Comparison()
+        beating = asyncio.create_task(operations.heartbeats(pool))
         yield
+        beating.cancel()
+        await asyncio.gather(beating, return_exceptions=True)
+        await service.state.comparison.close()
         await searching.close()
     await asyncio.to_thread(annotations.close)
 
@@ -242,6 +271,9 @@ service = Starlette(
         Route("/api/annotations/{id:int}/restore", restore, methods=["POST"]),
         Route("/api/reindex", reindex, methods=["POST"]),
         Route("/api/status", status),
+        Route("/api/operations", overview),
+        Route("/api/jobs/{id:int}/retry", retry, methods=["POST"]),
+        Route("/api/compare", compare, methods=["POST"]),
     ],
     exception_handlers={
         HTTPException: _refusal(400),

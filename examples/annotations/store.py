@@ -13,6 +13,7 @@ from psycopg import AsyncConnection, Connection
 from psycopg.rows import DictRow, dict_row
 
 from annotations.app import annotations
+from annotations.search import MATCH
 from forebay import BackfillPlan, Rows
 
 SCHEMA = """
@@ -110,9 +111,11 @@ _COLUMNS = """
     a.version, a.created_at, a.updated_at"""
 
 
-async def _rows(conn: AsyncConnection[Any], query: LiteralString, *params: Any) -> list[DictRow]:
+async def _rows(
+    conn: AsyncConnection[Any], query: LiteralString, *params: Any, **named: Any
+) -> list[DictRow]:
     async with conn.cursor(row_factory=dict_row) as cursor:
-        await cursor.execute(query, params)
+        await cursor.execute(query, named or params)
         return await cursor.fetchall()
 
 
@@ -147,14 +150,25 @@ async def bodies(conn: AsyncConnection[Any], ids: Sequence[int], words: str) -> 
     return await _rows(
         conn,
         f"""
-        select {_COLUMNS}, ts_headline('english', a.text, websearch_to_tsquery('english', %s),
+        select {_COLUMNS}, ts_headline('english', a.text, m.query,
             'StartSel=\x02, StopSel=\x03, MaxWords=45, MinWords=20, MaxFragments=2, FragmentDelimiter=" … "') as excerpt
-        from unnest(%s::bigint[]) with ordinality as found(id, place)
+        from ({MATCH}) m, unnest(%(ids)s::bigint[]) with ordinality as found(id, place)
         join annotation a on a.annotation_id = found.id join page p using (page_id)
         where not a.deleted order by found.place""",
-        words,
-        list(ids),
+        words=words,
+        ids=list(ids),
     )
+
+
+async def places(conn: AsyncConnection[Any], ids: Sequence[int]) -> dict[int, DictRow]:
+    """Return page and line of annotations, by their ids."""
+    found = await _rows(
+        conn,
+        "select a.annotation_id as id, p.name as page, a.line from annotation a join page p using (page_id)"
+        " where a.annotation_id = any(%(ids)s::bigint[])",
+        ids=list(ids),
+    )
+    return {row["id"]: row for row in found}
 
 
 # --- changing ---

@@ -79,3 +79,23 @@ def test_named_jobs_are_retried_rescheduled_and_reprioritised(forebay, database,
     found = forebay("jobs", "reprioritise", later, "--priority", "7", "--json").json
     assert found == {"answers": {"changed": 1}, "jobs": {str(later): "changed"}}
     assert one(conn, "select priority from forebay.job(%s)", later) == 7
+
+
+def test_a_list_takes_the_same_conditions(forebay, conn):
+    """Each condition restricts the list; ended jobs match too."""
+    enqueue(conn, queue="mail")
+    job = enqueue(conn, queue="mail", tag="t", correlation_id="c", limit_key="l")
+    other = enqueue(conn, queue="mail", ordering_key="o", delay="1 hour")
+    for condition, found in (
+        (("--tag", "t"), [job]),
+        (("--correlation-id", "c", "--tag", "t"), [job]),
+        (("--limit-key", "l"), [job]),
+        (("--ordering-key", "o"), [other]),
+        (("--unique-key", "u"), []),
+        (("--enqueued-before", "1h"), []),
+        (("--enqueued-after", "1h", "--tag", "t", "--queue", "mail", "--state", "ready"), [job]),
+    ):
+        listed = forebay("jobs", "list", *condition, "--json").json
+        assert [each["job_id"] for each in listed] == found, condition
+    refused = forebay("jobs", "list", "--enqueued-after", "yesterday")
+    assert refused.code == 2

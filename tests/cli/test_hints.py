@@ -14,7 +14,7 @@ from forebay.cli._main import program
 @pytest.mark.parametrize(
     ("called", "instead"),
     [
-        (["jobs", "retry", "4"], "forebay dead redrive --job"),
+        (["jobs", "redrive", "4"], "forebay dead redrive --job"),
         (["stats"], "forebay queues list"),
         (["top", "--json"], "forebay queues list"),
         (["cron"], "forebay enqueue"),

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +44,25 @@ def place(database: str, empty_database: str) -> Place:
 
 @pytest.fixture
 def served(place: Place) -> Iterator[str]:
-    """The address of the running application: one command, with a worker inside and some pages loaded."""
+    """The address of the running application: one command, with a worker inside and some pages loaded; it logs nothing."""
+    said: list[str] = []
+    with serving(place, said) as url:
+        yield url
+    assert said == [""]
+
+
+@pytest.fixture
+def served_with_failures(place: Place) -> Iterator[str]:
+    """The same, for tests in which jobs fail, which is logged."""
+    said: list[str] = []
+    with serving(place, said) as url:
+        yield url
+    assert "(mirror.annotations)" in said[0]
+
+
+@contextmanager
+def serving(place: Place, said: list[str]) -> Iterator[str]:
+    """Run the application; what it logs is added to the list."""
     with subprocess.Popen(
         [sys.executable, "-W", "error", "-m", "annotations", "--port", "0", "--pages", "30"],
         env=place.environment,
@@ -62,6 +81,5 @@ def served(place: Place) -> Iterator[str]:
                 pytest.fail(process.stderr.read())
         finally:
             process.terminate()
-            said = process.stderr.read()
+            said.append(process.stderr.read())
         process.wait(30)
-    assert said == ""

@@ -240,6 +240,6 @@ def test_people_go_on_writing_until_the_backlog_is_worked_off(outage_run, monkey
 
     assert stops(None, 50.0, 0) == (False, None)
     assert stops(40.0, 50.0, 61) == (False, None)
-    assert stops(40.0, 50.0, 60, behind=11) == (False, None)
-    assert stops(40.0, 50.0, 60, behind=10) == (True, 50.0)
+    assert stops(40.0, 50.0, 60, behind=6) == (False, None)
+    assert stops(40.0, 50.0, 60, behind=5) == (True, 50.0)
     assert stops(40.0, 161.0, 5000, behind=5000) == (True, None)

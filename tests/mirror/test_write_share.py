@@ -10,6 +10,8 @@ from forebay.errors import ConfigError
 from forebay.mirror import Document
 from forebay.mirror._write_share import NoTurn, WriteShare
 from forebay.testing import LyingTarget
+from tests.support.engine import one, state
+from tests.support.fix_worker import running
 from tests.support.waiting import wait_for_async
 
 pytestmark = pytest.mark.anyio
@@ -193,6 +195,31 @@ async def test_items_that_get_no_turn_are_postponed_and_not_failed(app):
     mirror._loop_thread.submit(let_go()).result()
     holding.result()
     await wait_for_async(lambda: passes(mirror, range(3))[0] == [None] * 3)
+    mirror.close()
+
+
+async def test_closing_a_mirror_costs_no_attempt(app, conn):
+    """
+    A pass that ``close`` interrupts while it waits for its turn, in a worker that still runs: its job runs again, as the same
+    attempt, and is done.
+    """
+    mirror = forebay.Mirror(app, "pages", source=Items(), target=Counting(), grace=0)
+    held = asyncio.Event()
+
+    async def hold():
+        async with mirror._reconciler._write_share.turn(1, seconds=60):
+            held.set()
+            await asyncio.sleep(3600)
+
+    mirror._loop_thread.submit(hold())
+    await wait_for_async(held.is_set)
+    job = mirror.changed(conn, 1)
+    conn.commit()
+    async with running(app):
+        await wait_for_async(lambda: state(conn, job) == "running")
+        await asyncio.to_thread(mirror.close)
+        await wait_for_async(lambda: state(conn, job) == "done", 20)
+    assert one(conn, "select count(*) from forebay.job_history(%s) h, jsonb_array_elements(h.errors) e", job) == 0  # fmt: skip
     mirror.close()
 
 

@@ -34,6 +34,7 @@ SCENARIOS: Final = {
     "held": "the cost of a claim while a transaction is held open",
     "backlog": "claims and enqueues by the number of waiting jobs",
     "archive": "claims and enqueues by the number of old segments",
+    "cancel": "a tenth of the waiting jobs cancelled by a filter, beside claims of another queue",
     "fleet": "1 to 64 worker processes on one queue",
     "lanes": "1 to 1,000 lanes, one of them busy",
     "crash": "load with kills, then a full audit",

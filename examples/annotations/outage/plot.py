@@ -31,7 +31,10 @@ def draw(record: Record, deadline_ms: int, path: Path) -> Path:
             seconds, p99 = _by_second(requests)
             took.plot(seconds, p99, color=colour, linewidth=1.8, label=name)
         took.axhline(deadline_ms, color=_NEW, linewidth=1, linestyle=":", alpha=0.8)
-        took.text(0, deadline_ms * 1.08, " deadline for the index", color=_NEW, fontsize=9)
+        took.text(
+            1, deadline_ms * 1.08, "deadline for the index", color=_NEW, fontsize=9, ha="right",
+            transform=took.get_yaxis_transform(),
+        )  # fmt: skip
         took.set_yscale("log")
         took.set_ylabel("write, p99 of a second, ms")
         took.legend(frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
@@ -43,14 +46,16 @@ def draw(record: Record, deadline_ms: int, path: Path) -> Path:
             times, [counts.old_missing for _, counts in record.counts], color=_OLD, linewidth=1.8
         )
         last = record.counts[-1][1]
-        behind.annotate(
-            f"{last.old_missing:,} lost for good", (times[-1], last.old_missing), xytext=(-4, 6),
-            textcoords="offset points", color=_OLD, ha="right", fontsize=10, fontweight="bold",
-        )  # fmt: skip
-        behind.annotate(
-            f"{last.behind:,} lost", (times[-1], last.behind), xytext=(-4, 6),
-            textcoords="offset points", color=_NEW, ha="right", fontsize=10, fontweight="bold",
-        )  # fmt: skip
+        # Beside the ends of the lines, and above the axis.
+        behind.set_xlim(right=1.25 * times[-1])
+        for left, said, colour in (
+            (last.old_missing, "lost for good", _OLD),
+            (last.behind, "lost", _NEW),
+        ):
+            behind.annotate(
+                f"{left:,} {said}", (times[-1], left), xytext=(6, 4), textcoords="offset points",
+                color=colour, va="bottom", fontsize=10, fontweight="bold",
+            )  # fmt: skip
         behind.set_ylabel("annotations without a right copy")
         behind.set_xlabel("seconds")
         behind.set_ylim(bottom=0)
@@ -58,7 +63,7 @@ def draw(record: Record, deadline_ms: int, path: Path) -> Path:
             end = record.healed_at if record.healed_at is not None else times[-1]
             for axes in (took, behind):
                 axes.axvspan(record.cut_at, end, color=_HOLE, alpha=0.07, linewidth=0)
-            took.text((record.cut_at + end) / 2, 1.0, "black hole", ha="center", va="top", fontsize=10, alpha=0.7, transform=took.get_xaxis_transform())  # fmt: skip
+            behind.annotate("black hole", (record.cut_at, 1), xycoords=("data", "axes fraction"), xytext=(6, -6), textcoords="offset points", va="top", fontsize=10, alpha=0.7)  # fmt: skip
         figure.savefig(path, dpi=130)
     return path
 

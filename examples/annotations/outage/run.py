@@ -293,7 +293,8 @@ class _Outage:
         record = self.record
         if record.healed_at is None or self._is_stopped:
             return
-        is_caught_up = counts.jobs <= _LEFT_SECONDS * self._rate and counts.behind <= self._rate
+        few = max(5.0, 0.1 * self._rate)  # written in this moment
+        is_caught_up = counts.jobs <= _LEFT_SECONDS * self._rate and counts.behind <= few
         if is_caught_up and record.caught_up_at is None:
             record.caught_up_at = now
             self._view.event("the backlog is worked off", "bold green")

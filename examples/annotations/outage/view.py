@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from rich.columns import Columns
 from rich.console import Console, Group
 from rich.live import Live
 from rich.panel import Panel
@@ -20,10 +19,15 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from rich.console import ConsoleDimensions, RenderableType
+
     from annotations.outage.ledger import Counts, Record, Request
     from annotations.outage.run import Result
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
+
+#: From this width on the services are shown side by side, and from this height on with gaps.
+_WIDE, _HIGH = 100, 30
 
 #: Seconds of the past that the small curves show.
 _PAST = 40
@@ -64,53 +68,8 @@ class View:
 
     def draw(self, record: Record, counts: Counts, writes: int, deadline_ms: int) -> None:
         """Draw the state."""
-        if not self._live.is_started:
-            return
-        done = record.writes()
-        old = [request for request in record.requests if request.kind == "old"]
-        failed = sum(not request.is_done for request in done)
-        new_rows = [
-            ("saved and answered", f"{len(done) - failed:,}", "green"),
-            ("failed", f"{failed:,}", "bold red" if failed else "green"),
-            ("p99 now", _milliseconds(done, record, deadline_ms), "default"),
-            ("", _curve(done, record), "cyan"),
-            ("index behind by", f"{counts.behind:,}", "yellow" if counts.behind else "green"),
-            ("jobs for these", f"{counts.jobs:,}", "default"),
-        ]
-        old_rows = [
-            ("saved and answered", f"{counts.old_items:,}", "green"),
-            ("failed", f"{sum(not request.is_done for request in old):,}", "green"),
-            ("p99 now", _milliseconds(old, record, None), "default"),
-            ("", _curve(old, record), "cyan"),
-            ("not in the index", f"{counts.old_missing:,}", "bold red" if counts.old_missing else "green"),
-            ("jobs for these", "none" if counts.old_missing else "-", "default"),
-        ]  # fmt: skip
-        state = Text("broker and index: ")
-        if record.cut_at is None:
-            state.append("answer", "green")
-        elif record.healed_at is None:
-            state.append(
-                f"BLACK HOLE, for {max(0.0, _last(record) - record.cut_at):.0f} s",
-                "bold white on red",
-            )
-        else:
-            state.append(
-                f"answer again, for {max(0.0, _last(record) - record.healed_at):.0f} s", "yellow"
-            )
-        bar = Table.grid(padding=(0, 2))
-        bar.add_row(
-            ProgressBar(total=writes, completed=len(done), width=50),
-            f"{len(done):,} of {writes:,} writes",
-        )
-        self._live.update(
-            Group(
-                Text(), bar, Text(), state, Text(),
-                Columns([
-                    _panel("one transaction: row and job", new_rows),
-                    _panel("the old order: commit, then publish", old_rows),
-                ]),
-            )
-        )  # fmt: skip
+        if self._live.is_started:
+            self._live.update(picture(record, counts, writes, deadline_ms, self._console.size))
 
     def result(self, result: Result, how_to_look: Sequence[str]) -> None:
         """Print the table at the end."""
@@ -170,6 +129,57 @@ class View:
             self._console.print(Text(line), soft_wrap=True)
 
 
+def picture(
+    record: Record, counts: Counts, writes: int, deadline_ms: int, size: ConsoleDimensions
+) -> RenderableType:
+    """Return the state, to fit into a terminal: the services side by side where it is wide, without gaps where it is low."""
+    done = record.writes()
+    old = [request for request in record.requests if request.kind == "old"]
+    failed = sum(not request.is_done for request in done)
+    old_failed = sum(not request.is_done for request in old)
+    new_rows = [
+        ("saved and answered", f"{len(done) - failed:,}", "green"),
+        ("failed", f"{failed:,}", "bold red" if failed else "green"),
+        ("p99 now", f"{_milliseconds(done, record)}  (deadline {deadline_ms} ms)", "default"),
+        ("", _curve(done, record), "cyan"),
+        ("index behind by", f"{counts.behind:,}", "yellow" if counts.behind else "green"),
+        ("recorded for retry", f"{counts.jobs:,}", "default"),
+    ]
+    old_rows = [
+        ("saved and answered", f"{counts.old_items:,}", "green"),
+        ("failed", f"{old_failed:,}", "bold red" if old_failed else "green"),
+        ("p99 now", _milliseconds(old, record), "default"),
+        ("", _curve(old, record), "cyan"),
+        ("index behind by", f"{counts.old_missing:,}", "bold red" if counts.old_missing else "green"),
+        ("recorded for retry", "0", "bold red" if counts.old_missing else "default"),
+    ]  # fmt: skip
+    state = Text("broker and index: ")
+    if record.cut_at is None:
+        state.append("answer", "green")
+    elif record.healed_at is None:
+        state.append(f"BLACK HOLE, for {max(0.0, _last(record) - record.cut_at):.0f} s", "bold white on red")  # fmt: skip
+    else:
+        state.append(f"answer again, for {max(0.0, _last(record) - record.healed_at):.0f} s", "yellow")  # fmt: skip
+    bar = Table.grid(padding=(0, 2))
+    bar.add_row(
+        ProgressBar(total=max(writes, len(done)), completed=len(done), width=30),
+        f"{len(done):,} writes" if len(done) > writes else f"{len(done):,} of {writes:,} writes",
+    )
+    is_wide, is_low = size.width >= _WIDE, size.height < _HIGH
+    panels = [
+        _panel("one transaction: row and job", new_rows, is_low=is_low),
+        _panel("the old order: commit, then publish", old_rows, is_low=is_low),
+    ]
+    gap = [] if is_low else [Text()]
+    if not is_wide:
+        return Group(*gap, bar, state, *gap, *panels)
+    beside = Table.grid(expand=True)
+    for _ in panels:
+        beside.add_column(ratio=1)
+    beside.add_row(*panels)
+    return Group(*gap, bar, *gap, state, *gap, beside)
+
+
 def verdict(result: Result) -> Text:
     """Return the sentence under the table."""
     if not result.is_right:
@@ -185,26 +195,23 @@ def verdict(result: Result) -> Text:
     return Text(f"Nothing was lost, but {slow}. Please report it.", "bold red")
 
 
-def _panel(title: str, rows: Sequence[tuple[str, str, str]]) -> Panel:
+def _panel(title: str, rows: Sequence[tuple[str, str, str]], *, is_low: bool) -> Panel:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", min_width=18)
     table.add_column(min_width=_PAST // 2)
     for name, value, style in rows:
         table.add_row(name, Text(value, style))
-    return Panel(table, title=title, title_align="left", padding=(1, 2), width=56)
+    return Panel(table, title=title, title_align="left", padding=(0 if is_low else 1, 1))
 
 
 def _last(record: Record) -> float:
     return record.counts[-1][0] if record.counts else 0.0
 
 
-def _milliseconds(requests: list[Request], record: Record, deadline_ms: int | None) -> str:
+def _milliseconds(requests: list[Request], record: Record) -> str:
     since = _last(record) - _NOW
     latest = [request for request in requests[-3000:] if request.at + request.seconds >= since]
-    if not latest:
-        return "-"
-    said = f"{percentile(latest, 0.99):,.0f} ms"
-    return said if deadline_ms is None else f"{said}  (deadline {deadline_ms} ms)"
+    return f"{percentile(latest, 0.99):,.0f} ms" if latest else "-"
 
 
 def _curve(requests: list[Request], record: Record) -> str:

@@ -1,4 +1,4 @@
-// The page: a list of pages, one of them with its annotations, results of a search, and the index's own page.
+// The page: a list of pages, one of them with its annotations, results of a search, and the status of the search index.
 // What people wrote gets into the document as text only; nothing is ever parsed as HTML.
 
 const $ = (selector) => document.querySelector(selector);
@@ -11,7 +11,7 @@ function h(tag, attributes = {}, ...children) {
     else if (name in element && name !== "list") element[name] = value;
     else if (value !== false && value != null) element.setAttribute(name, value);
   }
-  element.append(...children.flat().filter((child) => child != null && child !== false));
+  element.append(...children.flat(2).filter((child) => child != null && child !== false));
   return element;
 }
 
@@ -46,7 +46,7 @@ function toast(said, { bad = false, act, on, seconds = 6 } = {}) {
 
 const failed = (error) => toast(error.message, { bad: true });
 const saved = (what, found) =>
-  toast(found.indexed ? `${what}, and found by searches.` : `${what}. The index does not answer; searches find it as soon as it does.`);
+  toast(found.indexed ? `${what}. Searches find it now.` : `${what}. The search index does not answer; searches find it as soon as it does.`);
 
 // --- who is here ---
 
@@ -100,12 +100,12 @@ let turn = 0; // of the views: an answer that comes when another one is shown is
 async function show() {
   const mine = ++turn;
   const { view, what, id } = place();
-  $("#words").value = view === "search" ? what : "";
+  if (document.activeElement !== $("#words")) $("#words").value = view === "search" ? what : "";
   drawPages();
   try {
     if (view === "page") await showPage(what, id, mine);
     else if (view === "search") await showResults(what, mine);
-    else if (view === "index") showIndex();
+    else if (view === "index") await showIndex(mine);
     else showStart();
   } catch (error) {
     if (mine === turn) draw("Annotations", h("div", { className: "alarm", role: "alert" }, h("p", {}, error.message)));
@@ -119,10 +119,10 @@ function draw(title, ...content) {
 }
 
 function showStart() {
-  const keys = [["/", "search"], ["j, k", "next and previous annotation"], ["↑, ↓", "from line to line"], ["a", "annotate the line"], ["Esc", "leave"]];
+  const keys = [["/", "search"], ["j, k", "next and previous annotation"], ["↑, ↓", "from line to line"], ["a", "annotate the line"], ["Esc", "cancel"]];
   draw("Annotations", h("div", { className: "blank" },
-    h("h1", {}, "Read, and write in the margin"),
-    h("p", {}, "Choose a page on the left, or search what others have written."),
+    h("h1", {}, "Read and annotate"),
+    h("p", {}, "Choose a page to read it with its annotations, or search all annotations."),
     h("div", { className: "keys" }, ...keys.flatMap(([key, what]) => [h("span", {}, h("kbd", {}, key)), h("span", {}, what)]))));
 }
 
@@ -178,7 +178,7 @@ class Sheet {
       remove: () => this.remove(note),
     })]));
     const cards = [...this.cards.values()];
-    this.margin.replaceChildren(...(cards.length || this.form ? cards : [h("p", { className: "empty lead" }, "Nobody has written here yet. Click on a line's number.")]));
+    this.margin.replaceChildren(...(cards.length || this.form ? cards : [h("p", { className: "empty lead" }, "No annotations yet. Click a line number to write one.")]));
     const people = new Set(this.notes.map((note) => note.user)).size;
     this.said.textContent = `${count(this.notes.length, "annotation")}${people > 1 ? ` by ${people} people` : ""} · ${count(this.lines.length, "line")}`;
     this.mark();
@@ -298,13 +298,13 @@ class Sheet {
       this.notes = this.notes.filter((each) => each !== note);
       this.now = null;
       this.draw();
-      toast(found.indexed ? "Deleted." : "Deleted. The index does not answer; searches do not show it all the same.", {
+      toast("Deleted. Searches no longer show it.", {
         act: "Undo",
         on: async () => {
           try {
             const back = await request(`/api/annotations/${note.id}/restore`, { method: "POST" });
             this.notes.push(back);
-            this.written(back, "Back again");
+            this.written(back, "Restored");
           } catch (error) { failed(error); }
         },
       });
@@ -346,8 +346,8 @@ function card(note, acts) {
 const tagsOf = (note) => note.tags.length ? h("ul", { className: "tags" }, note.tags.map((tag) => h("li", {}, tag))) : null;
 
 function noteForm({ title, done, note, leave }, send) {
-  const text = h("textarea", { required: true, maxLength: 20000, value: note?.text ?? "", placeholder: "What is to be said about this line?", "aria-label": "Annotation" });
-  const tags = h("input", { value: note?.tags.join(", ") ?? "", placeholder: "Tags, with commas between", "aria-label": "Tags" });
+  const text = h("textarea", { required: true, maxLength: 20000, value: note?.text ?? "", placeholder: "Write about this line", "aria-label": "Annotation" });
+  const tags = h("input", { value: note?.tags.join(", ") ?? "", placeholder: "Tags, separated by commas", "aria-label": "Tags" });
   const button = h("button", { type: "submit" }, done);
   const form = h("form", { className: "note now form" }, h("p", { className: "by" }, h("b", {}, user()), h("span", { className: "where" }, title)),
     text, h("div", { className: "row" }, tags, h("button", { type: "button", className: "quiet", onclick: leave }, "Cancel"), button));
@@ -374,8 +374,26 @@ $("#search").addEventListener("submit", (event) => {
   event.preventDefault();
   const words = $("#words").value.trim();
   const there = words ? link("search", words) : "#/";
+  clearTimeout(typing);
+  $("#words").blur();
   if (location.hash === there) show();
   else location.hash = there;
+});
+
+// Search while a person types: after a short pause, one search at a time.
+let typing, flying = Promise.resolve();
+$("#words").addEventListener("input", () => {
+  clearTimeout(typing);
+  typing = setTimeout(() => {
+    const words = $("#words").value.trim();
+    if (words.length < 2) return;
+    const there = link("search", words);
+    if (location.hash === there) return;
+    // One entry in the history for all that is typed.
+    if (place().view === "search") history.replaceState(null, "", there);
+    else history.pushState(null, "", there);
+    flying = flying.then(() => location.hash === there && show());
+  }, 250);
 });
 
 async function showResults(words, mine) {
@@ -386,14 +404,14 @@ async function showResults(words, mine) {
     if (mine !== turn) return;
     if (error.status !== 503) throw error;
     draw(`${words} – Annotations`, h("div", { className: "alarm", role: "alert" },
-      h("p", {}, h("b", {}, "Searching is not possible just now: "), `${error.message}. `),
-      h("p", {}, "Reading and writing go on, and what is written meanwhile will be found later.")));
+      h("p", {}, h("b", {}, "Search is unavailable: "), `${error.message}. `),
+      h("p", {}, "You can still read and write. Searches find new annotations as soon as the index answers.")));
     return;
   }
   if (mine !== turn) return;
   if (!results.length) {
     draw(`${words} – Annotations`, h("div", { className: "blank" }, h("h1", {}, "Nothing found"),
-      h("p", {}, "“", h("b", {}, words), "” is in no annotation. Try fewer words, or “or” between them.")));
+      h("p", {}, "No annotation contains “", h("b", {}, words), "”. Try fewer words, or “or” between them.")));
     return;
   }
   draw(`${words} – Annotations`,
@@ -409,7 +427,7 @@ function excerpt(text) {
   return text.replace(/\s+/g, " ").split(/(\x02[^\x03]*\x03)/).map((part) => part.startsWith("\x02") ? h("mark", {}, part.slice(1, -1)) : part);
 }
 
-// --- the index ---
+// --- the search index ---
 
 let state = { waiting: 0, index: "up" };
 
@@ -419,20 +437,91 @@ function drawStatus() {
     const [look, said] = stateSaid();
     $("#status .dot").className = `dot ${look}`;
     $("#status .said").textContent = said;
-    $("#status").setAttribute("aria-label", `Index: ${said}`);
-    const meter = $("#meter");
-    if (meter) meter.replaceChildren(h("span", { className: `dot ${look}` }), said);
-    drawStatus.timer = setTimeout(drawStatus, $("#meter") ? 1000 : 5000);
+    $("#status").setAttribute("aria-label", `Search index: ${said}`);
+    drawOverview();
+    drawStatus.timer = setTimeout(drawStatus, $("#overview") ? 1000 : 5000);
   });
 }
 
 function stateSaid() {
-  if (state.index === "gone") return ["bad", "service not reached"];
-  if (state.index === "down") return ["bad", state.waiting ? `index does not answer, ${state.waiting.toLocaleString("en")} to do` : "index does not answer"];
-  return state.waiting ? ["wait", `${count(state.waiting, "change")} to prove`] : ["good", "index in step"];
+  if (state.index === "gone") return ["bad", "service does not answer"];
+  const jobs = `${count(state.waiting, "job")} waiting`;
+  if (state.index === "down") return ["bad", state.waiting ? `search is down, ${jobs}` : "search is down"];
+  return state.waiting ? ["wait", jobs] : ["good", "search is up to date"];
 }
 
 $("#status").addEventListener("click", () => { location.hash = "#/index"; });
+
+async function drawOverview() {
+  const root = $("#overview");
+  if (!root || drawOverview.isRunning) return;
+  drawOverview.isRunning = true;
+  try {
+    const found = await request("/api/operations");
+    const look = { up: "good", down: "bad" }[state.index] ?? "bad";
+    root.querySelector("#meter").replaceChildren(
+      row("Search index", h("span", { className: `dot ${look}` }), state.index === "up" ? "answers" : "does not answer"),
+      row("Backlog", found.waiting + found.running ? `${count(found.waiting, "job")} waiting, ${found.running.toLocaleString("en")} running` : "no jobs waiting"),
+      ...(found.oldest_seconds > 0 ? [row("Oldest due job", `${duration(found.oldest_seconds)} late`)] : []),
+      ...found.alerts.map((alert) => row("Alert", h("b", { className: "bad" }, alert.problem))));
+    drawFailures(root.querySelector("#failures"), found);
+    drawComparison(root.querySelector("#comparison"), found);
+  } catch (error) {
+    root.querySelector("#meter")?.replaceChildren(row("Service", error.message));
+  } finally { drawOverview.isRunning = false; }
+}
+
+const row = (name, ...value) => h("div", {}, h("dt", {}, name), h("dd", {}, ...value));
+
+function duration(seconds) {
+  const [size, unit] = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]].find(([least]) => seconds >= least) ?? [1, "second"];
+  return count(Math.floor(seconds / size), unit);
+}
+
+const ago = (time) => { const seconds = (Date.now() - new Date(time)) / 1000; return seconds < 2 ? "just now" : `${duration(seconds)} ago`; };
+
+function drawFailures(root, { failures, failing, dead }) {
+  const signature = JSON.stringify(failures);
+  if (root.dataset.shown === signature) return; // A button keeps its focus.
+  root.dataset.shown = signature;
+  const all = failing + dead;
+  root.replaceChildren(
+    h("p", {}, all ? `${count(failing, "failing job")} will be retried, ${dead.toLocaleString("en")} dead.` : "No failures."),
+    ...failures.map((each) => h("div", { className: "failure" },
+      h("p", {}, each.page ? h("a", { href: link("page", each.page, each.id) }, `${each.page}, line ${each.line}`) : `annotation ${each.id}`,
+        h("span", {}, ` · ${each.is_dead ? "dead" : "retrying"} after ${count(each.attempts, "attempt")}`)),
+      h("p", { className: "why" }, each.error),
+      h("button", { type: "button", className: "quiet", onclick: (event) => retry(each, event.target) }, "Retry now"))),
+    failures.length && failures.length < all ? h("p", {}, `${all - failures.length} more: forebay mirror status annotations.app:app annotations`) : "");
+}
+
+async function retry(failure, button) {
+  button.disabled = true;
+  try {
+    await request(`/api/jobs/${failure.job}/retry`, { method: "POST", body: {} });
+    toast("Retried.");
+    drawStatus();
+  } catch (error) { failed(error); button.disabled = false; }
+}
+
+const DRIFT = [["missing", "missing"], ["stale", "outdated"], ["orphaned", "deleted here, but in the index"], ["ahead", "newer in the index"]];
+
+function drawComparison(root, { comparison, comparing, problem }) {
+  const wrong = comparison ? DRIFT.filter(([name]) => comparison[name]) : [];
+  root.replaceChildren(
+    comparing ? h("p", {}, "Comparing …") : problem ? h("p", { className: "bad" }, problem) :
+      !comparison ? h("p", {}, "Never compared.") :
+        h("p", {}, `Compared ${ago(comparison.ended_at)}: ${wrong.length ? "" : `no differences in ${count(comparison.items, "annotation")}.`}`,
+          wrong.map(([name, said], n) => [n ? ", " : "", h("b", {}, comparison[name].toLocaleString("en")), ` ${said}`]),
+          wrong.length ? `. ${count(comparison.repaired, "job")} enqueued to repair them.` : ""));
+}
+
+async function compare(repair) {
+  try {
+    await request("/api/compare", { method: "POST", body: { repair } });
+    drawStatus();
+  } catch (error) { failed(error); }
+}
 
 const CHOICES = {
   page: { title: "Page", fields: [["page", "Name of the page", "asyncio.tasks"]] },
@@ -442,7 +531,8 @@ const CHOICES = {
   ids: { title: "Ids", fields: [["ids", "One on each line", "", "ids"]] },
 };
 
-function showIndex() {
+async function showIndex(mine) {
+  if (mine !== turn) return;
   const fields = h("div", {});
   const told = h("span", { className: "said-of", role: "status" });
   const choose = (which) => {
@@ -465,27 +555,34 @@ function showIndex() {
     if (!form.reportValidity()) return;
     try {
       const found = await request("/api/reindex", { method: "POST", body: { ...wanted(), dry_run: dry } });
-      told.textContent = dry ? `${count(found.count, "annotation")} would be done.` : `${count(found.jobs, "annotation")} on the way.`;
+      told.textContent = dry ? `Dry run: ${count(found.count, "annotation")}.` : `${count(found.jobs, "job")} enqueued.`;
       if (!dry) drawStatus();
     } catch (error) { told.textContent = error.message; }
   };
   const form = h("form", { className: "panel", id: "reindex" },
-    h("h2", {}, "Index again"),
-    h("p", {}, "Compares these annotations with their copies, and writes what is missing or old."),
+    h("h2", {}, "Reindex"),
+    h("p", {}, "Compare annotations with the index, and write those that are missing or outdated."),
     h("fieldset", {}, h("legend", { className: "hidden" }, "Which annotations"),
       h("div", { className: "choices" }, Object.entries(CHOICES).map(([name, { title }]) => h("label", {},
         h("input", { type: "radio", name: "by", value: name, checked: name === "page", onchange: () => choose(name) }), title))),
       fields),
-    h("label", { className: "check" }, h("input", { type: "checkbox", name: "force" }), h("div", {}, "Write them even if they look right")),
-    h("button", { type: "submit" }, "Index again"), " ",
-    h("button", { type: "button", className: "quiet", id: "count", onclick: () => send(true) }, "Only count"), told);
+    h("label", { className: "check" }, h("input", { type: "checkbox", name: "force" }), h("div", {}, "Overwrite unchanged")),
+    h("button", { type: "submit" }, "Reindex"), " ",
+    h("button", { type: "button", className: "quiet", id: "count", onclick: () => send(true) }, "Dry run"), told);
   form.addEventListener("submit", (event) => { event.preventDefault(); send(false); });
   choose("page");
-  draw("Index – Annotations", h("h1", {}, "The index"), h("p", { className: "lead" }, "Searches ask it for the numbers of annotations; the annotations themselves are never read from it."),
-    h("div", { className: "panel" }, h("h2", {}, "In step?"),
-      h("p", {}, "A change counts as proved when it was read in the index after it was written."),
-      h("div", { className: "meter", id: "meter", role: "status" }, "…")),
-    form);
+  const panel = (title, ...content) => h("section", { className: "panel" }, h("h2", {}, title), ...content);
+  draw("Search index – Annotations", h("h1", {}, "Search index"),
+    h("p", { className: "lead" }, "Each change enqueues a job. The job ends when a read of the index shows the change."),
+    h("div", { className: "panels" },
+      h("div", { id: "overview" },
+        panel("Status", h("dl", { id: "meter", role: "status" }, "…")),
+        panel("Failures", h("div", { id: "failures" }, "…")),
+        panel("Differences", h("p", {}, "Compare the index with all annotations. Changes whose jobs still wait count as differences."),
+          h("div", { id: "comparison", role: "status" }, "…"),
+          h("button", { type: "button", id: "compare", onclick: () => compare(false) }, "Compare"), " ",
+          h("button", { type: "button", id: "repair", className: "quiet", onclick: () => compare(true) }, "Compare and repair"))),
+      form));
   drawStatus();
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
@@ -85,6 +85,42 @@ Token = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
 
 
+def with_conditions(function: Callable[..., None]) -> Callable[..., None]:
+    """Add conditions to a list that has queue, kind and state; it receives a filter, or None, as ``which``."""
+    names = [name for name in _CONDITIONS if name not in ("queue", "kind", "state")]
+    own = inspect.signature(function, eval_str=True).parameters.values()
+
+    @functools.wraps(function)
+    def command(**given: Any) -> None:
+        conditions = {name: given.pop(name) for name in names}
+        which = _filter_of(conditions) if any(conditions.values()) else None
+        function(which=which, **given)
+
+    parameters = [*(one for one in own if one.name != "which"), *_parameters(names)]
+    return _with_signature(command, parameters)
+
+
+def _parameters(names: Iterable[str]) -> list[inspect.Parameter]:
+    return [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[str | None, _CONDITIONS[name]],
+        )
+        for name in names
+    ]
+
+
+def _with_signature(
+    command: Callable[..., None], parameters: list[inspect.Parameter]
+) -> Callable[..., None]:
+    # typer reads the options of a command from here.
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command
+
+
 def _with_filter(function: Callable[..., None]) -> Callable[..., None]:
     """Add ids and the conditions of a filter to a command, which receives them as ``which``."""
     own = inspect.signature(function, eval_str=True).parameters.values()
@@ -99,15 +135,7 @@ def _with_filter(function: Callable[..., None]) -> Callable[..., None]:
             ),
         ],
     )
-    added = [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[str | None, option],
-        )
-        for name, option in _CONDITIONS.items()
-    ]
+    added = _parameters(_CONDITIONS)
     all_ = inspect.Parameter(
         "all_",
         inspect.Parameter.KEYWORD_ONLY,
@@ -124,10 +152,7 @@ def _with_filter(function: Callable[..., None]) -> Callable[..., None]:
         function(which=which, **given)
 
     parameters = [ids, *added, all_, *(one for one in own if one.name != "which")]
-    # typer reads the options of a command from here.
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
-    return command
+    return _with_signature(command, parameters)
 
 
 @_with_filter
@@ -266,12 +291,17 @@ def _which(
             "or a filter is needed",
             hint="Name jobs, a --queue, --kind or --tag, or say --all.",
         )
+    return _filter_of(given, ids=job_ids or None, all=all_)
+
+
+def _filter_of(conditions: Mapping[str, str | None], **others: Any) -> JobFilter:
+    given = {name: value for name, value in conditions.items() if value is not None}
     times = {
         name: instant_or_age(given.pop(name), f"--{name.replace('_', '-')}")
         for name in _TIMES
         if name in given
     }
-    return JobFilter(**given, **times, ids=job_ids or None, all=all_)  # type: ignore[arg-type]
+    return JobFilter(**given, **times, **others)  # type: ignore[arg-type]
 
 
 def _act(

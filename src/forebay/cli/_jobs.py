@@ -27,6 +27,7 @@ from forebay.cli.output import (
 )
 from forebay.client import Client
 from forebay.model import JobState
+from forebay.model.change import JobFilter
 from forebay.model.explanation import Explanation
 from forebay.model.status import JobHistory, JobStatus
 from forebay.model.text import call_text
@@ -40,8 +41,10 @@ JobId = Annotated[int, typer.Argument(metavar="JOB_ID", help="The job.")]
 
 
 @commands.command("list")
+@_change.with_conditions
 def list_(
     *,
+    which: JobFilter | None,
     queue: Queue = None,
     kind: Kind = None,
     state: Annotated[
@@ -64,7 +67,9 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List the newest jobs; a retry counts as new."""
-    found = Client(dsn).jobs(queue=queue, kind=kind, state=state, limit=limit, before=before)
+    found = Client(dsn).jobs(
+        queue=queue, kind=kind, state=state, limit=limit, before=before, which=which
+    )
     if as_json:
         print_json(found)
         return

@@ -18,8 +18,9 @@ from forebay.mirror._jobs import REPAIR_PRIORITY, MirrorJobs, args_of
 from forebay.mirror._loop_thread import Calls, LoopThread
 from forebay.mirror._model import rule_of
 from forebay.mirror._reconcile import Counts, Reconciler, problem_of
-from forebay.model import Job, checks
+from forebay.model import Job, Snooze, checks
 from forebay.model.mirrors import AuditRecord, MirrorStatus, Thresholds
+from forebay.model.outcome import Endings
 from forebay.model.text import logger
 from forebay.ops import mirrors
 from forebay.policy.alerts import alerts_of
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
     from forebay.app import App
     from forebay.mirror._model import Compare, Id, Source, Target
-    from forebay.model.outcome import Endings
     from forebay.ops.operation import Operation
 
 T = TypeVar("T")
@@ -339,9 +339,14 @@ class Mirror(MirrorJobs):
 
     def _on_jobs(self) -> Any:
         async def reconcile(jobs: list[Job]) -> Endings:
-            endings = await asyncio.wrap_future(
-                self._loop_thread.submit(self._reconciler.run(jobs))
-            )
+            work = self._loop_thread.submit(self._reconciler.run(jobs))
+            try:
+                endings = await asyncio.wrap_future(work)
+            except asyncio.CancelledError:
+                if (task := asyncio.current_task()) is not None and task.cancelling():
+                    raise
+                # ``close`` ended the pass: what it wrote is found right by the next one.
+                return Endings([Snooze(1.0, reason="the mirror was closed")] * len(jobs))
             if time.monotonic() >= self._sample_at:
                 self._sample_at = time.monotonic() + _SAMPLE_SECONDS
                 self._loop_thread.submit(self._sample(jobs[0].group))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Final, cast
 
 from forebay.errors import InvalidJob, JobNotFound, shown
 from forebay.model import JobState, checks
+from forebay.model.change import JobFilter
 from forebay.model.status import CancelAnswer, Depth, JobStatus
 from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation, ResultRows, scalar
@@ -30,7 +32,7 @@ _JOB: Final = f"select {STATUS})::text from forebay.job(%(job_id)s::bigint) j"
 _JOBS: Final = f"""\
 select {STATUS}, 'place', j.place)::text
 from forebay.jobs(only_queue => %(queue)s, only_kind => %(kind)s, only_state => %(state)s,
-                  most => %(limit)s::integer, before => %(before)s::bigint) j"""
+                  most => %(limit)s::integer, before => %(before)s::bigint, filter => %(filter)s::jsonb) j"""
 
 _DEPTH: Final = """\
 select json_build_object(
@@ -70,6 +72,7 @@ def jobs(
     state: JobState | str | None = None,
     limit: int = 50,
     before: int | None = None,
+    which: JobFilter | None = None,
 ) -> Operation[list[JobStatus]]:
     """Return the call that lists the newest jobs."""
     if state is not None and state not in set(JobState):
@@ -83,6 +86,7 @@ def jobs(
             "state": None if state is None else str(state),
             "limit": checks.checked_integer(limit, "limit", least=1, most=LIST_MAX),
             "before": before,
+            "filter": None if which is None else json.dumps(which.as_json()),
         },
     )
 

@@ -431,8 +431,9 @@ def _cell(value: float | None) -> str:
 
 
 def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
-    """Draw two panels for readers who do not know row versions: the time to get a job, and jobs waiting."""
-    top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3, 2])
+    """Draw three panels over the age of the transaction: the time to get a job, jobs waiting, and dead rows."""
+    figure.set_size_inches(9, 8)
+    top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=[3, 2, 2])
     figure.suptitle(
         "What happens to a job queue while a transaction stays open", fontsize=15, x=0.02, ha="left"
     )  # fmt: skip
@@ -441,13 +442,19 @@ def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
             top,
             "claim_p50_ms",
             f"time to get the next job (in fact {CLAIM_ROWS} at a time), milliseconds",
-            0.065,
+            0.08,
+        ),
+        (
+            middle,
+            "waiting",
+            f"jobs waiting (each queue gets {LOAD:.0%} of its speed at the start)",
+            0.12,
         ),
         (
             bottom,
-            "waiting",
-            f"jobs waiting (each queue gets {LOAD:.0%} of its speed at the start)",
-            0.1,
+            "dead_rows",
+            "dead rows in the tables of the queue, by PostgreSQL's statistics",
+            0.12,
         ),
     ):
         axes.set_title(title, loc="left", fontsize=11)
@@ -475,7 +482,9 @@ def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
         )
         axes.axvline(0, color="#333333", linewidth=1, linestyle=(0, (4, 3)))
         _label_ends(axes, ends, label_height)
-    bottom.set_xlabel("seconds since then (each queue's own time: they take turns)")
+    bottom.set_xlabel(
+        "age of the open transaction, seconds (each queue's own time: they take turns)"
+    )
     high = top.get_ylim()[1]
     top.annotate(
         what, (0, high), xytext=(6, -4), textcoords="offset points", va="top", fontsize=10, color="#333333"
@@ -491,7 +500,7 @@ def _label_ends(axes: Axes, ends: list[tuple[float, float, str, str]], height: f
         height: of a label, as a share of the panel's.
     """
     low, high = axes.get_ylim()
-    place = low - height / 2 * (high - low)  # The lowest label stands above the axis.
+    place = low - height / 4 * (high - low)  # The lowest label stands above the axis.
     for x, y, text, colour in sorted(ends, key=lambda end: end[1]):
         place = max(y, place + height * (high - low))
         axes.annotate(

@@ -10,6 +10,7 @@ from forebay.db.drivers import AsyncConnection
 from forebay.db.own import await_own_async
 from forebay.errors import ResultTimeout
 from forebay.model import JobState
+from forebay.model.change import JobFilter
 from forebay.model.explanation import Explanation
 from forebay.model.status import CancelAnswer, Depth, JobHistory, JobStatus
 from forebay.ops import explain, jobs, results
@@ -98,6 +99,7 @@ class AsyncJobs(AsyncClientBase):
         state: JobState | str | None = None,
         limit: int = 50,
         before: int | None = None,
+        which: JobFilter | None = None,
         conn: AsyncConnection | None = None,
     ) -> list[JobStatus]:
         """Return the newest jobs, newest first; a retry counts as new.
@@ -110,10 +112,12 @@ class AsyncJobs(AsyncClientBase):
             state: only this state.
             limit: maximum number of entries, 1 to 1000; the entries of one job stay together.
             before: the ``place`` of the last entry of the previous page.
+            which: only jobs that match this filter, ended ones too: tag, correlation id, keys, times. Without ids and state.
             conn: the connection to use.
         """
         return await self._run(
-            conn, jobs.jobs(queue=queue, kind=kind, state=state, limit=limit, before=before)
+            conn,
+            jobs.jobs(queue=queue, kind=kind, state=state, limit=limit, before=before, which=which),
         )
 
     async def depth(

@@ -9329,7 +9329,7 @@ as $$
         order by b.claimed_at desc limit 1),
     names as (
         select a.worker, exists (select from open_jobs o where o.group_id = p_group_id and o.lease_id = a.lease_id)
-                         or a.details -> 'queues' ? p_queue and coalesce(a.details ->> 'group', 'default') = p_group_name as serves
+                         or coalesce(a.details -> 'queues' ? p_queue and coalesce(a.details ->> 'group', 'default') = p_group_name, false) as serves
         from alive a where a.silent <= a.lease_seconds)
     select jsonb_build_object(
         'is_served', p_group_id is not null
@@ -9780,13 +9780,13 @@ $$;
 -- design: it walks back over the log, some thousand numbers at a time, and stops after `most` rows, after
 -- the states of 2,000 jobs, or after 1,000,000 numbers; with a rare state it may end early.
 --
--- Parameters: null means any; state as in forebay.job; most, 1 to 1000 rows; before, only jobs whose
+-- Parameters: filter, a JSON object as that of forebay.change_jobs() but for its ids and state, null: none; for the others null means any; state as in forebay.job; most, 1 to 1000 rows; before, only jobs whose
 --   latest row has a lower number (position of the last row of the previous page).
 -- Errors: JQ001 a bad state or most.
 -- pages: 500 + 400 a job
 create function forebay.jobs(
     only_queue text default null, only_kind text default null, only_state text default null,
-    most integer default 50, before bigint default null)
+    most integer default 50, before bigint default null, filter jsonb default null)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
                attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
                expires_at timestamptz, tag text, correlation_id text, headers jsonb, cancel_requested boolean,
@@ -9805,6 +9805,7 @@ declare
     v_lo    bigint;
     v_end   bigint := v_hi - 1000000;
     v_lanes bigint[];
+    v_filter  constant jsonb := case when jobs.filter is not null then forebay._checked_filter(jobs.filter) end;
     v_seen  bigint[] := '{}';
     v_left  integer := jobs.most;
     v_examined integer := 0;
@@ -9819,13 +9820,19 @@ begin
             message = format('unknown state %s', quote_literal(left(jobs.only_state, 40))),
             hint = 'States are scheduled, ready, claimed, running, retrying, done, cancelled, expired and dead.';
     end if;
-    if jobs.only_queue is not null then
-        v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = jobs.only_queue);
+    if v_filter ?| array['ids', 'state'] then
+        raise exception using errcode = 'JQ001', column = 'filter', message = 'the filter of a list has no ids and no state',
+            hint = 'Use only_state, or forebay.job() for single jobs.';
+    elsif jobs.only_queue is not null or v_filter ?| array['queue', 'limit_key'] then
+        v_lanes := array(select distinct l.lane from forebay.lane l
+                         where (jobs.only_queue is null or l.queue = jobs.only_queue)
+                           and (v_filter ->> 'queue' is null or l.queue = v_filter ->> 'queue')
+                           and (v_filter ->> 'limit_key' is null or l.limit_key = v_filter ->> 'limit_key'));
     end if;
 
     while v_hi > greatest(v_end, 1) loop
         v_lo := greatest(v_hi - v_step, 1);
-        for v_found in execute forebay._rows_between_sql(v_lo, v_hi)
+        for v_found in execute forebay._rows_between_sql(v_lo, v_hi, forebay._filter_sql(v_filter))
             using v_lo, v_hi, jobs.only_kind, v_lanes
         loop
             continue when v_found.job_id = any (v_seen);
@@ -9853,17 +9860,17 @@ $$;
 
 
 -- A query for the rows of the log and of the deferred jobs with numbers from $1 to below $2, of kind $3 and in
--- lanes $4 where these are not null, highest number first. It names the segments of that range only.
-create function forebay._rows_between_sql(p_lo bigint, p_hi bigint) returns text
+-- lanes $4 where these are not null, which meet a condition on j, highest number first. It names the segments of that range only.
+create function forebay._rows_between_sql(p_lo bigint, p_hi bigint, p_condition text) returns text
 language sql stable
 as $$
     select coalesce(string_agg(format(
-               'select coalesce(l.job_id, l.seq) as job_id, l.seq as place from forebay.log_%s l
-                where l.seq >= $1 and l.seq < $2 and l.kind <> '''' and ($3 is null or l.kind = $3) and ($4 is null or l.lane = any ($4))
-                union all ', s.segment_id), ''), '')
-        || 'select d.job_id, d.job_id as place from forebay.deferred d
-            where d.job_id >= $1 and d.job_id < $2 and ($3 is null or d.kind = $3) and ($4 is null or d.lane = any ($4))
-            order by place desc'
+               'select coalesce(j.job_id, j.seq) as job_id, j.seq as place from forebay.log_%s j
+                where j.seq >= $1 and j.seq < $2 and j.kind <> '''' and ($3 is null or j.kind = $3) and ($4 is null or j.lane = any ($4)) and %s
+                union all ', s.segment_id, p_condition), ''), '')
+        || format('select j.job_id, j.job_id as place from forebay.deferred j
+            where j.job_id >= $1 and j.job_id < $2 and ($3 is null or j.kind = $3) and ($4 is null or j.lane = any ($4)) and %s
+            order by place desc', p_condition)
     from forebay.segment s
     where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id)
 $$;
