@@ -192,6 +192,9 @@ def start_as_its_first_lines_say(
         "PYTHONWARNINGS": "error",
     }
     with psycopg.connect(database) as conn:
+        conn.execute(
+            "create table if not exists users (id serial primary key, email text not null)"
+        )
         (before,) = conn.execute("select coalesce(max(job_id), 0) from forebay.jobs()").fetchone()
     with closing(Commands(example, environment, port)) as commands:
         for line in lines:

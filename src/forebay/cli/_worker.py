@@ -57,8 +57,8 @@ def worker(
 ) -> None:
     """Run the jobs of an application.
 
-    On SIGTERM or Ctrl-C the worker stops claiming, waits up to grace_seconds (30) for running jobs, and
-    releases the rest without using an attempt. A second signal stops it immediately.
+    On SIGTERM or Ctrl-C it waits up to grace_seconds (30) for running jobs and releases the rest without using
+    an attempt. A second signal stops it at once.
     """
     set_up_log(log_level, log_format)
     found, location = load_app(app, app_dir)

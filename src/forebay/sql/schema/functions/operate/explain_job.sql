@@ -110,7 +110,7 @@ as $$
         order by b.claimed_at desc limit 1),
     names as (
         select a.worker, exists (select from open_jobs o where o.group_id = p_group_id and o.lease_id = a.lease_id)
-                         or a.details -> 'queues' ? p_queue and coalesce(a.details ->> 'group', 'default') = p_group_name as serves
+                         or coalesce(a.details -> 'queues' ? p_queue and coalesce(a.details ->> 'group', 'default') = p_group_name, false) as serves
         from alive a where a.silent <= a.lease_seconds)
     select jsonb_build_object(
         'is_served', p_group_id is not null
