@@ -47,6 +47,8 @@ from forebay.upgrade.migrate import migrate, migration_sql
 if TYPE_CHECKING:
     from forebay.mirror import Mirror
 
+    __version__: str
+
 __all__ = [
     "App",
     "AsyncClient",
@@ -99,6 +101,10 @@ if not TYPE_CHECKING:  # a type checker would accept any attribute of the module
 
     def __getattr__(name: str) -> Any:
         """Import on first use what most programs do not need."""
+        if name == "__version__":
+            import importlib.metadata  # noqa: PLC0415 - it reads files
+
+            return importlib.metadata.version("forebay")
         if name in ("Mirror", "mirror"):
             import forebay.mirror  # noqa: PLC0415 - with its targets, a fifth of the import time
 

@@ -2,9 +2,11 @@ import inspect
 import pickle
 import re
 
+import psycopg
 import pytest
 
 from forebay import errors
+from forebay.db.errors import translate
 from forebay.errors import (
     SQLSTATES,
     AlreadyRedriven,
@@ -274,3 +276,21 @@ def test_a_value_that_cannot_be_shown_does_not_hide_the_error():
     assert "Hostile" in errors.shown(Hostile())
     assert "\n" not in errors.shown("a\nb\x00c")
     assert len(errors.shown("x" * 10_000_000)) <= 80
+
+
+def test_a_lost_connection_does_not_repeat_the_sql_that_ran():
+    """
+    The server's message may have a page of SQL as its context.
+    """
+    context = (
+        '\nCONTEXT:  SQL statement "select 1\n'
+        + "from x\n" * 40
+        + '"\nPL/pgSQL function forebay.depth(text)'
+    )
+    error = psycopg.errors.AdminShutdown(
+        f"terminating connection due to administrator command{context}"
+    )
+    found = translate(error)
+    assert isinstance(found, DatabaseUnavailable)
+    assert "terminating connection" in str(found)
+    assert found.detail is None

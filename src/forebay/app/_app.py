@@ -7,7 +7,7 @@ an app can be imported anywhere. Settings and address are looked up on first use
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import (
@@ -22,23 +22,24 @@ from typing import (
     overload,
 )
 
+from forebay.app._events import AppEvents
 from forebay.app._handle import JobHandle
 from forebay.app._handler import Handler, P, Q
 from forebay.app._internals import Declaration, Internals
 from forebay.app._middleware import enqueue_each, enqueue_each_async
 from forebay.app._queues import AppQueues
+from forebay.app._unique_by import unique_by as made_unique_by
 from forebay.arguments.kinds import QUEUE_DEFAULT, Kind, Kinds
 from forebay.client import AsyncClient, Client
 from forebay.config import Settings
 from forebay.errors import ConfigError, InvalidJob, shown
-from forebay.model import Job, JobOptions, checks
+from forebay.model import Job, JobOptions, Once, Unique, checks
 from forebay.model.context import Context, TransactionContext
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
 from forebay.policy.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from forebay.db.drivers import AsyncConnection, SyncConnection
-    from forebay.model.attempts import AttemptEnded, LostWorker
     from forebay.model.middleware import Middleware
     from forebay.worker import Stats, Worker
 
@@ -46,9 +47,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[[], Any])
-
-AttemptListener = TypeVar("AttemptListener", bound="Callable[[AttemptEnded], Any]")
-LostListener = TypeVar("LostListener", bound="Callable[[LostWorker], Any]")
 
 BATCH_SIZE_DEFAULT: Final = 100
 
@@ -103,7 +101,7 @@ class BatchDecorator(Protocol):
     ) -> Handler[[TransactionContext[C], list[T]], [T], R]: ...
 
 
-class App(AppQueues):
+class App(AppQueues, AppEvents):
     """Handlers, and everything needed to enqueue and run them.
 
     The methods for queues are in the base class ``AppQueues``, in a module beside this one.
@@ -165,6 +163,8 @@ class App(AppQueues):
         soft_timeout: float | timedelta | None = None,
         transaction: bool = False,
         expires_in: float | timedelta | None = None,
+        unique_by: Sequence[str] = (),
+        unique: Callable[[str], Unique] = Once,
         keep_result: bool | float | timedelta = False,
         executor: Literal["process"] | None = None,
         memory_bytes: int | None = None,
@@ -193,6 +193,8 @@ class App(AppQueues):
             transaction: the handler runs in a database transaction, ``ctx.conn``, that also completes the job;
                 see ``TransactionContext`` for SQLAlchemy sessions and Django's connection.
             expires_in: a job expires if it has not started within this time after it was due.
+            unique_by: names of arguments that make the unique key of each job; ``using(unique=...)`` replaces it.
+            unique: the uniqueness mode of these keys: ``Once``, ``Coalesce``, or ``lambda key: Debounce(key, wait=10)``.
             keep_result: keep what the handler returns, as JSON, for this time; True for a week. Read it with
                 ``handle(job_id).result()``.
             executor: "process" runs the handler in a separate process, which is reused and is killed at the timeout.
@@ -222,6 +224,8 @@ class App(AppQueues):
         soft_timeout: float | timedelta | None = None,
         transaction: bool = False,
         expires_in: float | timedelta | None = None,
+        unique_by: Sequence[str] = (),
+        unique: Callable[[str], Unique] = Once,
         executor: Literal["process"] | None = None,
         memory_bytes: int | None = None,
         cpu_seconds: float | None = None,
@@ -247,6 +251,8 @@ class App(AppQueues):
             soft_timeout: ...
             transaction: ...
             expires_in: ...
+            unique_by: ...
+            unique: ...
             executor: ...
             memory_bytes: ...
             cpu_seconds: ...
@@ -269,6 +275,8 @@ class App(AppQueues):
                 soft_timeout=soft_timeout,
                 transaction=transaction,
                 expires_in=expires_in,
+                unique_by=unique_by,
+                unique=unique,
                 executor=executor,
                 memory_bytes=memory_bytes,
                 cpu_seconds=cpu_seconds,
@@ -302,51 +310,6 @@ class App(AppQueues):
             return factory
 
         return decorate
-
-    # --- around jobs, and after them ---
-
-    def add_middleware(self, middleware: Middleware) -> None:
-        """Add a middleware inside of the existing ones; see ``Middleware``.
-
-        Raises:
-            ConfigError: it is not a middleware.
-        """
-        self._internals.middlewares.add(middleware)
-
-    def on_failed(self, listener: AttemptListener) -> AttemptListener:
-        """Declare a function to call after each failed attempt, whether the job runs again or is dead.
-
-        The worker that ran the attempt calls it, once the database has the outcome: in a thread, or on the event loop if it is a
-        coroutine function. Its exception is logged and counted, and harms no job. A crash loses calls that wait.
-
-        >>> app = App()
-        >>> @app.on_failed
-        ... def report(ended):
-        ...     print(ended.job.kind, ended.outcome, ended.error)
-        """
-        self._internals.add_listener("failed", listener)
-        return listener
-
-    def on_dead(self, listener: AttemptListener) -> AttemptListener:
-        """Declare a function to call when a failed attempt has made its job a dead letter; see ``on_failed``.
-
-        A job that expired never had an attempt; it is not reported here.
-        """
-        self._internals.add_listener("dead", listener)
-        return listener
-
-    def on_done(self, listener: AttemptListener) -> AttemptListener:
-        """Declare a function to call when a job is done; see ``on_failed``."""
-        self._internals.add_listener("done", listener)
-        return listener
-
-    def on_worker_lost(self, listener: LostListener) -> LostListener:
-        """Declare a function to call when a worker is lost and its jobs return to the queue; see ``on_failed``.
-
-        The worker that found it calls the function.
-        """
-        self._internals.add_listener("worker_lost", listener)
-        return listener
 
     # --- producing ---
 
@@ -387,19 +350,30 @@ class App(AppQueues):
 
     # --- running ---
 
-    def worker(self, *, queues: Mapping[str, int] | None = None, group: str = "default") -> Worker:
+    def worker(
+        self,
+        *,
+        queues: Mapping[str, int] | None = None,
+        group: str = "default",
+        concurrency: int | None = None,
+    ) -> Worker:
         """Return a worker for some queues.
 
         Args:
             queues: queues with their weights. Default: the setting ``queue``, or else all queues of the
                 declared kinds.
             group: the consumer group of each queue.
+            concurrency: the number of jobs that run at once. Default: the setting ``concurrency``.
+
+        Raises:
+            ConfigError: the concurrency is out of range, or there is no queue to serve.
         """
         from forebay.worker import Worker  # noqa: PLC0415 - producers never need it
 
-        return Worker(
-            self._internals, self.dsn, queues=queues, settings=self.settings.worker, group=group
-        )
+        settings = self.settings.worker
+        if concurrency is not None:
+            settings = replace(settings, concurrency=concurrency)
+        return Worker(self._internals, self.dsn, queues=queues, settings=settings, group=group)
 
     def run_worker(
         self,
@@ -407,6 +381,7 @@ class App(AppQueues):
         queues: Mapping[str, int] | None = None,
         group: str = "default",
         until_idle: bool = False,
+        concurrency: int | None = None,
     ) -> Stats:
         """Run a worker in this thread until it is stopped; with ``until_idle``, until no job is ready or running.
 
@@ -414,7 +389,8 @@ class App(AppQueues):
         """
         from forebay.worker import run_to_the_end  # noqa: PLC0415 - producers never need it
 
-        return run_to_the_end(self.worker(queues=queues, group=group).run(until_idle=until_idle))
+        worker = self.worker(queues=queues, group=group, concurrency=concurrency)
+        return run_to_the_end(worker.run(until_idle=until_idle))
 
     # --- looked up when first needed ---
 
@@ -456,6 +432,8 @@ class App(AppQueues):
         timeout: float | timedelta | None = None,
         soft_timeout: float | timedelta | None = None,
         expires_in: float | timedelta | None = None,
+        unique_by: Sequence[str] = (),
+        unique: Callable[[str], Unique] = Once,
         **declared: Any,
     ) -> Handler[..., ..., Any]:
         if isinstance(function, Handler):
@@ -483,10 +461,11 @@ class App(AppQueues):
             soft_timeout_seconds=_seconds(soft_timeout),
             **declared,
         )
+        keys = made_unique_by(kind, unique_by, unique)
         self._internals.add_kind(kind)
         if retry is None:
             self._internals.leave_retry_to_settings(kind.name, max_attempts)
-        handler: Handler[..., ..., Any] = Handler(self, kind, expires_in=expires)
+        handler: Handler[..., ..., Any] = Handler(self, kind, expires_in=expires, unique_by=keys)
         self._internals.add_options(kind.name, handler.options, expires)
         return handler
 

@@ -17,6 +17,7 @@ from forebay.app._middleware import (
     enqueue_one_async,
 )
 from forebay.app._mistakes import connection_first, likelier, missing_attribute
+from forebay.app._unique_by import UniqueBy
 from forebay.arguments.kinds import Kind
 from forebay.arguments.results import result_type
 from forebay.client import AsyncClient, Client
@@ -67,7 +68,14 @@ class Handler(Generic[P, Q, R_co]):
     options: JobOptions
     expires_in_seconds: float | None
 
-    def __init__(self, app: Producer, kind: Kind, *, expires_in: float | None = None) -> None:
+    def __init__(
+        self,
+        app: Producer,
+        kind: Kind,
+        *,
+        expires_in: float | None = None,
+        unique_by: UniqueBy | None = None,
+    ) -> None:
         functools.update_wrapper(self, kind.function)
         self.kind = kind
         self.options = JobOptions(queue=kind.queue, priority=kind.priority).merged(
@@ -75,6 +83,7 @@ class Handler(Generic[P, Q, R_co]):
         )
         self._app = app
         self.expires_in_seconds = expires_in
+        self._unique_by = unique_by
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the function directly."""
@@ -110,6 +119,8 @@ class Handler(Generic[P, Q, R_co]):
         other = copy.copy(self)
         other.options = self.options.merged(**changes)
         other.expires_in_seconds = expires_in
+        if "unique" in options:
+            other._unique_by = None  # noqa: SLF001 - of a copy of this object
         return other
 
     def call(self, /, *args: Q.args, **kwargs: Q.kwargs) -> Call:
@@ -120,10 +131,14 @@ class Handler(Generic[P, Q, R_co]):
             PayloadTooLarge: the arguments are too large.
             PayloadTooDeep: the arguments are nested too deeply.
         """
+        encoded = self._app._internals.encoder(self.kind)(*args, **kwargs)
+        options = self.options
+        if self._unique_by is not None:
+            options = options.merged(unique=self._unique_by.of(encoded))
         return Call(
             kind=self.kind.name,
-            args=self._app._internals.encoder(self.kind)(*args, **kwargs),
-            options=self.options,
+            args=encoded,
+            options=options,
             expires_in_seconds=self.expires_in_seconds,
         )
 

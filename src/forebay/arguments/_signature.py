@@ -10,6 +10,7 @@ pydantic, it uses it if the application has imported it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import typing
@@ -20,7 +21,12 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from forebay.arguments._value_check import ValueCheck, convert, plain, value_check
-from forebay.arguments.json_guard import ArgumentLimits, encode_guarded, guard_values
+from forebay.arguments.json_guard import (
+    DEFAULT_LIMITS,
+    ArgumentLimits,
+    encode_guarded,
+    guard_values,
+)
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model.job import Job
 
@@ -35,6 +41,13 @@ class Arguments(Protocol):
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], limits: ArgumentLimits) -> str:
         """Return the JSON text of one call's arguments."""
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The names of the arguments; None if any are allowed."""
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the JSON values of arguments that an encoded call may lack."""
 
     def decode(self, wire: Mapping[str, Any]) -> Any:
         """Return what the handler receives, from decoded JSON."""
@@ -68,6 +81,11 @@ class Parameters:
             for parameter, _ in parameters
             if parameter.default is _EMPTY and parameter.kind is not parameter.VAR_KEYWORD
         )
+        self._defaults = {
+            parameter.name: parameter.default
+            for parameter, _ in parameters
+            if parameter.default is not _EMPTY
+        }
         checks = [*self._checks.values(), *([self._others] if self._others else [])]
         self._declared = frozenset[type]().union(*(check.declared for check in checks))
         self._has_objects = any(check.has_objects for check in checks)
@@ -101,6 +119,22 @@ class Parameters:
             for name in values.keys() - self._checks.keys():
                 self._others.check(values[name], name)
         return encode_guarded(values, bytes_max=limits.bytes_max)
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The names of the parameters; None with ``**kwargs``."""
+        return None if self._others is not None else tuple(self._checks)
+
+    def defaults(self) -> dict[str, Any]:
+        """Return the JSON values of the defaults that have one."""
+        found: dict[str, Any] = {}
+        for name, value in self._defaults.items():
+            with contextlib.suppress(InvalidJob, TypeError):
+                check = self._checks[name]
+                dumped = value if check.adapter is None else check.dumped(value, name)
+                text = encode_guarded({name: dumped}, bytes_max=DEFAULT_LIMITS.bytes_max)
+                found[name] = msgspec.json.decode(text)[name]
+        return found
 
     def decode(self, wire: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keyword arguments of the handler, without unknown ones.
@@ -174,6 +208,16 @@ class BatchItem:
             raise InvalidJob("args", "must become a JSON object")
         return text
 
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """The names of the fields; None if the type does not declare them."""
+        fields = getattr(self._check.hint, "__annotations__", None)
+        return None if fields is None else tuple(typing.get_type_hints(self._check.hint))
+
+    def defaults(self) -> dict[str, Any]:
+        """Return nothing: an encoded item has all its fields."""
+        return {}
+
     def decode(self, wire: Mapping[str, Any]) -> Any:
         """Return the item."""
         return self._check.loaded(wire, None)
@@ -188,6 +232,15 @@ class Untyped:
             raise InvalidJob("args", "must be given by name")
         guard_values(kwargs, bytes_max=limits.bytes_max, depth_max=limits.depth_max)
         return encode_guarded(kwargs, bytes_max=limits.bytes_max)
+
+    @property
+    def names(self) -> tuple[str, ...] | None:
+        """Return None: any names are allowed."""
+        return None
+
+    def defaults(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
 
     def decode(self, wire: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the arguments unchanged."""

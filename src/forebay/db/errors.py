@@ -66,7 +66,9 @@ def translate(error: BaseException) -> ForebayError | None:
     """
     driver = next((found for found in _below(error) if isinstance(found, psycopg.Error)), None)
     if driver is not None and _is_connection_trouble(driver):
-        problem, _, rest = str(driver).strip().partition("\n")
+        # The context repeats the text of the function that ran: up to a page of SQL.
+        text, _, _ = str(driver).partition("\nCONTEXT:")
+        problem, _, rest = text.strip().partition("\n")
         return DatabaseUnavailable(
             problem or type(driver).__name__,
             detail=rest.strip() or None,

@@ -1,6 +1,6 @@
 """Right uses. Both type checkers accept every line; nothing here is run."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, assert_type
@@ -23,7 +23,7 @@ from forebay.mirror import (
     QuerySource,
     SQLiteTarget,
 )
-from forebay.testing import LyingTarget
+from forebay.testing import LyingTarget, perform
 
 app = forebay.App()
 
@@ -224,3 +224,45 @@ async def synchronise(conn: psycopg.Connection, other: psycopg.AsyncConnection) 
     assert_type(pages.write_now(1), bool)
     assert_type(await pages.awrite_now(1), bool)
     assert_type(pages.repair(pages.audit(settle=1)), int)
+
+
+def django_aliases() -> None:
+    bare.enqueue("default", user_id=1)
+
+
+@app.job(unique_by=("document_id",), unique=forebay.Coalesce)
+def reindex(document_id: int) -> None: ...
+
+
+@app.job(unique_by=["document_id"], unique=lambda key: forebay.Debounce(key, wait=10))
+def reindex_later(document_id: int) -> None: ...
+
+
+class Around(forebay.Middleware):
+    def enqueue(self, jobs: Sequence[forebay.NewJob]) -> Iterator[None]:
+        jobs[0].headers["tenant"] = "acme"
+        yield
+
+    def attempt(self, attempt: forebay.Attempt) -> Iterator[None]:
+        assert_type(attempt.job, Job)
+        yield
+
+    async def aattempt(self, attempt: forebay.Attempt) -> AsyncIterator[None]:
+        yield
+
+
+around = forebay.App(middleware=[Around()])
+
+
+@around.on_failed
+def failed(ended: forebay.AttemptEnded) -> None:
+    assert_type(ended.error, BaseException | None)
+
+
+@around.on_worker_lost
+async def lost(worker: forebay.LostWorker) -> None: ...
+
+
+def performed() -> None:
+    assert_type(perform(with_context, 1, urgent=True).returned, Outcome | None)
+    RetryPolicy(delay=lambda attempt, error: 60.0 * attempt, jitter=False)

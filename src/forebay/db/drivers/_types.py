@@ -7,7 +7,7 @@ library is missing, and a union that contains ``Any`` accepts everything.
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import psycopg
 
@@ -65,6 +65,10 @@ class DjangoConnection(Protocol):
     def cursor(self) -> Any: ...
 
 
+#: The alias of Django's default database. Any other alias works too, but a type that accepts any text would accept a forgotten
+#: connection: use ``connections["other"]``.
+DjangoAlias: TypeAlias = Literal["default"]
+
 #: The connections that ``enqueue`` accepts.
 SyncConnection: TypeAlias = (
     psycopg.Connection[Any]
@@ -73,6 +77,7 @@ SyncConnection: TypeAlias = (
     | SQLAlchemySession
     | DjangoConnection
     | DjangoProxy
+    | DjangoAlias
 )
 
 #: The connections that ``aenqueue`` accepts.
@@ -84,4 +89,5 @@ AsyncConnection: TypeAlias = (
     | AsyncSQLAlchemySession
     | DjangoConnection
     | DjangoProxy
+    | DjangoAlias
 )
