@@ -63,7 +63,7 @@ def main() -> int:
     return 0 if result.is_right and (result.is_fast or result.was_busy) else 1
 
 
-def end(signum: int, frame: FrameType | None) -> None:
+def end(signum: int, _frame: FrameType | None) -> None:
     """End as with Ctrl-C, so that the services and both servers end too."""
     sys.exit(128 + signum)
 
