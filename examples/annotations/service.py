@@ -237,7 +237,7 @@ def _refusal(status: int) -> Callable[[Request, Exception], Awaitable[Response]]
 
 @contextlib.asynccontextmanager
 async def lifespan(service: Starlette) -> AsyncGenerator[None, None]:
-    pool = AsyncConnectionPool(
+    pool: AsyncConnectionPool[AsyncConnection[Any]] = AsyncConnectionPool(
         app.dsn, min_size=4, max_size=12, timeout=10.0, open=False,
         kwargs={"application_name": "annotations"},
     )  # fmt: skip

@@ -6,6 +6,7 @@ import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
@@ -62,9 +63,13 @@ def main() -> int:
     return 0 if result.is_right and (result.is_fast or result.was_busy) else 1
 
 
+def end(signum: int, _frame: FrameType | None) -> None:
+    """End as with Ctrl-C, so that the services and both servers end too."""
+    sys.exit(128 + signum)
+
+
 if __name__ == "__main__":
-    # End as with Ctrl-C, so that the services and both servers end too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGTERM, end)
     try:
         sys.exit(main())
     except KeyboardInterrupt:

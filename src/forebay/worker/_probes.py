@@ -70,7 +70,7 @@ class Probes:
     """The thread that answers probes and reports to systemd.
 
     Owns the listening socket. It guarantees an answer within milliseconds, whatever the worker's loop does, and that no client
-    costs more than one of 32 connections for two seconds. After a crash a socket file may be left; the next worker replaces it.
+    costs more than one of 32 connections for two seconds: one more closes the oldest. After a crash a socket file may be left; the next worker replaces it.
 
     Args:
         check: reads the health of the worker, in any thread.
@@ -91,7 +91,7 @@ class Probes:
         self._listener = listener
         self._reports = reports
         self._file = _file_of(listener)
-        self._connections = 0
+        self._open: dict[asyncio.StreamWriter, None] = {}  # oldest first
         self._stopping: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
         self._has_begun = threading.Event()
         self._thread = threading.Thread(target=self._main, name="forebay-probes", daemon=True)
@@ -137,19 +137,23 @@ class Probes:
             server.close()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._connections += 1
+        if len(self._open) >= _CONNECTIONS_MAX:
+            # A probe sends its request at once: a client that has been silent longest makes room.
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        self._open[writer] = None
         try:
-            if self._connections <= _CONNECTIONS_MAX:
-                async with asyncio.timeout(_REQUEST_SECONDS):
-                    request = await reader.readline()
-                    while (await reader.readline()).strip():
-                        pass  # a header
-                    writer.write(self._answer(request))
-                    await writer.drain()
+            async with asyncio.timeout(_REQUEST_SECONDS):
+                request = await reader.readline()
+                while (await reader.readline()).strip():
+                    pass  # a header
+                writer.write(self._answer(request))
+                await writer.drain()
         except (OSError, ValueError):
             pass  # a timeout, a client that has gone, or a line without an end
         finally:
-            self._connections -= 1
+            self._open.pop(writer, None)
             writer.close()
 
     def _answer(self, request: bytes) -> bytes:
