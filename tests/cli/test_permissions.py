@@ -5,7 +5,7 @@ from psycopg.conninfo import make_conninfo
 
 from forebay.client import Client
 from forebay.errors import PermissionDenied
-from forebay.sql import roles_by_function
+from forebay.sql import roles_by_object
 from tests.support.engine import connect
 
 
@@ -20,6 +20,8 @@ def as_role(dsn, role):
         ("forebay_producer", ["jobs", "list"], "forebay_operator or forebay_reader"),
         ("forebay_producer", ["workers", "list"], "forebay_operator or forebay_reader"),
         ("forebay_producer", ["events", "list"], "forebay_operator or forebay_reader"),
+        ("forebay_producer", ["queues", "list"], "forebay_operator or forebay_reader"),
+        ("forebay_producer", ["dead", "list"], "forebay_operator or forebay_reader"),
         ("forebay_reader", ["queues", "pause", "mail", "--new"], "forebay_operator"),
         ("forebay_reader", ["dead", "redrive", "1"], "forebay_operator"),
         ("forebay_reader", ["enqueue", "work"], "forebay_producer or forebay_worker"),
@@ -33,7 +35,7 @@ def test_a_refused_command_names_the_role(command, database, monkeypatch, role, 
     answer = command(*arguments)
 
     assert answer.code == 1, answer
-    assert "error: permission denied for function" in answer.err
+    assert "error: permission denied for " in answer.err
     assert f"hint: The login needs the role {needed}, for example: grant forebay_" in answer.err
 
 
@@ -49,6 +51,16 @@ def test_a_login_without_any_role_is_told_all_four(database, command, monkeypatc
 
     assert answer.code == 1
     assert "forebay_operator or forebay_producer or forebay_reader or forebay_worker" in answer.err
+
+
+def test_what_only_the_owner_may_do_is_told(command, database, monkeypatch):
+    """
+    No role helps with these.
+    """
+    monkeypatch.setenv("FOREBAY_DATABASE_URL", as_role(database, "forebay_producer"))
+    for arguments in (["adopt", "--resume"], ["migrate"]):
+        answer = command(*arguments)
+        assert "hint: Only the owner of the schema may do this" in answer.err, answer
 
 
 def test_a_call_in_python_has_the_roles_as_facts(database):
@@ -70,7 +82,7 @@ def test_the_roles_are_those_that_were_granted(conn):
         " from pg_proc p, aclexplode(p.proacl) a where p.pronamespace = 'forebay'::regnamespace"
         " and p.proname !~ '^_' group by 1"
     ).fetchall()
-    known = roles_by_function()
+    known = roles_by_object()
     assert {name: sorted(known[name]) for name, _ in rows} == {
         name: roles or [] for name, roles in rows
     }

@@ -43,6 +43,7 @@ from forebay.cli.exit import (
 )
 from forebay.cli.options import Json
 from forebay.cli.output import print_json
+from forebay.db.errors import translate_own
 from forebay.errors import ForebayError, PermissionDenied
 from forebay.ops.events import acting_as
 
@@ -155,9 +156,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not is_database_error(error):
             raise
-        # Imports the driver, as the command has done.
-        from forebay.db.errors import translate_own
-
         ours = translate_own(error)
         if isinstance(ours, PermissionDenied):
             print_error(ours)

@@ -12,8 +12,8 @@ message is found in all of them.
 from __future__ import annotations
 
 import re
-from itertools import chain
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 import psycopg
@@ -27,7 +27,7 @@ from forebay.errors import (
     SchemaError,
     error_from_sqlstate,
 )
-from forebay.sql import required_version, roles_by_function
+from forebay.sql import required_version, roles_by_object
 
 #: SQLSTATEs that mean: this connection or server is unusable; another may work.
 #: PostgreSQL manual, appendix A. Class 08 is "connection exception".
@@ -84,15 +84,15 @@ def translate(error: BaseException) -> ForebayError | None:
 def translate_own(error: BaseException) -> ForebayError | None:
     """Do as ``translate``, also for a missing privilege: all statements of the connection are Forebay's.
 
-    The server names no role, and its message is in any language: a name in it that is one of a function of the
-    schema tells what was refused.
+    The server names no role, and its message is in any language: a name in it that is one of a function or table of
+    the schema tells what was refused.
     """
     ours = translate(error)
     message = _server_message(error)
     if ours is not None or message is None or message.sqlstate != _INSUFFICIENT_PRIVILEGE:
         return ours
     names = _NAME.findall(message.message)
-    granted = roles_by_function()
+    granted = roles_by_object()
     for name in reversed(names):
         if name in granted:
             return PermissionDenied(message.message, roles=granted[name])

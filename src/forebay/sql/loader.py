@@ -152,16 +152,22 @@ def required_version() -> int:
 
 
 @functools.cache
-def roles_by_function() -> Mapping[str, tuple[str, ...]]:
-    """Return the roles that may call each function of the schema; none for one that only its owner may call."""
+def roles_by_object() -> Mapping[str, tuple[str, ...]]:
+    """Return the roles that may call each function or read each table of the schema; none if only its owner may."""
     texts = [found for step in migrations() if (found := _GRANT.search(step.text))]
     roles: dict[str, list[str]] = {}
     for role, names in _GRANTED.findall(texts[-1][0]):
         for name in _NAME.findall(names):
             roles.setdefault(name, []).append(role)
-    known = (object_.removeprefix("function ") for object_ in expected_catalog())
-    public = {name.partition("(")[0] for name in known if not name.startswith("_") and "(" in name}
-    return MappingProxyType({name: tuple(roles.get(name, ())) for name in public | set(roles)})
+    allowed: dict[str, tuple[str, ...]] = {}
+    for kind, _, name in (entry.partition(" ") for entry in expected_catalog()):
+        if kind == "column":
+            allowed.setdefault(name.partition(".")[0], ("forebay_operator", "forebay_reader"))
+        elif kind == "function":
+            call = name.partition("(")[0]
+            allowed[call] = tuple(roles.get(call, ()))
+    allowed["schema_migration"] = ()  # Readers can read it; what else needs it is a migration.
+    return MappingProxyType(allowed)
 
 
 def _files() -> list[Traversable]:
