@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Final
 
 import psycopg
@@ -97,7 +96,9 @@ def translate_own(error: BaseException) -> ForebayError | None:
         if name in granted:
             return PermissionDenied(message.message, roles=granted[name])
     if "forebay" in names:  # Without any of the roles, the login may not use the schema.
-        return PermissionDenied(message.message, roles=tuple(sorted({*chain(*granted.values())})))
+        return PermissionDenied(
+            message.message, roles=tuple(sorted(set().union(*granted.values())))
+        )
     return None
 
 
