@@ -84,3 +84,6 @@ def test_log_sentry_mail_and_listeners_report_it(project, outbox, events, caplog
     assert [error.message for error in history.errors] == ["no user 42"] * 2
     (letter,) = app.client().dead_letters(queue="night")
     assert (letter.job_id, letter.reason) == (job_id, "exhausted")
+    (group,) = app.client().dead_groups(queue="night")
+    assert (group.kind, group.error_type, group.jobs) == ("close_day", "LookupError", 1)
+    assert group.dead_id == letter.dead_id
