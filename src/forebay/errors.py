@@ -7,6 +7,7 @@ ForebayError
 ├── ForeignCluster            the database was copied from another cluster: claims wait for adopt
 ├── AdoptRefused              there is nothing to adopt
 ├── DatabaseUnavailable       the connection failed or was lost; try again
+├── PermissionDenied          the login lacks a role; has the roles that may do it
 ├── TargetUnavailable         the target of a mirror cannot be reached now; try again
 ├── WrongConnection           the argument is not a connection, or sync and async are confused
 ├── TransactionStateError     the function must run alone, autocommitted, at READ COMMITTED
@@ -63,7 +64,7 @@ __all__ = [
     "DeadLetterError", "DeadLetterNotFound", "EnqueueError", "ForebayError", "ForeignCluster",
     "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled",
     "JobDied", "JobNotFound", "JobsChanged", "KeyBusy", "LaneTaken", "LeaseLost", "NoResult", "PayloadDiffers",
-    "PayloadTooDeep", "PayloadTooLarge", "QueueFull", "ResultError", "ResultTimeout",
+    "PayloadTooDeep", "PayloadTooLarge", "PermissionDenied", "QueueFull", "ResultError", "ResultTimeout",
     "SchemaError", "ServerStartError", "SoftTimeout", "TargetUnavailable",
     "TransactionStateError", "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection",
     "error_from_sqlstate", "shown",
@@ -150,6 +151,38 @@ class DatabaseUnavailable(ForebayError):
     _: KW_ONLY
     detail: str | None = None
     hint: str | None = None
+
+
+class PermissionDenied(ForebayError):
+    """The login of a connection of Forebay may not call a function of the schema.
+
+    On a connection of the caller, the driver's exception passes unchanged.
+
+    Attributes:
+        problem: the server's message.
+        roles: the roles of which the login needs one; all four if the login has none of them, empty if only the
+            owner of the schema may do it.
+    """
+
+    template = "{problem}"
+    problem: str
+    _: KW_ONLY
+    roles: tuple[str, ...] = ()
+    hint: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.roles:
+            one = self.roles[0]
+            needed = " or ".join(self.roles)
+            self.hint = (
+                f"The login needs the role {needed}, for example: grant {one} to LOGIN."
+                " docs/security.md says what each role may do."
+            )
+        else:
+            self.hint = (
+                "Only the owner of the schema may do this: the login that ran `forebay migrate`."
+            )
+        super().__post_init__()
 
 
 class TargetUnavailable(ForebayError):

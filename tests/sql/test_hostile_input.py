@@ -41,7 +41,6 @@ BAD_CALLS = [
     ("""'work', '{"a": NaN}'""", "22P02"),
     ("""'work', '{"a": Infinity}'""", "22P02"),
     ("'work', queue => ''", "JQ001"),
-    ("'work', queue => null", "JQ001"),
     ("'work', queue => 'a/b'", "JQ001"),
     ("'work', queue => repeat('q', 129)", "JQ001"),
     ("'work', priority => 32768", "JQ001"),

@@ -47,6 +47,7 @@ EXAMPLES = [
     ForeignCluster(recorded="1/5", actual="2/5"),
     errors.AdoptRefused(),
     DatabaseUnavailable("connection refused"),
+    errors.PermissionDenied("permission denied for function jobs", roles=("forebay_reader",)),
     TargetUnavailable("no answer"),
     WrongConnection("a str is not a connection", given="builtins.str", hint="Connect first."),
     TransactionStateError("forebay.claim", "a transaction is open"),

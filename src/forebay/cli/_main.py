@@ -43,7 +43,8 @@ from forebay.cli.exit import (
 )
 from forebay.cli.options import Json
 from forebay.cli.output import print_json
-from forebay.errors import ForebayError
+from forebay.db.errors import translate_own
+from forebay.errors import ForebayError, PermissionDenied
 from forebay.ops.events import acting_as
 
 #: How long threads that handlers left behind may delay the exit of the process.
@@ -155,6 +156,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         if not is_database_error(error):
             raise
-        print_database_error(error)
+        ours = translate_own(error)
+        if isinstance(ours, PermissionDenied):
+            print_error(ours)
+        else:
+            print_database_error(error)
         return ExitCode.FAILED
     return ExitCode.DONE

@@ -22,10 +22,11 @@ from forebay.errors import (
     DatabaseUnavailable,
     ForebayError,
     InvalidJob,
+    PermissionDenied,
     SchemaError,
     error_from_sqlstate,
 )
-from forebay.sql import required_version
+from forebay.sql import required_version, roles_by_object
 
 #: SQLSTATEs that mean: this connection or server is unusable; another may work.
 #: PostgreSQL manual, appendix A. Class 08 is "connection exception".
@@ -49,6 +50,7 @@ _POOLER_HINT: Final = (
     " or make the pooler ignore them (ignore_startup_parameters)."
 )
 
+_INSUFFICIENT_PRIVILEGE: Final = "42501"
 _UNDEFINED_SCHEMA: Final = "3F000"
 _UNDEFINED_FUNCTION: Final = "42883"
 _UNDEFINED_TABLE: Final = "42P01"
@@ -56,6 +58,7 @@ _UNDEFINED_TABLE: Final = "42P01"
 #: SQLSTATE classes of errors in a query itself: names and rights, values, unsupported features. Then the functions that run
 #: a query of the caller, as the server's context names them.
 _OF_A_QUERY: Final = ("0A", "22", "3F", "42")
+_NAME: Final = re.compile(r"\w+")
 _RUNS_A_QUERY: Final = re.compile(r"backfill(?:_run_v1|_count_v1|_begin)\(")  # in any language
 
 
@@ -75,6 +78,28 @@ def translate(error: BaseException) -> ForebayError | None:
             hint=_POOLER_HINT if refuses_settings(driver) else None,
         )
     return translate_ours(error)
+
+
+def translate_own(error: BaseException) -> ForebayError | None:
+    """Do as ``translate``, also for a missing privilege: all statements of the connection are Forebay's.
+
+    The server names no role, and its message is in any language: a name in it that is one of a function or table of
+    the schema tells what was refused.
+    """
+    ours = translate(error)
+    message = _server_message(error)
+    if ours is not None or message is None or message.sqlstate != _INSUFFICIENT_PRIVILEGE:
+        return ours
+    names = _NAME.findall(message.message)
+    granted = roles_by_object()
+    for name in reversed(names):
+        if name in granted:
+            return PermissionDenied(message.message, roles=granted[name])
+    if "forebay" in names:  # Without any of the roles, the login may not use the schema.
+        return PermissionDenied(
+            message.message, roles=tuple(sorted(set().union(*granted.values())))
+        )
+    return None
 
 
 def refuses_settings(error: BaseException) -> bool:

@@ -16,7 +16,7 @@ import psycopg.conninfo
 from psycopg.rows import tuple_row
 
 from forebay.config import masked_dsn
-from forebay.db.errors import translate
+from forebay.db.errors import translate_own
 from forebay.db.server_settings import ENCODING, OF_CALLS, for_one_transaction
 from forebay.db.session import KEEPALIVE
 from forebay.errors import ConfigError
@@ -46,7 +46,7 @@ def run_own(dsn: str, operation: Operation[T]) -> T:
         with psycopg.connect(dsn, **_options(dsn), row_factory=tuple_row) as conn:
             return _call(conn, operation)
     except psycopg.Error as error:
-        ours = translate(error)
+        ours = translate_own(error)
         if ours is None:
             raise
         raise ours from error
@@ -81,7 +81,7 @@ def _translated() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
-        ours = translate(error)
+        ours = translate_own(error)
         if ours is None:
             raise
         raise ours from error
@@ -94,7 +94,7 @@ async def run_own_async(dsn: str, operation: Operation[T]) -> T:
         async with await connecting as conn:
             return await _call_async(conn, operation)
     except psycopg.Error as error:
-        ours = translate(error)
+        ours = translate_own(error)
         if ours is None:
             raise
         raise ours from error
@@ -150,7 +150,7 @@ def await_own(
                         if notify.payload == key:
                             until = 0.0
     except psycopg.Error as error:
-        ours = translate(error)
+        ours = translate_own(error)
         if ours is None:
             raise
         raise ours from error
@@ -191,7 +191,7 @@ async def await_own_async(
                         if notify.payload == key:
                             until = 0.0
     except psycopg.Error as error:
-        ours = translate(error)
+        ours = translate_own(error)
         if ours is None:
             raise
         raise ours from error

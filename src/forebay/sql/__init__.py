@@ -8,6 +8,7 @@ from forebay.sql.loader import (
     latest_version,
     migrations,
     required_version,
+    roles_by_object,
 )
 from forebay.sql.statements import split_statements
 
@@ -19,5 +20,6 @@ __all__ = [
     "latest_version",
     "migrations",
     "required_version",
+    "roles_by_object",
     "split_statements",
 ]

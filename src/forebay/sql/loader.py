@@ -26,11 +26,14 @@ import hashlib
 import re
 from dataclasses import dataclass, field
 from importlib import resources
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from forebay.sql.catalog import expected_catalog
 from forebay.sql.statements import split_statements
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from importlib.resources.abc import Traversable
 
 _FILE_NAME: Final = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
@@ -41,6 +44,10 @@ _AFTER_ALL: Final = re.compile(r"^-- after all that has begun$", re.MULTILINE)
 _PER_SEGMENT: Final = re.compile(r"^-- for each segment$", re.MULTILINE)
 _TABLE: Final = re.compile(r"[a-z_][a-z0-9_]*")
 _SEGMENT: Final = "{segment}"
+#: The function that grants the roles, the functions of each role in it, and the name of one.
+_GRANT: Final = re.compile(r"function forebay\._grant\(\).*?\$\$.*?\$\$", re.DOTALL)
+_GRANTED: Final = re.compile(r"when '(forebay_\w+)' then array\[(.*?)\]", re.DOTALL)
+_NAME: Final = re.compile(r"'(\w+)'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +149,25 @@ def latest_version() -> int:
 def required_version() -> int:
     """Return the oldest version of the schema that this library works with: without the last post migrations."""
     return max(step.version for step in migrations() if not step.is_post)
+
+
+@functools.cache
+def roles_by_object() -> Mapping[str, tuple[str, ...]]:
+    """Return the roles that may call each function or read each table of the schema; none if only its owner may."""
+    texts = [found for step in migrations() if (found := _GRANT.search(step.text))]
+    roles: dict[str, list[str]] = {}
+    for role, names in _GRANTED.findall(texts[-1][0]):
+        for name in _NAME.findall(names):
+            roles.setdefault(name, []).append(role)
+    allowed: dict[str, tuple[str, ...]] = {}
+    for kind, _, name in (entry.partition(" ") for entry in expected_catalog()):
+        if kind == "column":
+            allowed.setdefault(name.partition(".")[0], ("forebay_operator", "forebay_reader"))
+        elif kind == "function":
+            call = name.partition("(")[0]
+            allowed[call] = tuple(roles.get(call, ()))
+    allowed["schema_migration"] = ()  # Readers can read it; what else needs it is a migration.
+    return MappingProxyType(allowed)
 
 
 def _files() -> list[Traversable]:
