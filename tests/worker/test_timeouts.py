@@ -385,5 +385,12 @@ async def test_expired_jobs_do_not_run_and_are_dead_letters_even_where_nobody_cl
             ),
             30,
         )
-    assert "expired before a worker started them and are dead letters now" in caplog.text
+    died = {r.job_id: r for r in caplog.records if getattr(r, "reason", None) == "expired"}
+    assert {job: (r.levelname, r.queue) for job, r in died.items()} == {
+        late: ("ERROR", "default"),
+        other: ("ERROR", "unserved"),
+    }
+    assert f"job {late} (work) expired before a worker started it and is a dead letter now" in (
+        caplog.text
+    )
     assert ran == [1]

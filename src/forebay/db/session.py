@@ -29,7 +29,7 @@ from forebay.db.server_settings import ENCODING, OF_SERVICES, for_one_transactio
 from forebay.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 
     from forebay.ops.operation import Operation
 
@@ -50,6 +50,8 @@ _OTHER_SESSION: Final = frozenset({"26000", "42P05"})
 #: translate messages.
 _NOT_SUPPORTED: Final = "0A000"
 _CONNECTION_EXCEPTION: Final = "08"
+#: The message of ``forebay._report_deaths()``.
+_DEATHS: Final = "forebay: dead letters"
 
 #: One round trip: read the server's process id, and apply the settings only if it is the id reported on connecting.
 #: Its names are qualified, since it runs before the search_path is set.
@@ -74,6 +76,8 @@ class Session:
         lock_timeout: server-side limit for waiting for a lock; None leaves it to ``base``.
         settings: other server settings that its calls need.
         base: the server settings of this sort of connection; see ``forebay.db.server_settings``.
+        on_deaths: called after a call that made jobs dead letters itself, with what ``forebay._report_deaths()`` told of them; must
+            not raise.
         pooler: "transaction": there is a pooler in transaction mode; "session": there is no pooler, or one that keeps the
             server session; "auto": detect it.
     """
@@ -88,8 +92,12 @@ class Session:
         lock_timeout: str | None = None,
         settings: Mapping[str, str] | None = None,
         base: Mapping[str, str] = OF_SERVICES,
+        on_deaths: Callable[[Sequence[str]], None] | None = None,
         pooler: str = "auto",
     ) -> None:
+        self._on_deaths = on_deaths
+        #: What the call under way has told so far.
+        self._deaths: list[str] = []
         self._dsn = dsn
         self._name = name
         self._connect_seconds = connect_seconds
@@ -141,6 +149,7 @@ class Session:
             conn = await self._connected()
             loop = asyncio.get_running_loop()
             guard = loop.call_later(seconds or self._call_seconds, cut, conn)
+            self._deaths = []
             try:
                 cursor = await self._execute(conn, operation)
                 rows = await cursor.fetchall() if cursor.description else []
@@ -162,6 +171,8 @@ class Session:
                 raise
             finally:
                 guard.cancel()
+            if self._deaths and self._on_deaths is not None:
+                self._on_deaths(self._deaths)
         return operation.decode(rows)
 
     async def _execute(
@@ -229,7 +240,13 @@ class Session:
         )
         self._in_one_message = for_one_transaction(self._settings, self._conn.info.server_version)
         self.connects += 1
+        if self._on_deaths is not None:
+            self._conn.add_notice_handler(self._keep_deaths)
         return self._conn
+
+    def _keep_deaths(self, message: psycopg.errors.Diagnostic) -> None:
+        if message.message_primary == _DEATHS and message.message_detail:
+            self._deaths.append(message.message_detail)
 
     async def _drop(self) -> None:
         conn, self._conn = self._conn, None

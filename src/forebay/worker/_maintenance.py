@@ -293,12 +293,6 @@ class Maintenance:
             since = min(self._swept_at, began_at) - timedelta(minutes=1)
         count, duty.after = await self._session.run(protocol.sweep(since, duty.after, duty.rows))
         self._record("expired", count)
-        if count:
-            log.error(
-                "%s jobs expired before a worker started them and are dead letters now:"
-                " forebay dead list --reason expired",
-                count,
-            )
         if duty.after is None:
             if self._swept_at is None:
                 self._swept_all_at = time.monotonic()

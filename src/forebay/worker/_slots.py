@@ -17,6 +17,7 @@ from forebay.model.text import logger
 from forebay.ops.protocol import Ended
 from forebay.worker._job_log import log_started
 from forebay.worker._running import Call, attempt_of, failures
+from forebay.worker._stacks import stack_of
 
 if TYPE_CHECKING:
     import asyncio
@@ -209,7 +210,9 @@ class Slots:
             return
         error = HardTimeout(seconds)
         call.cut()
-        self._reporter.finish_all(call, failures(call, error))
+        # Another exception than the one for the handler, so that nothing keeps the frames.
+        stuck = HardTimeout(seconds).with_traceback(stack_of(call))
+        self._reporter.finish_all(call, failures(call, stuck))
         call.settling = False
         call.interrupt(error, self._threads)
         self._abandon(call)

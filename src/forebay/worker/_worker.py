@@ -30,6 +30,7 @@ from forebay.ops import protocol
 from forebay.policy.leadership import LEADER_IDS, MAINTENANCE
 from forebay.worker._children import Children, start_of
 from forebay.worker._claimer import Claimer
+from forebay.worker._deaths import log_deaths
 from forebay.worker._events import Announcer
 from forebay.worker._executor import Executor
 from forebay.worker._health import HealthCheck
@@ -243,6 +244,7 @@ class Worker:
                 lock_timeout=lock_timeout,
                 connect_seconds=connect,
                 call_seconds=_CALL_SECONDS,
+                on_deaths=lambda found: log_deaths(found, self._job_log.muted),
                 pooler=settings.pooler,
             )
 

@@ -3019,7 +3019,7 @@ declare
     v_high     bigint;
     v_used_up  boolean;
     v_tombstones boolean;
-    v_dead_letters   bigint;
+    v_dead     bigint[];
 begin
     execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
 
@@ -3131,11 +3131,14 @@ begin
                array_agg((u.r).seq order by u.nr) filter (where u.verdict is null),
                array_agg((u.r).xid order by u.nr) filter (where u.verdict is null),
                array_agg(u.r order by u.nr) filter (where u.verdict is null),
-               count(forebay._write_dead_letter(p_group_id, c.queue, c.priority, u.r, 'expired', coalesce((u.r).attempt, 0)))
+               array_agg(forebay._write_dead_letter(p_group_id, c.queue, c.priority, u.r, 'expired', coalesce((u.r).attempt, 0)) order by u.nr)
                    filter (where u.verdict = 'e')
-        into v_skipped, v_as, v_seqs, v_xids, v_taken, v_dead_letters
+        into v_skipped, v_as, v_seqs, v_xids, v_taken, v_dead
         from (select unnest(v_rows) as r, unnest(v_verdicts) as verdict, generate_subscripts(v_rows, 1) as nr) u
         where u.nr <= v_count;
+        if v_dead is not null then
+            perform forebay._report_deaths(v_dead);
+        end if;
     end if;
     if v_xids[1] = all (v_xids) then
         v_xids := v_xids[:1];
@@ -5144,14 +5147,17 @@ begin
                (select count(*) from chosen i where i.is_fresh) as fresh, (select count(*) from skipped i where i.is_fresh) as fresh_skipped,
                (select array_agg(i.seq order by i.nr) from skipped i) as skipped,
                (select array_agg(lower(i.verdict)::"char" order by i.nr) from skipped i) as skipped_as,
-               (select count(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)))
-                from skipped i where i.verdict = 'e') as dead_letters,
+               (select array_agg(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)) order by i.nr)
+                from skipped i where i.verdict = 'e') as dead,
                (select count(forebay._append_again(i.job, c.at)) from candidate i where i.class = 5) as appended_again,
                -- No job of these keys is taken, and more may wait than were read, or their first jobs did not fit into the claim.
                array(select i.key from reach i where i.places is null and (i.upto is not null or i.runs)) as again
         into v_taken;
         if v_taken.again <> '{}' then
             perform forebay._announce_keys(c.queue, c.priority, p_group_id, v_taken.again);
+        end if;
+        if v_taken.dead is not null then
+            perform forebay._report_deaths(v_taken.dead);
         end if;
     end if;
 
@@ -5645,6 +5651,7 @@ declare
     v_sent    bigint := 0;
     v_held    text[];  -- keys whose next job is in a new row
     v_dead    text[];
+    v_letters bigint[] := '{}';
 begin
     select l.worker into v_worker from forebay.lease l
     where l.lease_id = p_lease_id and l.closed_at is null for update;
@@ -5698,7 +5705,8 @@ begin
                     jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone',
                                        'max_attempts', 20), v_worker);
                 if v_attempt >= coalesce(v_row.max_attempts, 20) then
-                    perform forebay._write_dead_letter(v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt);
+                    v_letters := v_letters || forebay._write_dead_letter(
+                        v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt);
                     insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
                     values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array['x'::"char"]);
                     if v_row.ordering_key is not null then
@@ -5727,6 +5735,9 @@ begin
                 v_lane.queue, v_lane.priority, v_batch.group_id, v_dead);
         end if;
     end loop;
+    if v_letters <> '{}' then
+        perform forebay._report_deaths(v_letters);
+    end if;
     return v_sent;
 end
 $$;
@@ -7767,6 +7778,8 @@ declare
     v_priorities integer[] := '{}';
     v_audiences  bigint[] := '{}';
     v_starts     pg_snapshot[] := '{}';
+    v_died       bigint;
+    v_dead       bigint[] := '{}';
 begin
     if (p_most between 1 and 1000000 and p_lanes between 1 and 1000000) is not true then
         raise exception using errcode = 'JQ001',
@@ -7844,9 +7857,16 @@ begin
             end if;
         end loop;
         for v_nr in 1 .. cardinality(v_rows) loop
-            expired := expired + forebay._expire_one(
+            v_died := forebay._expire_one(
                 v_rows[v_nr], v_groups[v_nr], v_queues[v_nr], v_priorities[v_nr], v_audiences[v_nr], v_starts[v_nr]);
+            if v_died is not null then
+                v_dead := v_dead || v_died;
+            end if;
         end loop;
+        expired := cardinality(v_dead);
+        if expired > 0 then
+            perform forebay._report_deaths(v_dead);
+        end if;
         if next is not null then
             return;
         end if;
@@ -7911,10 +7931,10 @@ end
 $$;
 
 
--- Expire one job of a group under its lane's lock, unless the cursor has passed it; returns 1 or 0.
+-- Expire one job of a group under its lane's lock, unless the cursor has passed it; returns its dead letter's id, or null.
 create function forebay._expire_one(
     p_row forebay.log, p_group_id bigint, p_queue text, p_priority integer, p_audience bigint, p_start_after pg_snapshot)
-returns integer
+returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -7926,15 +7946,14 @@ begin
     where b.group_id = p_group_id and b.lane = p_row.lane order by b.no desc limit 1;
     if v_cur.snap_from is null then
         if p_audience = 0 and pg_visible_in_snapshot(p_row.xid, p_start_after) then
-            return 0;
+            return null;
         end if;
     elsif forebay._is_consumed(p_row.xid, p_row.seq, v_cur.snap_from, v_cur.snap_to, v_cur.lo, v_cur.hi, v_cur.pos_xid, v_cur.pos_seq) then
-        return 0;
+        return null;
     end if;
     insert into forebay.tombstone (job_id, group_id, reason, recorded_at, enqueued_at)
     values (coalesce(p_row.job_id, p_row.seq), p_group_id, 'e', forebay._now(), p_row.enqueued_at);
-    perform forebay._write_dead_letter(p_group_id, p_queue, p_priority, p_row, 'expired', coalesce(p_row.attempt, 0));
-    return 1;
+    return forebay._write_dead_letter(p_group_id, p_queue, p_priority, p_row, 'expired', coalesce(p_row.attempt, 0));
 end
 $$;
 
@@ -11291,6 +11310,26 @@ as $$
               offset 0) f
         order by f.failed_at desc limit 1) last on p_reason in ('exhausted', 'permanent')
     returning dead_id
+$$;
+
+
+-- Tell the caller which jobs this call itself made dead letters: a message INFO beside the answer, which the server always sends to
+-- the client, and whose detail is JSON: total, and the first 20 jobs. Nothing runs for it where nothing died.
+--
+-- Invariant "told after the commit": a message of a call that fails must be ignored, since its dead letters were rolled back.
+create function forebay._report_deaths(p_dead_ids bigint[]) returns void
+language plpgsql volatile
+as $$
+begin
+    raise info using message = 'forebay: dead letters', detail = jsonb_build_object(
+        'total', cardinality(p_dead_ids),
+        'jobs', (select jsonb_agg(jsonb_build_object(
+                            'job_id', d.job_id, 'kind', d.kind, 'queue', d.queue, 'reason', d.reason, 'attempt', d.attempt,
+                            'max_attempts', d.max_attempts, 'tag', d.tag, 'correlation_id', d.correlation_id, 'cause', d.cause)
+                        order by i.nr)
+                 from unnest(p_dead_ids[:20]) with ordinality i (dead_id, nr)
+                 cross join lateral (select l.* from forebay.dead_letter l where l.dead_id = i.dead_id offset 0) d));
+end
 $$;
 
 

@@ -27,7 +27,7 @@ declare
     v_high     bigint;
     v_used_up  boolean;
     v_tombstones boolean;
-    v_dead_letters   bigint;
+    v_dead     bigint[];
 begin
     -- include: lock_lane
 
@@ -132,11 +132,14 @@ begin
                array_agg((u.r).seq order by u.nr) filter (where u.verdict is null),
                array_agg((u.r).xid order by u.nr) filter (where u.verdict is null),
                array_agg(u.r order by u.nr) filter (where u.verdict is null),
-               count(forebay._write_dead_letter(p_group_id, c.queue, c.priority, u.r, 'expired', coalesce((u.r).attempt, 0)))
+               array_agg(forebay._write_dead_letter(p_group_id, c.queue, c.priority, u.r, 'expired', coalesce((u.r).attempt, 0)) order by u.nr)
                    filter (where u.verdict = 'e')
-        into v_skipped, v_as, v_seqs, v_xids, v_taken, v_dead_letters
+        into v_skipped, v_as, v_seqs, v_xids, v_taken, v_dead
         from (select unnest(v_rows) as r, unnest(v_verdicts) as verdict, generate_subscripts(v_rows, 1) as nr) u
         where u.nr <= v_count;
+        if v_dead is not null then
+            perform forebay._report_deaths(v_dead);
+        end if;
     end if;
     if v_xids[1] = all (v_xids) then
         v_xids := v_xids[:1];

@@ -322,14 +322,17 @@ begin
                (select count(*) from chosen i where i.is_fresh) as fresh, (select count(*) from skipped i where i.is_fresh) as fresh_skipped,
                (select array_agg(i.seq order by i.nr) from skipped i) as skipped,
                (select array_agg(lower(i.verdict)::"char" order by i.nr) from skipped i) as skipped_as,
-               (select count(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)))
-                from skipped i where i.verdict = 'e') as dead_letters,
+               (select array_agg(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)) order by i.nr)
+                from skipped i where i.verdict = 'e') as dead,
                (select count(forebay._append_again(i.job, c.at)) from candidate i where i.class = 5) as appended_again,
                -- No job of these keys is taken, and more may wait than were read, or their first jobs did not fit into the claim.
                array(select i.key from reach i where i.places is null and (i.upto is not null or i.runs)) as again
         into v_taken;
         if v_taken.again <> '{}' then
             perform forebay._announce_keys(c.queue, c.priority, p_group_id, v_taken.again);
+        end if;
+        if v_taken.dead is not null then
+            perform forebay._report_deaths(v_taken.dead);
         end if;
     end if;
 

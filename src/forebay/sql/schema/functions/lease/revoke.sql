@@ -25,6 +25,7 @@ declare
     v_sent    bigint := 0;
     v_held    text[];  -- keys whose next job is in a new row
     v_dead    text[];
+    v_letters bigint[] := '{}';
 begin
     select l.worker into v_worker from forebay.lease l
     where l.lease_id = p_lease_id and l.closed_at is null for update;
@@ -78,7 +79,8 @@ begin
                     jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone',
                                        'max_attempts', 20), v_worker);
                 if v_attempt >= coalesce(v_row.max_attempts, 20) then
-                    perform forebay._write_dead_letter(v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt);
+                    v_letters := v_letters || forebay._write_dead_letter(
+                        v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt);
                     insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
                     values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array['x'::"char"]);
                     if v_row.ordering_key is not null then
@@ -107,6 +109,9 @@ begin
                 v_lane.queue, v_lane.priority, v_batch.group_id, v_dead);
         end if;
     end loop;
+    if v_letters <> '{}' then
+        perform forebay._report_deaths(v_letters);
+    end if;
     return v_sent;
 end
 $$;

@@ -40,6 +40,8 @@ declare
     v_priorities integer[] := '{}';
     v_audiences  bigint[] := '{}';
     v_starts     pg_snapshot[] := '{}';
+    v_died       bigint;
+    v_dead       bigint[] := '{}';
 begin
     if (p_most between 1 and 1000000 and p_lanes between 1 and 1000000) is not true then
         raise exception using errcode = 'JQ001',
@@ -117,9 +119,16 @@ begin
             end if;
         end loop;
         for v_nr in 1 .. cardinality(v_rows) loop
-            expired := expired + forebay._expire_one(
+            v_died := forebay._expire_one(
                 v_rows[v_nr], v_groups[v_nr], v_queues[v_nr], v_priorities[v_nr], v_audiences[v_nr], v_starts[v_nr]);
+            if v_died is not null then
+                v_dead := v_dead || v_died;
+            end if;
         end loop;
+        expired := cardinality(v_dead);
+        if expired > 0 then
+            perform forebay._report_deaths(v_dead);
+        end if;
         if next is not null then
             return;
         end if;
@@ -184,10 +193,10 @@ end
 $$;
 
 
--- Expire one job of a group under its lane's lock, unless the cursor has passed it; returns 1 or 0.
+-- Expire one job of a group under its lane's lock, unless the cursor has passed it; returns its dead letter's id, or null.
 create function forebay._expire_one(
     p_row forebay.log, p_group_id bigint, p_queue text, p_priority integer, p_audience bigint, p_start_after pg_snapshot)
-returns integer
+returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -199,14 +208,13 @@ begin
     where b.group_id = p_group_id and b.lane = p_row.lane order by b.no desc limit 1;
     if v_cur.snap_from is null then
         if p_audience = 0 and pg_visible_in_snapshot(p_row.xid, p_start_after) then
-            return 0;
+            return null;
         end if;
     elsif forebay._is_consumed(p_row.xid, p_row.seq, v_cur.snap_from, v_cur.snap_to, v_cur.lo, v_cur.hi, v_cur.pos_xid, v_cur.pos_seq) then
-        return 0;
+        return null;
     end if;
     insert into forebay.tombstone (job_id, group_id, reason, recorded_at, enqueued_at)
     values (coalesce(p_row.job_id, p_row.seq), p_group_id, 'e', forebay._now(), p_row.enqueued_at);
-    perform forebay._write_dead_letter(p_group_id, p_queue, p_priority, p_row, 'expired', coalesce(p_row.attempt, 0));
-    return 1;
+    return forebay._write_dead_letter(p_group_id, p_queue, p_priority, p_row, 'expired', coalesce(p_row.attempt, 0));
 end
 $$;

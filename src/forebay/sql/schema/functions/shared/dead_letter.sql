@@ -37,3 +37,23 @@ as $$
         order by f.failed_at desc limit 1) last on p_reason in ('exhausted', 'permanent')
     returning dead_id
 $$;
+
+
+-- Tell the caller which jobs this call itself made dead letters: a message INFO beside the answer, which the server always sends to
+-- the client, and whose detail is JSON: total, and the first 20 jobs. Nothing runs for it where nothing died.
+--
+-- Invariant "told after the commit": a message of a call that fails must be ignored, since its dead letters were rolled back.
+create function forebay._report_deaths(p_dead_ids bigint[]) returns void
+language plpgsql volatile
+as $$
+begin
+    raise info using message = 'forebay: dead letters', detail = jsonb_build_object(
+        'total', cardinality(p_dead_ids),
+        'jobs', (select jsonb_agg(jsonb_build_object(
+                            'job_id', d.job_id, 'kind', d.kind, 'queue', d.queue, 'reason', d.reason, 'attempt', d.attempt,
+                            'max_attempts', d.max_attempts, 'tag', d.tag, 'correlation_id', d.correlation_id, 'cause', d.cause)
+                        order by i.nr)
+                 from unnest(p_dead_ids[:20]) with ordinality i (dead_id, nr)
+                 cross join lateral (select l.* from forebay.dead_letter l where l.dead_id = i.dead_id offset 0) d));
+end
+$$;
