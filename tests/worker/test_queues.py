@@ -239,3 +239,48 @@ async def test_many_waiting_jobs_are_claimed_in_bounded_numbers(app, conn):
     async with running(app, concurrency=4, claim_rows_max=500) as one_worker:
         await wait_for_async(lambda: one_worker.stats.done == 20000, 60)
     assert most <= 1500
+
+
+@pytest.mark.parametrize("linger", [None, 0.05])
+async def test_with_linger_a_busy_queue_beside_it_leaves_batches_full(app, conn, linger):
+    """
+    120 jobs at 50 per call run in three calls although another queue always has jobs; without linger in more.
+    """
+    calls = []
+
+    @app.batch_job(size=50, queue="search", linger=linger)
+    async def index(items: list[forebay.Job]) -> None:
+        calls.append(len(items))
+
+    @app.job(queue="other")
+    async def other() -> None:
+        await asyncio.sleep(0.005)
+
+    index.enqueue_many(conn, [{"n": n} for n in range(120)])
+    other.enqueue_many(conn, [()] * 400)
+    await run_until_idle(app)
+    assert sum(calls) == 120
+    if linger is None:
+        assert len(calls) > 3
+    else:
+        assert calls == [50, 50, 20]
+
+
+async def test_jobs_that_arrive_during_the_linger_share_a_call(app, conn):
+    """
+    The first job starts at once; those that are enqueued within the linger after it run in one call.
+    """
+    calls = []
+
+    @app.batch_job(size=50, linger=1)
+    async def index(items: list[forebay.Job]) -> None:
+        calls.append(len(items))
+
+    async with running(app):
+        index.enqueue(conn, n=0)
+        await wait_for_async(lambda: calls == [1])
+        for n in range(20):
+            index.enqueue(conn, n=n)  # each in a transaction of its own
+            await asyncio.sleep(0)
+        await wait_for_async(lambda: sum(calls) == 21)
+    assert len(calls) <= 3, calls  # a slow machine may need more than one second for the enqueues

@@ -214,6 +214,7 @@ class App(AppQueues, AppEvents):
         self,
         *,
         size: int = BATCH_SIZE_DEFAULT,
+        linger: float | timedelta | None = None,
         name: str | None = None,
         queue: str = QUEUE_DEFAULT,
         priority: int = checks.PRIORITY_DEFAULT,
@@ -240,7 +241,9 @@ class App(AppQueues, AppEvents):
         outcome, an exception for a failure, or None for done. If it raises, all jobs fail.
 
         Args:
-            size: maximum number of jobs per call, 1 to 10,000. A call never waits for more jobs to arrive.
+            size: maximum number of jobs per call, 1 to 10,000.
+            linger: after a claim that found fewer jobs than a call takes, wait at most this time, up to one second, before
+                the next claim from the queue, so that calls are fuller. None: a call never waits for more jobs.
             name: see ``job``, also for the following options.
             queue: ...
             priority: ...
@@ -265,6 +268,7 @@ class App(AppQueues, AppEvents):
             return self._declared(
                 function,
                 batch_size=size,
+                linger=linger,
                 name=name,
                 queue=queue,
                 priority=priority,

@@ -26,6 +26,9 @@ QUEUE_DEFAULT: Final = "default"
 #: A batch handler's jobs come from one claim.
 BATCH_SIZE_MAX: Final = 10_000
 
+#: The longest time that a worker may wait for a fuller call.
+LINGER_SECONDS_MAX: Final = 1.0
+
 #: How long results are kept by default.
 KEEP_SECONDS_DEFAULT: Final = 7 * 86_400.0
 KEEP_SECONDS_MAX: Final = 3650 * 86_400.0
@@ -50,6 +53,7 @@ class Kind:
         transaction: whether it runs in a transaction that also completes the job.
         connection: the class of the connection of that transaction; None for psycopg.
         batch_size: maximum number of jobs per call; None for a handler of single jobs.
+        linger_seconds: how long a worker waits for a fuller call; None for not at all.
         keep_result_seconds: how long its results are kept; None for not at all.
         in_process: whether it runs in a separate process, which is killed at the hard timeout.
         memory_bytes: maximum memory of a call in that process; None for no limit.
@@ -71,6 +75,7 @@ class Kind:
     transaction: bool = False
     connection: type | None = None
     batch_size: int | None = None
+    linger_seconds: float | None = None
     keep_result_seconds: float | None = None
     in_process: bool = False
     memory_bytes: int | None = None
@@ -92,6 +97,7 @@ class Kind:
         hard_timeout_seconds: float | None = None,
         transaction: bool = False,
         batch_size: int | None = None,
+        linger: object = None,
         keep_result: object = False,
         executor: object = None,
         memory_bytes: int | None = None,
@@ -136,6 +142,7 @@ class Kind:
             transaction=transaction,
             connection=_checked_connection(name, carries, transaction, is_async),
             batch_size=batch_size,
+            linger_seconds=_checked_linger(name, linger),
             keep_result_seconds=keep_seconds,
             in_process=executor == "process",
             memory_bytes=memory_bytes,
@@ -342,6 +349,26 @@ def _check_batch_size(name: str, size: object) -> None:
             f"is {shown(size)}, not an integer within 1 to {BATCH_SIZE_MAX}",
             value=size,
         )
+
+
+def _checked_linger(name: str, linger: object) -> float | None:
+    if linger is None:
+        return None
+    if isinstance(linger, timedelta):
+        linger = linger.total_seconds()
+    # A truth value is no time, and no comparison with NaN is true.
+    if (
+        not isinstance(linger, int | float)
+        or isinstance(linger, bool)
+        or not 0 < linger <= LINGER_SECONDS_MAX
+    ):
+        raise ConfigError(
+            f"kind {name}: linger",
+            f"is {shown(linger)}, not a time above 0 and at most {LINGER_SECONDS_MAX:g} s",
+            value=linger,
+            hint="A time such as 0.05 makes calls fuller; without the option a call never waits.",
+        )
+    return float(linger)
 
 
 def _check_executor(name: str, executor: object, memory: object, cpu: object) -> None:

@@ -30,11 +30,13 @@ from forebay.policy.claims import (
     plan_claims,
 )
 from forebay.worker._held import Batch, HeldJob
+from forebay.worker._linger import Linger
 from forebay.worker._lock_warnings import holders_after_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 
+    from forebay.arguments.kinds import Kind
     from forebay.config import WorkerSettings
     from forebay.db.session import Session
     from forebay.ops.protocol import ClaimedJob, ReadyLane
@@ -116,6 +118,7 @@ class Claimer:
         #: Lanes whose limits may admit more jobs, because some of their jobs were settled.
         self._freed: dict[int, ReadyLane] = {}
         self._sizes = LaneSizes()
+        self._linger = Linger(app.kinds)
         #: The only ready lanes, as far as is known until ``_only_until``.
         self._only: frozenset[int] = frozenset()
         self._only_until = 0.0
@@ -244,19 +247,17 @@ class Claimer:
         if claimed == 0:
             # Without a free slot only suspects are left: the next free slot wakes this loop.
             is_full = self._executor.busy >= self._executor.slots.concurrency
-            await self._signals.sleep(
-                settings.poll_seconds if is_full else _EMPTY_CLAIM_PAUSE_SECONDS
-            )
+            pause = self._linger.pause_seconds(lanes, _EMPTY_CLAIM_PAUSE_SECONDS)
+            await self._signals.sleep(settings.poll_seconds if is_full else pause)
         return True
 
     async def _claim_planned(self, lease: Lease, lanes: Sequence[ReadyLane], wanted: int) -> int:
         """Claim up to ``wanted`` jobs from ready lanes, by weight and priority; return how many were claimed."""
         settings = self._settings
-        by_name: dict[LaneName, list[ReadyLane]] = {}
         for lane in lanes:
             if not lane.is_private:
                 self._public_lanes.setdefault(lane.queue, {})[lane.lane] = lane
-            by_name.setdefault(LaneName(lane.queue, lane.priority), []).append(lane)
+        by_name = _by_name(self._linger.open(lanes))
         if self._executor.is_decoding_behind:
             # More large jobs would only take the places of small ones.
             by_name = _without_large(by_name, self._sizes)
@@ -347,12 +348,8 @@ class Claimer:
         )
         if executor.busy < executor.slots.concurrency and not (executor.buffered or coming):
             # A batch handler's slot takes as many jobs as its batch.
-            sizes = [
-                kind.batch_size
-                for kind in self._app.kinds
-                if kind.batch_size and kind.queue in self._weights
-            ]
             # The user chose the batch size: it may exceed the limit of a claim.
+            sizes = _batch_sizes(self._app.kinds, self._weights)
             return max([min(size, settings.claim_rows_max), *sizes])
         return min(size, settings.claim_rows_max)
 
@@ -365,7 +362,9 @@ class Claimer:
         if lane.is_limited:
             return await self._claim_limited(lease, lane, count)
         taken = 0
-        count = self._sizes.rows(lane.lane, count)
+        count = self._sizes.rows(lane.lane, self._linger.rows(lane, count))
+        if count <= 0:
+            return 0
         claim = asyncio.create_task(self._claim(lease, lane, count))
         try:
             while True:
@@ -374,7 +373,8 @@ class Claimer:
                 is_full = len(rows) == count or sum(row.size for row in rows) >= CLAIM_SIZE // 2
                 if is_full and time.monotonic() < again_until:
                     # More jobs are likely: the server looks for them while the executor takes these.
-                    count = self._sizes.rows(lane.lane, self._wanted(coming=len(rows)))
+                    count = self._linger.rows(lane, self._wanted(coming=len(rows)))
+                    count = self._sizes.rows(lane.lane, count)
                     again = count > 0 and not (self._signals.is_stopping or lease.lost)
                 else:
                     again = False
@@ -432,6 +432,7 @@ class Claimer:
         if not rows:
             return None, []
         self._sizes.record(lane.lane, size=sum(row.size for row in rows), jobs=len(rows))
+        self._linger.record(lane, asked=count, rows=rows)
         if lease.lost:
             # The lease was lost during the call. The jobs come back when it is revoked.
             return None, []
@@ -456,6 +457,17 @@ class Claimer:
             taken += 1
             await self._suspects.start(HeldJob(rows[0], batch, lane, alone=True))
         return taken
+
+
+def _batch_sizes(kinds: Iterable[Kind], queues: Container[str]) -> list[int]:
+    return [kind.batch_size for kind in kinds if kind.batch_size and kind.queue in queues]
+
+
+def _by_name(lanes: Iterable[ReadyLane]) -> dict[LaneName, list[ReadyLane]]:
+    found: dict[LaneName, list[ReadyLane]] = {}
+    for lane in lanes:
+        found.setdefault(LaneName(lane.queue, lane.priority), []).append(lane)
+    return found
 
 
 def _without_large(
