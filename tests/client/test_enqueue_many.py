@@ -7,7 +7,7 @@ from resource import RUSAGE_SELF, getrusage
 import psycopg
 import pytest
 
-from forebay import App, Client, Job
+from forebay import App, Client, Job, Once
 from forebay.errors import InvalidJob, PayloadTooLarge
 from forebay.ops.enqueue import CHUNK_BYTES, Call, Chunks
 
@@ -289,3 +289,35 @@ async def test_asynchronous_items_on_an_asynchronous_connection(database):
         await conn.commit()
     with psycopg.connect(database) as conn:
         assert len(args_of(conn)) == 7
+
+
+def keyed(*numbers):
+    return [send.using(unique=Once(f"user {number}")).call(number) for number in numbers]
+
+
+def test_a_bulk_call_says_which_jobs_are_new(conn):
+    """
+    The list gets an id for each item, over all chunks: of the new job, or of the one that has the key.
+    """
+    before, ids, plain = [], [], []
+    assert app.enqueue_many(conn, keyed(1, 2), ids=before) == 2
+    assert app.enqueue_many(conn, [*keyed(2, 3, 3), send.call(4)], chunk=2, ids=ids) == 4
+    assert [one.is_new for one in before + ids] == [True, True, False, True, False, True]
+    assert ids[0] == before[1]
+    assert ids[1] == ids[2]
+    assert send.enqueue_many(conn, [5, 6], ids=plain) == 2
+    assert [args["user_id"] for args in args_of(conn)] == [1, 2, 3, 4, 5, 6]
+    assert all(one.is_new for one in plain)
+    assert [Client().job(one, conn=conn)[0].args["user_id"] for one in plain] == [5, 6]
+
+
+@pytest.mark.anyio
+async def test_the_asynchronous_form_says_it_too(database):
+    """
+    On an asynchronous connection, with the same list.
+    """
+    ids = []
+    async with await psycopg.AsyncConnection.connect(database) as conn:
+        assert await app.aenqueue_many(conn, keyed(1, 1), ids=ids) == 2
+        assert await send.aenqueue_many(conn, [7], ids=ids) == 1
+    assert [one.is_new for one in ids] == [True, False, True]

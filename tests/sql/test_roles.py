@@ -106,9 +106,10 @@ def allowed_calls(conn) -> dict[str, set[str]]:
 
 
 def test_a_producer_enqueues_and_nothing_else(database, conn):
-    """Seven functions, those of backfills, and not one table, sequence or column."""
+    """Eight functions, those of backfills, and not one table, sequence or column."""
     calls = {
         "enqueue",
+        "enqueue_each",
         "enqueue_many",
         "enqueue_unique",
         "cancel",

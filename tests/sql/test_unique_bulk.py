@@ -90,7 +90,15 @@ def live_a_little(conn, readers: list[Reader], rng: random.Random) -> None:
             one(conn, "select forebay.cancel(%s)", job_id)
 
 
-def one_by_one(conn, jobs: list[Job]) -> list[int]:
+def each(conn, jobs: list[Job]) -> tuple[list[int], list[bool]]:
+    """Enqueue in one call that tells which jobs are new."""
+    rows = conn.execute(
+        "select * from forebay.enqueue_each(%s::jsonb)", [json.dumps(jobs)]
+    ).fetchall()
+    return [row[0] for row in rows], [row[1] for row in rows]
+
+
+def one_by_one(conn, jobs: list[Job]) -> tuple[list[int], list[bool]]:
     """Enqueue each by a call of its own, in the order of a bulk call."""
     places = [place for place, each in enumerate(jobs) if each["unique_as"]]
 
@@ -99,7 +107,7 @@ def one_by_one(conn, jobs: list[Job]) -> list[int]:
         mode = next(name for name in MODES if name in unique_as)
         return (jobs[place].get("queue", "default"), mode, unique_as[mode], place)
 
-    ids = [0] * len(jobs)
+    ids, news = [0] * len(jobs), [True] * len(jobs)
     for place in sorted(places, key=order):
         options = {
             name: value
@@ -108,8 +116,9 @@ def one_by_one(conn, jobs: list[Job]) -> list[int]:
         }
         if "delay" in options:
             options["delay"] = f"{options['delay']} s"
-        ids[place] = ask(conn, jobs[place]["unique_as"], jobs[place]["args"], **options).job_id
-    return ids
+        answer = ask(conn, jobs[place]["unique_as"], jobs[place]["args"], **options)
+        ids[place], news[place] = answer.job_id, answer.is_new
+    return ids, news
 
 
 def what_it_does(conn, call, jobs: list[Job]) -> Any:
@@ -118,7 +127,7 @@ def what_it_does(conn, call, jobs: list[Job]) -> Any:
     with conn.transaction(force_rollback=True):
         try:
             with conn.transaction():
-                ids = call(conn, jobs)
+                ids, news = call(conn, jobs)
         except psycopg.Error as error:
             return error.sqlstate
         rows = conn.execute(
@@ -139,6 +148,7 @@ def what_it_does(conn, call, jobs: list[Job]) -> Any:
         ).fetchall()
         return (
             [names.get(job_id) for job_id in ids],
+            news,
             sorted(map(repr, (row[1:] for row in rows))),
             sorted(repr((names[row[0]], *row[1:])) for row in written if row[0] in names),
             sorted(repr((names[row[0]], *row[1:])) for row in tombs),
@@ -149,7 +159,7 @@ def what_it_does(conn, call, jobs: list[Job]) -> Any:
 def test_one_call_for_many_keys_does_what_a_call_for_each_does(database, conn, seed, groups):
     """
     Whatever the keys' jobs have come to, for one group, two or none yet, and however often a key is in the call: the same
-    ids, generations, jobs and tombstones, or the same error.
+    ids, news, generations, jobs and tombstones, or the same error.
     """
     rng = random.Random(seed)
     refused = 0
@@ -159,7 +169,7 @@ def test_one_call_for_many_keys_does_what_a_call_for_each_does(database, conn, s
             shift_clock(conn, 40 * n)
             jobs = [random_job(rng) for _ in range(rng.choice((5, 60, 120)))]
             single = what_it_does(conn, one_by_one, jobs)
-            assert what_it_does(conn, enqueue_many, jobs) == single
+            assert what_it_does(conn, each, jobs) == single
             refused += single == "JQ005"
             if single != "JQ005":
                 enqueue_many(conn, jobs)
@@ -185,6 +195,18 @@ def test_further_jobs_of_a_key_in_one_call_meet_the_first(conn):
     with pytest.raises(psycopg.Error, match="job 2: key 'n' belongs to job") as caught:
         enqueue_many(conn, differs)
     assert caught.value.sqlstate == "JQ005"
+
+
+def test_keys_that_are_taken_separately_are_told_apart_too(conn):
+    """
+    A caller that will not wait takes each key separately: the answer is the same.
+    """
+    jobs = [job({"once": key, "on_busy": "raise"}) for key in "aab"]
+    ids, news = each(conn, [*jobs, job(None)])
+    assert news == [True, False, True, True]
+    assert each(conn, jobs) == (ids[:3], [False] * 3)
+    assert each(conn, [job(None)] * 2)[1] == [True, True]
+    assert each(conn, []) == ([], [])
 
 
 # -- beside others -------------------------------------------------------------------------------

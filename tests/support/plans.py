@@ -156,6 +156,13 @@ class Session:
             [queue],
             {"job": 10},
         )
+        yield Call(
+            "enqueue_each",
+            "select * from forebay.enqueue_each((select jsonb_agg(jsonb_build_object('kind', 'work', 'queue', %s::text))"
+            " from generate_series(1, 10)))",
+            [queue],
+            {"job": 10},
+        )
         ready = "select * from forebay.ready_v1(%s::bigint[])"
         lanes = {"lane": 3 * len(self.groups)}
         yield Call("ready_v1", ready, [self.groups], {**lanes, "open transaction": 6})

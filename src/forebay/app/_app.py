@@ -33,7 +33,7 @@ from forebay.arguments.kinds import QUEUE_DEFAULT, Kind, Kinds
 from forebay.client import AsyncClient, Client
 from forebay.config import Settings
 from forebay.errors import ConfigError, InvalidJob, shown
-from forebay.model import Job, JobOptions, Once, Unique, checks
+from forebay.model import Job, JobId, JobOptions, Once, Unique, checks
 from forebay.model.context import Context, TransactionContext
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
 from forebay.policy.retry import RetryPolicy
@@ -314,11 +314,16 @@ class App(AppQueues, AppEvents):
     # --- producing ---
 
     def enqueue_many(
-        self, conn: SyncConnection, calls: Iterable[Call], *, chunk: int = CHUNK_DEFAULT
+        self,
+        conn: SyncConnection,
+        calls: Iterable[Call],
+        *,
+        chunk: int = CHUNK_DEFAULT,
+        ids: list[JobId] | None = None,
     ) -> int:
         """Enqueue jobs of any kinds, each a ``handler.call(...)``; see ``Handler.enqueue_many``."""
         around = self._internals.middlewares.enqueue
-        return enqueue_each(around, conn, calls, _as_call, chunk)
+        return enqueue_each(around, conn, calls, _as_call, chunk, ids=ids)
 
     async def aenqueue_many(
         self,
@@ -326,10 +331,11 @@ class App(AppQueues, AppEvents):
         calls: Iterable[Call] | AsyncIterable[Call],
         *,
         chunk: int = CHUNK_DEFAULT,
+        ids: list[JobId] | None = None,
     ) -> int:
         """Asynchronous form of ``enqueue_many``."""
         around = self._internals.middlewares.aenqueue
-        return await enqueue_each_async(around, conn, calls, _as_call, chunk)
+        return await enqueue_each_async(around, conn, calls, _as_call, chunk, ids=ids)
 
     def client(self) -> Client:
         """Return a client for the app's database; jobs that it enqueues by name get the queue of their kind."""

@@ -219,7 +219,13 @@ class Handler(Generic[P, Q, R_co]):
 
     @connection_first
     def enqueue_many(
-        self, conn: SyncConnection, items: Iterable[Any], /, *, chunk: int = CHUNK_DEFAULT
+        self,
+        conn: SyncConnection,
+        items: Iterable[Any],
+        /,
+        *,
+        chunk: int = CHUNK_DEFAULT,
+        ids: list[JobId] | None = None,
     ) -> int:
         """Enqueue a job for each item, in the connection's transaction; return how many.
 
@@ -230,6 +236,8 @@ class Handler(Generic[P, Q, R_co]):
             items: each a ``call(...)``, a dict of arguments by name, a tuple of positional
                 arguments, or anything else as the only argument.
             chunk: maximum number of jobs per statement.
+            ids: a list that gets the id of each item's job, in order. Its ``is_new`` is False if an existing job
+                has the unique key; ``replaced`` is always None. Without the list no ids are read, which is faster.
 
         Raises:
             EnqueueError: an item was refused; its ``index`` counts from 0. Nothing of its chunk
@@ -237,7 +245,7 @@ class Handler(Generic[P, Q, R_co]):
                 autocommit mode they are committed.
         """
         around = self._app._internals.middlewares.enqueue
-        return enqueue_each(around, conn, items, self._as_call, chunk)
+        return enqueue_each(around, conn, items, self._as_call, chunk, ids=ids)
 
     @connection_first
     async def aenqueue_many(
@@ -247,10 +255,11 @@ class Handler(Generic[P, Q, R_co]):
         /,
         *,
         chunk: int = CHUNK_DEFAULT,
+        ids: list[JobId] | None = None,
     ) -> int:
         """Asynchronous form of ``enqueue_many``; the items may be an asynchronous iterable."""
         around = self._app._internals.middlewares.aenqueue
-        return await enqueue_each_async(around, conn, items, self._as_call, chunk)
+        return await enqueue_each_async(around, conn, items, self._as_call, chunk, ids=ids)
 
     def _as_call(self, item: Any) -> Call:
         # Without static types: encoding checks the item.

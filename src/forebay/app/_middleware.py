@@ -99,10 +99,12 @@ def enqueue_each(
     items: Iterable[Any],
     as_call: Callable[[Any], Call],
     size: int,
+    *,
+    ids: list[JobId] | None = None,
 ) -> int:
     """Write a job for each item, a chunk at a time inside of middlewares; see ``enqueue_all``."""
     if not around:
-        return enqueue_all(conn, items, as_call, size)
+        return enqueue_all(conn, items, as_call, size, ids=ids)
     chunk, count = _Chunk(as_call, size), 0
 
     def written() -> int:
@@ -110,7 +112,7 @@ def enqueue_each(
         jobs = [_new_job(call) for call in calls]
 
         def inner() -> int:
-            return enqueue_all(conn, map(_changed, calls, jobs), _same, size)
+            return enqueue_all(conn, map(_changed, calls, jobs), _same, size, ids=ids)
 
         with chunk.placed():
             return run_within(around, jobs, inner)
@@ -127,10 +129,12 @@ async def enqueue_each_async(
     items: Iterable[Any] | AsyncIterable[Any],
     as_call: Callable[[Any], Call],
     size: int,
+    *,
+    ids: list[JobId] | None = None,
 ) -> int:
     """Do as ``enqueue_each``, asynchronously."""
     if not around:
-        return await enqueue_all_async(conn, items, as_call, size)
+        return await enqueue_all_async(conn, items, as_call, size, ids=ids)
     chunk, count = _Chunk(as_call, size), 0
 
     async def written() -> int:
@@ -138,7 +142,7 @@ async def enqueue_each_async(
         jobs = [_new_job(call) for call in calls]
 
         async def inner() -> int:
-            return await enqueue_all_async(conn, map(_changed, calls, jobs), _same, size)
+            return await enqueue_all_async(conn, map(_changed, calls, jobs), _same, size, ids=ids)
 
         with chunk.placed():
             return await run_within_async(around, jobs, inner)

@@ -16,15 +16,23 @@ from forebay.ops.enqueue import Call, Chunks, database_clock, shifted, with_writ
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
+    from forebay.model import JobId
     from forebay.ops.operation import Operation
 
 T = TypeVar("T")
 
 
 def enqueue_all(
-    conn: SyncConnection, items: Iterable[Any], as_call: Callable[[Any], Call], size: int
+    conn: SyncConnection,
+    items: Iterable[Any],
+    as_call: Callable[[Any], Call],
+    size: int,
+    *,
+    ids: list[JobId] | None = None,
 ) -> int:
     """Enqueue a job for each item, a chunk of them per statement; return how many.
+
+    The list ``ids``, if there is one, gets the id of each job.
 
     Sent chunks are not kept in memory. A refused item stops everything: its chunk is not written, and
     the caller should roll back the transaction, which contains the earlier chunks. A connection in
@@ -37,7 +45,7 @@ def enqueue_all(
     Raises:
         EnqueueError: an item was refused; ``index`` counts from 0 over all items.
     """
-    chunks = Chunks(size)
+    chunks = Chunks(size, ids)
     with _Sender(conn) as sender:
         for index, item in enumerate(items):
             call = _checked(as_call, item, index, chunks)
@@ -117,9 +125,11 @@ async def enqueue_all_async(
     items: Iterable[Any] | AsyncIterable[Any],
     as_call: Callable[[Any], Call],
     size: int,
+    *,
+    ids: list[JobId] | None = None,
 ) -> int:
     """Do as ``enqueue_all``, one chunk after the other; ``items`` may be asynchronous."""
-    chunks = Chunks(size)
+    chunks = Chunks(size, ids)
     count = index = 0
 
     async def sent(operation: Operation[int] | None) -> int:

@@ -53,6 +53,9 @@ select forebay.enqueue_many(
 _ENQUEUE_MANY: Final = "select cardinality(forebay.enqueue_many(%(jobs)s::jsonb))"
 
 
+#: Also returns the id of each job and whether it is new.
+_ENQUEUE_EACH: Final = "select job_id, is_new from forebay.enqueue_each(%(jobs)s::jsonb)"
+
 _NO_OPTIONS: Final = JobOptions()
 
 
@@ -116,13 +119,15 @@ class Chunks:
 
     Args:
         size: most jobs per statement.
+        ids: gets the id of each job, in order, as soon as its statement has run; None: not read.
 
     Raises:
         InvalidJob: the size is out of range.
     """
 
-    def __init__(self, size: int = CHUNK_DEFAULT) -> None:
+    def __init__(self, size: int = CHUNK_DEFAULT, ids: list[JobId] | None = None) -> None:
         self._size = checks.checked_integer(size, "chunk", least=1, most=CHUNK_MAX)
+        self._ids = ids
         #: Arguments of calls that differ only in these, and one of the calls.
         self._alike: list[str] = []
         self._model: Call | None = None
@@ -142,9 +147,10 @@ class Chunks:
 
     def add(self, call: Call) -> Operation[int] | None:
         """Add a call; return a statement if the chunk is full."""
-        # The statement for jobs that differ only in arguments does not support unique keys.
+        # The statement for jobs that differ only in arguments supports no unique keys, and returns no ids.
         if (
             not self._texts
+            and self._ids is None
             and call.options.unique is None
             and (self._model is None or _are_alike(self._model, call))
         ):
@@ -171,7 +177,10 @@ class Chunks:
             operation = Operation(_ENQUEUE_ALIKE, _counted(count), parameters)
         elif self._texts:
             parameters = {"jobs": f"[{','.join(self._texts)}]"}
-            operation = Operation(_ENQUEUE_MANY, _counted(count), parameters)
+            if self._ids is None:
+                operation = Operation(_ENQUEUE_MANY, _counted(count), parameters)
+            else:
+                operation = Operation(_ENQUEUE_EACH, _collected(count, self._ids), parameters)
         else:
             return None
         self._alike, self._model, self._texts, self._bytes = [], None, [], 0
@@ -249,6 +258,16 @@ def _counted(count: int) -> Callable[[ResultRows], int]:
         written = int(scalar(rows))
         assert written == count, f"{written} of {count} jobs were written"
         return written
+
+    return decode
+
+
+def _collected(count: int, ids: list[JobId]) -> Callable[[ResultRows], int]:
+    def decode(rows: ResultRows) -> int:
+        written = [JobId(job_id, is_new=is_new) for job_id, is_new in rows]
+        assert len(written) == count, f"{len(written)} of {count} jobs were answered"
+        ids.extend(written)
+        return count
 
     return decode
 

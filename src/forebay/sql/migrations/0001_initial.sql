@@ -3838,20 +3838,11 @@ end
 $$;
 
 
--- Enqueue many jobs in the caller's transaction; returns their ids in input order.
+-- Enqueue jobs from JSON; returns their ids in input order, and which are new: null if all are.
 --
--- All or none: one invalid job fails the call, and the message has its index, from 0.
---
--- Parameters: jobs, a JSON array of objects with the keys kind, args, queue, priority, delay
---   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as, ordering_key, limit_key; all but
---   kind optional.
--- Errors: as forebay.enqueue.
--- pages: 60 + 8 a job
-create function forebay.enqueue_many(jobs jsonb) returns bigint[]
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
+-- Parameters and errors: as forebay.enqueue_many.
+create function forebay._enqueue_json(p_jobs jsonb, out ids bigint[], out news boolean[])
+language plpgsql volatile
 as $$
 declare
     v_keys constant text[] := array['kind', 'args', 'queue', 'priority', 'delay', 'run_at', 'expires_at',
@@ -3859,15 +3850,15 @@ declare
     v_bad  record;
     v_jobs forebay._job_input[];
 begin
-    if jobs is null or jsonb_typeof(jobs) <> 'array' then
+    if p_jobs is null or jsonb_typeof(p_jobs) <> 'array' then
         raise exception using errcode = 'JQ001',
-            message = format('jobs must be a JSON array, not %s', coalesce(jsonb_typeof(jobs), 'null')),
+            message = format('jobs must be a JSON array, not %s', coalesce(jsonb_typeof(p_jobs), 'null')),
             hint = 'Pass an array of objects, one for each job.';
     end if;
 
     for v_bad in
         select e.ordinality - 1 as index, e.value as job
-        from jsonb_array_elements(jobs) with ordinality e
+        from jsonb_array_elements(p_jobs) with ordinality e
         where case when jsonb_typeof(e.value) = 'object' then (e.value - v_keys) <> '{}'::jsonb else true end
         limit 1
     loop
@@ -3886,7 +3877,7 @@ begin
                 r.run_at, r.expires_at, r.max_attempts, r.tag, r.correlation_id, r.headers, r.ordering_key, r.limit_key)::forebay._job_input
             order by r.ordinality)
         into v_jobs
-        from rows from (jsonb_to_recordset(jobs) as (
+        from rows from (jsonb_to_recordset(p_jobs) as (
                 kind text, args jsonb, queue text, priority integer, delay double precision, run_at timestamptz,
                 expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb,
                 ordering_key text, limit_key text))
@@ -3897,19 +3888,62 @@ begin
             hint = 'Nothing was enqueued: a bulk call is all or none.';
     end;
     if v_jobs is null then
-        return '{}';
+        ids := '{}';
+        return;
     end if;
     perform forebay._check_jobs(v_jobs);
-    if jobs @? '$[*].unique_as ? (@ != null)' then
-        if jobs @? '$[*] ? (@.unique_as != null && @.ordering_key != null)' then
+    if p_jobs @? '$[*].unique_as ? (@ != null)' then
+        if p_jobs @? '$[*] ? (@.unique_as != null && @.ordering_key != null)' then
             raise exception using errcode = 'JQ001',
                 message = 'ordering_key and unique_as exclude each other',
                 hint = 'Nothing was enqueued: a bulk call is all or none.';
         end if;
-        return forebay._enqueue_mixed(v_jobs, array(
-            select nullif(e.value -> 'unique_as', 'null') from jsonb_array_elements(jobs) with ordinality e order by e.ordinality));
+        select m.ids, m.news into ids, news from forebay._enqueue_mixed(v_jobs, array(
+            select nullif(e.value -> 'unique_as', 'null') from jsonb_array_elements(p_jobs) with ordinality e order by e.ordinality)) m;
+        return;
     end if;
-    return forebay._enqueue_jobs(v_jobs);
+    ids := forebay._enqueue_jobs(v_jobs);
+end
+$$;
+
+
+-- Enqueue many jobs in the caller's transaction; returns their ids in input order.
+--
+-- All or none: one invalid job fails the call, and the message has its index, from 0.
+--
+-- Parameters: jobs, a JSON array of objects with the keys kind, args, queue, priority, delay
+--   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as, ordering_key, limit_key; all but
+--   kind optional.
+-- Errors: as forebay.enqueue.
+-- pages: 60 + 8 a job
+create function forebay.enqueue_many(jobs jsonb) returns bigint[]
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    return (forebay._enqueue_json(jobs)).ids;
+end
+$$;
+
+
+-- Do as forebay.enqueue_many(jobs), and return a row for each job, in input order: its id, and whether it is new. The id of a job that is not
+-- new is that of the job which has its unique key.
+--
+-- Parameters and errors: as forebay.enqueue_many.
+-- pages: 60 + 8 a job
+create function forebay.enqueue_each(jobs jsonb) returns table (job_id bigint, is_new boolean)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    return query
+        select u.id, coalesce(u.made, true)
+        from forebay._enqueue_json(jobs) e, unnest(e.ids, e.news) with ordinality u (id, made, nr)
+        order by u.nr;
 end
 $$;
 
@@ -10829,18 +10863,18 @@ begin
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
                 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
                 'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue',
-                'enqueue_many', 'enqueue_unique', 'queue_known', 'queue_of', 'record_direct']
+                'enqueue_each', 'enqueue_many', 'enqueue_unique', 'queue_known', 'queue_of', 'record_direct']
             when 'forebay_worker' then array[
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
                 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
                 'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1',
                 'close_groups', 'close_lease_v1', 'compare_queues', 'count_v1', 'drop_segments_v1', 'enqueue',
-                'enqueue_many', 'enqueue_unique', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1',
-                'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1',
-                'queue_known', 'queue_of', 'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1',
-                'record_kinds_v1', 'record_progress_v1', 'record_repair', 'resign_v1', 'result', 'retain_v1',
-                'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1',
-                'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
+                'enqueue_each', 'enqueue_many', 'enqueue_unique', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job',
+                'lead_v1', 'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1',
+                'promote_v1', 'queue_known', 'queue_of', 'ready_v1', 'record_audit', 'record_direct',
+                'record_duty_v1', 'record_kinds_v1', 'record_progress_v1', 'record_repair', 'resign_v1', 'result',
+                'retain_v1', 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1',
+                'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
                 'apply_queues', 'cancel', 'change_jobs', 'close_group', 'close_groups', 'compare_queues',
                 'dead_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history',
@@ -11821,24 +11855,26 @@ end
 $$;
 
 
--- Write checked jobs of which some have a unique key; returns their ids in input order. Keys are taken in sorted order, so
+-- Write checked jobs of which some have a unique key; returns their ids in input order, and which are new. Keys are taken in sorted order, so
 -- that two calls with the same keys cannot deadlock.
 --
 -- A key that another transaction took first is taken separately. The keys after it, of which none was taken yet, are read
 -- again, at first a few.
 --
 -- Errors: JQ001, JQ004 and JQ005 naming the job by its index.
-create function forebay._enqueue_mixed(p_jobs forebay._job_input[], p_unique_as jsonb[]) returns bigint[]
+create function forebay._enqueue_mixed(p_jobs forebay._job_input[], p_unique_as jsonb[], out ids bigint[], out news boolean[])
 language plpgsql volatile
 as $$
 declare
     v_ids    bigint[] := array_fill(null::bigint, array[cardinality(p_jobs)]);
+    v_news   boolean[] := array_fill(null::boolean, array[cardinality(p_jobs)]);
     v_items  forebay._key_input[] := forebay._key_inputs(p_jobs, p_unique_as);
     v_first  forebay._key_input[] := array(select i from unnest(v_items) i where i.nr = i.first_nr);
     v_item   forebay._key_input;
     v_taken  forebay._key_taken[] := '{}';
     v_part   forebay._key_taken[];
     v_most   integer;
+    v_made   record;
     v_row    record;
 begin
     -- A caller that will not wait takes each key separately.
@@ -11848,8 +11884,10 @@ begin
         v_taken := v_taken || v_part;
         if cardinality(v_part) < v_most and cardinality(v_taken) < cardinality(v_first) or v_most = 0 then
             v_item := v_first[cardinality(v_taken) + 1];
-            v_taken := v_taken || row((forebay._enqueue_unique(
-                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1))).job_id, false, null, null)::forebay._key_taken;
+            select u.* into v_made from forebay._enqueue_unique(
+                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1)) u;
+            v_taken := v_taken || row(v_made.job_id, false, null, null)::forebay._key_taken;  -- It is written.
+            v_news[v_item.nr] := v_made.is_new;
             v_most := least(v_most, 8);
         end if;
         v_most := least(v_most * 4, 1000);
@@ -11877,18 +11915,22 @@ begin
     from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
     where i.is_new and i.starts_at > i.since;
 
-    for v_row in select i.nr, i.stands_for from unnest(v_first, v_taken) i loop
+    for v_row in select i.nr, i.stands_for, i.is_new from unnest(v_first, v_taken) i loop
         v_ids[v_row.nr] := v_row.stands_for;
+        v_news[v_row.nr] := coalesce(v_news[v_row.nr], v_row.is_new);
     end loop;
     -- Further jobs of a key: this transaction has the open generation, so they wait for no other session.
     for v_item in select i.* from unnest(v_items) i where i.nr <> i.first_nr loop
         if v_item.code in ('r', 'd') then
-            v_ids[v_item.nr] := (forebay._enqueue_unique(
-                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1))).job_id;
+            select u.* into v_made from forebay._enqueue_unique(
+                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1)) u;
+            v_ids[v_item.nr] := v_made.job_id;
+            v_news[v_item.nr] := v_made.is_new;
         elsif v_item.differs then
             perform forebay._raise_differs(v_item.word, v_ids[v_item.first_nr], format('job %s: ', v_item.nr - 1));
         else
             v_ids[v_item.nr] := v_ids[v_item.first_nr];
+            v_news[v_item.nr] := false;
         end if;
     end loop;
 
@@ -11905,7 +11947,8 @@ begin
             v_ids[v_row.nr] := v_row.job_id;
         end loop;
     end if;
-    return v_ids;
+    ids := v_ids;
+    news := v_news;
 end
 $$;
 

@@ -45,19 +45,11 @@ end
 $$;
 
 
--- Enqueue many jobs in the caller's transaction; returns their ids in input order.
+-- Enqueue jobs from JSON; returns their ids in input order, and which are new: null if all are.
 --
--- All or none: one invalid job fails the call, and the message has its index, from 0.
---
--- Parameters: jobs, a JSON array of objects with the keys kind, args, queue, priority, delay
---   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as, ordering_key, limit_key; all but
---   kind optional.
--- Errors: as forebay.enqueue.
--- pages: 60 + 8 a job
-create function forebay.enqueue_many(jobs jsonb) returns bigint[]
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
--- planner: indexed
+-- Parameters and errors: as forebay.enqueue_many.
+create function forebay._enqueue_json(p_jobs jsonb, out ids bigint[], out news boolean[])
+language plpgsql volatile
 as $$
 declare
     v_keys constant text[] := array['kind', 'args', 'queue', 'priority', 'delay', 'run_at', 'expires_at',
@@ -65,15 +57,15 @@ declare
     v_bad  record;
     v_jobs forebay._job_input[];
 begin
-    if jobs is null or jsonb_typeof(jobs) <> 'array' then
+    if p_jobs is null or jsonb_typeof(p_jobs) <> 'array' then
         raise exception using errcode = 'JQ001',
-            message = format('jobs must be a JSON array, not %s', coalesce(jsonb_typeof(jobs), 'null')),
+            message = format('jobs must be a JSON array, not %s', coalesce(jsonb_typeof(p_jobs), 'null')),
             hint = 'Pass an array of objects, one for each job.';
     end if;
 
     for v_bad in
         select e.ordinality - 1 as index, e.value as job
-        from jsonb_array_elements(jobs) with ordinality e
+        from jsonb_array_elements(p_jobs) with ordinality e
         where case when jsonb_typeof(e.value) = 'object' then (e.value - v_keys) <> '{}'::jsonb else true end
         limit 1
     loop
@@ -92,7 +84,7 @@ begin
                 r.run_at, r.expires_at, r.max_attempts, r.tag, r.correlation_id, r.headers, r.ordering_key, r.limit_key)::forebay._job_input
             order by r.ordinality)
         into v_jobs
-        from rows from (jsonb_to_recordset(jobs) as (
+        from rows from (jsonb_to_recordset(p_jobs) as (
                 kind text, args jsonb, queue text, priority integer, delay double precision, run_at timestamptz,
                 expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb,
                 ordering_key text, limit_key text))
@@ -103,19 +95,60 @@ begin
             hint = 'Nothing was enqueued: a bulk call is all or none.';
     end;
     if v_jobs is null then
-        return '{}';
+        ids := '{}';
+        return;
     end if;
     perform forebay._check_jobs(v_jobs);
-    if jobs @? '$[*].unique_as ? (@ != null)' then
-        if jobs @? '$[*] ? (@.unique_as != null && @.ordering_key != null)' then
+    if p_jobs @? '$[*].unique_as ? (@ != null)' then
+        if p_jobs @? '$[*] ? (@.unique_as != null && @.ordering_key != null)' then
             raise exception using errcode = 'JQ001',
                 message = 'ordering_key and unique_as exclude each other',
                 hint = 'Nothing was enqueued: a bulk call is all or none.';
         end if;
-        return forebay._enqueue_mixed(v_jobs, array(
-            select nullif(e.value -> 'unique_as', 'null') from jsonb_array_elements(jobs) with ordinality e order by e.ordinality));
+        select m.ids, m.news into ids, news from forebay._enqueue_mixed(v_jobs, array(
+            select nullif(e.value -> 'unique_as', 'null') from jsonb_array_elements(p_jobs) with ordinality e order by e.ordinality)) m;
+        return;
     end if;
-    return forebay._enqueue_jobs(v_jobs);
+    ids := forebay._enqueue_jobs(v_jobs);
+end
+$$;
+
+
+-- Enqueue many jobs in the caller's transaction; returns their ids in input order.
+--
+-- All or none: one invalid job fails the call, and the message has its index, from 0.
+--
+-- Parameters: jobs, a JSON array of objects with the keys kind, args, queue, priority, delay
+--   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as, ordering_key, limit_key; all but
+--   kind optional.
+-- Errors: as forebay.enqueue.
+-- pages: 60 + 8 a job
+create function forebay.enqueue_many(jobs jsonb) returns bigint[]
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+begin
+    return (forebay._enqueue_json(jobs)).ids;
+end
+$$;
+
+
+-- Do as forebay.enqueue_many(jobs), and return a row for each job, in input order: its id, and whether it is new. The id of a job that is not
+-- new is that of the job which has its unique key.
+--
+-- Parameters and errors: as forebay.enqueue_many.
+-- pages: 60 + 8 a job
+create function forebay.enqueue_each(jobs jsonb) returns table (job_id bigint, is_new boolean)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+begin
+    return query
+        select u.id, coalesce(u.made, true)
+        from forebay._enqueue_json(jobs) e, unnest(e.ids, e.news) with ordinality u (id, made, nr)
+        order by u.nr;
 end
 $$;
 

@@ -51,24 +51,26 @@ end
 $$;
 
 
--- Write checked jobs of which some have a unique key; returns their ids in input order. Keys are taken in sorted order, so
+-- Write checked jobs of which some have a unique key; returns their ids in input order, and which are new. Keys are taken in sorted order, so
 -- that two calls with the same keys cannot deadlock.
 --
 -- A key that another transaction took first is taken separately. The keys after it, of which none was taken yet, are read
 -- again, at first a few.
 --
 -- Errors: JQ001, JQ004 and JQ005 naming the job by its index.
-create function forebay._enqueue_mixed(p_jobs forebay._job_input[], p_unique_as jsonb[]) returns bigint[]
+create function forebay._enqueue_mixed(p_jobs forebay._job_input[], p_unique_as jsonb[], out ids bigint[], out news boolean[])
 language plpgsql volatile
 as $$
 declare
     v_ids    bigint[] := array_fill(null::bigint, array[cardinality(p_jobs)]);
+    v_news   boolean[] := array_fill(null::boolean, array[cardinality(p_jobs)]);
     v_items  forebay._key_input[] := forebay._key_inputs(p_jobs, p_unique_as);
     v_first  forebay._key_input[] := array(select i from unnest(v_items) i where i.nr = i.first_nr);
     v_item   forebay._key_input;
     v_taken  forebay._key_taken[] := '{}';
     v_part   forebay._key_taken[];
     v_most   integer;
+    v_made   record;
     v_row    record;
 begin
     -- A caller that will not wait takes each key separately.
@@ -78,8 +80,10 @@ begin
         v_taken := v_taken || v_part;
         if cardinality(v_part) < v_most and cardinality(v_taken) < cardinality(v_first) or v_most = 0 then
             v_item := v_first[cardinality(v_taken) + 1];
-            v_taken := v_taken || row((forebay._enqueue_unique(
-                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1))).job_id, false, null, null)::forebay._key_taken;
+            select u.* into v_made from forebay._enqueue_unique(
+                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1)) u;
+            v_taken := v_taken || row(v_made.job_id, false, null, null)::forebay._key_taken;  -- It is written.
+            v_news[v_item.nr] := v_made.is_new;
             v_most := least(v_most, 8);
         end if;
         v_most := least(v_most * 4, 1000);
@@ -107,18 +111,22 @@ begin
     from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
     where i.is_new and i.starts_at > i.since;
 
-    for v_row in select i.nr, i.stands_for from unnest(v_first, v_taken) i loop
+    for v_row in select i.nr, i.stands_for, i.is_new from unnest(v_first, v_taken) i loop
         v_ids[v_row.nr] := v_row.stands_for;
+        v_news[v_row.nr] := coalesce(v_news[v_row.nr], v_row.is_new);
     end loop;
     -- Further jobs of a key: this transaction has the open generation, so they wait for no other session.
     for v_item in select i.* from unnest(v_items) i where i.nr <> i.first_nr loop
         if v_item.code in ('r', 'd') then
-            v_ids[v_item.nr] := (forebay._enqueue_unique(
-                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1))).job_id;
+            select u.* into v_made from forebay._enqueue_unique(
+                p_jobs[v_item.nr], v_item.start, v_item.unique_as, format('job %s: ', v_item.nr - 1)) u;
+            v_ids[v_item.nr] := v_made.job_id;
+            v_news[v_item.nr] := v_made.is_new;
         elsif v_item.differs then
             perform forebay._raise_differs(v_item.word, v_ids[v_item.first_nr], format('job %s: ', v_item.nr - 1));
         else
             v_ids[v_item.nr] := v_ids[v_item.first_nr];
+            v_news[v_item.nr] := false;
         end if;
     end loop;
 
@@ -135,6 +143,7 @@ begin
             v_ids[v_row.nr] := v_row.job_id;
         end loop;
     end if;
-    return v_ids;
+    ids := v_ids;
+    news := v_news;
 end
 $$;
