@@ -129,6 +129,47 @@ def test_with_json_each_line_is_an_object(shop, database, conn):
     assert (child["message"], child["job_id"]) == ("rendering", drawn)
 
 
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("import forebay\napp = 1", "shop:app"),
+        ("import nowhere_to_be_found", "nowhere_to_be_found"),
+        ("raise LookupError('of the application')", "LookupError"),
+        ("import forebay\napp = forebay.App()", "declares no job"),
+    ],
+)
+def test_with_json_the_error_that_prevents_the_start_is_an_object(shop, code, message):
+    """
+    With detail and hint as fields, so that a collector of logs sees why no worker runs.
+    """
+    (shop / "shop.py").write_text(code)
+    answer = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "forebay",
+            "worker",
+            "shop:app",
+            "--until-idle",
+            "--log-format",
+            "json",
+            "--dsn",
+            "postgresql://localhost/x",
+        ],
+        cwd=shop,
+        env={k: v for k, v in os.environ.items() if not k.startswith("FOREBAY_")}
+        | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    entries = [json.loads(line) for line in answer.stderr.splitlines()]
+    assert answer.returncode != 0
+    assert (entries[-1]["level"], entries[-1]["logger"]) == ("ERROR", "forebay.cli")
+    assert message in entries[-1]["message"] + entries[-1].get("exception", "")
+
+
 def test_an_unknown_format_is_refused(forebay):
     """
     With the formats that exist.

@@ -36,8 +36,10 @@ from forebay.cli._added import AllCommands
 from forebay.cli._help import Commands
 from forebay.cli.exit import (
     ExitCode,
+    errors_go_to,
     exit_code,
     is_database_error,
+    log_bug,
     print_database_error,
     print_error,
 )
@@ -143,6 +145,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     Errors of this library and of the database are printed without a traceback. Any other exception is a
     bug in this library or in a handler's module, and is raised.
     """
+    errors_go_to(None)
     try:
         with acting_as(_actor()):
             program(args=arguments)
@@ -155,6 +158,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return ExitCode.INTERRUPTED
     except Exception as error:
         if not is_database_error(error):
+            if log_bug(error):
+                return ExitCode.FAILED
             raise
         ours = translate_own(error)
         if isinstance(ours, PermissionDenied):

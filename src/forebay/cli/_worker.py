@@ -11,6 +11,7 @@ import typer
 from forebay.cli._apply import report_differences
 from forebay.cli._load import load_app
 from forebay.cli._served import check_queues_of_worker
+from forebay.cli.exit import errors_go_to
 from forebay.cli.options import AppDir, Dsn, Json, with_settings
 from forebay.cli.output import print_json
 from forebay.config import load_settings
@@ -141,6 +142,7 @@ def set_up_log(level: str, form: str) -> None:
     if chosen is None:
         raise ConfigError("--log-format", f"is {shown(form)}, not text or json", value=form)
     log_to_stderr(level, chosen)
+    errors_go_to(log if chosen == "json" else None)
 
 
 def _totals(stats: Stats) -> str:

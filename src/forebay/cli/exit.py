@@ -22,6 +22,7 @@ from forebay.errors import (
 )
 
 if TYPE_CHECKING:
+    import logging
     from collections.abc import Iterator
 
 
@@ -58,6 +59,22 @@ def exit_code(error: BaseException) -> ExitCode:
     return ExitCode.FAILED
 
 
+#: Where errors go as records, while the log of this command is JSON.
+_records: list[logging.Logger] = []
+
+
+def errors_go_to(records: logging.Logger | None) -> None:
+    """Log the error that ends this command, instead of printing it; None: print it."""
+    _records[:] = [] if records is None else [records]
+
+
+def log_bug(error: BaseException) -> bool:
+    """Log an exception that is not for the user, with its traceback; return False if errors are not logged."""
+    for records in _records:
+        records.error("%s", type(error).__name__, exc_info=error)
+    return bool(_records)
+
+
 def print_error(error: ForebayError) -> None:
     """Print message, detail and hint to stderr."""
     _print(error.message, error.detail, error.hint)
@@ -76,6 +93,9 @@ def is_database_error(error: BaseException) -> bool:
 
 
 def _print(message: str, detail: str | None, hint: str | None) -> None:
+    for records in _records:
+        records.error("%s", message, extra={"detail": detail, "hint": hint})
+        return
     console = SafeConsole(stderr=True, soft_wrap=True, highlight=False)
     console.print(Text("error: ", style="bold red").append(message, style="default not bold"))
     if detail:
