@@ -38,7 +38,7 @@ class Clock:
         return self.now
 
 
-def test_a_lane_is_put_off_only_after_a_claim_that_was_not_full():
+def test_a_lane_is_delayed_only_after_a_claim_that_was_not_full():
     clock = Clock()
     linger = Linger([kind()], clock)
     assert linger.rows(lane(), 7) == 50
@@ -85,7 +85,7 @@ def test_retries_suspects_and_limited_lanes_never_wait(changed):
         Kind.declare(plain, queue="search"),
     ],
 )
-def test_a_queue_with_a_handler_that_does_not_wait_is_not_put_off(other, caplog):
+def test_a_queue_with_a_handler_that_does_not_wait_is_not_delayed(other, caplog):
     linger = Linger([kind(), other], Clock())
     linger.record(lane(), asked=50, rows=jobs(1))
     assert linger.rows(lane(), 7) == 7

@@ -280,7 +280,7 @@ async def test_jobs_that_arrive_during_the_linger_share_a_call(app, conn):
         index.enqueue(conn, n=0)
         await wait_for_async(lambda: calls == [1])
         for n in range(20):
-            index.enqueue(conn, n=n)  # each in a transaction of its own
+            index.enqueue(conn, n=n)  # each commits alone
             await asyncio.sleep(0)
         await wait_for_async(lambda: sum(calls) == 21)
     assert len(calls) <= 3, calls  # a slow machine may need more than one second for the enqueues

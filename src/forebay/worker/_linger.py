@@ -1,6 +1,6 @@
 """Pauses between the claims of queues whose batch handlers wait for fuller calls.
 
-Invariant: a queue is put off only after a claim that found fewer jobs than it asked for, and for at most ``linger`` seconds.
+Invariant: a queue is delayed only after a claim that found fewer jobs than it asked for, and for at most ``linger`` seconds.
 Meanwhile its jobs are not claimed: other workers may take them, and neither a stop nor a crash concerns them.
 """
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 log = logger("forebay.worker")
 
-#: Other queues are polled this often while a queue is put off.
+#: Other queues are polled this often while a queue is delayed.
 _POLL_SECONDS = 0.02
 
 
 class Linger:
     """Decides when to claim next from a queue of batch handlers with ``linger``, and how many jobs.
 
-    Owns the time until which each lane is put off. A claim of such a lane asks for whole calls. It never changes claims from
+    Owns the time until which each lane is delayed. A claim of such a lane asks for whole calls. It never changes claims from
     other queues, from lanes with limits, of retries and of suspects.
 
     A crash loses only these times.
@@ -55,16 +55,16 @@ class Linger:
                     "linger has no effect in queue %s: not every handler of the queue declares it",
                     queue,
                 )
-        #: By lane, until when it is put off.
+        #: By lane, until when it is delayed.
         self._until: dict[int, float] = {}
 
     def open(self, lanes: Iterable[ReadyLane]) -> list[ReadyLane]:
-        """Return the lanes that are not put off."""
+        """Return the lanes that are not delayed."""
         now = self._clock()
         return [lane for lane in lanes if self._until.get(lane.lane, now) <= now]
 
     def pause_seconds(self, lanes: Iterable[ReadyLane], default: float) -> float:
-        """Return how long to pause after no ready lane gave a job; ``default`` unless all are put off."""
+        """Return how long to pause after no ready lane gave a job; ``default`` unless all are delayed."""
         now = self._clock()
         return min(
             (
@@ -75,7 +75,7 @@ class Linger:
         )
 
     def rows(self, lane: ReadyLane, count: int) -> int:
-        """Return how many jobs to claim instead of ``count``: 0 if the lane is put off, otherwise those of whole calls."""
+        """Return how many jobs to claim instead of ``count``: 0 if the lane is delayed, otherwise those of whole calls."""
         if count <= 0 or not self._applies(lane):
             return count
         if not self.open([lane]):
