@@ -561,7 +561,7 @@ def test_dead_letters_and_missing_handlers_are_found(findings, conn, database):
             )
     found = findings("failures")
     assert levels(found) == {"notice", "warning"}
-    assert "forebay dead list --kind greet" in text(found)
+    assert "forebay dead groups --kind greet" in text(found)
     assert "because dead" in text(found)
     assert "because unknown" in text(found)
 

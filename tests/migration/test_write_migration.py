@@ -117,8 +117,8 @@ def test_functions_columns_tables_indexes_and_grants_are_migrated(checkout: Chec
     )
     checkout.edit(
         "tables/failure.sql",
-        "    max_attempts integer ",
-        "    max_attempts integer,\n    node         text default 'a' ",
+        "    place        text ",
+        "    place        text,\n    node         text default 'a' ",
     )
     checkout.edit(
         "tables/failure.sql",
@@ -170,8 +170,8 @@ def test_what_has_to_be_thought_about_fails_until_it_is_written(checkout: Checko
     )
     checkout.edit(
         "tables/failure.sql",
-        "    max_attempts integer ",
-        "    max_attempts integer,\n    node         text not null ",
+        "    place        text ",
+        "    place        text,\n    node         text not null ",
     )
     done = checkout.run("write_migration", "node")
     assert done.returncode != 0

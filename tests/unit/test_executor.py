@@ -44,6 +44,7 @@ def executor_of(app, outcomes, *, concurrency):
         name="unit",
         group="default",
         resources={},
+        middleware=(),
         on_free=lambda: None,
         on_lease_lost=lambda _: None,
         on_progress=lambda *_: None,
