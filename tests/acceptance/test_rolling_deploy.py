@@ -88,7 +88,7 @@ def test_a_rolling_deploy_loses_nothing_and_uses_no_attempt(workers, conn, datab
             alive = probe(leaving, "/live").status
             assert alive in {200, 0}
         first_stopping = next((n for n, (status, _) in enumerate(seen) if status != 200), len(seen))
-        # Once it is not ready it never is again, and says why; at last nobody answers.
+        # Once it is not ready it stays so and says why, until its port is closed.
         assert all(
             (status, reasons) in {(503, ("stopping",)), (0, ())}
             for status, reasons in seen[first_stopping:]

@@ -77,7 +77,7 @@ def test_a_job_that_has_ended(explain, database, conn):
 
 def test_a_restored_database(explain, conn):
     """
-    Nothing runs in a copy of a database before somebody decides.
+    A copy of a database runs no job until an operator adopts it.
     """
     job_id = enqueue(conn)
     conn.execute("insert into forebay.cluster (system_identifier, database_oid) values (1, 1)")

@@ -356,7 +356,7 @@ def _checked_linger(name: str, linger: object) -> float | None:
         return None
     if isinstance(linger, timedelta):
         linger = linger.total_seconds()
-    # A truth value is no time, and no comparison with NaN is true.
+    # A bool is an int to Python, and NaN fails every comparison.
     if (
         not isinstance(linger, int | float)
         or isinstance(linger, bool)

@@ -12,7 +12,7 @@ from forebay.cli.exit import ExitCode
 from forebay.cli.options import AppDir, Dsn, Json
 from forebay.cli.output import ago, console, print_json, table
 from forebay.errors import DatabaseUnavailable, SchemaError
-from forebay.model.text import logger
+from forebay.model.text import counted, logger
 
 if TYPE_CHECKING:
     from forebay.app import App
@@ -66,7 +66,7 @@ def print_differences(app: App, differences: list[QueueDifference], *, dry_run: 
     """Print what was done about each difference, or would be."""
     out = console()
     if not differences:
-        same = f"{_counted(len(app.queues), 'queue')} of {app.name}: as declared"
+        same = f"{counted(len(app.queues), 'queue')} of {app.name}: as declared"
         out.print(same if app.queues else f"{app.name} declares no queues", style="dim")
         return
     rows = table("queue", "setting", "database", "code", "", loose=("queue", "setting", ""))
@@ -139,7 +139,3 @@ def _value(value: Any) -> str:
         burst = f", burst {value['burst']:,}" if "burst" in value else ""
         return f"{value['rate']:,.10g}/s{burst}"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"1 {noun}" if number == 1 else f"{number} {noun}s"

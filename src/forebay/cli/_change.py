@@ -26,6 +26,7 @@ from forebay.client import Client
 from forebay.errors import ConfigError
 from forebay.model.change import ChangeAct, ChangePlan, ChangeResult, JobFilter
 from forebay.model.status import CancelAnswer
+from forebay.model.text import counted
 
 _WHICH: Final = "Which jobs"
 
@@ -323,7 +324,7 @@ def _act(
         return
     if which.ids is None and token is None and not yes:
         plan = client.plan_change(act, which, run_at=run_at, priority=priority)
-        if plan.jobs and not confirmed(f"{act.capitalize()} {_jobs(plan.jobs)}?"):
+        if plan.jobs and not confirmed(f"{act.capitalize()} {counted(plan.jobs, 'job')}?"):
             raise typer.Exit(ExitCode.FAILED)
         token = plan.token
     watch = None if as_json or which.ids is not None else _note
@@ -338,7 +339,7 @@ def _act(
     else:
         out = console()
         for name, count in result.answers.items():
-            out.print(f"{_jobs(count)} {_MEANINGS[name]}")
+            out.print(f"{counted(count, 'job')} {_MEANINGS[name]}")
         if not result.answers:
             out.print("No jobs.", style="dim")
     if any(answer in _FAILED for answer in result.jobs.values()):
@@ -346,11 +347,7 @@ def _act(
 
 
 def _note(taken: int) -> None:
-    console(stderr=True).print(f"{_jobs(taken)} so far", style="dim")
-
-
-def _jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count:,} jobs"
+    console(stderr=True).print(f"{counted(taken, 'job')} so far", style="dim")
 
 
 def _print_plan(act: ChangeAct, plan: ChangePlan, as_json: bool) -> None:
@@ -358,12 +355,12 @@ def _print_plan(act: ChangeAct, plan: ChangePlan, as_json: bool) -> None:
         print_json(plan)
         return
     rows = facts_table()
-    rows.add_row(f"would {act}", Text(_jobs(plan.jobs), style="bold"))
+    rows.add_row(f"would {act}", Text(counted(plan.jobs, "job"), style="bold"))
     for state, count in sorted(plan.states.items()):
         rows.add_row(f"  {state}", f"{count:,}")
     for answer, count in sorted(plan.answers.items()):
         if answer not in ("cancelled", "requested", "changed"):
-            rows.add_row(answer, f"{_jobs(count)}, {_MEANINGS[answer]}")
+            rows.add_row(answer, f"{counted(count, 'job')}, {_MEANINGS[answer]}")
     if plan.jobs:
         rows.add_row("enqueued", f"{ago(plan.oldest_at)} to {ago(plan.newest_at)}")
     rows.add_row("token", plan.token)

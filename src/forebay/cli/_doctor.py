@@ -15,8 +15,9 @@ from forebay.cli.options import Dsn, Json
 from forebay.cli.output import console, print_json
 from forebay.client import address_of
 from forebay.config import masked_dsn
-from forebay.doctor import Finding, Level, counted
+from forebay.doctor import Finding, Level
 from forebay.doctor.examine import examine, examine_job
+from forebay.model.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,9 @@ from forebay.cli.options import Dsn, Json, Queue
 from forebay.cli.output import ago, console, print_json, table
 from forebay.client import Client, address_of
 from forebay.db.own import run_own
-from forebay.doctor import counted, human_bytes
+from forebay.doctor import human_bytes
 from forebay.model.groups import ClosedGroup, GroupOverview
+from forebay.model.text import counted
 from forebay.ops.queues import continue_closing
 
 commands = Commands(help="Consumer groups: list, close.")

@@ -19,12 +19,11 @@ from forebay.cli.options import Dsn, Json, duration
 from forebay.cli.output import console, print_json
 from forebay.client import address_of
 from forebay.config import masked_dsn
-from forebay.doctor import counted
 from forebay.errors import ConfigError, DatabaseUnavailable, ForebayError, shown
 from forebay.guard.holders import described_ranges
 from forebay.guard.rules import Rule
 from forebay.guard.run import guard as look
-from forebay.model.text import logger
+from forebay.model.text import counted, logger
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:

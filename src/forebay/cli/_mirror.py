@@ -16,8 +16,8 @@ from forebay.cli._worker import AppPlace
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, duration
 from forebay.cli.output import ago, console, facts_table, one_line, print_json, table
-from forebay.doctor import counted
 from forebay.errors import ConfigError
+from forebay.model.text import counted
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from forebay.cli.options import AppDir, Dsn, Json, with_settings
 from forebay.cli.output import print_json
 from forebay.config import load_settings
 from forebay.errors import ConfigError, shown
-from forebay.model.text import logger
+from forebay.model.text import counted, logger
 from forebay.worker import Worker, as_log_format, log_to_stderr, run_to_the_end
 
 if TYPE_CHECKING:
@@ -89,17 +89,13 @@ def announce(app: App, worker: Worker, place: str) -> None:
         "worker %s of %s: serving %s in %s %s, %s at a time",
         worker.name,
         place,
-        _counted(len(kinds), "kind"),
+        counted(len(kinds), "kind"),
         "queue" if len(queues) == 1 else "queues",
         settings.queue or ", ".join(queues),
-        _counted(settings.concurrency, "job"),
+        counted(settings.concurrency, "job"),
     )
     for kind in kinds:
         log.debug("%s (queue %s): %s", kind.name, kind.queue, kind.retry.lifetime())
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"1 {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def run_until_signal(worker: Worker, grace_seconds: float, *, until_idle: bool = False) -> Stats:

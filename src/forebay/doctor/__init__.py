@@ -13,7 +13,6 @@ from forebay.doctor._finding import (
     Check,
     Finding,
     Level,
-    counted,
     human_bytes,
 )
 from forebay.doctor._locks import without_workers
@@ -25,7 +24,6 @@ __all__ = [
     "Finding",
     "Level",
     "catalog",
-    "counted",
     "human_bytes",
     "installed",
     "judge_drift",

@@ -73,12 +73,3 @@ def human_bytes(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} TB"
-
-
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """Return a number with its noun in the right form.
-
-    >>> counted(1, "job"), counted(2000, "job")
-    ('1 job', '2,000 jobs')
-    """
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from forebay.doctor._finding import Finding, Level, counted
+from forebay.doctor._finding import Finding, Level
 from forebay.errors import SchemaError
+from forebay.model.text import counted
 from forebay.ops.operation import Operation
 from forebay.sql import expected_catalog, is_post, latest_version, migrations, required_version
 

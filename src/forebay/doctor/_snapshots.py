@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from forebay.doctor._finding import Finding, Level, counted
+from forebay.doctor._finding import Finding, Level
 from forebay.guard import holder_query as holders
 from forebay.guard.rules import AGE_LONG
+from forebay.model.text import counted
 from forebay.ops.operation import Operation
 
 if TYPE_CHECKING:

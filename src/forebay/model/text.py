@@ -145,3 +145,12 @@ def storable_bytes(text: str) -> bytes:
     """Return the text as UTF-8 with NUL and lone surrogates escaped."""
     # Unbound calls: a hostile subclass of str may override its methods.
     return str.replace(text, "\x00", "\\x00").encode("utf-8", "backslashreplace")
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun in the right form.
+
+    >>> counted(1, "job"), counted(2000, "job")
+    ('1 job', '2,000 jobs')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"

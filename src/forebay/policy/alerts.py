@@ -19,6 +19,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
 from forebay.model.mirrors import Alert
+from forebay.model.text import counted
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
@@ -119,9 +120,9 @@ def _expired(queue: str, facts: MirrorFacts) -> Alert | None:
         return None
     parts = []
     if facts.expired:
-        parts.append(f"{_jobs(facts.expired)} expired before they were proved")
+        parts.append(f"{counted(facts.expired, 'job')} expired before they were proved")
     if facts.dead:
-        parts.append(f"{_jobs(facts.dead)} became dead letters")
+        parts.append(f"{counted(facts.dead, 'job')} became dead letters")
     return Alert(
         code="A3",
         problem=", ".join(parts),
@@ -144,7 +145,3 @@ def _may_never_succeed(facts: MirrorFacts, thresholds: Thresholds) -> Alert | No
         hint=f"Run forebay jobs show {oldest.job_id} to see all its errors.",
         since=oldest.due_at,
     )
-
-
-def _jobs(count: int) -> str:
-    return "1 job" if count == 1 else f"{count:,} jobs"

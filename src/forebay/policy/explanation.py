@@ -13,6 +13,7 @@ from typing import Any, Final
 from forebay.model import JobState
 from forebay.model.explanation import Cause, Explanation, Step
 from forebay.model.status import Failure, JobStatus
+from forebay.model.text import counted
 from forebay.policy.retry import human_duration
 
 #: A due job that is not ready after this time is overdue; workers look for due jobs about once a second.
@@ -238,7 +239,7 @@ def _held(case: _Case) -> _Found | None:
             f"forebay doctor --job {case.facts.key_job}",
         )
     return _Found(
-        f"{worker} has claimed it{since} and starts it next: it has {_jobs(holder['jobs'])},"
+        f"{worker} has claimed it{since} and starts it next: it has {counted(holder['jobs'], 'job')},"
         f" {holder['running']} of them running{cancelling}",
         "claimed",
         "To start jobs sooner, add workers or raise --concurrency.",
@@ -355,7 +356,7 @@ def _before(case: _Case) -> _Found:
     count = case.facts.before
     if not count:
         return _Found("none")
-    some = f"more than {_COUNTED_MAX:,} jobs" if count > _COUNTED_MAX else _jobs(count)
+    some = f"more than {_COUNTED_MAX:,} jobs" if count > _COUNTED_MAX else counted(count, "job")
     return _Found(
         f"{some} of queue {case.job.queue} come first: of a better priority, or earlier",
         "jobs before",
@@ -373,10 +374,6 @@ def _busy(case: _Case) -> _Found:
         "busy",
         "To start jobs sooner, add workers or raise --concurrency.",
     )
-
-
-def _jobs(number: int) -> str:
-    return "1 job" if number == 1 else f"{number:,} jobs"
 
 
 #: In the order of the page.
