@@ -63,6 +63,9 @@ def most_at_once(found: list[tuple[Effect, float]]) -> Counter[int]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "is_long", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["short", "long"]
+)
 def test_five_of_a_key_at_once_over_four_processes_with_kills(
     conn, database, workers, effects, seed, is_long
 ):
