@@ -123,6 +123,23 @@ def events(conn, *columns):
     return conn.execute(f"select {chosen} from forebay.guard_event order by at").fetchall()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_autovacuum(server):
+    """Nobody but a test holds rows: the exit code tells of an ANALYZE by autovacuum too."""
+    with connect(server.dsn()) as admin:
+        autovacuum(admin, "off")
+        workers = "select count(*) from pg_stat_activity where backend_type = 'autovacuum worker'"
+        wait_for(lambda: one(admin, workers) == 0, 120)
+        yield
+        autovacuum(admin, "on")
+
+
+def autovacuum(admin, switch):
+    admin.execute(f"alter system set autovacuum = {switch}")
+    admin.execute("select pg_reload_conf()")
+    wait_for(lambda: one(admin, "show autovacuum") == switch)
+
+
 # --- who ---
 
 
@@ -131,7 +148,12 @@ def pair(pg_bin):
     """A migrated primary, and its standby with feedback."""
     from forebay.upgrade.migrate import migrate
 
-    settings = {"wal_level": "logical", "max_prepared_transactions": "5", "fsync": "off"}
+    settings = {
+        "wal_level": "logical",
+        "max_prepared_transactions": "5",
+        "fsync": "off",
+        "autovacuum": "off",
+    }
     with primary_and_standby(pg_bin, settings) as (primary, standby):
         migrate(primary.dsn())
         with connect(primary.dsn()) as conn:

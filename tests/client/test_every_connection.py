@@ -138,6 +138,27 @@ def test_every_option_arrives(driver):
         assert {name: getattr(job, name) for name in chosen} == chosen
 
 
+@pytest.mark.parametrize("tiny", [1e-5, 4.961873680944251e-05, 1e-300])
+def test_numbers_that_python_writes_with_an_exponent_arrive(driver, tiny):
+    """
+    A delay, a rate, an age: the database takes them as numbers, never as the text of an interval.
+    """
+    soon = send_welcome.using(delay=tiny, expires_in=60)
+    driver.enqueue(soon, 1)
+    driver.enqueue_many(soon, [2])
+    driver.enqueue_many(send_welcome, [soon.call(3), send_welcome.using(delay=tiny).call(4)])
+    driver.execute("create table page (id int)")
+    driver.execute("insert into page values (1)")
+    assert driver.client("backfill", "mail", Rows("page"), delay=tiny) == 1
+    least = {"rate": max(tiny, 1e-6), "key_rate": max(tiny, 1e-6)}
+    driver.client("limit_queue", "mail", **least)
+    (limits,) = driver.client("limits", "mail")
+    assert {name: getattr(limits.limits, name) for name in least} == least
+    assert driver.client("purge_dead", tiny) == 0
+    driver.commit()
+    assert len(committed(driver)) == 5
+
+
 def test_a_bulk_of_any_length_is_one_transaction(driver):
     """
     Chunks from a generator are all there after the commit, and not before.

@@ -134,18 +134,26 @@ def passes(mirror, *groups):
 
 
 class Counting(LyingTarget):
-    """Notes how many items each write has, and how many writes run at the same time."""
+    """
+    Notes how many items each write has, and how many writes run at the same time.
 
-    def __init__(self):
+    Args:
+        together: each write waits until so many run.
+    """
+
+    def __init__(self, together=1):
         super().__init__()
         self.sizes, self.running, self.most = [], 0, 0
+        self.barrier = asyncio.Barrier(together)
 
     async def write(self, documents):
         self.sizes.append(len(documents))
         self.running += 1
         self.most = max(self.most, self.running)
-        await asyncio.sleep(0)
         try:
+            async with asyncio.timeout(30):
+                await self.barrier.wait()
+            await asyncio.sleep(0)
             return super().write(documents)
         finally:
             self.running -= 1
@@ -156,7 +164,7 @@ async def test_a_backlog_is_written_in_short_calls_one_after_another(app, share,
     """
     Four passes at the same time over a thousand items each. Every item is written once, and every job is done.
     """
-    target = Counting()
+    target = Counting(together=side_by_side)
     mirror = forebay.Mirror(app, "pages", source=Items(), target=target, write_share=share)
     groups = [range(1000 * n, 1000 * n + 1000) for n in range(4)]
     endings = await asyncio.to_thread(passes, mirror, *groups)

@@ -7,6 +7,7 @@ Short by default; more ``--stress-seconds`` than 5 make it longer in proportion.
 """
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 from itertools import count
 
 import hypothesis.strategies as st
@@ -147,7 +148,7 @@ class EngineMachine(RuleBasedStateMachine):
             delays = [0.0, 50.0, 0.0]
             expiries = [now + d + 30 * DAY for d in delays]
         else:
-            options = {"delay": f"{delay} seconds"} if delay else {}
+            options = {"delay": timedelta(seconds=delay)} if delay else {}
             if expiry is not None:
                 options["expires_at"] = one(
                     self.conn, "select forebay._now() + make_interval(secs => %s)", expiry

@@ -124,7 +124,7 @@ def shift_clock(conn: psycopg.Connection[Any], seconds: float = 0) -> None:
     """Replace the schema's clock in this database by one that is so far ahead."""
     conn.execute(
         "create or replace function forebay._now() returns timestamptz language sql volatile as"
-        f" $$ select clock_timestamp() + interval '{seconds} seconds' $$"
+        f" $$ select clock_timestamp() + make_interval(secs => {seconds}) $$"
     )
 
 

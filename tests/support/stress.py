@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -226,7 +227,7 @@ class StressRun:
         key = {"ordering_key": f"key {rng.randrange(12)}"} if has_key else {}
         if rng.random() < 0.5:
             (entry,) = self.ledger.draw(1)
-            delay = {"delay": f"{rng.random() * 0.6} seconds"} if self._defers(rng) else {}
+            delay = {"delay": timedelta(seconds=rng.random() * 0.6)} if self._defers(rng) else {}
             enqueue(conn, queue=QUEUE, args={"entry": entry}, **key, **delay)
             return [entry]
         entries = self.ledger.draw(rng.randint(1, 20))

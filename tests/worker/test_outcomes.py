@@ -165,6 +165,35 @@ async def test_failures_are_retried_until_the_attempts_are_used_up(app, conn):
     assert "LookupError" in errors[0]["traceback"]
 
 
+async def test_waits_that_python_writes_with_an_exponent_are_taken(app, conn):
+    """
+    A hundredth of a millisecond until the next attempt, from a policy's function, a retry and a snooze; and as a linger.
+    """
+    tiny = 1e-5
+    seen = []
+
+    @app.job(retry=RetryPolicy(delay=lambda attempt, error: tiny))
+    def fail(ctx: forebay.Context) -> None:
+        if ctx.attempt == 1:
+            raise ValueError
+
+    @app.job
+    def again(ctx: forebay.Context) -> Retry | None:
+        return Retry(after=tiny) if ctx.attempt == 1 else None
+
+    @app.job
+    def snooze() -> Snooze | None:
+        seen.append(1)
+        return Snooze(tiny) if len(seen) == 1 else None
+
+    @app.batch_job(size=5, queue="many", linger=tiny)
+    def many(jobs: list[Job]) -> None: ...
+
+    jobs = [handler.enqueue(conn) for handler in (fail, again, snooze, many)]
+    async with running(app):
+        await wait_for_async(lambda: [state(conn, job) for job in jobs] == ["done"] * 4)
+
+
 async def test_a_permanent_error_is_not_retried(app, conn):
     """
     Exception types declared permanent end the job at the first attempt.
