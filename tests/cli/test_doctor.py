@@ -417,14 +417,15 @@ def test_commits_that_a_crash_takes_back_are_found(findings, conn):
     assert "error" not in levels(found)
 
 
-def test_tables_that_a_crash_empties_are_an_error(findings, conn):
+def test_tables_and_sequences_that_a_crash_empties_are_an_error(findings, conn):
     """
     Somebody made one unlogged, to be faster.
     """
     conn.execute("alter table forebay.settlement set unlogged")
+    conn.execute("alter sequence forebay.wakeup_3 set unlogged")
     found = findings("durability")
     assert "error" in levels(found)
-    assert "unlogged tables: settlement" in text(found)
+    assert "unlogged tables or sequences: settlement, wakeup_3" in text(found)
 
 
 def test_roles_that_are_missing_or_powerless_are_named():

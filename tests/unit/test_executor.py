@@ -1,6 +1,7 @@
 """What a worker runs of what it claimed, without a database."""
 
 import asyncio
+import gc
 import time
 from itertools import pairwise
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ from forebay.config import WorkerSettings
 from forebay.ops.protocol import ClaimedJob, ReadyLane
 from forebay.worker._executor import Executor
 from forebay.worker._held import Batch, HeldJob, Lease
+from forebay.worker._key_queues import KeyQueues
 from forebay.worker._messages import ChildReport
 from tests.support.waiting import wait_for_async
 
@@ -106,6 +108,26 @@ def test_what_was_released_before_it_started_keeps_those_behind_it_waiting():
         (3, "done"),
     ]
     assert ran == [1, 2, 3]
+
+
+def test_ended_jobs_of_a_key_need_no_garbage_collector():
+    """References in a circle would keep each job in memory until a collection, which takes as long as many short jobs."""
+    keys = KeyQueues(release=lambda _: None)
+    lease = Lease(1, float("inf"))
+    gc.collect()
+    gc.disable()
+    try:
+        first, second, third = claimed(lease, 1, 2, 3)
+        assert keys.admit([first, second, third]) == [first]
+        assert keys.next_after(first, None) is second
+        assert keys.next_after(second, None) is third
+        assert keys.next_after(third, None) is None
+        lease.batches.clear()
+        del first, second, third
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+    assert keys.waiting == keys.waiting_size == 0
 
 
 def test_a_transaction_in_a_process_waits_for_the_settlement_before_it():

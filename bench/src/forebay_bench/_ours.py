@@ -25,7 +25,7 @@ CONCURRENCY: Final = 10
 BATCH: Final = 500
 
 #: Queues whose jobs have ordering keys, and how many keys they share.
-KEYS: Final = {"keyed": 100, "one_key": 1}
+KEYS: Final = {"keyed": 100, "one_key": 1, "keys_5k": 5_000, "keys_50k": 50_000}
 
 
 class Queue:
@@ -54,13 +54,11 @@ class Queue:
         async def run_in_transaction(ctx: Context, number: int) -> None:
             del ctx, number
 
-        @app.job(name="keyed", queue="keyed")
         async def run_in_order(number: int) -> None:
             del number
 
-        @app.job(name="one_key", queue="one_key")
-        async def run_one_by_one(number: int) -> None:
-            del number
+        for name in KEYS:
+            app.job(name=name, queue=name)(run_in_order)
 
         @app.job(name="counters", queue="counters")
         async def count(number: int) -> None:

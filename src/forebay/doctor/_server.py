@@ -116,8 +116,8 @@ def _judge_persistence(unlogged: list[str]) -> list[Finding]:
         Finding(
             "durability",
             Level.ERROR,
-            f"unlogged tables: {shown}; a crash of the server empties them",
-            f"alter table forebay.{unlogged[0]} set logged, and likewise for the others.",
+            f"unlogged tables or sequences: {shown}; a crash or a promotion of the server empties them",
+            f"alter table forebay.{unlogged[0]} set logged, and likewise for the others; for a sequence, alter sequence.",
             {"unlogged": unlogged},
         )
     ]
@@ -281,7 +281,7 @@ _LIMITS: Final = {
     ),
 }
 
-#: The part of the result that names unlogged tables.
+#: The part of the result that names unlogged tables and sequences.
 _UNLOGGED: Final = 2
 
 _NOT_TIMEOUTS: Final = frozenset({"fsync", "full_page_writes", "synchronous_commit"})
@@ -303,7 +303,7 @@ def _settings(judge: Any) -> Operation[list[Finding]]:
         " union all"
         f" select {_UNLOGGED}, c.relname::text, ''"
         " from pg_class c join pg_namespace n on n.oid = c.relnamespace"
-        " where n.nspname = 'forebay' and c.relpersistence = 'u' and c.relkind in ('r', 'p')"
+        " where n.nspname = 'forebay' and c.relpersistence = 'u' and c.relkind in ('r', 'p', 'S')"
         " order by 1, 2, 3",
         lambda rows: judge(
             {name: value for part, name, value in rows if part == 0},

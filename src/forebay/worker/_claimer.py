@@ -32,6 +32,7 @@ from forebay.policy.claims import (
 from forebay.worker._held import Batch, HeldJob
 from forebay.worker._linger import Linger
 from forebay.worker._lock_warnings import holders_after_timeout
+from forebay.worker._ready_lanes import ReadyLanes
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
@@ -119,9 +120,7 @@ class Claimer:
         self._freed: dict[int, ReadyLane] = {}
         self._sizes = LaneSizes()
         self._linger = Linger(app.kinds)
-        #: The only ready lanes, as far as is known until ``_only_until``.
-        self._only: frozenset[int] = frozenset()
-        self._only_until = 0.0
+        self._ready = ReadyLanes(session, leases, leadership, signals, settings.poll_seconds)
         self._must_check_batches = False
         #: Whether the worker stopped without an answer from the database.
         self.was_cut = False
@@ -135,6 +134,7 @@ class Claimer:
         """Forget the known lanes: the groups that read them have other ids now."""
         self._public_lanes.clear()
         self._freed.clear()
+        self._ready.forget()
 
     def free(self, batches: Iterable[Batch]) -> None:
         """Record that the settlement of some batches may have made other jobs ready."""
@@ -161,6 +161,7 @@ class Claimer:
         finally:
             stopped.cancel()
             claiming.cancel()
+            self._ready.forget()
 
     async def _claim_until_stopped(self) -> None:
         signals = self._signals
@@ -227,16 +228,10 @@ class Claimer:
             await self._signals.sleep(settings.poll_seconds if self._leadership.held else None)
             return True
         idle = self._executor.is_idle
-        called_at = time.monotonic()
-        lanes = await self._session.run(
-            protocol.ready(list(self._leases.groups), sleep_millis=self._leadership.sleep_millis)
-        )
-        signals.has_polled = True
-        self._only = frozenset(lane.lane for lane in lanes)
-        self._only_until = called_at + settings.poll_seconds
+        lanes = await self._ready.next()
         if not lanes:
             signals.failed_claims = 0  # now, since this call may sleep
-            self._polled_until = called_at + settings.poll_seconds
+            self._polled_until = self._ready.until
             self._leadership.record_idle()
             if self._is_finished is not None and idle:
                 return False
@@ -320,7 +315,7 @@ class Claimer:
         """
         freed, self._freed = self._freed, {}
         taken = 0
-        if time.monotonic() < self._only_until and self._only <= freed.keys():
+        if time.monotonic() < self._ready.until and self._ready.last <= freed.keys():
             await asyncio.sleep(0)
             for lane in freed.values():
                 if (wanted := self._wanted()) > 0 and not (self._signals.is_stopping or lease.lost):
@@ -356,7 +351,10 @@ class Claimer:
     async def _claim_lane(
         self, lease: Lease, lane: ReadyLane, count: int, again_until: float
     ) -> int:
-        """Claim from a lane, and repeat until ``again_until`` while each claim is full; return how many jobs were claimed."""
+        """Claim from a lane, and repeat while each claim is full, from ``again_until`` on only if no other lane is ready.
+
+        Return how many jobs were claimed. With 0.0 it claims once.
+        """
         if lane.is_suspect:
             return await self._claim_suspects(lease, lane, count)
         if lane.is_limited:
@@ -371,6 +369,9 @@ class Claimer:
                 batch, rows = await claim
                 taken += len(rows)
                 is_full = len(rows) == count or sum(row.size for row in rows) >= CLAIM_SIZE // 2
+                is_behind = self._executor.is_decoding_behind
+                if is_full and not is_behind and 0 < again_until <= time.monotonic():
+                    again_until = await self._ready.only_until(lease, lane)
                 if is_full and time.monotonic() < again_until:
                     # More jobs are likely: the server looks for them while the executor takes these.
                     count = self._linger.rows(lane, self._wanted(coming=len(rows)))

@@ -193,15 +193,10 @@ class Executor:
             return None
         return found
 
-    def take(self, helds: Iterable[HeldJob]) -> None:
+    def take(self, helds: Sequence[HeldJob]) -> None:
         """Run jobs of one claim as slots become free; the jobs of an ordering key run one at a time, in order."""
         batches: dict[str, WaitingCall] = {}
-        helds = list(helds)
-        keys = self._keys
-        if helds:
-            keys.forget_settled(helds[0].batch)
-        firsts = [held for held in helds if held.row.ordering_key is None or keys.is_first(held)]
-        for held in firsts:
+        for held in self._keys.admit(helds):
             found = _running.decode(self._kinds, held, self._group, later=True)
             if isinstance(found, Ended):
                 self._reporter.finish(held, found)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -150,8 +149,7 @@ class HeldJob(msgspec.Struct, eq=False):
 
     ``ended`` is set once, by the first decision how the job ended; later decisions are ignored. ``interrupted`` is the
     reason why the handler was asked to stop. ``follows`` is the previous job of the same ordering key and lease, until
-    that job ends; ``key_queue`` is the queue of its ordering key. ``raised`` is the exception with which it ended, until
-    that is logged.
+    this job ends. ``raised`` is the exception with which it ended, until that is logged.
     """
 
     row: ClaimedJob
@@ -163,7 +161,6 @@ class HeldJob(msgspec.Struct, eq=False):
     alone: bool = False
     control: Any = None
     follows: HeldJob | None = None
-    key_queue: KeyQueue | None = None
     raised: Raised | None = None
 
     @property
@@ -175,21 +172,3 @@ class HeldJob(msgspec.Struct, eq=False):
 
     def millis(self, now: float) -> int:
         return min(int((now - self.started_at) * 1000), 2_147_483_647)
-
-
-#: An ordering key within a lease: the same text is another key in another queue.
-Key = tuple[Lease, int, str]
-
-
-@dataclass(slots=True, eq=False)
-class KeyQueue:
-    """Jobs of one ordering key queued in this worker: the first runs or waits for a slot, the others wait for it, in order."""
-
-    key: Key
-    first: HeldJob
-    waiting: deque[HeldJob] = field(default_factory=deque)
-
-
-def key_of(held: HeldJob) -> Key:
-    """Return the ordering key of a job that has one."""
-    return held.lease, held.lane.group_id, held.row.ordering_key or ""

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from forebay.worker._held import KeyQueue, key_of
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from typing import TypeAlias
 
     from forebay.ops.protocol import Ended
-    from forebay.worker._held import Batch, HeldJob, Key
+    from forebay.worker._held import Batch, HeldJob, Lease
+
+    #: An ordering key within a lease: the same text is another key in another queue.
+    Key: TypeAlias = tuple[Lease, int, str]
 
 #: After these outcomes a job will run again, and later jobs of its ordering key must wait for it.
 _CONTINUES = frozenset({"retried", "lost", "snoozed", "unknown", "released"})
@@ -25,7 +27,7 @@ class KeyQueues:
     """The queues of the ordering keys with jobs in this worker.
 
     Owns the order within a key: which job may start, which one is next, and which ones must be released. Every job that it
-    accepts leaves it again: as the next job, released, or dropped with its lease. It does not handle jobs without a key.
+    accepts leaves it again: as the next job, released, or dropped with its lease. Jobs without a key may start at once.
 
     A crash loses only these queues: the order is in the database, and the jobs are claimed again in that order.
 
@@ -35,7 +37,10 @@ class KeyQueues:
 
     def __init__(self, release: Callable[[HeldJob], None]) -> None:
         self._release = release
-        self._queues: dict[Key, KeyQueue] = {}
+        #: By key, the job that runs or waits for a slot. Jobs do not refer to their key: cycles would wait for the collector.
+        self._first: dict[Key, HeldJob] = {}
+        #: By key, the jobs that wait for the first one, in order; only for keys with such jobs.
+        self._behind: dict[Key, deque[HeldJob]] = {}
         #: By key, the last job that will run again, while jobs that were claimed before the database knew this can arrive.
         self._continuing: dict[Key, HeldJob] = {}
         #: The number of jobs that wait for the first one of their key.
@@ -43,31 +48,28 @@ class KeyQueues:
         #: The size of these jobs.
         self.waiting_size = 0
 
-    def forget_settled(self, batch: Batch) -> None:
-        """A batch arrived: forget the keys whose jobs in this and later batches were not claimed too early."""
-        if self._continuing:
-            self._continuing = {
-                key: held
-                for key, held in self._continuing.items()
-                if key[0] is not batch.lease
-                or held.batch.was_before(held.row.offset, batch.claim_no)
-            }
-
-    def is_first(self, held: HeldJob) -> bool:
-        """Return whether a job of a key may wait for a slot; otherwise queue it after another of its key, or release it."""
-        key = key_of(held)
-        queue = self._queues.get(key)
-        if queue is not None:
-            held.key_queue = queue
-            queue.waiting.append(held)
-            self._count(held, 1)
-            return False
-        if key in self._continuing:
-            # This job was claimed before the database knew that an earlier one will run again.
-            self._release_early(held)
-            return False
-        held.key_queue = self._queues[key] = KeyQueue(key, held)
-        return True
+    def admit(self, helds: Sequence[HeldJob]) -> list[HeldJob]:
+        """Return those jobs of a claim that may wait for a slot; queue the others after one of their key, or release them."""
+        if not helds:
+            return []
+        self._forget_settled(helds[0].batch)
+        lease, group_id = helds[0].lease, helds[0].lane.group_id
+        firsts, ready = self._first, []
+        for held in helds:
+            name = held.row.ordering_key
+            if name is not None:
+                key = lease, group_id, name
+                if key in firsts:
+                    self._behind.setdefault(key, deque()).append(held)
+                    self._count(held, 1)
+                    continue
+                if key in self._continuing:
+                    # This job was claimed before the database knew that an earlier one will run again.
+                    self._release_early(held)
+                    continue
+                firsts[key] = held
+            ready.append(held)
+        return ready
 
     def next_after(self, held: HeldJob, ended: Ended | None) -> HeldJob | None:
         """A job of a key ended: return the next job of the key, which may start; None if there is none.
@@ -75,26 +77,33 @@ class KeyQueues:
         If the ended job will run again, release all jobs that wait for it.
         """
         held.follows = None
-        queue = held.key_queue
         if ended is not None and ended.outcome in _CONTINUES:
             self._record_continuing(held)
-        elif queue is not None and queue.first is held and queue.waiting:
-            follower = queue.first = queue.waiting.popleft()
-            self._count(follower, -1)
-            follower.follows = held
-            return follower
-        self.release_behind(held)
-        return None
+            self.release_behind(held)
+            return None
+        key = _key_of(held)
+        if self._first.get(key) is not held:
+            return None
+        behind = self._behind.get(key)
+        if behind is None:
+            del self._first[key]
+            return None
+        follower = self._first[key] = behind.popleft()
+        if not behind:
+            del self._behind[key]
+        self._count(follower, -1)
+        follower.follows = held
+        return follower
 
     def release_behind(self, held: HeldJob) -> None:
         """If a job is the first of its key, release all jobs that wait for it and end the queue."""
-        queue = held.key_queue
-        if queue is not None and queue.first is held:
-            self._release_queue(queue)
+        key = _key_of(held)
+        if self._first.get(key) is held:
+            self._release_queue(key)
 
     def release_all(self) -> int:
         """Release all waiting jobs; return how many."""
-        return sum(self._release_queue(queue) for queue in list(self._queues.values()))
+        return sum(self._release_queue(key) for key in list(self._first))
 
     def drop(self, is_lost: Callable[[HeldJob], bool], *, whole_lease: bool) -> list[int]:
         """Drop jobs that no longer belong to this worker, without settling them; return their ids.
@@ -104,29 +113,43 @@ class KeyQueues:
             whole_lease: the jobs are a whole lease, not single batches.
         """
         dropped: list[int] = []
-        for queue in list(self._queues.values()):
-            lost = [held for held in queue.waiting if is_lost(held)]
+        for key, behind in list(self._behind.items()):
+            lost = [held for held in behind if is_lost(held)]
             dropped.extend(held.row.job_id for held in lost)
             for held in lost:
                 self._count(held, -1)
-            queue.waiting = deque(held for held in queue.waiting if not is_lost(held))
-            if is_lost(queue.first):
-                self._release_queue(queue)
+            kept = deque(held for held in behind if not is_lost(held))
+            if kept:
+                self._behind[key] = kept
+            else:
+                del self._behind[key]
+        for key in [key for key, first in self._first.items() if is_lost(first)]:
+            self._release_queue(key)
         if whole_lease:
             self._continuing = {
                 key: held for key, held in self._continuing.items() if not is_lost(held)
             }
         return dropped
 
-    def _release_queue(self, queue: KeyQueue) -> int:
-        if self._queues.get(queue.key) is queue:
-            del self._queues[queue.key]
-        count = len(queue.waiting)
-        while queue.waiting:
-            held = queue.waiting.popleft()
+    def _forget_settled(self, batch: Batch) -> None:
+        """A batch arrived: forget the keys whose jobs in this and later batches were not claimed too early."""
+        if self._continuing:
+            self._continuing = {
+                key: held
+                for key, held in self._continuing.items()
+                if key[0] is not batch.lease
+                or held.batch.was_before(held.row.offset, batch.claim_no)
+            }
+
+    def _release_queue(self, key: Key) -> int:
+        del self._first[key]
+        behind = self._behind.pop(key, None)
+        if behind is None:
+            return 0
+        for held in behind:
             self._count(held, -1)
             self._release_early(held)
-        return count
+        return len(behind)
 
     def _count(self, held: HeldJob, change: int) -> None:
         self.waiting += change
@@ -139,4 +162,8 @@ class KeyQueues:
 
     def _record_continuing(self, held: HeldJob) -> None:
         held.batch.continues(held.row.offset)
-        self._continuing[key_of(held)] = held
+        self._continuing[_key_of(held)] = held
+
+
+def _key_of(held: HeldJob) -> Key:
+    return held.batch.lease, held.lane.group_id, held.row.ordering_key or ""

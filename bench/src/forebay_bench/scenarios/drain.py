@@ -4,7 +4,7 @@ Handlers do nothing, so that only the queue is measured: a coroutine, a function
 500, and one that settles in its transaction. A worker is what ``App.worker`` returns, in a separate process, run
 until no job is left; the time includes its start and end, but not the start of Python. ``classic`` is a loop that
 claims 500 rows of an ordinary table and deletes them, with nothing around it. Beside the coroutine, the same coroutine with
-ordering keys: jobs of a hundred keys in turns, and of a single key.
+ordering keys: jobs of 100, 5,000 and 50,000 keys in turns, and of a single key.
 
 Also from the coroutine's turns: the write-ahead log of a job from its bulk enqueue until it is settled, including
 everything that the server wrote in that time, and the CPU time of the server and of the worker for each job of the drain.
@@ -48,6 +48,8 @@ _JOBS: Final = {
     "async": 70_000,
     "keyed": 50_000,
     "one_key": 50_000,
+    "keys_5k": 50_000,
+    "keys_50k": 50_000,
     "thread": 12_000,
     "batch": 120_000,
     "tx": 1_200,
@@ -60,6 +62,8 @@ _LABELS: Final = {
     "async": "Forebay, coroutine",
     "keyed": "Forebay, 100 ordering keys",
     "one_key": "Forebay, one ordering key",
+    "keys_5k": "Forebay, 5,000 ordering keys",
+    "keys_50k": "Forebay, 50,000 ordering keys",
     "thread": "Forebay, thread",
     "batch": f"Forebay, batches of {_ours.BATCH}",
     "tx": "Forebay, transaction",
@@ -91,7 +95,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         engines: dict[str, Callable[[], float]] = {
             "async": partial(_costed, place, ours, conn, counts["async"], costs)
         }
-        for handler in ("keyed", "one_key", "thread", "batch", "tx"):
+        for handler in (*_ours.KEYS, "thread", "batch", "tx"):
             engines[handler] = partial(_ours_turn, ours, conn, handler, counts[handler])
         if options.compare is None or "classic" in options.compare:
             rival = stack.enter_context(runner("classic", place, create=_create_classic))
@@ -192,8 +196,10 @@ def _report(
     bars = [
         Bar("coroutine, against pgqueuer", ratio("async", "pgqueuer"), at_least=2.5),
         Bar("coroutine, against procrastinate", ratio("async", "procrastinate"), at_least=40),
-        Bar("100 ordering keys, against none", ratio("keyed", "async"), at_least=0.7),
-        Bar("one ordering key, against 100", ratio("one_key", "keyed"), at_least=0.95),
+        Bar("100 ordering keys, against none", ratio("keyed", "async"), at_least=0.8),
+        Bar("one ordering key, against none", ratio("one_key", "async"), at_least=0.7),
+        Bar("5,000 ordering keys, against none", ratio("keys_5k", "async"), at_least=0.7),
+        Bar("50,000 ordering keys, against none", ratio("keys_50k", "async"), at_least=0.6),
         Bar(
             "batch handler, against classic in batches of 500",
             ratio("batch", "classic"),

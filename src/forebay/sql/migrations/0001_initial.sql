@@ -559,8 +559,8 @@ create sequence forebay.lane_secret as bigint minvalue -9223372036854775808 cach
 -- tables/leadership.sql
 
 -- Leadership: "held until" in milliseconds since 1970, and the holder in the lowest 20 bits. One worker leads each duty:
--- duty 0 is maintenance, duty N watches for ready jobs of group N. Flag sequences like the wake-ups.
-create unlogged sequence forebay.leader_0 as bigint cache 1;
+-- duty 0 is maintenance, duty N watches for ready jobs of group N. Flag sequences like the wake-ups; a step is 250 ms by the same holder.
+create sequence forebay.leader_0 as bigint increment 262144000 cache 1;
 
 
 -- tables/lease.sql
@@ -835,7 +835,7 @@ comment on table forebay.mirror_count is 'Results of mirrors, by outcome, tag an
 -- Jobs whose handler keeps no result cost nothing.
 
 -- "A caller waits for the end of a job until", in milliseconds since 1970: a flag sequence like the wake-ups.
-create unlogged sequence forebay.result_wakeup as bigint cache 1;
+create sequence forebay.result_wakeup as bigint cache 1;
 
 create table forebay.result (
     job_id      bigint not null,
@@ -1044,13 +1044,12 @@ comment on table forebay.schema_migration is 'Applied migrations; a migration fi
 -- tables/wakeup.sql
 
 -- Wake-ups: "a worker sleeps until", in milliseconds since 1970, one flag sequence for each hash of a queue name.
--- They are sequences because a sequence is read and set outside transactions and leaves no dead rows. Unlogged: setting a logged one
--- draws a transaction id, and an idle worker sets one at each poll. After a crash of the server they say that no worker sleeps, which
--- is true then.
+-- They are sequences because a sequence is read and set outside transactions and leaves no dead rows. The increment is the step of
+-- forebay._advance_flag(). No sequence here is unlogged: PostgreSQL can lose the page of one at a promotion, and then each read fails.
 do $$
 begin
     for i in 0..15 loop
-        execute format('create unlogged sequence forebay.wakeup_%s as bigint cache 1', i);
+        execute format('create sequence forebay.wakeup_%s as bigint increment 250 cache 1', i);
     end loop;
 end
 $$;
@@ -2710,7 +2709,7 @@ begin
             perform forebay._record_same_cluster();
         end if;
         v_until := (extract(epoch from clock_timestamp()) * 1000)::bigint + p_sleep_millis;
-        perform setval(wakeup.flag, v_until)
+        perform forebay._advance_flag(wakeup.flag, v_until, 250)
         from (select distinct forebay._wakeup(g.queue) as flag
               from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)) wakeup
         -- A time in the future is from before the clock was set back.
@@ -4344,6 +4343,26 @@ language sql volatile
 as $$ select coalesce(abs(p_millis - date_part('epoch', clock_timestamp()) * 1000 - 35000) < 35000, false) $$;
 
 
+-- Set a flag sequence to a value, or less than one step beyond it; p_step is its increment.
+--
+-- A few steps forward are nextval(): it writes WAL, and draws a transaction id, at one call in 33 and at the first one after a
+-- checkpoint; setval() does at every call. A crash sets the flag up to 32 steps ahead. Not for a session of the user: nextval()
+-- changes its lastval().
+create function forebay._advance_flag(p_flag regclass, p_value bigint, p_step bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    v_steps constant bigint := (p_value - pg_sequence_last_value(p_flag) + p_step - 1) / p_step;
+begin
+    if v_steps between 1 and 32 then
+        perform nextval(p_flag) from generate_series(1, v_steps);
+    else
+        perform setval(p_flag, p_value);
+    end if;
+end
+$$;
+
+
 -- Does a worker that serves the queue sleep?
 create function forebay._is_awaited(p_queue text) returns boolean
 language sql volatile
@@ -5448,14 +5467,14 @@ as $$ select to_regclass('forebay."leader_' || p_duty::text || '"') $$;
 
 -- The holder of a duty now, a number below 2^20; null when no worker leads it, or it has no flag sequence.
 --
--- A time too far in the future was written before the clock was set back.
+-- A time too far in the future was written before the clock was set back: lead_v1() sets one of at most 130 s and a step.
 create function forebay._leader_of(p_duty bigint) returns integer
 language plpgsql volatile
 as $$
 declare
     v_value constant bigint := pg_sequence_last_value(forebay._leader_flag(p_duty));
 begin
-    if (v_value >> 20) - (extract(epoch from clock_timestamp()) * 1000)::bigint between 1 and 130000 then
+    if (v_value >> 20) - (extract(epoch from clock_timestamp()) * 1000)::bigint between 1 and 130250 then
         return (v_value & 1048575)::integer;
     end if;
     return null;
@@ -5944,7 +5963,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_duty     bigint;
-    v_flag regclass;
+    v_flag     regclass;
+    v_value    bigint;
     v_held     bigint[] := '{}';
 begin
     if (p_holder between 0 and 1048575 and p_seconds > 0 and p_seconds <= 130) is not true then
@@ -5957,8 +5977,12 @@ begin
         continue when forebay._leader_of(v_duty) <> p_holder;
         v_flag := forebay._leader_flag(v_duty);
         if v_flag is not null then
-            perform setval(v_flag,
-                ((extract(epoch from clock_timestamp()) + p_seconds) * 1000)::bigint << 20 | p_holder);
+            v_value := ((extract(epoch from clock_timestamp()) + p_seconds) * 1000)::bigint << 20 | p_holder;
+            if pg_sequence_last_value(v_flag) & 1048575 = p_holder then
+                perform forebay._advance_flag(v_flag, v_value, 262144000);  -- Steps of 250 ms; the holder stays.
+            else
+                perform setval(v_flag, v_value);
+            end if;
         end if;
         v_held := v_held || v_duty;
     end loop;
@@ -10204,7 +10228,7 @@ begin
     values (forebay._random_name(), p_queue, p_name, p_start_after, forebay._now(), p_is_implied)
     on conflict do nothing  -- In a REPEATABLE READ transaction that does not see the group: raises 40001.
     returning group_id into v_id;
-    execute format('create unlogged sequence forebay.leader_%s as bigint cache 1', v_id);
+    execute format('create sequence forebay.leader_%s as bigint increment 262144000 cache 1', v_id);
     -- The first group of a queue has what was counted while there was none.
     insert into forebay.queue_count (queue, group_id, seq, snap, total)
     select p_queue, v_id, c.seq, c.snap, c.total from forebay.queue_count c

@@ -1,3 +1,3 @@
 -- Leadership: "held until" in milliseconds since 1970, and the holder in the lowest 20 bits. One worker leads each duty:
--- duty 0 is maintenance, duty N watches for ready jobs of group N. Flag sequences like the wake-ups.
-create unlogged sequence forebay.leader_0 as bigint cache 1;
+-- duty 0 is maintenance, duty N watches for ready jobs of group N. Flag sequences like the wake-ups; a step is 250 ms by the same holder.
+create sequence forebay.leader_0 as bigint increment 262144000 cache 1;

@@ -4,7 +4,7 @@
 -- Jobs whose handler keeps no result cost nothing.
 
 -- "A caller waits for the end of a job until", in milliseconds since 1970: a flag sequence like the wake-ups.
-create unlogged sequence forebay.result_wakeup as bigint cache 1;
+create sequence forebay.result_wakeup as bigint cache 1;
 
 create table forebay.result (
     job_id      bigint not null,

@@ -115,7 +115,7 @@ begin
             perform forebay._record_same_cluster();
         end if;
         v_until := (extract(epoch from clock_timestamp()) * 1000)::bigint + p_sleep_millis;
-        perform setval(wakeup.flag, v_until)
+        perform forebay._advance_flag(wakeup.flag, v_until, 250)
         from (select distinct forebay._wakeup(g.queue) as flag
               from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)) wakeup
         -- A time in the future is from before the clock was set back.

@@ -17,6 +17,26 @@ language sql volatile
 as $$ select coalesce(abs(p_millis - date_part('epoch', clock_timestamp()) * 1000 - 35000) < 35000, false) $$;
 
 
+-- Set a flag sequence to a value, or less than one step beyond it; p_step is its increment.
+--
+-- A few steps forward are nextval(): it writes WAL, and draws a transaction id, at one call in 33 and at the first one after a
+-- checkpoint; setval() does at every call. A crash sets the flag up to 32 steps ahead. Not for a session of the user: nextval()
+-- changes its lastval().
+create function forebay._advance_flag(p_flag regclass, p_value bigint, p_step bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    v_steps constant bigint := (p_value - pg_sequence_last_value(p_flag) + p_step - 1) / p_step;
+begin
+    if v_steps between 1 and 32 then
+        perform nextval(p_flag) from generate_series(1, v_steps);
+    else
+        perform setval(p_flag, p_value);
+    end if;
+end
+$$;
+
+
 -- Does a worker that serves the queue sleep?
 create function forebay._is_awaited(p_queue text) returns boolean
 language sql volatile

@@ -17,7 +17,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_duty     bigint;
-    v_flag regclass;
+    v_flag     regclass;
+    v_value    bigint;
     v_held     bigint[] := '{}';
 begin
     if (p_holder between 0 and 1048575 and p_seconds > 0 and p_seconds <= 130) is not true then
@@ -30,8 +31,12 @@ begin
         continue when forebay._leader_of(v_duty) <> p_holder;
         v_flag := forebay._leader_flag(v_duty);
         if v_flag is not null then
-            perform setval(v_flag,
-                ((extract(epoch from clock_timestamp()) + p_seconds) * 1000)::bigint << 20 | p_holder);
+            v_value := ((extract(epoch from clock_timestamp()) + p_seconds) * 1000)::bigint << 20 | p_holder;
+            if pg_sequence_last_value(v_flag) & 1048575 = p_holder then
+                perform forebay._advance_flag(v_flag, v_value, 262144000);  -- Steps of 250 ms; the holder stays.
+            else
+                perform setval(v_flag, v_value);
+            end if;
         end if;
         v_held := v_held || v_duty;
     end loop;

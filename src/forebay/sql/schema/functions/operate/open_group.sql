@@ -98,7 +98,7 @@ begin
     values (forebay._random_name(), p_queue, p_name, p_start_after, forebay._now(), p_is_implied)
     on conflict do nothing  -- In a REPEATABLE READ transaction that does not see the group: raises 40001.
     returning group_id into v_id;
-    execute format('create unlogged sequence forebay.leader_%s as bigint cache 1', v_id);
+    execute format('create sequence forebay.leader_%s as bigint increment 262144000 cache 1', v_id);
     -- The first group of a queue has what was counted while there was none.
     insert into forebay.queue_count (queue, group_id, seq, snap, total)
     select p_queue, v_id, c.seq, c.snap, c.total from forebay.queue_count c
