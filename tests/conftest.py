@@ -1,4 +1,10 @@
-"""Loads the test support, nothing else."""
+"""Loads the test support."""
+
+from hypothesis import HealthCheck, settings
+
+# A slow machine is no finding: no test depends on how long an example takes.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 
 pytest_plugins = [
     "tests.support.fix_db",

@@ -69,6 +69,17 @@ def test_the_pause_ends_with_the_linger_and_polls_other_queues_meanwhile():
     assert linger.pause_seconds([], 0.002) == 0.002
 
 
+def test_the_handlers_of_a_queue_share_the_smallest_call_and_the_shortest_wait():
+    clock = Clock()
+    linger = Linger([kind(size=50, linger=0.05), kind(name="other", size=20, linger=0.5)], clock)
+    assert linger.rows(lane(), 7) == 20
+    linger.record(lane(), asked=20, rows=jobs(1))
+    clock.now += 0.04
+    assert linger.open([lane()]) == []
+    clock.now += 0.02
+    assert linger.open([lane()]) == [lane()]
+
+
 @pytest.mark.parametrize("changed", ["is_private", "is_suspect", "is_limited"])
 def test_retries_suspects_and_limited_lanes_never_wait(changed):
     linger = Linger([kind()], Clock())

@@ -1,5 +1,6 @@
 """Lines of the log for jobs that a claim, the sweep or a revocation made dead letters."""
 
+import json
 import logging
 from typing import Any
 
@@ -75,6 +76,60 @@ def test_a_muted_cause_is_no_error(caplog):
     (record,) = deaths(caplog)
     assert record.levelname == "INFO"
     assert record.getMessage().endswith("(this cause is muted)")
+
+
+@pytest.mark.parametrize(("is_muted", "level"), [(True, "INFO"), (False, "ERROR")])
+def test_the_number_of_further_deaths_is_an_error_unless_their_cause_is_muted(
+    caplog, is_muted, level
+):
+    """
+    What is not named one by one is judged by what is named. No more lines than ``LINES_MAX``, however many jobs are reported.
+    """
+    caplog.set_level(logging.INFO, "forebay.worker")
+    cause = cause_of("work", "expired")
+    job = {
+        "job_id": 7,
+        "kind": "work",
+        "queue": "q",
+        "reason": "expired",
+        "attempt": 0,
+        "cause": cause,
+    }
+    report = json.dumps({"total": 1000, "jobs": [job] * (LINES_MAX + 5)})
+    log_deaths([report], {cause} if is_muted else set())
+    *named, last = [record for record in caplog.records if record.name == "forebay.worker"]
+    assert len(named) == LINES_MAX
+    assert (
+        last.getMessage() == f"{1000 - LINES_MAX} more jobs are dead letters now: forebay dead list"
+    )
+    assert last.levelname == level
+
+
+def test_a_log_that_fails_harms_no_worker(monkeypatch, capsys):
+    """
+    A handler of the log may raise anything; the claim that told of the deaths goes on.
+    """
+
+    class Failing(logging.Handler):
+        def emit(self, record):
+            raise OSError("the disk is full")
+
+    handler = Failing()
+    logger = logging.getLogger("forebay.worker")
+    logger.addHandler(handler)
+    try:
+        log_deaths(["not JSON"], set())
+        log_deaths(
+            [
+                '{"total": 1, "jobs": [{"job_id": 7, "kind": "work", "queue": "q", "reason": "expired", "attempt": 0}]}'
+            ],
+            set(),
+        )
+    finally:
+        logger.removeHandler(handler)
+    said = capsys.readouterr().err
+    assert "JSON is malformed" in said
+    assert "the disk is full" in said
 
 
 async def test_many_deaths_of_one_call_are_some_lines_and_a_number(app, conn, caplog):

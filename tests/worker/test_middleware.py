@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 from collections.abc import AsyncIterator, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
@@ -21,6 +22,8 @@ from forebay import (
 )
 from forebay.errors import ConfigError, EnqueueError, InvalidJob, LeaseLost
 from forebay.testing import Performer, assert_enqueued, enqueued, perform
+from forebay.worker._listeners import Listeners
+from forebay.worker._stats import Stats
 from tests.support.fix_worker import run_until_idle
 
 pytestmark = pytest.mark.anyio
@@ -404,6 +407,31 @@ async def test_a_settlement_is_entered_before_it_is_recorded_and_left_after(data
     assert kinds["done"] in (["done", "claimed", "done"], ["done", "running", "done"])
     assert kinds["failing"][0::2] == ["retried", "retrying"]
     assert kinds["in_a_transaction"] == ["done", "done", "done"]
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+async def test_the_first_middleware_around_a_settlement_is_the_outermost(is_refused):
+    """
+    As around an attempt: the last one that is entered is left first, also when the database refuses the outcome.
+    """
+
+    class Named(Middleware):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def settlement(self, ended: AttemptEnded) -> Iterator[None]:
+            seen.append(f"{self.name} entered")
+            try:
+                yield
+            finally:
+                seen.append(f"{self.name} left")
+
+    seen: list[str] = []
+    listeners = Listeners({}, [Named("first"), Named("second")], Stats())
+    announced = listeners.announce(SimpleNamespace(outcome="done"))
+    (listeners.refused if is_refused else listeners.recorded)(announced)
+    listeners.close()
+    assert seen == ["first entered", "second entered", "second left", "first left"]
 
 
 async def test_an_exception_around_a_settlement_harms_no_job(database, conn, caplog):

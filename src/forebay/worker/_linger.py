@@ -87,9 +87,7 @@ class Linger:
         """Record a claim that returned jobs. With fewer than it asked for, and not ended by their size, it emptied the lane."""
         if not self._applies(lane):
             return
-        if len(rows) >= asked or sum(row.size for row in rows) >= CLAIM_SIZE // 2:
-            self._until.pop(lane.lane, None)
-        else:
+        if len(rows) < asked and sum(row.size for row in rows) < CLAIM_SIZE // 2:
             self._until[lane.lane] = self._clock() + self._rules[lane.queue][1]
 
     def _applies(self, lane: ReadyLane) -> bool:
