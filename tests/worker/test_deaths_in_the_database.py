@@ -121,7 +121,7 @@ def test_a_log_that_fails_harms_no_worker(monkeypatch, capsys):
         log_deaths(["not JSON"], set())
         log_deaths(
             [
-                '{"total": 1, "jobs": [{"job_id": 7, "kind": "work", "queue": "q", "reason": "expired", "attempt": 0}]}'
+                '{"total": 1, "jobs": [{"job_id": 7, "kind": "work", "queue": "q", "reason": "expired", "attempt": 0, "cause": "c"}]}'
             ],
             set(),
         )
