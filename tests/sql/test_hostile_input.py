@@ -275,6 +275,7 @@ def test_a_read_only_transaction_is_told_so(database):
         "select forebay.seal_v1()",
         "select expired from forebay.sweep_v1()",
         "select * from forebay.revoke_lost_v1()",
+        "select * from forebay.change_jobs('retry', '{\"all\": true}', most => 10)",
     ],
 )
 def test_calls_that_must_stand_alone_refuse_a_transaction(database, call):
