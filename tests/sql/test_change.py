@@ -159,6 +159,27 @@ def test_the_token_refuses_more_jobs_and_another_change(conn):
     assert change(conn, "cancel", {"queue": "mail"}, token=token) == {"cancelled": 109}
 
 
+def test_a_token_is_of_one_act_filter_and_options(conn):
+    """
+    A change that would take as many jobs as those of the token is refused all the same if it is not the same change.
+    """
+    enqueue_many(conn, [{"kind": "work", "queue": "mail"} for _ in range(3)])
+    token, found = plan(conn, "reprioritise", {"queue": "mail"}, priority=5)
+    assert found == {"changed": 3}
+    query = "select forebay.change_jobs(%s, %s, %s, token => %s, most => 10)"
+    for act, filter_, options in (
+        ("cancel", {"queue": "mail"}, {}),
+        ("reprioritise", {"kind": "work"}, {"priority": 5}),
+        ("reprioritise", {"queue": "mail"}, {"priority": 6}),
+    ):
+        assert (
+            sqlstate(conn, query, act, json.dumps(filter_), json.dumps(options), token) == "JQ042"
+        )
+    assert change(conn, "reprioritise", {"queue": "mail"}, priority=5, token=token, most=10) == {
+        "changed": 3
+    }
+
+
 def test_each_job_gets_its_answer(database, conn):
     with Reader(database, "mail") as reader:
         done = enqueue(conn, queue="mail")
@@ -320,3 +341,55 @@ def test_one_event_for_a_change_in_steps(conn):
         ("queues.purge", "mail", 10, {})
     ]
     assert depth(conn, "mail")["default"][0] >= 0
+
+
+@pytest.mark.parametrize(
+    "changed",
+    ["role = 'somebody else'", "act = 'jobs.retry'", "at = at - interval '25 hours'"],
+    ids=["of another role", "of another act", "of yesterday"],
+)
+def test_a_step_never_adds_to_an_event_that_is_not_its_own(conn, changed):
+    """
+    The number of an event is any number that a caller gives: it cannot change what the log says of others, or of long ago.
+    """
+    conn.execute("delete from forebay.event")
+    enqueue_many(conn, [{"kind": "work", "queue": "mail"} for _ in range(3)])
+    query = "select event from forebay.change_jobs('cancel', '{\"queue\": \"mail\"}', most => 1, event_id => %s)"
+    first = conn.execute(query, [None]).fetchone()[0]
+    conn.execute(f"update forebay.event set {changed}")
+    assert conn.execute(query, [first]).fetchone()[0] != first
+    counts = conn.execute("select event_id = %s, count from forebay.event", [first]).fetchall()
+    assert sorted(counts) == [(False, 1), (True, 1)]
+
+
+def test_a_job_that_one_group_has_and_another_waits_for_is_requested_once(database, conn):
+    """
+    Its handler is requested to stop, so it is not counted among the jobs that never start.
+    """
+    open_group(conn, "mail", "a", "beginning")
+    open_group(conn, "mail", "b", "beginning")
+    with Reader(database, "mail", "a") as reader:
+        enqueue(conn, queue="mail")
+        reader.claim(1)
+        assert change(conn, "cancel", {"queue": "mail"}) == {"requested": 1}
+
+
+@pytest.mark.direct  # listens
+@pytest.mark.parametrize("act", ["retry", "reprioritise"])
+def test_sleeping_workers_are_woken_for_the_jobs_that_became_claimable(database, conn, act):
+    """
+    A retried job is ready at once, and one of another priority may come first: nobody waits for the next poll.
+    """
+    with Reader(database, "mail") as reader, connect(database) as listener:
+        if act == "retry":
+            retrying(reader, conn)
+        else:
+            enqueue(conn, queue="mail")
+        listener.execute("listen forebay_wakeup")
+        conn.execute(
+            "select setval(forebay._wakeup('mail'), (extract(epoch from clock_timestamp()) * 1000)::bigint + 60000)"
+        )
+        conn.execute("select set_config('forebay.wakeup', 'on', false)")
+        options = {"priority": 1} if act == "reprioritise" else {}
+        assert change(conn, act, {"queue": "mail"}, most=10, **options) == {"changed": 1}
+        assert [each.payload for each in listener.notifies(timeout=10, stop_after=1)] == ["mail"]

@@ -291,6 +291,16 @@ def test_a_rolled_back_apply_leaves_nothing(conn):
     assert set(apply(conn, EVERYTHING).values()) == {"set"}
 
 
+def test_what_follows_an_apply_in_its_transaction_is_an_act_of_its_caller(conn):
+    conn.execute("set forebay.actor = 'alice'")
+    with conn.transaction():
+        apply(conn, EVERYTHING)
+        one(conn, "select forebay.shard_queue('other', 2)")
+    found = "select distinct actor from forebay.events(only_queue => %s)"
+    assert conn.execute(found, ["other"]).fetchall() == [("alice",)]
+    assert conn.execute(found, ["q"]).fetchall() == [("apply shop by alice",)]
+
+
 def test_each_change_is_an_event_of_apply_and_a_kept_one_names_who_changed_it(conn):
     conn.execute("delete from forebay.event")  # The fixture of the database configures it.
     conn.execute("set forebay.actor = 'deploy bot'")

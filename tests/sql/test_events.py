@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.sql.test_roles import acting_as
 from tests.support.engine import Reader, connect, enqueue, one, shift_clock, trim
 
 DAY = 86_400
@@ -99,6 +100,38 @@ def test_an_event_says_who(conn):
     one(conn, "select forebay.resume_queue('mail')")
     found = conn.execute("select actor, role = session_user from forebay.events()").fetchall()
     assert found == [(None, True), ("alice", True)]
+
+
+def test_an_event_names_the_login_role_and_not_the_owner_of_the_function(database, conn):
+    """
+    The functions run with the rights of the schema's owner.
+    """
+    enqueue(conn, queue="mail")
+    with acting_as(database, "forebay_operator") as operator:
+        one(operator, "select forebay.pause_queue('mail')")
+        assert one(operator, "select role from forebay.events()") == one(
+            operator, "select session_user::text"
+        )
+        assert one(operator, "select session_user::text") != one(conn, "select session_user::text")
+
+
+def test_events_are_chosen_by_act_and_time(conn):
+    """
+    An act is chosen by its name or by the part before the dot; the end of a time is excluded, its begin is not.
+    """
+    enqueue(conn, queue="mail")
+    one(conn, "select forebay.pause_queue('mail')")
+    at = one(conn, "select at from forebay.events()")
+    for act, count in (
+        ("queues", 1),
+        ("queues.pause", 1),
+        ("queue", 0),
+        ("queues.p", 0),
+        ("guard", 0),
+    ):
+        assert len(events(conn, only_act=act)) == count, act
+    assert len(events(conn, since=at)) == 1
+    assert events(conn, until=at) == []
 
 
 def test_jobs_leave_no_events(database, conn):
