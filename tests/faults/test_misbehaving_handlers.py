@@ -159,7 +159,7 @@ def test_a_process_that_dies_is_noticed_though_its_copy_lives(conn, workers, eff
     wait_for(lambda: state(conn, job) == "dead", 60, lambda: workers.logs)
     assert one(conn, "select reason from forebay.dead_letter") == "worker lost"
     wait_for(lambda: is_done(conn, other), 60, lambda: workers.logs)
-    assert effects.all("copy")
+    wait_for(lambda: effects.all("copy"), 60, lambda: workers.logs)
 
 
 @pytest.mark.slow

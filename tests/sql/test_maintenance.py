@@ -171,6 +171,12 @@ def test_only_observed_silence_counts(database, conn, observed, is_lost):
         silent.claim(1)
         conn.execute("update forebay.batch set claimed_at = claimed_at - interval '1 minute'")
         age_heartbeats(conn, silent, 60)
+    # A session ends a moment after its connection was closed; until then the lease counts as connected.
+    session = (
+        "select from pg_stat_activity a join forebay.heartbeat h on h.backend_pid = a.pid"
+        " where h.lease_id = %s"
+    )
+    wait_for(lambda: conn.execute(session, [silent.lease_id]).fetchall() == [])
     call = "select lease_id from forebay.revoke_lost_v1(%s, %s)"
     now = one(conn, "select clock_timestamp()")
     hour = timedelta(hours=1)
