@@ -2,7 +2,7 @@
 
 from hypothesis import HealthCheck, settings
 
-# A slow machine is no finding: no test depends on how long an example takes.
+# No test depends on how long an example takes: a slow machine must not fail it.
 settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("tests")
 

@@ -125,7 +125,7 @@ def events(conn, *columns):
 
 @pytest.fixture(scope="module", autouse=True)
 def no_autovacuum(server):
-    """Nobody but a test holds rows: the exit code tells of an ANALYZE by autovacuum too."""
+    """Only tests hold rows: an ANALYZE by autovacuum would change the exit code."""
     with connect(server.dsn()) as admin:
         autovacuum(admin, "off")
         workers = "select count(*) from pg_stat_activity where backend_type = 'autovacuum worker'"

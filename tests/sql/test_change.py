@@ -378,7 +378,7 @@ def test_a_job_that_one_group_has_and_another_waits_for_is_requested_once(databa
 @pytest.mark.parametrize("act", ["retry", "reprioritise"])
 def test_sleeping_workers_are_woken_for_the_jobs_that_became_claimable(database, conn, act):
     """
-    A retried job is ready at once, and one of another priority may come first: nobody waits for the next poll.
+    A retried job is ready at once, and one of another priority may come first: the worker does not wait for its next poll.
     """
     with Reader(database, "mail") as reader, connect(database) as listener:
         if act == "retry":

@@ -107,7 +107,7 @@ def test_the_number_of_further_deaths_is_an_error_unless_their_cause_is_muted(
 
 def test_a_log_that_fails_harms_no_worker(monkeypatch, capsys):
     """
-    A handler of the log may raise anything; the claim that told of the deaths goes on.
+    A log handler may raise any exception. The claim that reported the deaths continues.
     """
 
     class Failing(logging.Handler):

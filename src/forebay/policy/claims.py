@@ -89,6 +89,17 @@ def claim_size(
     return max(0, min(free_slots + more, rows_max))
 
 
+def is_full_claim(asked: int, *, jobs: int, size: int) -> bool:
+    """Return whether a claim ended because of its number or the size of its jobs, so that more of them may wait.
+
+    >>> is_full_claim(10, jobs=10, size=500), is_full_claim(10, jobs=9, size=500)
+    (True, False)
+    >>> is_full_claim(10, jobs=2, size=CLAIM_SIZE // 2)
+    True
+    """
+    return jobs >= asked or size >= CLAIM_SIZE // 2
+
+
 def mean_duration(
     mean_seconds: float | None, seconds: float, jobs: int = 1, *, memory: int = 50
 ) -> float:

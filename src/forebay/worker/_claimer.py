@@ -22,11 +22,11 @@ from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.claims import (
-    CLAIM_SIZE,
     Fairness,
     LaneName,
     LaneSizes,
     claim_size,
+    is_full_claim,
     plan_claims,
 )
 from forebay.worker._held import Batch, HeldJob
@@ -368,9 +368,9 @@ class Claimer:
             while True:
                 batch, rows = await claim
                 taken += len(rows)
-                is_full = len(rows) == count or sum(row.size for row in rows) >= CLAIM_SIZE // 2
-                is_behind = self._executor.is_decoding_behind
-                if is_full and not is_behind and 0 < again_until <= time.monotonic():
+                is_full = is_full_claim(count, jobs=len(rows), size=sum(row.size for row in rows))
+                is_due = is_full and 0 < again_until <= time.monotonic()
+                if is_due and not self._executor.is_decoding_behind:
                     again_until = await self._ready.only_until(lease, lane)
                 if is_full and time.monotonic() < again_until:
                     # More jobs are likely: the server looks for them while the executor takes these.

@@ -10,7 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from forebay.model.text import logger
-from forebay.policy.claims import CLAIM_SIZE
+from forebay.policy.claims import is_full_claim
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -87,7 +87,7 @@ class Linger:
         """Record a claim that returned jobs. With fewer than it asked for, and not ended by their size, it emptied the lane."""
         if not self._applies(lane):
             return
-        if len(rows) < asked and sum(row.size for row in rows) < CLAIM_SIZE // 2:
+        if not is_full_claim(asked, jobs=len(rows), size=sum(row.size for row in rows)):
             self._until[lane.lane] = self._clock() + self._rules[lane.queue][1]
 
     def _applies(self, lane: ReadyLane) -> bool:

@@ -198,6 +198,7 @@ def _report(
         Bar("coroutine, against procrastinate", ratio("async", "procrastinate"), at_least=40),
         Bar("100 ordering keys, against none", ratio("keyed", "async"), at_least=0.8),
         Bar("one ordering key, against none", ratio("one_key", "async"), at_least=0.7),
+        Bar("one ordering key, against 100", ratio("one_key", "keyed"), at_least=0.95),
         Bar("5,000 ordering keys, against none", ratio("keys_5k", "async"), at_least=0.7),
         Bar("50,000 ordering keys, against none", ratio("keys_50k", "async"), at_least=0.6),
         Bar(
