@@ -128,8 +128,9 @@ create table forebay.batch (
     xids          xid8[],                -- one per seq, or a single one when all are equal
     skipped       bigint[],
     skipped_as    "char"[],              -- named in forebay.code
-    -- Only in lanes of jobs with ordering keys:
     lanes         bigint[],              -- lane of each job's row; null: all in the batch's lane
+    limit_keys    text[] collate "C",    -- one per seq, in lanes of jobs with limit keys
+    -- Only in lanes of jobs with ordering keys:
     keys          text[] collate "C",    -- one per seq
     tails         smallint[],            -- one per seq: the offset of the last job of its key
     edge_from     xid8,                  -- transactions that began after this one have numbers above low_from,
@@ -258,7 +259,7 @@ create table forebay.dead_deletion (
 
 -- tables/deferred.sql
 
--- Jobs with a later start time. They are appended to the log when due, and deleted in bulk behind the cursor.
+-- Jobs with a later start time, and recheck rows of limit keys, which have no kind and the job 0. They are appended to the log when due, and deleted in bulk behind the cursor.
 create sequence forebay.deferred_seq as bigint cache 1;
 
 create table forebay.deferred (
@@ -278,7 +279,8 @@ create table forebay.deferred (
     correlation_id text,
     headers        jsonb,
     ordering_key   text collate "C",
-    unique_key     text
+    unique_key     text,
+    limit_key      text collate "C"
 );
 create unique index deferred_due on forebay.deferred (run_at, deferred_id);
 create index deferred_by_xid on forebay.deferred (xid);
@@ -507,19 +509,16 @@ create table forebay.lane (
     queue    text not null,
     priority integer not null,
     audience bigint not null,            -- 0 all groups, g retries of group g, -g suspects of group g
-    sort     text collate "C" not null check (sort in ('plain', 'keyed', 'limited', 'dispatch')),
-                                         -- jobs without a key; with an ordering key; of one limit key; dispatch lane, which
-                                         -- has no jobs itself: claims from it take jobs of any limit key
+    sort     text collate "C" not null check (sort in ('plain', 'keyed', 'limited')),
+                                         -- jobs without a key; with an ordering key; with a limit key
     shard    integer check (shard between 0 and 63),  -- of a plain public lane: its shard; 0 is the first
     recorded_at timestamptz not null,    -- or last found in use; a lane is looked at again a while later
-    limit_key text collate "C",
     row_no   bigint generated always as identity primary key,
     state    text collate "C" not null default 'used' check (state in ('used', 'retired', 'dormant')),
                                          -- see forebay.forget_v1()
     dormant_xid xid8,                    -- the transaction that made it dormant; transactions that see it see all its rows
     dormant_seq bigint,                  -- all its rows have numbers up to this one
     check ((sort = 'plain' and audience = 0) = (shard is not null)),
-    check ((sort = 'limited') = (limit_key is not null)),
     check ((state = 'dormant') = (dormant_xid is not null) and (state = 'dormant') = (dormant_seq is not null))
 );
 create index lane_by_id on forebay.lane (lane);
@@ -602,11 +601,14 @@ create table forebay.worker_setting (
 -- tables/limiter.sql
 
 -- Limits of queues: how many jobs may wait; how many run at once and start per second, in the queue and for each limit key; and
--- even shares for the keys. See docs/design/limits.md; for waiting jobs, docs/design/backpressure.md.
+-- turns for the keys. See docs/design/limits.md; for waiting jobs, docs/design/backpressure.md.
 --
--- Jobs with a limit key have separate lanes. A claim from a queue with limits on starts, or from a *dispatch lane* of such lanes,
--- passes the group's *limiter*: under one lock it counts the group's jobs in flight and the permits left, chooses a key, and
--- claims from one lane like any other claim. The state of the limiter is one row, appended and read newest first.
+-- A claim from a queue with limits on starts passes the group's *limiter*: under one lock it counts the group's jobs in flight and
+-- the permits left. The state of the limiter is one row, appended and read newest first.
+--
+-- Jobs with a limit key have lanes of their own. Their claims decide about keys under the same lock. What a claim decided about a key
+-- is one row of `limit_run`. Jobs whose key may not go on, or has had its turn, are *parked*: the cursor has passed them, and a
+-- small row records each run of them. A *recheck row*, a row of the log without a kind, gives the key its next turn.
 
 -- The limits of a queue. null: no limit.
 create table forebay.queue_limits (
@@ -635,32 +637,82 @@ create table forebay.limiter (
     group_id   bigint not null,
     no         bigint not null,
     decided_at timestamptz not null,
-    snap       pg_snapshot not null,      -- a key's lane missing from `lanes` had nothing to claim then
     limits_at  timestamptz,               -- starts_set_at of the limits at that time
     seed_until timestamptz,               -- until then jobs in flight are counted from the leases
     tat        timestamptz,               -- when the queue's bucket is full again: "theoretical arrival time"
     leases     bigint[] not null,         -- batches in flight, with the number of jobs each took
     claims     bigint[] not null,
-    claim_keys bigint[] not null,
     sizes      integer[] not null,
-    lanes      bigint[] not null,         -- lanes of keys that may have something to claim
-    lane_keys  bigint[] not null,
-    dispatch_lanes      bigint[] not null,
-    keys       bigint[] not null,         -- keys with a state to keep:
-    served     bigint[] not null,         --   the number of the row in which each was last served
-    tats       timestamptz[] not null,    --   when its bucket is full again
     primary key (group_id, no)
 );
 
 
--- What a limiter sees now. opens: unsettled jobs of each batch in flight; came: lanes with new jobs, null when all lanes must be
--- examined; is_changed: there is something to record whatever is claimed; is_back: the clock was set back.
+-- What a limiter sees now. opens: unsettled jobs of each batch in flight; is_changed: there is something to record whatever is
+-- claimed; is_back: the clock was set back.
 create type forebay._limiter_view as (
-    no bigint, at timestamptz, snap pg_snapshot, seed_until timestamptz, tat timestamptz,
-    leases bigint[], claims bigint[], claim_keys bigint[], sizes integer[], opens integer[],
-    lanes bigint[], lane_keys bigint[], dispatch_lanes bigint[],
-    keys bigint[], served bigint[], tats timestamptz[],
-    is_changed boolean, is_back boolean, has_new_limits boolean, came bigint[], free_slots bigint, limits forebay.queue_limits);
+    no bigint, at timestamptz, seed_until timestamptz, tat timestamptz,
+    leases bigint[], claims bigint[], sizes integer[], opens integer[],
+    is_changed boolean, is_back boolean, has_new_limits boolean, free_slots bigint, limits forebay.queue_limits);
+
+
+-- What a claim decided about a limit key. The newest row of a (group, key) has the state of the key. Without limits for each key, a
+-- key of which no job is parked needs no row.
+create table forebay.limit_run (
+    group_id     bigint not null,
+    limit_key    text collate "C" not null,
+    no           bigint not null,
+    turn         bigint not null,        -- counts the key's turns: a recheck row of an earlier turn is ignored
+    lease_id     bigint,                 -- the batch with the jobs that were taken; null: none was
+    claim_no     bigint,
+    low_seq      bigint not null,        -- lowest and highest number among them
+    high_seq     bigint not null,
+    waiting      bigint not null,        -- parked jobs that are not taken
+    parked_up_to bigint not null,        -- the key's last row of limit_parked
+    taken_up_to  bigint not null,        -- its rows up to this one were taken,
+    taken_seq    bigint not null,        --   and of the next one the jobs up to this number,
+    taken_jobs   bigint not null,        --   which are so many
+    is_full      boolean not null,       -- has as many in flight as it may have: the next settlement gives it a turn
+    tat          timestamptz,            -- when its bucket is full again
+    leases       bigint[],               -- its jobs in flight, if their number is limited
+    claims       bigint[],
+    offsets      smallint[],
+    decided_at   timestamptz not null,
+    primary key (group_id, limit_key, no)
+);
+
+-- Parked jobs: some with consecutive numbers in one lane, of one key and one transaction.
+create sequence forebay.limit_parked_seq as bigint cache 1;
+
+create table forebay.limit_parked (
+    group_id  bigint not null,
+    limit_key text collate "C" not null,
+    parked_no bigint not null default nextval('forebay.limit_parked_seq'),
+    lane      bigint not null,
+    xid       xid8 not null,
+    seq       bigint not null,           -- the first job
+    seq_to    bigint not null,           -- the last one
+    jobs      bigint not null,
+    primary key (group_id, limit_key, parked_no)
+);
+create index limit_parked_by_seq on forebay.limit_parked (seq_to);
+
+
+-- Jobs of one key that a claim met, with consecutive numbers in one lane and transaction; or a recheck row (jobs is 0).
+create type forebay._limit_item as (
+    lane bigint, segment_id bigint, xid xid8, seq bigint, seq_to bigint, jobs bigint, limit_key text, turn integer);
+
+-- The state of a limit key. permits: jobs that may start now, for all limits of the key.
+create type forebay._limit_state as (
+    limit_key text, no bigint, turn bigint, waiting bigint, parked_up_to bigint, taken_up_to bigint, taken_seq bigint,
+    taken_jobs bigint, is_full boolean, tat timestamptz, leases bigint[], claims bigint[], offsets smallint[], permits bigint,
+    tokens bigint);
+
+-- A group's cursor in a lane of jobs with limit keys, and what a claim read there: so many items, the first `old` of them in the
+-- cursor's current window, the others in the next one, which ends at `now`.
+create type forebay._limit_cursor as (
+    lane bigint, no bigint, start pg_snapshot, stop pg_snapshot, has_window boolean, pos_segment bigint, pos_xid xid8, pos_seq bigint,
+    high_seq bigint, handed_total bigint, skipped_total bigint, claimed_at timestamptz, now pg_snapshot,
+    old integer, items integer, is_more boolean, looked integer);
 
 
 -- tables/lock.sql
@@ -717,7 +769,8 @@ create table forebay.log (
     correlation_id text,
     headers        jsonb,
     ordering_key   text collate "C",
-    unique_key     text
+    unique_key     text,
+    limit_key      text collate "C"
 ) partition by range (seq);
 alter table forebay.log replica identity full;
 
@@ -1134,8 +1187,8 @@ begin
         perform forebay._imply_group(v_queue.queue);
     end loop;
 
-    -- Behind a cursor, waiting for their ordering key; jobs of the leases are counted with these.
-    select count(*) into v_count from forebay._all_parked();
+    -- Behind a cursor, waiting for their key; jobs of the leases are counted with these.
+    select coalesce(sum(p.jobs), 0) into v_count from forebay._all_parked() p;
     if p_resume then
         resumed := v_count;
     else
@@ -1152,21 +1205,24 @@ begin
     end loop;
 
     if p_resume then
-        for v_row in select p.group_id, p.lane, p.seq from forebay._all_parked() p order by p.group_id, p.place loop
-            select l.queue, l.priority into v_lane from forebay.lane l where l.lane = v_row.lane limit 1;
+        for v_row in select p.group_id, p.job from forebay._parked_jobs() p order by p.group_id, p.place loop
+            select l.queue, l.priority into v_lane from forebay.lane l where l.lane = (v_row.job).lane limit 1;
             perform forebay._continue_job(
-                r.job, forebay._record_keyed_lane(v_lane.queue, v_lane.priority, v_row.group_id), (r.job).attempt, (r.job).pauses, null)
-            from (select unnest(forebay._fetch(array[v_row.lane], array[v_row.seq])) as job) r;
+                v_row.job, forebay._record_private_lane(v_lane.queue, v_lane.priority, v_row.group_id,
+                                                        (v_row.job).ordering_key, (v_row.job).limit_key),
+                (v_row.job).attempt, (v_row.job).pauses, null);
         end loop;
     end if;
     delete from forebay.parked;
     delete from forebay.key_run;
+    delete from forebay.limit_parked;
+    delete from forebay.limit_run;
 
     -- Waiting in the log.
     for v_lane in
-        select l.lane, l.queue, l.priority, l.audience, l.limit_key, g.group_id, g.start_after, b.no, b.snap_from, b.snap_to,
+        select l.lane, l.queue, l.priority, l.audience, g.group_id, g.start_after, b.no, b.snap_from, b.snap_to,
                b.pos_xid, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total, s.lo, s.hi
-        from (select distinct i.lane, i.queue, i.priority, i.audience, i.limit_key from forebay.lane i) l
+        from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
         join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or abs(l.audience) = g.group_id)
         left join lateral (select i.* from forebay.batch i
                            where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
@@ -1198,7 +1254,7 @@ begin
                     v_row.r,
                     forebay._record_private_lane(v_lane.queue, v_lane.priority,
                                                case when v_lane.audience < 0 then v_lane.audience else v_lane.group_id end,
-                                               (v_row.r).ordering_key, v_lane.limit_key),
+                                               (v_row.r).ordering_key, (v_row.r).limit_key),
                     coalesce((v_row.r).attempt, 0), coalesce((v_row.r).pauses, 0), null);
             end loop;
         end loop;
@@ -1225,11 +1281,11 @@ begin
     if p_resume then
         insert into forebay.deferred (
             run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
-            ordering_key, unique_key)
+            ordering_key, unique_key, limit_key)
         select d.run_at, d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind,
-               d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
+               d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
         from forebay.deferred d
-        where age(d.xmin) >= age(v_border)
+        where age(d.xmin) >= age(v_border) and d.kind <> ''
           and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
                    and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))
         order by d.run_at, d.deferred_id;
@@ -1238,7 +1294,7 @@ begin
     else
         select count(*) into v_count
         from forebay.deferred d
-        where age(d.xmin) >= age(v_border)
+        where age(d.xmin) >= age(v_border) and d.kind <> ''
           and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
                    and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id));
         discarded := discarded + v_count;
@@ -2055,7 +2111,7 @@ end
 $$;
 
 
--- The conditions of a filter on columns job_id, kind, tag and others of j, as SQL. Queue, limit key and state are not among them.
+-- The conditions of a filter on columns job_id, kind, tag and others of j, as SQL. Queue and state are not among them.
 create function forebay._filter_sql(p_filter jsonb) returns text
 language sql stable
 as $$
@@ -2066,7 +2122,7 @@ as $$
                    else 'j.' || f.key || ' = %L' end,
         case f.key when 'ids' then translate(f.value, '[]', '{}') else f.value end), ' and '), 'true')
     from jsonb_each_text(p_filter) f
-    where f.key not in ('queue', 'limit_key', 'state')
+    where f.key not in ('queue', 'state')
 $$;
 
 
@@ -2098,7 +2154,6 @@ declare
     v_run_at    constant timestamptz := p_options ->> 'run_at';
     v_state     constant text := p_filter ->> 'state';
     v_limit     constant text := coalesce(' limit ' || p_most, '');
-    v_key       constant text := case when p_filter ? 'limit_key' then format('l.limit_key = %L', p_filter ->> 'limit_key') else 'true' end;
     v_waiting   text;     -- what the act means for a waiting job
     v_untouched text := 'true';
     v_deferred  text;
@@ -2137,8 +2192,7 @@ begin
                    s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor as cursor
         from (select row_number() over (order by l.priority, l.lane, g.group_id) as nr, l.lane, l.priority, l.audience, g.group_id
               from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i
-                    where (p_filter ->> 'queue' is null or i.queue = p_filter ->> 'queue')
-                      and (p_filter ->> 'limit_key' is null or i.limit_key = p_filter ->> 'limit_key')) l
+                    where p_filter ->> 'queue' is null or i.queue = p_filter ->> 'queue') l
               left join forebay.queue_group g on g.queue = l.queue
               where l.audience = 0 or g.group_id = abs(l.audience)) i
         left join forebay.queue_group g on g.group_id = i.group_id
@@ -2151,26 +2205,22 @@ begin
             'select j.job_id, j.group_id, ''l''::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, j.answer
              from (select j.*, %s as answer
                    from (select coalesce(u.job_id, u.seq) as job_id, ($2)[u.nr] as group_id, ($3)[u.nr] as priority, u.lane, u.xid, u.seq, u.kind, u.tag,
-                                u.correlation_id, u.ordering_key, u.unique_key, u.enqueued_at, u.ordering_key is not null as is_keyed,
+                                u.correlation_id, u.ordering_key, u.unique_key, u.limit_key, u.enqueued_at, u.ordering_key is not null as is_keyed,
                                 coalesce(u.expires_at, u.enqueued_at + interval ''30 days'') as expires_at
                          from (%s) u) j
                    %s) j
              where not $4 or j.answer = ''changed''%s',
             v_waiting,
-            forebay._unread_sql(v_cursors, 'l.lane, l.xid, l.seq, l.job_id, l.kind, l.tag, l.correlation_id, l.ordering_key, l.unique_key, l.enqueued_at, l.expires_at'),
+            forebay._unread_sql(v_cursors, 'l.lane, l.xid, l.seq, l.job_id, l.kind, l.tag, l.correlation_id, l.ordering_key, l.unique_key, l.limit_key, l.enqueued_at, l.expires_at'),
             v_wanted, v_limit) using v_cursors, v_groups, v_priorities, p_taken;
     end if;
-    if pg_sequence_last_value('forebay.key_seq') is not null and coalesce(v_state, 'ready') = 'ready' and (p_act = 'cancel' or not p_taken) then
+    if coalesce(v_state, 'ready') = 'ready' and (p_act = 'cancel' or not p_taken) then
         return query execute format(
             'select j.job_id, j.group_id, ''p''::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, $2
-             from (select coalesce(r.job_id, r.seq) as job_id, p.group_id, r.lane, r.xid, r.seq, r.kind, r.tag, r.correlation_id, r.ordering_key,
-                          r.unique_key, r.enqueued_at
-                   from (select a.group_id, array_agg(a.lane) as lanes, array_agg(a.seq) as seqs
-                         from forebay._all_parked() a
-                         where exists (select from forebay.lane l where l.lane = a.lane and ($1 is null or l.queue = $1) and %s)
-                         group by a.group_id) p
-                   cross join lateral unnest(forebay._fetch(p.lanes, p.seqs)) r) j
-             %s%s', v_key, v_wanted, v_limit)
+             from (select coalesce((r.job).job_id, (r.job).seq) as job_id, r.group_id, (r.job).lane, (r.job).xid, (r.job).seq, (r.job).kind, (r.job).tag,
+                          (r.job).correlation_id, (r.job).ordering_key, (r.job).unique_key, (r.job).limit_key, (r.job).enqueued_at
+                   from forebay._parked_jobs($1) r) j
+             %s%s', v_wanted, v_limit)
             using p_filter ->> 'queue', case p_act when 'cancel' then 'changed' when 'retry' then 'unchanged' else 'ordering key' end;
     end if;
     if coalesce(v_state, 'scheduled') in ('scheduled', 'retrying') then
@@ -2179,22 +2229,22 @@ begin
             'select j.job_id, null::bigint, ''d''::"char", j.lane, j.xid, j.seq, j.state, j.enqueued_at, j.answer
              from (select j.*, %s as answer
                    from (select d.job_id, nullif(abs(l.audience), 0) as group_id, l.priority, d.lane, d.xid, d.deferred_id as seq, d.kind, d.tag, d.correlation_id,
-                                d.ordering_key, d.unique_key, d.enqueued_at, d.ordering_key is not null as is_keyed, d.run_at,
+                                d.ordering_key, d.unique_key, d.limit_key, d.enqueued_at, d.ordering_key is not null as is_keyed, d.run_at,
                                 coalesce(d.expires_at, d.enqueued_at + interval ''30 days'') as expires_at,
                                 forebay._state_of_deferred(d.attempt, d.pauses) as state
-                         from (select distinct i.lane, i.queue, i.priority, i.audience, i.limit_key from forebay.lane i) l
-                         join forebay.deferred d on d.lane = l.lane
-                         where ($1 is null or l.queue = $1) and %s
+                         from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
+                         join forebay.deferred d on d.lane = l.lane and d.kind <> ''''
+                         where ($1 is null or l.queue = $1)
                            and not ($2 is not null and pg_visible_in_snapshot(d.xid, $2) and (d.run_at, d.deferred_id) <= ($3, $4))) j
                    %s) j
              where ($5 is null or j.state = $5) and (not $6 or j.answer = ''changed'')%s',
-            v_deferred, v_key, replace(v_wanted, 'j.seq <= t.up_to', 'false'), v_limit)
+            v_deferred, replace(v_wanted, 'j.seq <= t.up_to', 'false'), v_limit)
             using p_filter ->> 'queue', v_position.snap, v_position.run_at, v_position.deferred_id, v_state, p_taken;
     end if;
     if coalesce(v_state, 'claimed') in ('claimed', 'running') and not (p_taken and p_act <> 'cancel') then
         return query execute format(
             'select j.job_id, j.group_id, ''h''::"char", j.lane, j.xid, j.seq, j.state, j.enqueued_at, $3
-             from (select coalesce(r.job_id, r.seq) as job_id, b.group_id, r.lane, r.xid, r.seq, r.kind, r.tag, r.correlation_id, r.ordering_key, r.unique_key,
+             from (select coalesce(r.job_id, r.seq) as job_id, b.group_id, r.lane, r.xid, r.seq, r.kind, r.tag, r.correlation_id, r.ordering_key, r.unique_key, r.limit_key,
                           r.enqueued_at,
                           case when coalesce(r.job_id, r.seq) = any (h.running_jobs) and h.heartbeat_at >= b.claimed_at then ''running'' else ''claimed'' end as state
                    from forebay.lease e
@@ -2206,9 +2256,9 @@ begin
                        select from forebay.settlement s
                        where s.lease_id = b.lease_id and s.claim_no = b.claim_no and (s.offsets is null or u.nr::smallint = any (s.offsets)))
                    join lateral (select i.* from forebay._row(coalesce(b.lanes[u.nr], b.lane), coalesce(b.xids[u.nr], b.xids[1]), u.seq) i
-                                 where exists (select from forebay.lane l where l.lane = i.lane and ($1 is null or l.queue = $1) and %s)) r on true
+                                 where exists (select from forebay.lane l where l.lane = i.lane and ($1 is null or l.queue = $1))) r on true
                    where e.closed_at is null) j
-             %s and ($2 is null or j.state = $2)%s', v_key, replace(v_wanted, 'j.seq <= t.up_to', 'false'), v_limit)
+             %s and ($2 is null or j.state = $2)%s', replace(v_wanted, 'j.seq <= t.up_to', 'false'), v_limit)
             using p_filter ->> 'queue', v_state, case p_act when 'cancel' then 'requested' else 'running' end;
     end if;
 end
@@ -2287,7 +2337,7 @@ declare
 begin
     select i.* into l from forebay.lane i where i.lane = p_lane limit 1;
     return case l.sort when 'keyed' then forebay._record_keyed_lane(l.queue, p_priority, l.audience)
-                       when 'limited' then forebay._record_limited_lane(l.queue, p_priority, l.audience, l.limit_key)
+                       when 'limited' then forebay._record_limited_lane(l.queue, p_priority, l.audience)
                        else forebay._add_lane(
                            case l.audience when 0 then forebay._shard_id(l.queue, p_priority, l.shard) else forebay._lane_id(l.queue, p_priority, l.audience) end,
                            l.queue, p_priority, l.audience, 'plain', l.shard) end;
@@ -2352,7 +2402,8 @@ begin
             v_group_id := v_row.group_id;
             v_target := forebay._record_private_lane(
                 v_lane.queue, coalesce((p_options ->> 'priority')::integer, v_lane.priority),
-                case when v_lane.audience < 0 then v_lane.audience else v_group_id end, null, v_lane.limit_key);
+                case when v_lane.audience < 0 then v_lane.audience else v_group_id end, null,
+                case when v_lane.sort = 'limited' then '' end);
         end if;
         v_log := forebay._row(v_row.lane, v_row.xid, v_row.seq);
         perform forebay._continue_job(v_log, v_target, coalesce(v_log.attempt, 0), coalesce(v_log.pauses, 0), (p_options ->> 'run_at')::timestamptz);
@@ -2529,7 +2580,7 @@ begin
         perform forebay._require_alone('forebay.claim_v1()');
         if exists (select from forebay.lane l
                    where l.lane = p_lane
-                     and (l.sort in ('limited', 'dispatch') or exists (select from forebay.queue_limits q where q.queue = l.queue and q.starts_set_at is not null))) then
+                     and (l.sort = 'limited' or exists (select from forebay.queue_limits q where q.queue = l.queue and q.starts_set_at is not null))) then
             return forebay._claim_limited(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;
@@ -2595,7 +2646,7 @@ $$;
 --
 -- One call per poll. When no lane is ready and p_sleep_millis is given, it sets the wake-ups of p_queues: a worker
 -- sleeps for that long. It may report a lane that turns out empty; it never omits a ready lane for good. For a queue with limits
--- on starts or with limit keys (is_limited) it reports what the queue's limiter would let through now, see docs/design/limits.md;
+-- on starts (is_limited) it reports lanes only while the queue's limiter lets something through, see docs/design/limits.md;
 -- jobs that the limiter holds back set no wake-up.
 --
 -- Errors: JQ030 foreign cluster.
@@ -2625,7 +2676,6 @@ declare
     v_limiters   bigint[] := '{}';
     v_shut    bigint[] := '{}';
     v_any     boolean;
-    v_row     record;
 begin
     if not forebay._is_same_cluster() then
         perform forebay._require_same_cluster();
@@ -2633,8 +2683,7 @@ begin
     if pg_sequence_last_value('forebay.limiter_seq') is not null then
         v_limiters := array(select g.group_id from forebay.queue_group g
                          where g.group_id = any (p_group_ids) and g.paused_at is null
-                           and (exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null)
-                                or exists (select from forebay.lane i where i.queue = g.queue and i.sort in ('limited', 'dispatch') and i.state <> 'dormant')));
+                           and exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null));
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     select f.segment_id, f.xid, i.hi into v_seal_id, v_below, v_hi
@@ -2662,7 +2711,7 @@ begin
           join lateral (
               select distinct i.lane, i.queue, i.priority, i.audience
               from forebay.lane i
-              where i.queue = g.queue and i.sort in ('plain', 'keyed') and i.state <> 'dormant'
+              where i.queue = g.queue and i.state <> 'dormant'
                 and i.audience in (0, g.group_id, -g.group_id)) l on true
           left join lateral (
               select c.snap_from, c.snap_to, c.claimed_at
@@ -2680,27 +2729,25 @@ begin
             into v_moved using v_places, v_moved, v_now, v_ended, case when v_segment = v_seal_id then v_below end;
     end loop;
 
+    if v_limiters <> '{}' then
+        v_shut := forebay._shut_limiters(v_limiters);
+    end if;
     return query
-    select p.group_id, p.lane, p.queue, p.priority, p.audience <> 0, p.audience < 0, false
+    select p.group_id, p.lane, p.queue, p.priority, p.audience <> 0, p.audience < 0, p.group_id = any (v_limiters)
     from rows from (unnest(v_places), unnest(v_moved)) with ordinality
          as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
-    where p.group_id <> all (v_limiters) and case
+    where p.group_id <> all (v_shut) and case
         when p.moved then true
         -- A late committer of an older segment: let the claim read.
         when pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and v_before > pg_snapshot_xmin(p.snap)
              and exists (select from pg_snapshot_xip(p.snap) x where x < v_before and pg_visible_in_snapshot(x, v_now)) then true
         else forebay._should_move(p.snap, v_now, p.claimed_at) end;
     v_any := found;
-
-    if v_limiters <> '{}' then
-        for v_row in select * from forebay._ready_limited(v_limiters, v_places, v_moved, v_now, v_before) loop
-            if v_row.lane is null then
-                v_shut := v_shut || v_row.group_id;
-                continue;
-            end if;
-            return query select v_row.group_id, v_row.lane, v_row.queue, v_row.priority, v_row.audience <> 0, v_row.audience < 0, true;
-            v_any := true;
-        end loop;
+    if v_shut <> '{}' then
+        -- A shut limiter behind which nothing waits needs a wake-up, like an idle queue.
+        v_shut := array(select distinct p.group_id
+                        from rows from (unnest(v_places), unnest(v_moved)) as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved)
+                        where p.group_id = any (v_shut) and p.moved);
     end if;
 
     if not v_any and p_sleep_millis is not null then
@@ -2735,32 +2782,6 @@ declare
              else 'true' end;
 begin
     execute format($segment$
--- Lanes of limit keys of a queue (p_shelf) with rows in ranges of transactions, from at most p_most pairs of a transaction and a
--- lane. It skips from one pair to the next, however many jobs each has.
-create or replace function forebay._arrivals_%1$s(
-    p_shelf bigint, p_ranges forebay._xid_range[], p_most integer, out pairs integer, out lanes bigint[])
-language plpgsql stable
-as $body$
-begin
-    with recursive step as (
-        select f.xid, f.lane, r.high from unnest(p_ranges) r (low, high), lateral (
-            select i.xid, i.lane from forebay.log_%1$s i
-            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and i.xid >= r.low and i.xid < r.high
-            order by i.lane >> 48, i.xid, i.lane limit 1) f
-        union all
-        select n.xid, n.lane, s.high from step s, lateral (
-            select i.xid, i.lane from forebay.log_%1$s i
-            where i.lane >> 48 = p_shelf and i.lane & 1 = 1 and (i.xid, i.lane) > (s.xid, s.lane) and i.xid < s.high
-            order by i.lane >> 48, i.xid, i.lane limit 1) n
-    )
-    select count(*), array_agg(distinct u.lane) into pairs, lanes
-    from (select s.lane from step s limit p_most) u;
-end
-$body$;
-    $segment$, p_segment_id, p_hi, v_sealed_before);
-    execute format('revoke all on function forebay._arrivals_%s from public', p_segment_id);
-
-    execute format($segment$
 -- Rows of keyed jobs by lane and number.
 create or replace function forebay._fetch_%1$s(p_lanes bigint[], p_seqs bigint[]) returns forebay.log[]
 language plpgsql stable
@@ -2775,6 +2796,25 @@ end
 $body$;
     $segment$, p_segment_id, p_hi, v_sealed_before);
     execute format('revoke all on function forebay._fetch_%s from public', p_segment_id);
+
+    execute format($segment$
+-- The first rows of runs of jobs, at most p_most of each run, with the number of the run.
+create or replace function forebay._fetch_limited_%1$s(
+    p_nrs bigint[], p_lanes bigint[], p_xids xid8[], p_after bigint[], p_seqs_to bigint[], p_most bigint[])
+returns table (nr bigint, job forebay.log)
+language plpgsql stable
+as $body$
+begin
+    return query
+    select u.nr, row(l.*)::forebay.log
+    from unnest(p_nrs, p_lanes, p_xids, p_after, p_seqs_to, p_most) u (nr, lane, xid, after, seq_to, most),
+         lateral (select * from forebay.log_%1$s i
+                  where i.lane = u.lane and i.xid = u.xid and i.seq > u.after and i.seq <= u.seq_to
+                  order by i.seq limit u.most) l;
+end
+$body$;
+    $segment$, p_segment_id, p_hi, v_sealed_before);
+    execute format('revoke all on function forebay._fetch_limited_%s from public', p_segment_id);
 
     execute format($segment$
 -- Has a lane rows that its snapshot does not show? Answered from the newest segment and the one before, for all lanes at once.
@@ -2888,6 +2928,61 @@ end
 $body$;
     $segment$, p_segment_id, p_hi, v_sealed_before);
     execute format('revoke all on function forebay._read_keyed_%s from public', p_segment_id);
+
+    execute format($segment$
+-- Jobs with limit keys in ranges of transactions, which are in order, after a position: runs of one key and one transaction, in the
+-- order (xid, seq), from about p_most rows. The last run is read to its end, up to 100,000 jobs.
+create or replace function forebay._read_limited_%1$s(
+    p_lane bigint, p_ranges forebay._xid_range[], p_pos_xid xid8, p_pos_seq bigint, p_most integer)
+returns forebay._limit_item[]
+language plpgsql stable
+as $body$
+declare
+    v_items forebay._limit_item[];
+    v_read  bigint;
+    v_last  forebay._limit_item;
+    v_more  record;
+begin
+    select array_agg(row(p_lane, %1$s, i.xid, i.seq, i.seq_to, i.jobs, i.limit_key, i.turn)::forebay._limit_item order by i.nr),
+           sum(greatest(i.jobs, 1))
+    into v_items, v_read
+    from (select x.xid, min(x.seq) as seq, max(x.seq) as seq_to, count(*) filter (where x.is_job) as jobs, x.limit_key,
+                 max(x.attempt) filter (where not x.is_job) as turn, min(x.nr) as nr
+          from (select r.*, r.nr - row_number() over (partition by r.xid, r.limit_key, r.is_job order by r.nr) as run
+                from (select l.xid, l.seq, l.limit_key, l.kind <> '' as is_job, l.attempt,
+                             row_number() over (order by l.xid, l.seq) as nr
+                      from (select unnest(p_ranges) as xids) r, lateral (
+                          select i.xid, i.seq, i.limit_key, i.kind, i.attempt
+                          from forebay.log_%1$s i
+                          where i.lane = p_lane
+                            and (i.xid, i.seq) > (greatest((r.xids).low, p_pos_xid), case when p_pos_xid >= (r.xids).low then p_pos_seq else -1 end)
+                            and i.xid < (r.xids).high
+                          order by i.xid, i.seq
+                          limit p_most) l
+                      limit p_most) r) x
+          -- A recheck row is an item of its own.
+          group by x.xid, x.limit_key, x.is_job, x.run, case when not x.is_job then x.nr end) i;
+    if v_read >= p_most then
+        v_last := v_items[cardinality(v_items)];
+        if v_last.jobs > 0 then
+            select count(*) as jobs, max(u.seq) as seq_to into v_more
+            from (select i.seq from forebay.log_%1$s i
+                  where i.lane = p_lane and i.xid = v_last.xid and i.seq > v_last.seq_to
+                    and i.seq < coalesce((select f.seq from forebay.log_%1$s f
+                                          where f.lane = p_lane and f.xid = v_last.xid and f.seq > v_last.seq_to
+                                            and (f.limit_key is distinct from v_last.limit_key or f.kind = '')
+                                          order by f.seq limit 1), 9223372036854775807)
+                  order by i.seq limit 100000) u;
+            v_last.jobs := v_last.jobs + v_more.jobs;
+            v_last.seq_to := coalesce(v_more.seq_to, v_last.seq_to);
+            v_items[cardinality(v_items)] := v_last;
+        end if;
+    end if;
+    return coalesce(v_items, '{}');
+end
+$body$;
+    $segment$, p_segment_id, p_hi, v_sealed_before);
+    execute format('revoke all on function forebay._read_limited_%s from public', p_segment_id);
 
     execute format($segment$
 -- The claim of jobs that all lie in this segment, in one statement: the common case, at half the
@@ -3396,9 +3491,9 @@ begin
         with written as (
             insert into forebay.log (
             lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
-            ordering_key, unique_key)
-        select d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
-               d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
+            ordering_key, unique_key, limit_key)
+        select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
+               d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
         from forebay.deferred d
         where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
           and (d.run_at, d.deferred_id) <= (v_position, v_position_id)
@@ -3412,9 +3507,9 @@ begin
     with written as (
         insert into forebay.log (
         lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
-        ordering_key, unique_key)
-    select d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
-           d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
+        ordering_key, unique_key, limit_key)
+    select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
+           d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
     from unnest(v_ranges) r (low, high), lateral (
         select * from forebay.deferred i where i.xid >= r.low and i.xid < r.high
         offset 0) d  -- Keeps the planner from reading everything below the position by time.
@@ -3465,12 +3560,12 @@ declare
     v_shards   constant jsonb := forebay._shards(array(select distinct u.queue from unnest(p_jobs) u));
 begin
     for v_target in
-        select distinct u.queue, u.priority, u.ordering_key is not null as is_keyed, u.limit_key from unnest(p_jobs) u
+        select distinct u.queue, u.priority, u.ordering_key is not null as is_keyed, u.limit_key is not null as is_limited from unnest(p_jobs) u
     loop
         if v_target.is_keyed then
             perform forebay._record_keyed_lane(v_target.queue, v_target.priority, 0);
-        elsif v_target.limit_key is not null then
-            perform forebay._record_limited_lane(v_target.queue, v_target.priority, 0, v_target.limit_key);
+        elsif v_target.is_limited then
+            perform forebay._record_limited_lane(v_target.queue, v_target.priority, 0);
         else
             v_lanes := forebay._record_lanes(v_target.queue, v_target.priority, v_shards);
             v_queue := v_target.queue;
@@ -3487,12 +3582,12 @@ begin
 
     with written as (
         insert into forebay.log (
-            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
         select case when u.ordering_key is not null then forebay._keyed_lane_id(u.queue, u.priority, 0)
-                    when u.limit_key is not null then forebay._limited_lane_id(u.queue, u.priority, 0, u.limit_key)
+                    when u.limit_key is not null then forebay._limited_lane_id(u.queue, u.priority, 0)
                     when u.queue = v_queue and u.priority = v_priority then v_lanes[1 + u.ordinality % cardinality(v_lanes)]
                     else forebay._lane_for_place(u.queue, u.priority, u.ordinality, v_shards) end, v_now, u.expires_at, u.max_attempts,
-               u.kind, u.args, u.tag, u.correlation_id, u.headers, u.ordering_key
+               u.kind, u.args, u.tag, u.correlation_id, u.headers, u.ordering_key, u.limit_key
         from unnest(p_jobs) with ordinality u
         where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
         order by u.ordinality
@@ -3505,14 +3600,15 @@ begin
 
     with written as (
         insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key,
+            limit_key)
         select d.start,
                case when d.ordering_key is not null then forebay._keyed_lane_id(d.queue, d.priority, 0)
-                    when d.limit_key is not null then forebay._limited_lane_id(d.queue, d.priority, 0, d.limit_key)
+                    when d.limit_key is not null then forebay._limited_lane_id(d.queue, d.priority, 0)
                     when d.queue = v_queue and d.priority = v_priority then v_lanes[1 + d.ordinality % cardinality(v_lanes)]
                     else forebay._lane_for_place(d.queue, d.priority, d.ordinality, v_shards) end, v_now, nextval('forebay.log_seq'),
                coalesce(d.expires_at, d.start + interval '30 days'), d.max_attempts,
-               d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key
+               d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.limit_key
         from (select u.*, coalesce(u.run_at, v_now + make_interval(secs => u.delay)) as start
               from unnest(p_jobs) with ordinality u
               where coalesce(u.run_at, v_now + make_interval(secs => u.delay)) > v_now
@@ -3656,7 +3752,7 @@ declare
     v_found record;
 begin
     if num_nonnulls(p_ordering_key, p_limit_key, pg_sequence_last_value('forebay.shard_seq')) = 0 then
-        v_found := forebay._is_recorded(v_lane, p_queue, p_priority, 0, 'plain', 0, null);
+        v_found := forebay._is_recorded(v_lane, p_queue, p_priority, 0, 'plain', 0);
         if v_found.is_recorded then
             -- Rarely, so that two lanes with one flag sequence do not replace each other at every job. With the horizon that was
             -- read before the row: if lanes were retired since, the value names no lane.
@@ -3671,7 +3767,7 @@ begin
             hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
     end if;
     return case when p_ordering_key is not null then forebay._record_keyed_lane(p_queue, p_priority, 0)
-                when p_limit_key is not null then forebay._record_limited_lane(p_queue, p_priority, 0, p_limit_key)
+                when p_limit_key is not null then forebay._record_limited_lane(p_queue, p_priority, 0)
                 when pg_sequence_last_value('forebay.shard_seq') is not null then forebay._pick_lane(p_queue, p_priority)
                 else forebay._record_lane(p_queue, p_priority, 0) end;
 end
@@ -3697,7 +3793,7 @@ $$;
 --   unique_as       a unique key and its mode, see forebay.enqueue_unique; the id may be that of an existing job
 --   limit_key       the job's tenant: jobs of the queue with the same key share its limits per key, and all keys share the queue evenly
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; JQ006 another
---   queue, priority or limit key has the same internal number; 53400 the queue is full. On an error nothing is written.
+--   queue or priority has the same internal number; 53400 the queue is full. On an error nothing is written.
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
 -- pages: 150
 create function forebay.enqueue(
@@ -3764,21 +3860,22 @@ begin
         end if;
         if v_start > v_now then
             insert into forebay.deferred (
-                run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+                run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key,
+                limit_key)
             values (
                 v_start, v_lane, v_now, nextval('forebay.log_seq'),
                 coalesce(enqueue.expires_at, v_start + interval '30 days'), enqueue.max_attempts,
-                enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key)
+                enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key, enqueue.limit_key)
             returning job_id into v_job_id;
             return v_job_id;
         end if;
     end if;
 
     insert into forebay.log (
-        lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+        lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
     values (
         v_lane, coalesce(v_now, forebay._now()), enqueue.expires_at, enqueue.max_attempts,
-        enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key);
+        enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key, enqueue.limit_key);
     if forebay._is_awaited(enqueue.queue) then
         perform forebay._notify(enqueue.queue);
     end if;
@@ -4003,27 +4100,28 @@ begin
     if enqueue_many.ordering_key is not null then
         v_lanes := array[forebay._record_keyed_lane(enqueue_many.queue, enqueue_many.priority, 0)];
     elsif enqueue_many.limit_key is not null then
-        v_lanes := array[forebay._record_limited_lane(enqueue_many.queue, enqueue_many.priority, 0, enqueue_many.limit_key)];
+        v_lanes := array[forebay._record_limited_lane(enqueue_many.queue, enqueue_many.priority, 0)];
     else
         v_lanes := forebay._record_lanes(enqueue_many.queue, enqueue_many.priority, forebay._shards(array[enqueue_many.queue]));
     end if;
     if v_start > v_now then
         insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key,
+            limit_key)
         select v_start, v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, nextval('forebay.log_seq'),
                coalesce(enqueue_many.expires_at, v_start + interval '30 days'), enqueue_many.max_attempts,
                enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
-               enqueue_many.ordering_key
+               enqueue_many.ordering_key, enqueue_many.limit_key
         from unnest(enqueue_many.args) with ordinality a (args, nr);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
             perform forebay._require_below_max_waiting(enqueue_many.queue, cardinality(enqueue_many.args));
         end if;
         insert into forebay.log (
-            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
         select v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, enqueue_many.expires_at, enqueue_many.max_attempts,
                enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
-               enqueue_many.ordering_key
+               enqueue_many.ordering_key, enqueue_many.limit_key
         from unnest(enqueue_many.args) with ordinality a (args, nr);
         perform forebay._notify(enqueue_many.queue);
     end if;
@@ -4082,7 +4180,7 @@ $$;
 
 
 -- The lane of (queue, priority, audience), computed from its name alone, so that an enqueue finds the lane without the registry.
--- Its number is even, like those of all lanes except those of limit keys.
+-- Its number is even, like those of all lanes except those of jobs with limit keys.
 create function forebay._lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql volatile
 as $$
@@ -4108,20 +4206,10 @@ language sql volatile
 as $$ select forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience, 'key')) & -2 $$;
 
 
--- The lane of a limit key's jobs for (queue, priority, audience). The upper 16 bits identify the queue, and the number is odd: so
--- an index finds new rows of all such lanes of a queue.
-create function forebay._limited_lane_id(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
+-- The lane of jobs with limit keys for (queue, priority, audience).
+create function forebay._limited_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql volatile
-as $$
-    select (forebay._secret_hash(p_queue) << 48) | 1
-         | (forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience, '', p_limit_key)) & 281474976710654)
-$$;
-
-
--- The dispatch lane of (queue, priority, audience): claims from it take jobs of any limit key.
-create function forebay._dispatch_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
-language sql volatile
-as $$ select forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience, 'dispatch_lane')) & -2 $$;
+as $$ select forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience, 'limit')) | 1 $$;
 
 
 -- functions/enqueue/queue_of.sql
@@ -4151,7 +4239,7 @@ as $$ select k.queue from forebay.kind_queue k where k.kind = queue_of.kind $$;
 -- Invariant "own lane": the whole row is compared, not only the number.
 -- Errors: JQ006 another lane has the number.
 create function forebay._is_recorded(
-    p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_sort text, p_shard integer, p_limit_key text,
+    p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_sort text, p_shard integer,
     out is_recorded boolean, out is_committed boolean, out horizon bigint)
 language plpgsql volatile
 as $$
@@ -4161,7 +4249,7 @@ begin
     horizon := case when pg_current_xact_id() is not null then coalesce(pg_sequence_last_value('forebay.lane_horizon'), 1) end;
     -- Positive is the age of a row of another transaction, which is committed because it is visible; not of this transaction's.
     select bool_and((l.queue, l.priority, l.audience, l.sort) = (p_queue, p_priority, p_audience, p_sort)
-                    and l.shard is not distinct from p_shard and l.limit_key is not distinct from p_limit_key),
+                    and l.shard is not distinct from p_shard),
            coalesce(bool_or(l.state = 'used' and (age(l.xmin) <= 0 or s.is_seen)), false),
            coalesce(bool_or(l.state = 'used' and age(l.xmin) > 0 and s.is_seen), false)
     into v_is_same, is_recorded, is_committed
@@ -4171,7 +4259,7 @@ begin
         raise exception using errcode = 'JQ006',
             message = format('the lane of queue %s, priority %s is in use under another name', p_queue, p_priority),
             detail = jsonb_build_object('queue', p_queue, 'priority', p_priority),
-            hint = 'Nothing was written. Use another queue, priority or limit key.';
+            hint = 'Nothing was written. Use another queue or priority.';
     end if;
 end
 $$;
@@ -4184,14 +4272,14 @@ $$;
 -- Errors: JQ006 another lane has the number.
 create function forebay._add_lane(
     p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_sort text,
-    p_shard integer default null, p_limit_key text default null)
+    p_shard integer default null)
 returns bigint
 language plpgsql volatile
 as $$
 begin
-    if not (forebay._is_recorded(p_lane, p_queue, p_priority, p_audience, p_sort, p_shard, p_limit_key)).is_recorded then
-        insert into forebay.lane (lane, queue, priority, audience, sort, shard, recorded_at, limit_key)
-        values (p_lane, p_queue, p_priority, p_audience, p_sort, p_shard, forebay._now(), p_limit_key);
+    if not (forebay._is_recorded(p_lane, p_queue, p_priority, p_audience, p_sort, p_shard)).is_recorded then
+        insert into forebay.lane (lane, queue, priority, audience, sort, shard, recorded_at)
+        values (p_lane, p_queue, p_priority, p_audience, p_sort, p_shard, forebay._now());
     end if;
     return p_lane;
 end
@@ -4206,8 +4294,8 @@ as $$
 declare
     v_horizon constant bigint := case when pg_current_xact_id() is not null then coalesce(pg_sequence_last_value('forebay.lane_horizon'), 1) end;
 begin
-    insert into forebay.lane (lane, queue, priority, audience, sort, shard, recorded_at, limit_key)
-    select n.lane, n.queue, n.priority, n.audience, n.sort, n.shard, forebay._now(), n.limit_key
+    insert into forebay.lane (lane, queue, priority, audience, sort, shard, recorded_at)
+    select n.lane, n.queue, n.priority, n.audience, n.sort, n.shard, forebay._now()
     from (select distinct u from unnest(p_lanes) u) a (lane)
     cross join lateral (select l.* from forebay.lane l where l.lane = a.lane limit 1) n
     where not exists (
@@ -4240,21 +4328,15 @@ end
 $$;
 
 
--- The lane of a limit key's jobs for (queue, priority, audience), recorded in the registry, and its dispatch lane.
-create function forebay._record_limited_lane(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
+-- The lane of jobs with limit keys for (queue, priority, audience), recorded in the registry.
+create function forebay._record_limited_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language plpgsql volatile
 as $$
-declare
-    v_lane constant bigint := forebay._limited_lane_id(p_queue, p_priority, p_audience, p_limit_key);
 begin
-    if not (forebay._is_recorded(v_lane, p_queue, p_priority, p_audience, 'limited', null, p_limit_key)).is_recorded then
-        if pg_sequence_last_value('forebay.limiter_seq') is null then
-            perform nextval('forebay.limiter_seq');
-        end if;
-        perform forebay._add_lane(forebay._dispatch_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'dispatch');
-        perform forebay._add_lane(v_lane, p_queue, p_priority, p_audience, 'limited', null, p_limit_key);
+    if pg_sequence_last_value('forebay.limiter_seq') is null then
+        perform nextval('forebay.limiter_seq');
     end if;
-    return v_lane;
+    return forebay._add_lane(forebay._limited_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'limited');
 end
 $$;
 
@@ -4266,7 +4348,7 @@ returns bigint
 language sql volatile
 as $$
     select case when p_ordering_key is not null then forebay._record_keyed_lane(p_queue, p_priority, p_audience)
-                when p_limit_key is not null then forebay._record_limited_lane(p_queue, p_priority, p_audience, p_limit_key)
+                when p_limit_key is not null then forebay._record_limited_lane(p_queue, p_priority, p_audience)
                 else forebay._record_lane(p_queue, p_priority, p_audience) end
 $$;
 
@@ -4622,8 +4704,8 @@ end
 $$;
 
 
--- All keyed jobs that wait behind a cursor: parked or requeued.
-create function forebay._all_parked()
+-- All jobs with ordering keys that wait behind a cursor: parked or requeued.
+create function forebay._all_ordering_parked()
 returns table (group_id bigint, ordering_key text, lane bigint, seq bigint, place bigint)
 language sql stable
 as $$
@@ -5683,7 +5765,7 @@ begin
     where b.lease_id = p_lease_id order by b.claim_no desc limit 1;
 
     for v_batch in
-        select b.claim_no, b.group_id, b.lane, b.seqs, b.xids, b.lanes, b.keys, s.whole, s.offsets
+        select b.claim_no, b.group_id, b.lane, b.seqs, b.xids, b.lanes, b.keys, b.limit_keys, s.whole, s.offsets
         from forebay.batch b
         cross join lateral (
             select coalesce(bool_or(i.offsets is null), false) as whole,
@@ -5695,7 +5777,7 @@ begin
         order by b.claim_no
     loop
         continue when v_batch.whole;
-        select l.queue, l.priority, l.audience, l.limit_key into v_lane from forebay.lane l where l.lane = v_batch.lane limit 1;
+        select l.queue, l.priority, l.audience into v_lane from forebay.lane l where l.lane = v_batch.lane limit 1;
         v_held := null;
         v_dead := '{}';
         if v_batch.keys is not null then
@@ -5738,9 +5820,9 @@ begin
                 v_held := v_held || v_row.ordering_key;
             end if;
             v_target := forebay._record_private_lane(
-                v_lane.queue, v_lane.priority,
+                v_lane.queue, (select l.priority from forebay.lane l where l.lane = v_row.lane limit 1),
                 case when p_suspects or v_lane.audience < 0 then -v_batch.group_id else v_batch.group_id end,
-                v_row.ordering_key, v_lane.limit_key);
+                v_row.ordering_key, v_row.limit_key);
             perform forebay._continue_job(v_row, v_target, v_attempt,
                 case when p_suspects and v_started then 0 else coalesce(v_row.pauses, 0) end,
                 case when p_suspects and v_started
@@ -5749,6 +5831,9 @@ begin
             values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint],
                     array[case when p_suspects then 'l' else 'h' end::"char"]);
         end loop;
+        if v_batch.limit_keys is not null then
+            perform forebay._release_limits(v_batch.lane, v_batch.group_id, v_batch.limit_keys, false);
+        end if;
         if v_dead <> '{}' then
             perform forebay._announce_keys(
                 v_lane.queue, v_lane.priority, v_batch.group_id, v_dead);
@@ -5991,120 +6076,14 @@ end
 $$;
 
 
--- functions/limits/arrivals.sql
-
--- Lanes of limit keys of a queue with new rows between two snapshots; null when there are more than p_most pairs of a
--- transaction and a lane. It skips from one pair to the next, however many jobs each has.
-create function forebay._arrivals(p_queue text, p_from pg_snapshot, p_to pg_snapshot, p_most integer) returns bigint[]
-language plpgsql volatile
-as $$
-declare
-    v_shelf   constant bigint := (forebay._secret_hash(p_queue) << 48) >> 48;
-    v_ranges  constant forebay._xid_range[] := forebay._xid_ranges(p_from, p_to);
-    v_lanes   bigint[] := '{}';
-    v_left    integer := p_most;
-    v_segment bigint;
-    v_found   record;
-begin
-    for v_segment in
-        select s.segment_id from forebay.segment s left join forebay.seal f using (segment_id)
-        where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.removed_at is null
-          and (f.xid is null or f.xid > v_ranges[1].low)
-        order by s.segment_id desc
-    loop
-        execute 'select * from forebay._arrivals_' || v_segment || '($1, $2, $3)' into v_found using v_shelf, v_ranges, v_left;
-        v_left := v_left - v_found.pairs;
-        if v_left <= 0 then
-            return null;
-        end if;
-        v_lanes := v_lanes || v_found.lanes;
-    end loop;
-    return v_lanes;
-end
-$$;
-
-
--- All lanes of limit keys of a queue that may have something to claim for a group, decided for each as in forebay.ready_v1().
-create function forebay._unclaimed_lanes(p_group_id bigint, p_queue text) returns bigint[]
-language plpgsql volatile
-as $$
-declare
-    v_places  forebay._place[];
-    v_moved   boolean[];
-    v_segment bigint;
-    v_before  xid8;
-    v_now     pg_snapshot;
-    v_ended   forebay._xid_range[];
-begin
-    -- Older than the last sealed segment: let the claim read.
-    select f.xid into v_before from forebay.seal f order by f.segment_id desc offset 1 limit 1;
-    select array_agg(row(p_group_id, p.lane, null, null, null, p.snap, null)::forebay._place),
-           array_agg(p.in_hand or coalesce(v_before > pg_snapshot_xmax(p.snap), false)
-                     or coalesce(v_before > pg_snapshot_xmin(p.snap), false) and pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap)),
-           pg_current_snapshot()
-    into v_places, v_moved, v_now
-    from (select l.lane, b.snap_to is not null as in_hand,
-                 coalesce(b.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap
-          from forebay.queue_group g
-          join lateral (select distinct i.lane, i.audience from forebay.lane i
-                        where i.queue = p_queue and i.sort = 'limited' and i.state <> 'dormant' and i.audience in (0, p_group_id, -p_group_id)) l on true
-          left join lateral (select c.snap_from, c.snap_to from forebay.batch c
-                             where c.group_id = p_group_id and c.lane = l.lane order by c.no desc limit 1) b on true
-          where g.group_id = p_group_id) p;
-    v_ended := forebay._xid_ranges('1:1:', v_now);
-    for v_segment in
-        select s.segment_id from forebay.segment s
-        where s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
-          and s.segment_id >= coalesce((select f.segment_id from forebay.seal f order by f.segment_id desc limit 1), 0)
-        order by s.segment_id
-    loop
-        exit when array_position(v_moved, false) is null;
-        execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4)' into v_moved using v_places, v_moved, v_now, v_ended;
-    end loop;
-    return array(select (p.place).lane from (select unnest(v_places) as place, unnest(v_moved) as moved) p where p.moved);
-end
-$$;
-
-
--- functions/limits/choose.sql
-
--- The lanes of limit keys that a limiter lets through, best first, each with a maximum number of jobs: first the key with the
--- fewest jobs in flight, then the one served longest ago. A key that the limiter does not
--- remember counts as never served. Among equals the choice is random.
-create function forebay._choose_keys(v forebay._limiter_view, p_lane bigint, p_limit integer)
-returns table (lane bigint, key bigint, dispatch_lane bigint, most integer)
-language plpgsql stable
-set enable_nestloop = off
-set jit = off
-as $$
-#variable_conflict use_column
-begin
-    return query
-    select w.lane, w.key, w.dispatch_lane, least(w.most, p_limit, v.free_slots, greatest(1, least(p_limit, v.free_slots) / count(*) over ()))::integer
-    from (select l.lane, l.key, l.dispatch_lane, coalesce(o.open, 0) as open, k.served,
-                 least(coalesce((v.limits).key_concurrency - coalesce(o.open, 0), 9223372036854775807),
-                       case when (v.limits).key_rate is null then 9223372036854775807
-                            else forebay._permits(k.tat, (v.limits).key_rate, (v.limits).key_burst, v.at) end) as most
-          from unnest(v.lanes, v.lane_keys, v.dispatch_lanes) l (lane, key, dispatch_lane)
-          left join unnest(v.keys, v.served, v.tats) k (key, served, tat) on k.key = l.key
-          left join (select u.key, sum(u.open) as open from unnest(v.claim_keys, v.opens) u (key, open) group by u.key) o
-                 on o.key = l.key
-          where v.free_slots > 0 and (p_lane is null or l.dispatch_lane = p_lane or l.lane = p_lane)) w
-    where w.most > 0
-    order by w.open, w.served nulls first, random();
-end
-$$;
-
-
 -- functions/limits/claim.sql
 
--- forebay.claim_v1() for a dispatch lane, or for a lane whose queue has limits on starts: jobs of one lane, as many as the limiter
+-- forebay.claim_v1() for a lane of jobs with limit keys, or for a lane whose queue has limits on starts: as many jobs as the limiter
 -- lets through.
 --
 -- Invariants "no more at once" and "no more per second" (docs/design/limits.md): all claims of the group that pass here run one
 -- after another, and the limiter's row and the batch are one commit.
--- Locks, in order: the limiter, then as any claim. It waits for the lock of the first lane only. Without waiting it takes those of
--- further lanes, or passes over these: forebay.sweep_v1() has several such locks, and waits for more.
+-- Locks, in order: the limiter, then as any claim.
 create function forebay._claim_limited(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
 returns text
@@ -6113,13 +6092,10 @@ as $$
 declare
     v      forebay._limiter_view;
     v_lane record;
-    v_try  record;
     v_jobs text;
-    v_took record;
-    v_gone bigint[] := '{}';
-    v_has_lock boolean := false;
+    v_size integer := 0;
 begin
-    perform set_config('synchronous_commit', 'off', true), forebay._lock_limiter(p_group_id);
+    perform set_config('synchronous_commit', 'off', true), forebay._lock_limiter(p_group_id, false);
     -- Later statements than the lock: they see what its last holder committed.
     select l.queue, l.sort, g.group_id, g.paused_at into v_lane
     from forebay.lane l left join forebay.queue_group g on g.group_id = p_group_id
@@ -6132,43 +6108,28 @@ begin
         return null;
     end if;
     v := forebay._read_limiter(p_group_id, v_lane.queue);
-
-    for v_try in
-        select l.* from forebay._choose_keys(v, p_lane, p_limit) l where v_lane.sort in ('limited', 'dispatch')
-        union all
-        select p_lane, 0, null, least(p_limit, v.free_slots)::integer where v_lane.sort in ('plain', 'keyed') and v.free_slots > 0
-        limit 200
-    loop
-        if v_has_lock then
-            continue when not forebay._try_lock_lane(p_group_id, v_try.lane);
-        else
-            perform forebay._lock_lane(p_group_id, v_try.lane);
-            v_has_lock := true;
-        end if;
-        v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, v_try.lane, v_try.most, v_lane.sort = 'keyed');
-        if v_jobs = '' then
-            return null;  -- Paused meanwhile: the lane was not read, so it may not be empty.
-        end if;
-        select b.lease_id = p_lease_id and b.claim_no = p_claim_no as is_ours, cardinality(b.seqs) as size, b.snap_to is null as is_empty
-        into v_took
-        from forebay.batch b where b.group_id = p_group_id and b.lane = v_try.lane order by b.no desc limit 1;
-        if v_lane.sort in ('limited', 'dispatch') and v_took.is_empty is not false then
-            v_gone := v_gone || v_try.lane;
-        end if;
-        exit when v_jobs is not null;
-    end loop;
-    if v_jobs is not null or v_gone <> '{}' or v.is_changed then
-        perform forebay._record_limiter(v, p_group_id, v_gone, p_lease_id, p_claim_no, v_try.key,
-                                   case when v_jobs is not null then v_took.size else 0 end);
+    if v.has_new_limits or v.seed_until >= v.at then
+        perform forebay._seed_limit_keys(v, p_group_id, p_lane);
+    end if;
+    if v.free_slots > 0 then
+        v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, least(p_limit, v.free_slots)::integer,
+                                     v_lane.sort, v);
+    end if;
+    if v_jobs is not null and (v.limits).starts_set_at is not null then
+        select cardinality(b.seqs) into v_size from forebay.batch b where b.lease_id = p_lease_id and b.claim_no = p_claim_no;
+    end if;
+    if v_size > 0 or v.is_changed then
+        perform forebay._record_limiter(v, p_group_id, p_lease_id, p_claim_no, coalesce(v_size, 0));
     end if;
     return v_jobs;
 end
 $$;
 
 
--- The claim of one lane behind a limiter, whose lock is held: as in forebay.claim_v1(); an empty text when it read nothing, see forebay._take().
+-- The claim of one lane behind a limiter, whose lock is held: as in forebay.claim_v1().
 create function forebay._claim_one(
-    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer, p_keyed boolean)
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer, p_sort text,
+    v forebay._limiter_view)
 returns text
 language plpgsql volatile
 as $$
@@ -6177,9 +6138,18 @@ declare
     v_jobs    text;
     v_rows    forebay.log[];
 begin
-    if p_keyed then
+    if p_sort = 'limited' then
+        v_rows := forebay._take_limited(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, v);
+        select string_agg(forebay._job_json(
+                   u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
+                   u.tag, u.correlation_id, u.headers), ',' order by u.ordinality)
+        into v_jobs
+        from unnest(v_rows) with ordinality u;
+        return v_jobs;
+    elsif p_sort = 'keyed' then
         return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
     end if;
+    execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
     -- Where the current window continues, else the newest segment: nearly always all jobs lie there.
     v_segment := coalesce(
         (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
@@ -6199,36 +6169,150 @@ begin
         into v_jobs
         from unnest(v_rows) with ordinality u;
     end if;
-    if v_jobs is null and v_rows is null then
-        return '';
-    end if;
     return v_jobs;
 end
 $$;
 
 
--- functions/limits/in_flight.sql
+-- functions/limits/cursors.sql
 
--- The number by which limiters know a limit key; 0: no key.
-create function forebay._limit_key_id(p_limit_key text) returns bigint
-language sql volatile
-as $$ select coalesce(forebay._secret_hash('//' || p_limit_key), 0) $$;
+-- Lock the lanes of jobs with limit keys of one priority for a claim and read them, each from its cursor: the public lane and the
+-- group's private lane, or the lane of suspects alone. The items are in the order of their numbers, as far as that leaves each lane
+-- in its order. Null cursors: the group is paused.
+create function forebay._read_limited(
+    p_group_id bigint, p_lane bigint, p_queue text, p_priority integer, p_alone boolean, p_most integer,
+    out cursors forebay._limit_cursor[], out items forebay._limit_item[])
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_lanes  constant bigint[] := array(
+        select distinct l.lane from forebay.lane l
+        where l.queue = p_queue and l.sort = 'limited' and l.priority = p_priority
+          and (l.lane = p_lane or not p_alone and l.audience in (0, p_group_id)));
+    v_lane   bigint;
+    v_read   record;
+    v_window record;
+    v_items  forebay._limit_item[];
+    v_cursor forebay._limit_cursor;
+begin
+    for v_lane in select u from unnest(v_lanes) u order by hashint8(p_group_id # u) & 127, u loop
+        perform forebay._lock_lane(p_group_id, v_lane);
+    end loop;
+    cursors := '{}';
+    items := '{}';
+    foreach v_lane in array v_lanes loop
+        -- A later statement than the locks.
+        select pg_current_snapshot() as now, f.xid as seal_xid, g.paused_at,
+               array(select s.segment_id from forebay.segment s
+                     where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+                     order by s.lo) as unsealed,
+               row(v_lane, coalesce(b.no, 0), coalesce(b.snap_from, w.first), coalesce(b.snap_to, b.snap_from, w.first), b.snap_to is not null,
+                   b.pos_segment, b.pos_xid, b.pos_seq, coalesce(b.high_seq, 0), coalesce(b.handed_total, 0), coalesce(b.skipped_total, 0),
+                   b.claimed_at, pg_current_snapshot(), 0, 0, false, 0)::forebay._limit_cursor as cursor
+        into v_read
+        from forebay.queue_group g
+        cross join lateral (select i.audience from forebay.lane i where i.lane = v_lane limit 1) l
+        left join lateral (select s.xid, i.hi from forebay.seal s join forebay.segment i using (segment_id)
+                           order by s.segment_id desc limit 1) f on true
+        left join lateral (select i.no, i.snap_from, i.snap_to, i.pos_segment, i.pos_xid, i.pos_seq, i.high_seq, i.handed_total,
+                                  i.skipped_total, i.claimed_at
+                           from forebay.batch i
+                           where i.group_id = p_group_id and i.lane = v_lane order by i.no desc limit 1) b on true
+        cross join lateral (select case l.audience when 0 then g.start_after else '1:1:' end as first) w
+        where g.group_id = p_group_id;
+        if v_read.paused_at is not null then
+            cursors := null;
+            return;
+        end if;
+        v_cursor := v_read.cursor;
+        perform forebay._require_not_ahead(v_lane, v_cursor.stop, v_read.now);
+        v_items := '{}';
+        if v_cursor.has_window then
+            v_window := forebay._window_limited(v_lane, forebay._xid_ranges(v_cursor.start, v_cursor.stop), v_cursor.pos_segment,
+                                                v_cursor.pos_xid, v_cursor.pos_seq, p_most, v_read.unsealed, v_read.seal_xid);
+            v_items := v_window.items;
+            v_cursor.old := cardinality(v_items);
+            v_cursor.looked := v_window.looked;
+            v_cursor.is_more := v_window.is_more;
+        end if;
+        if not v_cursor.is_more then
+            v_window := forebay._window_limited(v_lane, forebay._xid_ranges(v_cursor.stop, v_read.now), 0, '0', 0, p_most,
+                                                v_read.unsealed, v_read.seal_xid);
+            v_items := v_items || v_window.items;
+            v_cursor.looked := v_cursor.looked + v_window.looked;
+            v_cursor.is_more := v_window.is_more;
+        end if;
+        v_cursor.items := cardinality(v_items);
+        cursors := cursors || v_cursor;
+        items := items || v_items;
+    end loop;
+    if cardinality(cursors) > 1 then
+        items := array(
+            select row(u.lane, u.segment_id, u.xid, u.seq, u.seq_to, u.jobs, u.limit_key, u.turn)::forebay._limit_item
+            from (select i.*, max(i.seq) over (partition by i.lane order by i.ordinality) as after
+                  from unnest(items) with ordinality i) u
+            order by u.after, u.ordinality);
+    end if;
+end
+$$;
 
 
--- Jobs in flight of a group, counted from the open leases: batches, their keys, and how many jobs each took and has unsettled.
-create function forebay._in_flight(p_group_id bigint)
-returns table (lease_id bigint, claim_no bigint, key bigint, size integer, open integer)
+-- Errors: JQ030 the cursor is ahead of this cluster.
+create function forebay._require_not_ahead(p_lane bigint, p_stop pg_snapshot, p_now pg_snapshot) returns void
+language plpgsql stable
+as $$
+declare
+    c record;
+begin
+    select p_stop as stop, p_now as now into c;
+    if pg_snapshot_xmax(c.stop) > pg_snapshot_xmax(c.now) then
+        raise exception using errcode = 'JQ030',
+            message = format('the cursor of lane %s is ahead of this cluster: xid %s, now %s',
+                             p_lane, pg_snapshot_xmax(c.stop), pg_snapshot_xmax(c.now)),
+            hint = 'This database was restored from another cluster. Run forebay adopt --resume or --discard.';
+    end if;
+end
+$$;
+
+
+-- Where cursors stand after the items that a claim used: the first ones of each lane. is_moved: further than before.
+create function forebay._limited_positions(p_cursors forebay._limit_cursor[], p_items forebay._limit_item[])
+returns table (lane bigint, no bigint, snap_from pg_snapshot, snap_to pg_snapshot, pos_segment bigint, pos_xid xid8, pos_seq bigint,
+               high_seq bigint, handed_total bigint, skipped_total bigint, is_moved boolean)
+language sql stable
+as $$
+    select c.lane, c.no,
+           case when u.is_up then c.now when i.used = 0 or i.used <= c.old then c.start else c.stop end,
+           case when u.is_up then null when i.used = 0 then case when c.has_window then c.stop end when i.used <= c.old then c.stop else c.now end,
+           case when u.is_up then 0 when i.used = 0 then coalesce(c.pos_segment, 0) else i.segment_id end,
+           case when u.is_up then '0' when i.used = 0 then coalesce(c.pos_xid, '0') else i.xid end,
+           case when u.is_up then 0 when i.used = 0 then coalesce(c.pos_seq, 0) else i.seq_to end,
+           greatest(c.high_seq, i.high), c.handed_total, c.skipped_total,
+           i.used > 0 or u.is_up and (c.has_window or c.looked > 2)
+    from unnest(p_cursors) c
+    cross join lateral (select count(*) as used, max(n.seq_to) as high, (array_agg(n.segment_id order by n.ordinality desc))[1] as segment_id,
+                               (array_agg(n.xid order by n.ordinality desc))[1] as xid, (array_agg(n.seq_to order by n.ordinality desc))[1] as seq_to
+                        from unnest(p_items) with ordinality n where n.lane = c.lane) i
+    cross join lateral (select i.used = c.items and not c.is_more as is_up) u
+$$;
+
+
+-- Move cursors over the items that a claim used.
+create function forebay._move_limited(
+    p_group_id bigint, p_cursors forebay._limit_cursor[], p_items forebay._limit_item[], p_at timestamptz) returns void
 language sql volatile
 as $$
-    select b.lease_id, b.claim_no, forebay._limit_key_id(k.limit_key), cardinality(b.seqs), cardinality(b.seqs) - s.settled
-    from forebay.lease e
-    cross join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f
-    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
-    cross join lateral (select l.limit_key from forebay.lane l where l.lane = b.lane limit 1) k
-    cross join lateral (
-        select coalesce(bool_or(j.offsets is null), false) as whole, coalesce(sum(cardinality(j.offsets)), 0)::integer as settled
-        from forebay.settlement j where j.lease_id = b.lease_id and j.claim_no = b.claim_no) s
-    where e.closed_at is null and b.group_id = p_group_id and not s.whole and s.settled < cardinality(b.seqs)
+    insert into forebay.batch (
+        group_id, lane, no, snap_from, snap_to, pos_segment, pos_xid, pos_seq, high_seq, handed_total, skipped_total, claimed_at)
+    select p_group_id, p.lane, p.no + 1, p.snap_from, p.snap_to, p.pos_segment, p.pos_xid, p.pos_seq, p.high_seq,
+           p.handed_total, p.skipped_total, p_at
+    from forebay._limited_positions(p_cursors, p_items) p
+    join unnest(p_cursors) c on c.lane = p.lane
+    where p.is_moved or c.items = 0 and forebay._should_move(c.start, c.now, c.claimed_at)
 $$;
 
 
@@ -6352,7 +6436,7 @@ $$;
 -- grant: operator, reader
 
 -- The queues with limits or limit keys, a row for each group: the limits, the number of running jobs, the number of limit keys
--- whose jobs wait or may wait, and when the queue's rate lets the next job start.
+-- with parked jobs, and when the queue's rate lets the next job start.
 -- pages: 300 + 2 a lane + 20 an open lease
 create function forebay.limits(only_queue text default null)
 returns table (queue text, group_name text, max_waiting bigint, rate double precision, burst integer, concurrency integer,
@@ -6370,7 +6454,7 @@ declare
 begin
     for v_group in
         select q.queue, g.group_id, g.name
-        from (select l.queue from forebay.queue_limits l union select l.queue from forebay.lane l where l.sort = 'dispatch') q
+        from (select l.queue from forebay.queue_limits l union select l.queue from forebay.lane l where l.sort = 'limited') q
         left join forebay.queue_group g on g.queue = q.queue
         where only_queue is null or q.queue = only_queue
         order by q.queue, g.name
@@ -6386,7 +6470,7 @@ begin
         key_burst := (v.limits).key_burst;
         key_concurrency := (v.limits).key_concurrency;
         running := coalesce((select sum(f.open) from forebay._in_flight(v_group.group_id) f), 0);
-        keys_waiting := (select count(distinct k) from unnest(v.lane_keys) k);
+        keys_waiting := (select count(*) from forebay._waiting_limit_keys(v_group.group_id));
         next_start_at := case when rate is not null and forebay._permits(v.tat, rate, burst, v.at) = 0
                               then v.tat - make_interval(secs => (coalesce(burst, ceil(rate)) - 1) / rate) end;
         return next;
@@ -6426,9 +6510,9 @@ begin
     where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
     v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = p_queue and l.audience = 0);
     v_batch_lanes := v_lanes;
-    if pg_sequence_last_value('forebay.key_seq') is not null then
+    if num_nonnulls(pg_sequence_last_value('forebay.key_seq'), pg_sequence_last_value('forebay.limiter_seq')) > 0 then
         v_batch_lanes := v_batch_lanes || array(select distinct l.lane from forebay.lane l
-                                        where l.queue = p_queue and l.sort = 'keyed' and abs(l.audience) = nullif(p_group_id, 0));
+                                        where l.queue = p_queue and l.sort in ('keyed', 'limited') and abs(l.audience) = nullif(p_group_id, 0));
     end if;
     select coalesce(sum(b.handed_total + b.skipped_total), 0) + forebay._forgotten(p_queue, p_group_id) into v_consumed
     from unnest(v_batch_lanes) l (lane),
@@ -6444,9 +6528,8 @@ begin
                 from unnest(v_batch_lanes) l (lane),
                      lateral (select i.handed_total, i.skipped_total from forebay.batch i
                               where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b),
-               case when pg_sequence_last_value('forebay.key_seq') is null then 0
-                    else (select count(*) from forebay._all_parked() p
-                          where p.group_id = p_group_id and p.lane = any (v_lanes) and p.place > 0) end
+               (select coalesce(sum(p.jobs), 0) from forebay._all_parked() p
+                where p.group_id = p_group_id and p.lane = any (v_lanes) and p.place > 0)
         into v_rows, v_others, v_snap, v_consumed, v_parked
         from (select array_agg(row(0, l.lane, coalesce(g.start_after, '1:1:'), b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor) as all
               from unnest(v_lanes) l (lane)
@@ -6541,9 +6624,139 @@ end
 $$;
 
 
+-- functions/limits/parked.sql
+
+-- Does a job with a limit key that a group's cursor has passed still wait for its key?
+create function forebay._is_limit_parked(p_group_id bigint, p_limit_key text, p_xid xid8, p_seq bigint) returns boolean
+language sql stable
+as $$
+    select exists (
+        select from (select * from forebay.limit_run i
+                     where i.group_id = p_group_id and i.limit_key = p_limit_key order by i.no desc limit 1) t
+        cross join lateral (select * from forebay.limit_parked p
+                            where p.group_id = p_group_id and p.limit_key = p_limit_key
+                              and p.parked_no > t.taken_up_to and p.parked_no <= t.parked_up_to
+                              and p.xid = p_xid and p_seq between p.seq and p.seq_to limit 1) p
+        where t.waiting > 0
+          and (p_seq > t.taken_seq
+               or p.parked_no > (select n.parked_no from forebay.limit_parked n
+                                 where n.group_id = p_group_id and n.limit_key = p_limit_key and n.parked_no > t.taken_up_to
+                                 order by n.parked_no limit 1)))
+$$;
+
+
+-- The last batch with a row of a job with a limit key that was parked, or null.
+create function forebay._limited_batch_of(p_group_id bigint, p_limit_key text, p_seq bigint) returns forebay.batch
+language plpgsql stable
+as $$
+declare
+    v_batch forebay.batch;
+begin
+    for v_batch in
+        select b.* from forebay.limit_run t
+        join forebay.batch b on b.lease_id = t.lease_id and b.claim_no = t.claim_no
+        where t.group_id = p_group_id and t.limit_key = p_limit_key and t.low_seq <= p_seq and t.high_seq >= p_seq
+          and p_seq = any (b.seqs)
+        order by t.no desc limit 1
+    loop
+        return v_batch;
+    end loop;
+    return null;
+end
+$$;
+
+
+-- The limit keys with parked jobs, and their states' newest rows.
+create function forebay._waiting_limit_keys(p_group_id bigint) returns setof forebay.limit_run
+language sql stable
+as $$
+    with recursive key as (
+        (select p.limit_key from forebay.limit_parked p where p.group_id = p_group_id order by p.limit_key limit 1)
+        union all
+        select n.limit_key
+        from key k, lateral (
+            select p.limit_key from forebay.limit_parked p
+            where p.group_id = p_group_id and p.limit_key > k.limit_key order by p.limit_key limit 1) n
+    )
+    select t.* from key k
+    cross join lateral (select * from forebay.limit_run i
+                        where i.group_id = p_group_id and i.limit_key = k.limit_key order by i.no desc limit 1) t
+    where t.waiting > 0
+$$;
+
+
+-- The runs of parked jobs that are not taken, of all groups.
+create function forebay._all_limit_parked()
+returns table (group_id bigint, limit_key text, lane bigint, xid xid8, after bigint, seq_to bigint, jobs bigint, parked_no bigint)
+language sql stable
+as $$
+    select t.group_id, t.limit_key, p.lane, p.xid, greatest(p.seq - 1, p.after), p.seq_to,
+           p.jobs - case when p.after is not null then t.taken_jobs else 0 end, p.parked_no
+    from forebay.queue_group g
+    cross join lateral forebay._waiting_limit_keys(g.group_id) t
+    cross join lateral (
+        select i.*, case when row_number() over (order by i.parked_no) = 1 then t.taken_seq end as after
+        from forebay.limit_parked i
+        where i.group_id = t.group_id and i.limit_key = t.limit_key and i.parked_no > t.taken_up_to and i.parked_no <= t.parked_up_to) p
+$$;
+
+
+-- All jobs that wait behind a cursor for a key, by lane: parked or requeued. jobs: with a limit key, how many in one run.
+create function forebay._all_parked()
+returns table (group_id bigint, lane bigint, seq bigint, place bigint, jobs bigint)
+language sql stable
+as $$
+    select p.group_id, p.lane, p.seq, p.place, 1::bigint from forebay._all_ordering_parked() p
+    where pg_sequence_last_value('forebay.key_seq') is not null
+    union all
+    select p.group_id, p.lane, p.after + 1, p.parked_no, p.jobs from forebay._all_limit_parked() p
+    where pg_sequence_last_value('forebay.limit_parked_seq') is not null
+$$;
+
+
+-- The same with the rows of the jobs, for the groups of a queue; null: of all queues.
+create function forebay._parked_jobs(p_queue text default null)
+returns table (group_id bigint, place bigint, job forebay.log)
+language plpgsql stable
+as $$
+#variable_conflict use_column
+declare
+    v_piece record;
+begin
+    if pg_sequence_last_value('forebay.key_seq') is not null then
+        return query
+        select p.group_id, p.place, u
+        from (select a.group_id, array_agg(a.lane) as lanes, array_agg(a.seq) as seqs
+              from forebay._all_ordering_parked() a
+              where p_queue is null or exists (select from forebay.lane l where l.lane = a.lane and l.queue = p_queue)
+              group by a.group_id) g
+        cross join lateral unnest(forebay._fetch(g.lanes, g.seqs)) u
+        join forebay._all_ordering_parked() p on p.group_id = g.group_id and p.lane = u.lane and p.seq = u.seq;
+    end if;
+    if pg_sequence_last_value('forebay.limit_parked_seq') is null then
+        return;
+    end if;
+    for v_piece in
+        select s.segment_id, array_agg(a.group_id) as groups, array_agg(a.parked_no) as nos, array_agg(a.lane) as lanes,
+               array_agg(a.xid) as xids, array_agg(a.after) as afters, array_agg(a.seq_to) as seqs_to, array_agg(a.jobs) as most
+        from forebay._all_limit_parked() a
+        cross join lateral (select i.segment_id from forebay.segment i where i.lo <= a.seq_to order by i.lo desc limit 1) s
+        where p_queue is null or exists (select from forebay.lane l where l.lane = a.lane and l.queue = p_queue)
+        group by s.segment_id
+    loop
+        return query execute format(
+            'select ($1)[f.nr], ($2)[f.nr], f.job
+             from forebay._fetch_limited_%s((select array_agg(n) from generate_subscripts($2, 1) n), $3, $4, $5, $6, $7) f',
+            v_piece.segment_id)
+            using v_piece.groups, v_piece.nos, v_piece.lanes, v_piece.xids, v_piece.afters, v_piece.seqs_to, v_piece.most;
+    end loop;
+end
+$$;
+
+
 -- functions/limits/read.sql
 
--- What a group's limiter sees now: its newest row, minus ended jobs, plus new ones.
+-- What a group's limiter sees now: its newest row, minus ended jobs.
 --
 -- A batch is in flight until it is settled or its lease is closed; so nothing needs to be released after a crash. For one second
 -- after limits on starts were set, everything is counted from the leases: claims in progress then did not pass the limiter.
@@ -6554,24 +6767,18 @@ declare
     v forebay._limiter_view;
 begin
     -- One statement: in each transaction an expression costs more to prepare than to evaluate.
-    select coalesce(c.no, 0), n.at, n.snap, c.seed_until, c.tat,
-           coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.keys, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
-           coalesce(c.lanes, '{}'), coalesce(c.lane_keys, '{}'), coalesce(c.dispatch_lanes, '{}'),
-           coalesce(c.keys, '{}'), coalesce(c.served, '{}'), coalesce(c.tats, '{}'),
-           c.no is null or q.starts_set_at is distinct from c.limits_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
-           q.starts_set_at is distinct from c.limits_at,
-           case when not exists (select from forebay.lane l where l.queue = p_queue and l.sort = 'limited' and l.state <> 'dormant') then '{}'
-                when c.no is not null then forebay._arrivals(p_queue, c.snap, n.snap, 2000) end,
-           0, q
+    select coalesce(c.no, 0), n.at, c.seed_until, c.tat,
+           coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
+           q.starts_set_at is distinct from c.limits_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
+           q.starts_set_at is distinct from c.limits_at, 0, q
     into v
-    from (select forebay._now() as at, pg_current_snapshot() as snap offset 0) n
+    from (select forebay._now() as at offset 0) n
     left join forebay.queue_limits q on q.queue = p_queue
     left join lateral (select g.* from forebay.limiter g where g.group_id = p_group_id order by g.no desc limit 1) c on true
     left join lateral (
         select array_agg(i.lease_id order by i.nr) as leases, array_agg(i.claim_no order by i.nr) as claims,
-               array_agg(i.key order by i.nr) as keys, array_agg(i.size order by i.nr) as sizes,
-               array_agg(i.size - s.settled order by i.nr) as opens
-        from unnest(c.leases, c.claims, c.claim_keys, c.sizes) with ordinality i (lease_id, claim_no, key, size, nr)
+               array_agg(i.size order by i.nr) as sizes, array_agg(i.size - s.settled order by i.nr) as opens
+        from unnest(c.leases, c.claims, c.sizes) with ordinality i (lease_id, claim_no, size, nr)
         cross join lateral (
             select coalesce(bool_or(j.offsets is null), false) as whole, coalesce(sum(cardinality(j.offsets)), 0)::integer as settled
             from forebay.settlement j where j.lease_id = i.lease_id and j.claim_no = i.claim_no) s
@@ -6584,152 +6791,533 @@ begin
     end if;
     v.free_slots := least(coalesce((v.limits).concurrency - (select sum(o) from unnest(v.opens) o), (v.limits).concurrency, 9223372036854775807),
                     forebay._permits(v.tat, (v.limits).rate, (v.limits).burst, v.at));
-    if v.came is null or v.came <> '{}' then
-        if v.came is null then
-            v.came := forebay._unclaimed_lanes(p_group_id, p_queue);
-            v.is_changed := true;
-        end if;
-        select v.lanes || coalesce(array_agg(n.lane), '{}'), v.lane_keys || coalesce(array_agg(forebay._limit_key_id(n.limit_key)), '{}'),
-               v.dispatch_lanes || coalesce(array_agg(forebay._dispatch_lane_id(n.queue, n.priority, n.audience)), '{}'), v.is_changed or count(*) > 0
-        into v.lanes, v.lane_keys, v.dispatch_lanes, v.is_changed
-        from (select distinct a from unnest(v.came) a except select unnest(v.lanes)) u (lane)
-        cross join lateral (select * from forebay.lane l where l.lane = u.lane limit 1) n
-        where n.queue = p_queue and n.audience in (0, p_group_id, -p_group_id);
+    return v;
+end
+$$;
+
+
+-- Rare work of a limiter. After limits on starts were set it counts jobs in flight from the leases, and the bucket owes no more than
+-- it can hold; a clock that was set back resets the bucket.
+create function forebay._read_limiter_fully(v forebay._limiter_view, p_group_id bigint) returns forebay._limiter_view
+language plpgsql volatile
+as $$
+begin
+    if v.has_new_limits then
+        v.seed_until := v.at + interval '1 second';
+    end if;
+    if v.seed_until >= v.at and (v.limits).concurrency is not null then
+        select coalesce(array_agg(f.lease_id), '{}'), coalesce(array_agg(f.claim_no), '{}'),
+               coalesce(array_agg(f.size), '{}'), coalesce(array_agg(f.open), '{}')
+        into v.leases, v.claims, v.sizes, v.opens
+        from forebay._in_flight(p_group_id) f;
+    end if;
+    if v.is_back then
+        v.tat := v.tat - (select g.decided_at - v.at from forebay.limiter g where g.group_id = p_group_id and g.no = v.no);
+    end if;
+    if v.has_new_limits then
+        v.tat := forebay._tat_within(v.tat, (v.limits).rate, (v.limits).burst, (v.limits).starts_set_at);
     end if;
     return v;
 end
 $$;
 
 
--- Rare work of a limiter. After limits on starts were set it counts jobs in flight from the leases, and no bucket owes more than
--- it can hold; a clock that was set back resets the buckets.
-create function forebay._read_limiter_fully(v forebay._limiter_view, p_group_id bigint) returns forebay._limiter_view
+-- Batches in flight of a group, counted from the open leases: how many jobs each took and has unsettled.
+create function forebay._in_flight(p_group_id bigint)
+returns table (lease_id bigint, claim_no bigint, size integer, open integer, limit_keys text[])
+language sql volatile
+as $$
+    select b.lease_id, b.claim_no, cardinality(b.seqs), cardinality(b.seqs) - s.settled, b.limit_keys
+    from forebay.lease e
+    cross join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f
+    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+    cross join lateral (
+        select coalesce(bool_or(j.offsets is null), false) as whole, coalesce(sum(cardinality(j.offsets)), 0)::integer as settled
+        from forebay.settlement j where j.lease_id = b.lease_id and j.claim_no = b.claim_no) s
+    where e.closed_at is null and b.group_id = p_group_id and not s.whole and s.settled < cardinality(b.seqs)
+$$;
+
+
+-- Append the limiter's state after a claim that took p_count jobs.
+create function forebay._record_limiter(
+    v forebay._limiter_view, p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_count integer)
+returns void
 language plpgsql volatile
 as $$
-declare
-    v_back interval := interval '0';
 begin
-    if v.has_new_limits then
-        v.seed_until := v.at + interval '1 second';
+    if p_count > 0 then
+        v.tat := forebay._tat_after(v.tat, (v.limits).rate, v.at, p_count);
+        v.leases := v.leases || p_lease_id;
+        v.claims := v.claims || p_claim_no;
+        v.sizes := v.sizes || p_count;
     end if;
-    if v.seed_until >= v.at and num_nonnulls((v.limits).concurrency, (v.limits).key_concurrency) > 0 then
-        select coalesce(array_agg(f.lease_id), '{}'), coalesce(array_agg(f.claim_no), '{}'), coalesce(array_agg(f.key), '{}'),
-               coalesce(array_agg(f.size), '{}'), coalesce(array_agg(f.open), '{}')
-        into v.leases, v.claims, v.claim_keys, v.sizes, v.opens
-        from forebay._in_flight(p_group_id) f;
+    if (v.limits).concurrency is null then
+        v.leases := '{}';
+        v.claims := '{}';
+        v.sizes := '{}';
     end if;
-    if v.is_back then
-        v_back := (select g.decided_at - v.at from forebay.limiter g where g.group_id = p_group_id and g.no = v.no);
+    insert into forebay.limiter (group_id, no, decided_at, limits_at, seed_until, tat, leases, claims, sizes)
+    values (p_group_id, v.no + 1, v.at, (v.limits).starts_set_at, v.seed_until, v.tat, v.leases, v.claims, v.sizes);
+end
+$$;
+
+
+-- After limits for each key were set: record which jobs of each key are in flight, and give every key a turn that has parked jobs.
+create function forebay._seed_limit_keys(v forebay._limiter_view, p_group_id bigint, p_lane bigint) returns void
+language plpgsql volatile
+set enable_nestloop = off
+set jit = off
+as $$
+declare
+    v_lane record;
+begin
+    if pg_sequence_last_value('forebay.limit_parked_seq') is not null then
+        select l.queue, l.priority into v_lane from forebay.lane l where l.lane = p_lane limit 1;
+        perform forebay._announce_limit_keys(
+            forebay._record_limited_lane(v_lane.queue, v_lane.priority, p_group_id), k.keys, null)
+        from (select array_agg(w.limit_key) as keys from forebay._waiting_limit_keys(p_group_id) w) k
+        where k.keys is not null;
     end if;
-    v.tat := v.tat - v_back;
-    v.tats := array(select t - v_back from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
-    if v.has_new_limits then
-        v.tat := forebay._tat_within(v.tat, (v.limits).rate, (v.limits).burst, (v.limits).starts_set_at);
-        v.tats := array(select forebay._tat_within(t, (v.limits).key_rate, (v.limits).key_burst, (v.limits).starts_set_at)
-                        from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
+    if (v.limits).key_concurrency is null then
+        return;
     end if;
-    return v;
+    insert into forebay.limit_run (
+        group_id, limit_key, no, turn, low_seq, high_seq, waiting, parked_up_to, taken_up_to, taken_seq, taken_jobs, is_full, tat,
+        leases, claims, offsets, decided_at)
+    select p_group_id, k.key, coalesce(t.no, 0) + 1, coalesce(t.turn, 0), 0, 0, coalesce(t.waiting, 0), coalesce(t.parked_up_to, 0),
+           coalesce(t.taken_up_to, 0), coalesce(t.taken_seq, 0), coalesce(t.taken_jobs, 0), coalesce(t.is_full, false), t.tat,
+           k.leases, k.claims, k.offsets, coalesce(t.decided_at, v.at)
+    from (select u.key, array_agg(f.lease_id) as leases, array_agg(f.claim_no) as claims, array_agg(u.place::smallint) as offsets
+          from forebay._in_flight(p_group_id) f
+          cross join lateral unnest(f.limit_keys) with ordinality u (key, place)
+          group by u.key) k
+    left join lateral (select * from forebay.limit_run i
+                       where i.group_id = p_group_id and i.limit_key = k.key order by i.no desc limit 1) t on true;
 end
 $$;
 
 
 -- functions/limits/ready.sql
 
--- What limiters would let through now: for each group its dispatch lanes and its other lanes, and a row without a lane for a
--- group whose limiter holds jobs back.
-create function forebay._ready_limited(
-    p_group_ids bigint[], p_places forebay._place[], p_moved boolean[], p_now pg_snapshot, p_before xid8)
-returns table (group_id bigint, lane bigint, queue text, priority integer, audience bigint)
+-- Of some groups those whose limiter lets nothing through now.
+create function forebay._shut_limiters(p_group_ids bigint[]) returns bigint[]
 language plpgsql volatile
 as $$
-#variable_conflict use_column
 declare
     v_group record;
     v       forebay._limiter_view;
-    v_plain bigint[];
-    v_open  bigint[];
+    v_shut  bigint[] := '{}';
 begin
     for v_group in select g.group_id, g.queue from forebay.queue_group g where g.group_id = any (p_group_ids) loop
         v := forebay._read_limiter(v_group.group_id, v_group.queue);
-        v_plain := array(
-            select p.lane
-            from rows from (unnest(p_places), unnest(p_moved))
-                 as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved)
-            where p.group_id = v_group.group_id
-              and (p.moved
-                   or pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and p_before > pg_snapshot_xmin(p.snap)
-                      and exists (select from pg_snapshot_xip(p.snap) x where x < p_before and pg_visible_in_snapshot(x, p_now))
-                   or forebay._should_move(p.snap, p_now, p.claimed_at)));
-        v_open := array(select distinct l.dispatch_lane from forebay._choose_keys(v, null, 1) l);
-        if v.free_slots > 0 or v.is_back then
-            v_open := v_open || v_plain || case when v.is_back then v.dispatch_lanes end;
+        if v.free_slots <= 0 and not v.is_back then
+            v_shut := v_shut || v_group.group_id;
         end if;
-        if v_open = '{}' and cardinality(v.lanes) + cardinality(v_plain) > 0 then
-            group_id := v_group.group_id;
-            lane := null;
-            return next;
-        end if;
-        return query
-        select v_group.group_id, o.lane, n.queue, n.priority, n.audience
-        from (select distinct u from unnest(v_open) u) o (lane)
-        cross join lateral (select l.queue, l.priority, l.audience from forebay.lane l where l.lane = o.lane limit 1) n;
     end loop;
+    return v_shut;
 end
 $$;
 
 
--- functions/limits/record.sql
+-- functions/limits/states.sql
 
--- Append the limiter's state after a claim that took p_count jobs of a key and found no more jobs of the keys p_gone.
+-- The states of limit keys for a group, in the order of the keys. Jobs in flight that have ended are left out.
+create function forebay._limit_states(p_group_id bigint, p_keys text[], p_limits forebay.queue_limits, p_at timestamptz)
+returns forebay._limit_state[]
+language sql stable
+set enable_nestloop = off
+set jit = off
+as $$
+    with last as materialized (
+        select k.key, k.nr, t.*
+        from unnest(p_keys) with ordinality k (key, nr)
+        left join lateral (select * from forebay.limit_run i
+                           where i.group_id = p_group_id and i.limit_key = k.key
+                           order by i.no desc limit 1) t on true
+    ), flight as materialized (
+        select l.nr, u.lease_id, u.claim_no, u.place, u.ordinality as job
+        from last l cross join lateral unnest(l.leases, l.claims, l.offsets) with ordinality u (lease_id, claim_no, place, ordinality)
+    ), flush as materialized (
+        select b.lease_id, b.claim_no, s.offsets
+        from (select distinct f.lease_id, f.claim_no from flight f) b
+        cross join lateral (select i.offsets from forebay.settlement i
+                            where i.lease_id = b.lease_id and i.claim_no = b.claim_no offset 0) s
+    ), ended as materialized (
+        select f.lease_id, f.claim_no, u.place from flush f, unnest(f.offsets) u (place)
+    ), open as materialized (
+        select f.nr, count(*) as jobs, array_agg(f.lease_id order by f.job) as leases, array_agg(f.claim_no order by f.job) as claims,
+               array_agg(f.place order by f.job) as offsets
+        from flight f
+        -- A batch that was removed ended long ago.
+        where exists (select from forebay.batch b where b.lease_id = f.lease_id and b.claim_no = f.claim_no)
+          and not exists (select from flush w where w.lease_id = f.lease_id and w.claim_no = f.claim_no and w.offsets is null)
+          and not exists (select from ended e where e.lease_id = f.lease_id and e.claim_no = f.claim_no and e.place = f.place)
+        group by f.nr
+    )
+    select array_agg(
+        row(l.key, coalesce(l.no, 0), coalesce(l.turn, 0), coalesce(l.waiting, 0), coalesce(l.parked_up_to, 0),
+            coalesce(l.taken_up_to, 0), coalesce(l.taken_seq, 0), coalesce(l.taken_jobs, 0), coalesce(l.is_full, false), b.tat,
+            coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.offsets, '{}'),
+            least(coalesce(p_limits.key_concurrency - coalesce(o.jobs, 0), 9223372036854775807), b.tokens), b.tokens)::forebay._limit_state
+        order by l.nr)
+    from last l
+    left join open o on o.nr = l.nr
+    cross join lateral (
+        select t.tat, forebay._permits(t.tat, p_limits.key_rate, p_limits.key_burst, p_at) as tokens
+        -- A clock that was set back moves the bucket; a rate that was set since bounds what it owes.
+        from (select case when l.decided_at < p_limits.starts_set_at
+                          then forebay._tat_within(l.tat, p_limits.key_rate, p_limits.key_burst, p_limits.starts_set_at)
+                          when l.decided_at > p_at then l.tat - (l.decided_at - p_at)
+                          else l.tat end as tat offset 0) t) b
+$$;
+
+
+-- Give limit keys a turn: append a recheck row for each. p_turns: the turns that they follow, null: whatever turn it is then.
+create function forebay._announce_limit_keys(p_lane bigint, p_keys text[], p_turns bigint[]) returns void
+language sql volatile
+as $$
+    insert into forebay.log (lane, enqueued_at, attempt, kind, args, limit_key)
+    select p_lane, forebay._now(), (u.turn & 2147483647)::integer, '', '{}', u.key
+    from unnest(p_keys, p_turns) with ordinality u (key, turn, nr) order by u.nr
+$$;
+
+
+-- Give limit keys a turn when one of their jobs has ended, as far as jobs of them wait for that.
 --
--- A key is remembered while it waits, while its bucket is not full, or while another key waits that was not served since: a
--- key that returns at once must not come first.
-create function forebay._record_limiter(
-    v forebay._limiter_view, p_group_id bigint, p_gone bigint[], p_lease_id bigint, p_claim_no bigint, p_key bigint, p_count integer)
-returns void
+-- The states are read under the lock of the claims' decisions: a claim that parked a job by then is seen, and a later one sees this
+-- settlement. A handler's transaction may be held open; it does not take that lock, and announces in any case, like a revocation.
+--
+-- Locks: the group's limiter (shared), with p_looks.
+create function forebay._release_limits(p_lane bigint, p_group_id bigint, p_keys text[], p_looks boolean) returns void
+language plpgsql volatile
+as $$
+declare
+    v_lane record;
+    v_keys text[] := array(select distinct k from unnest(p_keys) k);
+begin
+    if p_looks and current_setting('transaction_isolation') = 'read committed'
+       and statement_timestamp() - transaction_timestamp() <= interval '3 seconds' then
+        perform forebay._lock_limiter(p_group_id, true);
+        v_keys := array(
+            select k.key
+            from unnest(v_keys) k (key)
+            cross join lateral (select i.waiting, i.is_full from forebay.limit_run i
+                                where i.group_id = p_group_id and i.limit_key = k.key order by i.no desc limit 1) t
+            where t.waiting > 0 and t.is_full);
+    end if;
+    if v_keys <> '{}' then
+        select l.queue, l.priority into v_lane from forebay.lane l where l.lane = p_lane limit 1;
+        perform forebay._announce_limit_keys(
+            forebay._record_limited_lane(v_lane.queue, v_lane.priority, p_group_id), v_keys, null);
+    end if;
+end
+$$;
+
+
+-- functions/limits/take.sql
+
+-- The claim of a lane of jobs with limit keys: the counterpart of forebay._take().
+--
+-- Invariants "no more at once", "no more per second" for each key, "even turns". The claim reads runs of jobs and recheck rows from the
+-- public lane and the private lane, in the order of their numbers, until as many keys as jobs may be taken have had a turn. Each key
+-- gets an even part. Jobs that it does not get are parked, and the key comes again at the end. A key with parked jobs goes on
+-- only when a recheck row of its present turn is read; newer jobs are parked behind.
+--
+-- While jobs of a key are parked, something gives it a turn: an unread recheck row, one scheduled for the time when its bucket has a
+-- token, or, if it is full, the settlement of one of its jobs.
+--
+-- A suspect is claimed alone from its lane. While its key is full it goes back to its lane, to return after a second.
+create function forebay._take_limited(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer, v forebay._limiter_view)
+returns forebay.log[]
 language plpgsql volatile
 set enable_nestloop = off
 set jit = off
 as $$
+declare
+    v_here    record;                    -- the lane of the claim
+    v_suspect boolean;
+    v_limit   integer := p_limit;
+    v_cursors forebay._limit_cursor[];
+    v_items   forebay._limit_item[];
+    v_keys    text[];
+    v_states  forebay._limit_state[];
+    v_plan    record;
+    v_pieces  record;
+    v_piece   record;
+    v_part    record;
+    v_rows    forebay.log[] := '{}';
+    v_nrs     bigint[] := '{}';
+    v_taken   record;
+    v_after   record;
+    v_private bigint;
 begin
-    with line as materialized (
-        select l.lane, l.key, l.dispatch_lane, l.nr from unnest(v.lanes, v.lane_keys, v.dispatch_lanes) with ordinality l (lane, key, dispatch_lane, nr)
-        where l.lane <> all (p_gone)
-    ), known as materialized (
-        select k.key, case when k.key = p_key and p_count > 0 then v.no + 1 else k.served end as served,
-               case when k.key = p_key and p_count > 0
-                    then forebay._tat_after(k.tat, (v.limits).key_rate, v.at, p_count) else k.tat end as tat
-        from unnest(v.keys, v.served, v.tats) k (key, served, tat)
-        union all
-        select p_key, v.no + 1, forebay._tat_after(null, (v.limits).key_rate, v.at, p_count)
-        where p_count > 0 and p_key <> 0 and p_key <> all (v.keys)
-    ), first as materialized (
-        select min(coalesce(k.served, 0)) as served from line l left join known k on k.key = l.key
-    ), kept as materialized (
-        select k.* from known k, first f where k.tat > v.at or k.served >= f.served
-    ), flight as materialized (
-        select b.* from (
-            select u.*, count(*) over () - u.nr as younger
-            from (select i.lease_id, i.claim_no, i.key, i.size, i.nr
-                  from unnest(v.leases, v.claims, v.claim_keys, v.sizes) with ordinality i (lease_id, claim_no, key, size, nr)
-                  union all
-                  select p_lease_id, p_claim_no, p_key, p_count, cardinality(v.leases) + 1 where p_count > 0) u) b
-        -- Without a limit on concurrency this only decides which key is next.
-        where b.younger < 256 or num_nonnulls((v.limits).concurrency, (v.limits).key_concurrency) > 0
+    select l.queue, l.priority, l.audience into v_here from forebay.lane l where l.lane = p_lane limit 1;
+    v_suspect := v_here.audience < 0;
+    if v_suspect then
+        v_limit := 1;
+    end if;
+    select c.cursors, c.items into v_cursors, v_items
+    from forebay._read_limited(p_group_id, p_lane, v_here.queue, v_here.priority, v_suspect, v_limit + 20) c;
+    if v_cursors is null then
+        return '{}';  -- Paused.
+    end if;
+    if v_suspect then
+        v_items := v_items[:1];
+        v_items[1].seq_to := v_items[1].seq;
+        v_items[1].jobs := 1;
+    end if;
+    if cardinality(v_items) = 0 then
+        perform forebay._move_limited(p_group_id, v_cursors, v_items, v.at);
+        return '{}';
+    end if;
+    v_keys := array(select distinct i.limit_key from unnest(v_items) i);
+    v_states := forebay._limit_states(p_group_id, v_keys, v.limits, v.at);
+
+    -- How many items are used, and how many jobs each key gets: first an even part, then what is left in the order of the turns.
+    with item as materialized (
+        select i.jobs, i.turn, i.ordinality as pos, k.nr
+        from unnest(v_items) with ordinality i
+        join unnest(v_keys) with ordinality k (key, nr) on k.key = i.limit_key
+    ), state as materialized (
+        select s.ordinality as nr, case when v_suspect then 0 else s.waiting end as waiting, s.turn, greatest(s.permits, 0) as permits
+        from unnest(v_states) with ordinality s
+    ), met as materialized (
+        select s.nr, s.waiting, s.permits,
+               min(i.pos) filter (where i.jobs = 0 and s.waiting > 0 and (i.turn is null or i.turn = s.turn & 2147483647)) as turn_at,
+               min(i.pos) filter (where i.jobs > 0) as first_at
+        from state s join item i on i.nr = s.nr
+        group by s.nr, s.waiting, s.permits
+    ), cut as materialized (
+        select coalesce((select c.at - 1
+                         from (select case when m.waiting > 0 then m.turn_at else m.first_at end as at from met m where m.permits > 0) c
+                         where c.at is not null order by c.at offset v_limit limit 1), cardinality(v_items))::integer as at
+    ), wish as materialized (
+        select m.nr, coalesce(m.turn_at <= c.at, false) as has_turn, least(coalesce(m.turn_at, m.first_at), coalesce(m.first_at, m.turn_at)) as at,
+               least(m.permits, case when m.waiting = 0 then coalesce(n.jobs, 0)
+                                     when m.turn_at <= c.at then m.waiting + coalesce(n.jobs, 0) else 0 end) as jobs
+        from met m cross join cut c
+        left join lateral (select sum(i.jobs) as jobs from item i where i.nr = m.nr and i.pos <= c.at) n on true
+    ), part as materialized (
+        select w.nr, w.jobs, w.at, least(w.jobs, q.quota) as first
+        from wish w, (select greatest(1, v_limit / greatest(1, count(*) filter (where u.jobs > 0))) as quota from wish u) q
+    ), given as materialized (
+        select p.nr, p.first + least(p.jobs - p.first, greatest(0, v_limit - sum(p.first) over ()
+            - coalesce(sum(p.jobs - p.first) over (order by p.at, p.nr rows between unbounded preceding and 1 preceding), 0))) as jobs, p.at
+        from part p
     )
-    insert into forebay.limiter (
-        group_id, no, decided_at, snap, limits_at, seed_until, tat, leases, claims, claim_keys, sizes, lanes, lane_keys, dispatch_lanes,
-        keys, served, tats)
-    select p_group_id, v.no + 1, v.at, v.snap, (v.limits).starts_set_at, v.seed_until,
-           case when p_count > 0 then forebay._tat_after(v.tat, (v.limits).rate, v.at, p_count) else v.tat end,
-           f.leases, f.claims, f.keys, f.sizes, l.lanes, l.keys, l.dispatch_lanes, k.keys, k.served, k.tats
-    from (select coalesce(array_agg(i.lease_id order by i.nr), '{}') as leases, coalesce(array_agg(i.claim_no order by i.nr), '{}') as claims,
-                 coalesce(array_agg(i.key order by i.nr), '{}') as keys, coalesce(array_agg(i.size order by i.nr), '{}') as sizes
-          from flight i) f,
-         (select coalesce(array_agg(i.lane order by i.nr), '{}') as lanes, coalesce(array_agg(i.key order by i.nr), '{}') as keys,
-                 coalesce(array_agg(i.dispatch_lane order by i.nr), '{}') as dispatch_lanes from line i) l,
-         (select coalesce(array_agg(i.key order by i.served), '{}') as keys, coalesce(array_agg(i.served order by i.served), '{}') as served,
-                 coalesce(array_agg(i.tat order by i.served), '{}') as tats from kept i) k;
+    select (select c.at from cut c) as used,
+           (select array_agg(g.jobs::bigint order by g.nr) from given g) as jobs,
+           (select array_agg(g.at order by g.nr) from given g) as places,
+           (select array_agg(w.has_turn order by w.nr) from wish w) as has_turn
+    into v_plan;
+
+    -- The pieces of runs to take: of each key its parked ones, then those just read.
+    with key as materialized (
+        select k.nr, k.jobs, k.at, k.has_turn, (v_states[k.nr]).*
+        from unnest(v_plan.jobs, v_plan.places, v_plan.has_turn) with ordinality k (jobs, at, has_turn, nr)
+        where k.jobs > 0
+    ), piece as (
+        select k.nr, k.jobs as most, k.at, 1 as class, p.parked_no as place, p.lane, p.xid,
+               case when p.is_first then greatest(p.seq - 1, k.taken_seq) else p.seq - 1 end as after, p.seq_to,
+               p.jobs - case when p.is_first then k.taken_jobs else 0 end as jobs
+        from key k cross join lateral (
+            select i.*, row_number() over (order by i.parked_no) = 1 as is_first
+            from forebay.limit_parked i
+            where i.group_id = p_group_id and i.limit_key = k.limit_key and i.parked_no > k.taken_up_to and i.parked_no <= k.parked_up_to
+            order by i.parked_no limit k.jobs) p
+        where k.has_turn
+        union all
+        select k.nr, k.jobs, k.at, 2, i.ordinality, i.lane, i.xid, i.seq - 1, i.seq_to, i.jobs
+        from key k join unnest(v_items) with ordinality i on i.limit_key = k.limit_key
+        where i.jobs > 0 and i.ordinality <= v_plan.used
+    ), chosen as materialized (
+        select p.*, row_number() over (order by p.at, p.nr, p.class, p.place) as piece_no, least(p.jobs, p.most - p.before) as take
+        from (select q.*, coalesce(sum(q.jobs) over (partition by q.nr order by q.class, q.place rows between unbounded preceding and 1 preceding), 0) as before
+              from piece q) p
+        where p.before < p.most
+    )
+    select coalesce(array_agg(c.piece_no order by c.piece_no), '{}') as nrs, array_agg(c.nr order by c.piece_no) as keys,
+           array_agg(c.class order by c.piece_no) as classes, array_agg(c.place order by c.piece_no) as places,
+           array_agg(c.lane order by c.piece_no) as lanes, array_agg(c.xid order by c.piece_no) as xids,
+           array_agg(c.after order by c.piece_no) as afters, array_agg(c.seq_to order by c.piece_no) as seqs_to,
+           array_agg(c.jobs::bigint order by c.piece_no) as jobs, array_agg(c.take::bigint order by c.piece_no) as takes
+    into v_pieces
+    from chosen c;
+    for v_piece in
+        select s.segment_id, array_agg(u.nr) as nrs, array_agg(u.lane) as lanes, array_agg(u.xid) as xids, array_agg(u.after) as afters,
+               array_agg(u.seq_to) as seqs_to, array_agg(u.take) as takes
+        from unnest(v_pieces.nrs, v_pieces.lanes, v_pieces.xids, v_pieces.afters, v_pieces.seqs_to, v_pieces.takes)
+             u (nr, lane, xid, after, seq_to, take)
+        cross join lateral (select i.segment_id from forebay.segment i where i.lo <= u.seq_to order by i.lo desc limit 1) s
+        group by s.segment_id
+    loop
+        execute 'select array_agg(f.nr) as nrs, array_agg(f.job) as rows from forebay._fetch_limited_' || v_piece.segment_id
+                || '($1, $2, $3, $4, $5, $6) f'
+            into v_part using v_piece.nrs, v_piece.lanes, v_piece.xids, v_piece.afters, v_piece.seqs_to, v_piece.takes;
+        v_nrs := v_nrs || v_part.nrs;
+        v_rows := v_rows || v_part.rows;
+    end loop;
+
+    -- What becomes of each job. A claim ends with the job that brings their texts to the limit.
+    with job as materialized (
+        select r.piece_no, r.job, (r.job).seq, (r.job).xid, (r.job).lane, (r.job).limit_key,
+               case when n.reason = 'm' then 'm' when n.reason in ('c', 'r') then 'c' when n.reason = 'e' then 'E'
+                    when coalesce((r.job).expires_at, (r.job).enqueued_at + interval '30 days') <= v.at then 'e' end as verdict,
+               sum(forebay._job_bytes((r.job).args, (r.job).headers)) over (o rows between unbounded preceding and 1 preceding) as before
+        from (select unnest(v_nrs) as piece_no, unnest(v_rows) as job) r
+        left join lateral (
+            select i.reason from forebay.tombstone i
+            where pg_sequence_last_value('forebay.tombstone_seq') is not null and i.job_id = coalesce((r.job).job_id, (r.job).seq)
+              and (i.group_id is null or i.group_id = p_group_id) and i.reason <> 'k' and (i.reason <> 'm' or (r.job).seq <= i.up_to)
+            order by i.reason = 'm' desc, i.reason = 'e' desc limit 1) n on true
+        window o as (order by r.piece_no, (r.job).seq)
+    ), kept as materialized (
+        select j.*, j.lane in (select l.lane from forebay.lane l where l.queue = v_here.queue and l.sort = 'limited' and l.audience = 0) as is_fresh,
+               row_number() over (partition by j.verdict is null order by j.piece_no, j.seq)::smallint as place
+        from job j where coalesce(j.before, 0) < forebay._claim_bytes()
+    ), piece as materialized (
+        select k.piece_no, count(*) as jobs, max(k.seq) as seq from kept k group by k.piece_no
+    ), run as materialized (
+        select k.limit_key, count(*) as jobs, array_agg(k.place order by k.place) as offsets, min(k.seq) as low, max(k.seq) as high
+        from kept k where k.verdict is null group by k.limit_key
+    )
+    select (select array_agg(k.seq order by k.place) from kept k where k.verdict is null) as seqs,
+           (select array_agg(k.xid order by k.place) from kept k where k.verdict is null) as xids,
+           (select array_agg(k.lane order by k.place) from kept k where k.verdict is null) as lanes,
+           (select array_agg(k.limit_key order by k.place) from kept k where k.verdict is null) as keys,
+           (select array_agg(k.job order by k.place) from kept k where k.verdict is null) as jobs,
+           (select array_agg(k.seq order by k.place) from kept k where k.verdict is not null) as skipped,
+           (select array_agg(lower(k.verdict)::"char" order by k.place) from kept k where k.verdict is not null) as skipped_as,
+           (select array_agg(forebay._write_dead_letter(p_group_id, v_here.queue, v_here.priority, k.job, 'expired',
+                                                        coalesce((k.job).attempt, 0)) order by k.place)
+            from kept k where k.verdict = 'e') as dead,
+           (select count(*) from kept k where k.verdict is null and k.is_fresh) as fresh,
+           (select count(*) from kept k where k.verdict is not null and k.is_fresh) as fresh_skipped,
+           (select max(k.seq) from kept k) as high,
+           array(select r.limit_key from run r order by r.limit_key) as run_keys,
+           array(select r.jobs from run r order by r.limit_key) as run_jobs,
+           array(select r.low from run r order by r.limit_key) as run_lows,
+           array(select r.high from run r order by r.limit_key) as run_highs,
+           array(select p.piece_no from piece p order by p.piece_no) as kept_nrs,
+           array(select p.jobs from piece p order by p.piece_no) as kept_jobs,
+           array(select p.seq from piece p order by p.piece_no) as kept_seqs
+    into v_taken;
+    if v_taken.dead is not null then
+        perform forebay._report_deaths(v_taken.dead);
+    end if;
+    if v_taken.seqs is not null and pg_sequence_last_value('forebay.tombstone_seq') is not null then
+        perform forebay._follow_up(v_taken.jobs);
+    end if;
+
+    if v_suspect then
+        if v_pieces.nrs = '{}' then
+            perform forebay._continue_job(r, r.lane, coalesce(r.attempt, 0), coalesce(r.pauses, 0), v.at + interval '1 second')
+            from forebay._row(v_items[1].lane, v_items[1].xid, v_items[1].seq) r;
+        end if;
+        v_plan.used := 0;  -- Nothing is parked.
+    end if;
+    with piece as materialized (
+        select p.key, p.class, p.place, p.jobs, coalesce(k.jobs, 0) as kept, k.seq,
+               row_number() over (partition by p.key, p.class order by p.place) = 1 as is_first
+        from unnest(v_pieces.nrs, v_pieces.keys, v_pieces.classes, v_pieces.places, v_pieces.jobs) p (piece_no, key, class, place, jobs)
+        left join unnest(v_taken.kept_nrs, v_taken.kept_jobs, v_taken.kept_seqs) k (piece_no, jobs, seq) on k.piece_no = p.piece_no
+    ), parking as (
+        insert into forebay.limit_parked (group_id, limit_key, lane, xid, seq, seq_to, jobs)
+        select p_group_id, i.limit_key, i.lane, i.xid, coalesce(p.seq + 1, i.seq), i.seq_to, i.jobs - coalesce(p.kept, 0)
+        from unnest(v_items) with ordinality i
+        left join piece p on p.class = 2 and p.place = i.ordinality
+        where i.jobs > coalesce(p.kept, 0) and i.ordinality <= v_plan.used
+        order by i.ordinality
+        returning limit_key, parked_no, jobs
+    ), parked as materialized (
+        select p.limit_key, max(p.parked_no) as last, sum(p.jobs) as jobs from parking p group by p.limit_key
+    ), progress as materialized (
+        select p.key, sum(p.kept) as jobs, max(p.place) filter (where p.kept = p.jobs) as whole,
+               max(p.seq) filter (where p.kept between 1 and p.jobs - 1) as seq,
+               max(p.kept) filter (where p.kept between 1 and p.jobs - 1) as rest,
+               coalesce(bool_or(p.is_first) filter (where p.kept between 1 and p.jobs - 1), false) as is_first
+        from piece p where p.class = 1 group by p.key
+    ), next as materialized (
+        -- A key that waits and has no turn stays as it is; its newer jobs were parked behind.
+        select s.limit_key, s.no, s.turn, s.waiting, s.is_full, s.leases, s.claims, s.offsets, s.parked_up_to,
+               s.waiting > 0 and not w.has_turn or v_suspect as is_behind, coalesce(r.jobs, 0)::integer as run, r.low, r.high,
+               d.last, d.jobs as newly, g.jobs as went, s.waiting - coalesce(g.jobs, 0) + coalesce(d.jobs, 0) as left,
+               coalesce(g.whole, s.taken_up_to) as up_to,
+               case when g.seq is not null then g.seq when g.whole is not null then 0 else s.taken_seq end as seq,
+               case when g.seq is not null then g.rest + case when g.is_first then s.taken_jobs else 0 end
+                    when g.whole is not null then 0 else s.taken_jobs end as jobs,
+               case when r.jobs > 0 then forebay._tat_after(s.tat, (v.limits).key_rate, v.at, r.jobs::integer) else s.tat end as tat,
+               s.tokens - coalesce(r.jobs, 0) as tokens,
+               coalesce(cardinality(s.leases) + coalesce(r.jobs, 0) >= (v.limits).key_concurrency, false) as fills
+        from unnest(v_states) with ordinality s
+        join unnest(v_plan.has_turn) with ordinality w (has_turn, nr) on w.nr = s.ordinality
+        left join unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_lows, v_taken.run_highs) r (key, jobs, low, high) on r.key = s.limit_key
+        left join parked d on d.limit_key = s.limit_key
+        left join progress g on g.key = s.ordinality
+    ), written as (
+        insert into forebay.limit_run (
+            group_id, limit_key, no, turn, lease_id, claim_no, low_seq, high_seq, waiting, parked_up_to, taken_up_to, taken_seq, taken_jobs,
+            is_full, tat, leases, claims, offsets, decided_at)
+        select p_group_id, n.limit_key, n.no + 1, n.turn + case when n.is_behind then 0 else 1 end,
+               case when n.run > 0 then p_lease_id end, case when n.run > 0 then p_claim_no end, coalesce(n.low, 0), coalesce(n.high, 0),
+               n.left, coalesce(n.last, n.parked_up_to), n.up_to, n.seq, n.jobs,
+               case when n.is_behind then n.is_full else n.left > 0 and n.fills end, n.tat,
+               case when (v.limits).key_concurrency is not null then n.leases || array_fill(p_lease_id, array[n.run]) end,
+               case when (v.limits).key_concurrency is not null then n.claims || array_fill(p_claim_no, array[n.run]) end,
+               case when (v.limits).key_concurrency is not null then n.offsets || array(
+                   select u.nr::smallint from unnest(v_taken.keys) with ordinality u (key, nr) where u.key = n.limit_key) end,
+               v.at
+        from next n
+        where n.newly > 0 or n.went > 0 or n.waiting > 0 and not n.is_behind
+           or n.run > 0 and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
+        returning limit_key, turn
+    ), again as materialized (
+        select w.limit_key, w.turn, n.fills, n.tokens > 0 as has_tokens, forebay._next_start(n.tat, (v.limits).key_rate, (v.limits).key_burst) as at
+        from written w join next n on n.limit_key = w.limit_key
+        where n.left > 0 and not n.is_behind
+    )
+    select array(select a.limit_key from again a where not a.fills and a.has_tokens order by a.limit_key) as now_keys,
+           array(select a.turn from again a where not a.fills and a.has_tokens order by a.limit_key) as now_turns,
+           array(select a.limit_key from again a where case when a.fills then v.seed_until >= v.at else not a.has_tokens end order by a.limit_key) as later_keys,
+           array(select a.turn from again a where case when a.fills then v.seed_until >= v.at else not a.has_tokens end order by a.limit_key) as later_turns,
+           array(select case when a.fills then v.seed_until + interval '0.1 seconds' else a.at end
+                 from again a where case when a.fills then v.seed_until >= v.at else not a.has_tokens end order by a.limit_key) as later_at
+    into v_after;
+    if v_after.now_keys <> '{}' or v_after.later_keys <> '{}' then
+        v_private := forebay._record_limited_lane(v_here.queue, v_here.priority, p_group_id);
+        perform forebay._announce_limit_keys(v_private, v_after.now_keys, v_after.now_turns);
+        insert into forebay.deferred (run_at, lane, enqueued_at, job_id, attempt, kind, args, limit_key)
+        select u.at, v_private, v.at, 0, (u.turn & 2147483647)::integer, '', '{}', u.key
+        from unnest(v_after.later_keys, v_after.later_turns, v_after.later_at) u (key, turn, at);
+    end if;
+
+    v_items := v_items[:case when v_suspect then 1 else v_plan.used end];
+    if v_taken.seqs is null and v_taken.skipped is null then
+        perform forebay._move_limited(p_group_id, v_cursors, v_items, v.at);
+        return '{}';
+    end if;
+    perform forebay._move_limited(p_group_id, array(select c from unnest(v_cursors) c where c.lane <> p_lane), v_items, v.at);
+    insert into forebay.batch (
+        group_id, lane, no, lease_id, claim_no, floor, snap_from, snap_to, pos_segment, pos_xid, pos_seq, high_seq,
+        handed_total, skipped_total, claimed_at, seqs, xids, skipped, skipped_as, lanes, limit_keys)
+    select p_group_id, p_lane, p.no + 1,
+           case when v_taken.seqs is not null then p_lease_id end, case when v_taken.seqs is not null then p_claim_no end, p_floor,
+           p.snap_from, p.snap_to, p.pos_segment, p.pos_xid, p.pos_seq, greatest(p.high_seq, v_taken.high),
+           p.handed_total + v_taken.fresh, p.skipped_total + v_taken.fresh_skipped, v.at, v_taken.seqs,
+           case when v_taken.xids[1] = all (v_taken.xids) then v_taken.xids[:1] else v_taken.xids end, v_taken.skipped, v_taken.skipped_as,
+           case when exists (select from unnest(v_taken.lanes) l where l <> p_lane) then v_taken.lanes end, v_taken.keys
+    from (select from forebay.lease i
+          where i.lease_id = p_lease_id and i.closed_at is null
+          for key share) held,
+         forebay._limited_positions(array(select c from unnest(v_cursors) c where c.lane = p_lane), v_items) p;
+    if not found then
+        raise exception using errcode = 'JQ010',
+            message = format('lease %s is closed', p_lease_id),
+            detail = jsonb_build_object('lease', p_lease_id),
+            hint = 'Its jobs were given to other workers. Open a new lease.';
+    end if;
+    return coalesce(v_taken.jobs, '{}');
 end
 $$;
 
@@ -6765,6 +7353,83 @@ $$;
 
 
 -- functions/limits/trim.sql
+
+-- Delete parked rows of limit keys whose jobs have been taken, and what claims decided about keys when it is no longer needed: not the
+-- newest decision about a key that says more than nothing, or about jobs that did not leave the archive.
+create function forebay._trim_limit_runs(p_after text, p_most integer, out rows bigint, out next text)
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_key   record;
+    v_first bigint;
+    v_gone  bigint;
+    v_keys  integer := 0;
+    v_stay  text := p_after;
+begin
+    rows := 0;
+    if pg_sequence_last_value('forebay.limiter_seq') is null then
+        return;
+    end if;
+    select coalesce(min(s.lo), 0) into v_first from forebay.segment s where s.removed_at is null;
+    for v_key in
+        with recursive key as (
+            (select t.group_id, t.limit_key, 1 as nr from forebay.limit_run t
+             where (t.group_id, t.limit_key) > (coalesce((p_after::jsonb ->> 0)::bigint, -9223372036854775808), coalesce(p_after::jsonb ->> 1, ''))
+             order by t.group_id, t.limit_key limit 1)
+            union all
+            select n.group_id, n.limit_key, k.nr + 1
+            from key k, lateral (
+                select t.group_id, t.limit_key from forebay.limit_run t
+                where (t.group_id, t.limit_key) > (k.group_id, k.limit_key)
+                order by t.group_id, t.limit_key limit 1) n
+            where k.nr < p_most
+        )
+        select k.group_id, k.limit_key, t.no, t.taken_up_to, t.waiting = 0 and coalesce(t.tat <= forebay._now(), true) as is_idle, t.leases, t.claims, t.offsets
+        from key k
+        cross join lateral (select * from forebay.limit_run i
+                            where i.group_id = k.group_id and i.limit_key = k.limit_key order by i.no desc limit 1) t
+    loop
+        v_keys := v_keys + 1;
+        with parked as (
+            delete from forebay.limit_parked p
+            where p.ctid = any (array(
+                select o.ctid from forebay.limit_parked o
+                where o.group_id = v_key.group_id and o.limit_key = v_key.limit_key and o.parked_no <= v_key.taken_up_to
+                order by o.parked_no limit p_most))
+            returning 1
+        ), runs as (
+            delete from forebay.limit_run t
+            where t.ctid = any (array(
+                select o.ctid from forebay.limit_run o
+                where o.group_id = v_key.group_id and o.limit_key = v_key.limit_key and o.high_seq < v_first
+                  and (o.no < v_key.no
+                       or v_key.is_idle and not exists (
+                           select from unnest(v_key.leases, v_key.claims, v_key.offsets) f (lease_id, claim_no, place)
+                           where not exists (select from forebay.settlement s
+                                             where s.lease_id = f.lease_id and s.claim_no = f.claim_no
+                                               and (s.offsets is null or f.place = any (s.offsets)))
+                             and exists (select from forebay.batch b where b.lease_id = f.lease_id and b.claim_no = f.claim_no)))
+                order by o.no limit p_most))
+            returning 1
+        )
+        select (select count(*) from parked) + (select count(*) from runs) into v_gone;
+        rows := rows + v_gone;
+        if v_gone >= p_most then  -- The key may have more.
+            next := coalesce(v_stay, '[]');
+            return;
+        end if;
+        v_stay := jsonb_build_array(v_key.group_id, v_key.limit_key);
+        if v_keys + rows >= p_most then
+            next := v_stay;
+            return;
+        end if;
+    end loop;
+end
+$$;
+
 
 -- Delete rows of limiters behind the newest ones.
 create function forebay._trim_limiters(p_after text, p_most integer, out rows bigint, out next text)
@@ -6844,6 +7509,56 @@ begin
         exit when v_left <= 0;
     end loop;
     next := jsonb_build_array(v_queue, v_group);
+end
+$$;
+
+
+-- functions/limits/window.sql
+
+-- Runs of jobs with limit keys of one lane in a window, after a position; see forebay._window(). is_more: there may be more.
+create function forebay._window_limited(
+    p_lane bigint, p_ranges forebay._xid_range[], p_pos_segment bigint, p_pos_xid xid8, p_pos_seq bigint, p_most integer,
+    p_unsealed bigint[], p_last_seal xid8, out items forebay._limit_item[], out looked integer, out is_more boolean)
+language plpgsql volatile
+as $$
+declare
+    v_needed  bigint[] := p_unsealed;
+    v_piece   forebay._limit_item[];
+    v_last    forebay._limit_item;
+    v_segment bigint;
+    v_xid     xid8;
+    v_seq     bigint;
+begin
+    items := '{}';
+    looked := 0;
+    is_more := false;
+    if p_last_seal > p_ranges[1].low then
+        v_needed := array(
+            select s.segment_id from forebay.seal s join forebay.segment i using (segment_id)
+            where s.segment_id >= p_pos_segment and i.removed_at is null
+              and s.segment_id <> all (p_unsealed)  -- Sealed since the caller looked: read once.
+              and s.xid > p_ranges[1].low
+            order by s.segment_id) || v_needed;
+    end if;
+    foreach v_segment in array v_needed loop
+        continue when v_segment < p_pos_segment;
+        looked := looked + 1;
+        v_xid := case when v_segment = p_pos_segment then p_pos_xid else '0'::xid8 end;
+        v_seq := case when v_segment = p_pos_segment then p_pos_seq else 0 end;
+        loop
+            is_more := cardinality(items) >= p_most;
+            exit when is_more;
+            execute 'select forebay._read_limited_' || v_segment || '($1, $2, $3, $4, $5)'
+                into v_piece using p_lane, p_ranges, v_xid, v_seq, p_most;
+            items := items || v_piece;
+            -- Fewer jobs than were asked for: the segment has no more in the window.
+            exit when (select coalesce(sum(greatest(u.jobs, 1)), 0) from unnest(v_piece) u) < p_most;
+            v_last := v_piece[cardinality(v_piece)];
+            v_xid := v_last.xid;
+            v_seq := v_last.seq_to;
+        end loop;
+        exit when is_more;
+    end loop;
 end
 $$;
 
@@ -6993,6 +7708,14 @@ begin
     v_total := v_total + v_rows;
     delete from forebay.key_run t
     where t.ctid = any (array(select i.ctid from forebay.key_run i where i.group_id = p_group_id limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
+    delete from forebay.limit_parked p
+    where p.ctid = any (array(select i.ctid from forebay.limit_parked i where i.group_id = p_group_id limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
+    delete from forebay.limit_run t
+    where t.ctid = any (array(select i.ctid from forebay.limit_run i where i.group_id = p_group_id limit p_most - v_total));
     get diagnostics v_rows = row_count;
     v_total := v_total + v_rows;
     delete from forebay.limiter g
@@ -7252,8 +7975,7 @@ begin
     from (select g.group_id, l.lane, l.audience, b.snap_to, b.lease_id, b.claimed_at,
                  coalesce(b.snap_from, case when l.audience = 0 then g.start_after end, '1:1:') as snap
           from (select distinct i.lane, i.queue, i.audience from unnest(p_lanes) u (lane)
-                cross join lateral (select n.* from forebay.lane n where n.lane = u.lane limit 1) i
-                where i.sort <> 'dispatch') l
+                cross join lateral (select n.* from forebay.lane n where n.lane = u.lane limit 1) i) l
           left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
           left join lateral (select c.snap_from, c.snap_to, c.lease_id, c.claimed_at from forebay.batch c
                              where c.group_id = g.group_id and c.lane = l.lane order by c.no desc limit 1) b on true) p;
@@ -7269,14 +7991,7 @@ begin
     end loop;
     return array(
         select p.lane from rows from (unnest(v_places), unnest(v_moved)) as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved)
-        group by p.lane having not bool_or(p.moved)
-        union all
-        -- A dispatch lane is needed while a lane of its limit keys is in use.
-        select l.lane from unnest(p_lanes) u (lane)
-        cross join lateral (select i.* from forebay.lane i where i.lane = u.lane limit 1) l
-        where l.sort = 'dispatch'
-          and not exists (select from forebay.lane k where k.queue = l.queue and k.sort = 'limited' and k.state <> 'dormant'
-                          and k.priority = l.priority and k.audience = l.audience));
+        group by p.lane having not bool_or(p.moved));
 end
 $$;
 
@@ -7295,7 +8010,6 @@ begin
     from (select i.row_no, i.lane from forebay.lane i
           where i.state = 'used'
             and i.recorded_at <= v_at - make_interval(hours => forebay._setting_value('lane_idle_hours')::integer)
-          -- The cursor of a lane of limit keys does not move while nothing comes: each segment since may have to be read.
           order by i.recorded_at
           limit greatest(1, p_most * 10 / (10 + (
               select count(*) from forebay.segment s
@@ -7383,8 +8097,7 @@ begin
     if v_rows = '{}' then
         return 0;
     end if;
-    -- Jobs that wait for a time; batches not yet trimmed, or that a worker may still name; keys that a limiter will try; and a
-    -- dispatch lane whose limit keys are known.
+    -- Jobs that wait for a time; batches not yet trimmed, or that a worker may still name.
     v_kept := array(
         select l.row_no from forebay.lane l
         where l.row_no = any (v_rows)
@@ -7397,14 +8110,7 @@ begin
                                          where b.group_id = g.group_id and b.lane = l.lane and b.no < n.no)
                                  or exists (select from forebay.lease e where e.lease_id = n.lease_id and e.closed_at is null
                                             and n.claim_no >= (select i.floor from forebay.batch i
-                                                               where i.lease_id = e.lease_id order by i.claim_no desc limit 1))))
-               or l.sort = 'limited' and exists (
-                   select from forebay.queue_group g
-                   cross join lateral (select i.lanes from forebay.limiter i where i.group_id = g.group_id order by i.no desc limit 1) n
-                   where g.queue = l.queue and l.lane = any (n.lanes))
-               or l.sort = 'dispatch' and exists (
-                   select from forebay.lane k
-                   where k.queue = l.queue and k.sort = 'limited' and k.priority = l.priority and k.audience = l.audience)));
+                                                               where i.lease_id = e.lease_id order by i.claim_no desc limit 1))))));
     -- Looked at again when the present segment is emptied.
     update forebay.lane l set dormant_seq = coalesce(pg_sequence_last_value('forebay.log_seq'), 0) where l.row_no = any (v_kept);
 
@@ -7420,7 +8126,7 @@ begin
         delete from forebay.batch b
         using over o, forebay.queue_group g
         where g.queue = o.queue and (o.audience = 0 or g.group_id = abs(o.audience)) and b.group_id = g.group_id and b.lane = o.lane
-        returning b.group_id, o.queue, o.audience = 0 or o.sort = 'keyed' as is_counted, b.handed_total + b.skipped_total as total,
+        returning b.group_id, o.queue, o.audience = 0 or o.sort <> 'plain' as is_counted, b.handed_total + b.skipped_total as total,
                   b.lease_id, b.claim_no),
     settlements as (
         delete from forebay.settlement s using batches b where s.lease_id = b.lease_id and s.claim_no = b.claim_no),
@@ -7456,7 +8162,6 @@ begin
     execute format('create index on %s (job_id) where job_id is not null', v_leaf);
     execute format('create index on %s (expires_at, seq) where expires_at is not null', v_leaf);
     execute format('create index on %s (lane, seq) where ordering_key is not null', v_leaf);
-    execute format('create index on %s ((lane >> 48), xid, lane) where lane & 1 = 1', v_leaf);  -- Lanes of limit keys.
     execute format('create index on %s using brin (seq) with (pages_per_range = 32)', v_leaf);
     execute format('revoke all on %s from public', v_leaf);
     execute format('alter table %s replica identity full', v_leaf);  -- Attaching does not pass it on.
@@ -7632,7 +8337,7 @@ $$;
 
 
 -- What keeps sealed segments from being emptied: groups that have not passed a lane (0: the queue has no group), running jobs, jobs
--- that wait for their ordering key. forebay.retain_v1() and forebay.groups() both follow it.
+-- that wait for their key. forebay.retain_v1() and forebay.groups() both follow it.
 --
 -- Stable, so that one snapshot shows cursors, batches and waiting jobs: with one for each, a job that waits for its key when the
 -- batches are read, and is claimed before the waiting jobs are, would be in neither.
@@ -7691,12 +8396,10 @@ begin
             return;
         end if;
     end loop;
-    if pg_sequence_last_value('forebay.key_seq') is not null then
-        return query
-        select distinct s.segment_id, p.group_id, 'jobs of it wait for their ordering key'
-        from forebay._all_parked() p
-        join forebay.segment s on p.seq >= s.lo and p.seq < s.hi and s.segment_id = any (p_segments);
-    end if;
+    return query
+    select distinct s.segment_id, p.group_id, 'jobs of it wait for their key'
+    from forebay._all_parked() p
+    join forebay.segment s on p.seq >= s.lo and p.seq < s.hi and s.segment_id = any (p_segments);
 end
 $$;
 
@@ -7901,7 +8604,7 @@ begin
         select l.lane, g.group_id, c.claimed_at
         from (select i.lane, i.queue, i.audience, i.sort, i.state from forebay.lane i where i.lane > v_lane order by i.lane limit p_lanes) l
         left join forebay.queue_group g
-            on g.queue = l.queue and l.audience in (0, g.group_id, -g.group_id) and l.sort <> 'keyed' and l.state <> 'dormant' and g.closing_at is null
+            on g.queue = l.queue and l.audience in (0, g.group_id, -g.group_id) and l.sort = 'plain' and l.state <> 'dormant' and g.closing_at is null
         left join lateral (select b.claimed_at from forebay.batch b
                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
         order by l.lane
@@ -7996,7 +8699,7 @@ $$;
 --
 -- Parts: deferred, promoted rows, from a stored position on; late_deferred, promoted rows from the beginning, for rows that a late
 -- commit, or a call that was rolled back, left behind; promotions, old cursors of the promoter; batches, whose jobs left the
--- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limiters; counts; heartbeats;
+-- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limit_runs; limiters; counts; heartbeats;
 -- leases; failures; events; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
 -- mirror_breakers; mirror_audits; unique_keys.
 --
@@ -8033,7 +8736,7 @@ create function forebay._trim_parts() returns text[]
 language sql immutable
 as $$
     select array[
-        'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limiters', 'counts', 'heartbeats', 'leases', 'failures',
+        'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limit_runs', 'limiters', 'counts', 'heartbeats', 'leases', 'failures',
         'events', 'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
         'unique_keys']
 $$;
@@ -8980,7 +9683,7 @@ begin
     end if;
     cancelled := v_state.unread + (
         select count(*) from forebay.deferred d
-        where d.lane in (select l.lane from forebay.lane l
+        where d.kind <> '' and d.lane in (select l.lane from forebay.lane l
                          where l.queue = v_group.queue and abs(l.audience) = v_group.group_id)
           and not exists (select from (select p.* from forebay.promotion p order by p.no desc limit 1) p
                           where pg_visible_in_snapshot(d.xid, p.snap) and (d.run_at, d.deferred_id) <= (p.run_at, p.deferred_id)));
@@ -9164,12 +9867,12 @@ begin
         cross join lateral forebay._count_unread(c.all) u
         group by u.nr),
     parked_jobs as materialized (
-        select p.group_id, p.lane from forebay._all_parked() p where pg_sequence_last_value('forebay.key_seq') is not null),
+        select p.group_id, p.lane, sum(p.jobs) as jobs from forebay._all_parked() p group by p.group_id, p.lane),
     deferred_jobs as (
         select d.lane, count(*) filter (where d.state = 'scheduled') as scheduled, count(*) filter (where d.state = 'retrying') as retrying
         from (select i.lane, forebay._state_of_deferred(i.attempt, i.pauses) as state
               from forebay.deferred i
-              where not (v_position.no is not null and pg_visible_in_snapshot(i.xid, v_position.snap)
+              where i.kind <> '' and not (v_position.no is not null and pg_visible_in_snapshot(i.xid, v_position.snap)
                          and (i.run_at, i.deferred_id) <= (v_position.run_at, v_position.deferred_id))) d
         group by d.lane),
     open_leases as materialized (
@@ -9221,7 +9924,7 @@ begin
     select r.queue, r.priority, r.name,
            coalesce(sum(d.scheduled), 0)::bigint,
            coalesce(sum(u.unread), 0)::bigint
-           + coalesce(sum((select count(*) from parked_jobs p where p.group_id = r.group_id and p.lane = r.lane)), 0)::bigint,
+           + coalesce(sum((select p.jobs from parked_jobs p where p.group_id = r.group_id and p.lane = r.lane)), 0)::bigint,
            (coalesce(sum(o.open), 0) - coalesce(sum(j.running), 0))::bigint,
            coalesce(sum(j.running), 0)::bigint,
            coalesce(sum(d.retrying), 0)::bigint
@@ -9337,9 +10040,9 @@ begin
         left join forebay.queue_group g on g.queue = q.queue
         order by g.created_at, g.group_id
     loop
-        select r.xid, r.seq, r.lane, r.kind, r.ordering_key, i.priority, i.audience, i.limit_key into v_row
+        select r.xid, r.seq, r.lane, r.kind, r.ordering_key, r.limit_key, i.priority, i.audience into v_row
         from forebay._rows_of(v_id) r
-        cross join lateral (select l.priority, l.audience, l.limit_key from forebay.lane l where l.lane = r.lane limit 1) i
+        cross join lateral (select l.priority, l.audience from forebay.lane l where l.lane = r.lane limit 1) i
         where i.audience in (0, v_group.group_id, -v_group.group_id)
         order by r.seq desc limit 1;
         group_name := coalesce(v_group.name, 'default');
@@ -9485,8 +10188,7 @@ language plpgsql volatile
 as $$
 declare
     v     forebay._limiter_view;
-    v_key bigint;
-    v_tat timestamptz;
+    v_key forebay._limit_state;
 begin
     if pg_sequence_last_value('forebay.limiter_seq') is null
        or not exists (select from forebay.queue_limits l where l.queue = p_queue) then
@@ -9494,18 +10196,16 @@ begin
     end if;
     v := forebay._read_limiter(coalesce(p_group_id, 0), p_queue);
     if p_limit_key is not null then
-        v_key := forebay._limit_key_id(p_limit_key);
-        v_tat := (select k.tat from unnest(v.keys, v.tats) k (key, tat) where k.key = v_key);
+        v_key := (forebay._limit_states(p_group_id, array[p_limit_key], v.limits, v.at))[1];
     end if;
     return jsonb_build_object(
         'limit_key', p_limit_key, 'limits', to_jsonb(v.limits) - 'queue' - 'starts_set_at',
         'running', (select coalesce(sum(o), 0) from unnest(v.opens) o),
-        'key_running', (select coalesce(sum(o.open), 0) from unnest(v.claim_keys, v.opens) o (key, open) where o.key = v_key),
+        'key_running', coalesce(cardinality(v_key.leases), 0),
         'permits', case when (v.limits).rate is not null then forebay._permits(v.tat, (v.limits).rate, (v.limits).burst, v.at) end,
-        'key_permits', case when (v.limits).key_rate is not null and v_key is not null
-                            then forebay._permits(v_tat, (v.limits).key_rate, (v.limits).key_burst, v.at) end,
+        'key_permits', case when (v.limits).key_rate is not null and p_limit_key is not null then v_key.tokens end,
         'next_start_at', forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst),
-        'key_next_start_at', forebay._next_start(v_tat, (v.limits).key_rate, (v.limits).key_burst));
+        'key_next_start_at', forebay._next_start(v_key.tat, (v.limits).key_rate, (v.limits).key_burst));
 end
 $$;
 
@@ -9591,8 +10291,7 @@ begin
         join cursors c on c.nr = u.nr
         group by c.group_id),
     parked_rows as materialized (
-        select p.group_id, count(*) as parked from forebay._all_parked() p
-        where pg_sequence_last_value('forebay.key_seq') is not null group by p.group_id),
+        select p.group_id, sum(p.jobs) as parked from forebay._all_parked() p group by p.group_id),
     open_rows as materialized (
         select o.group_id, count(*) as jobs, count(distinct (o.lease_id, o.claim_no)) as batches from forebay._open_jobs() o group by o.group_id),
     held as materialized (
@@ -9798,8 +10497,16 @@ begin
                 continue;
             end if;
             v_batch := forebay._keyed_batch_of(v_group.group_id, v_row.ordering_key, v_row.seq);
+        elsif v_row.limit_key is not null then
+            if forebay._is_limit_parked(v_group.group_id, v_row.limit_key, v_row.xid, v_row.seq) then
+                state := case when cancel_requested then 'cancelled' else 'ready' end;
+                attempt := attempt - cancel_requested::integer;
+                return next;
+                continue;
+            end if;
+            v_batch := forebay._limited_batch_of(v_group.group_id, v_row.limit_key, v_row.seq);
         end if;
-        if v_row.ordering_key is null or v_batch.seqs is null then
+        if v_batch.seqs is null then
             v_batch := forebay._batch_of(v_group.group_id, v_row.lane, v_row.seq);
         end if;
         claimed_at := v_batch.claimed_at;
@@ -9900,11 +10607,10 @@ begin
     if v_filter ?| array['ids', 'state'] then
         raise exception using errcode = 'JQ001', column = 'filter', message = 'the filter of a list has no ids and no state',
             hint = 'Use only_state, or forebay.job() for single jobs.';
-    elsif jobs.only_queue is not null or v_filter ?| array['queue', 'limit_key'] then
+    elsif jobs.only_queue is not null or v_filter ? 'queue' then
         v_lanes := array(select distinct l.lane from forebay.lane l
                          where (jobs.only_queue is null or l.queue = jobs.only_queue)
-                           and (v_filter ->> 'queue' is null or l.queue = v_filter ->> 'queue')
-                           and (v_filter ->> 'limit_key' is null or l.limit_key = v_filter ->> 'limit_key'));
+                           and (v_filter ->> 'queue' is null or l.queue = v_filter ->> 'queue'));
     end if;
 
     while v_hi > greatest(v_end, 1) loop
@@ -9946,7 +10652,7 @@ as $$
                 where j.seq >= $1 and j.seq < $2 and j.kind <> '''' and ($3 is null or j.kind = $3) and ($4 is null or j.lane = any ($4)) and %s
                 union all ', s.segment_id, p_condition), ''), '')
         || format('select j.job_id, j.job_id as place from forebay.deferred j
-            where j.job_id >= $1 and j.job_id < $2 and ($3 is null or j.kind = $3) and ($4 is null or j.lane = any ($4)) and %s
+            where j.kind <> '''' and j.job_id >= $1 and j.job_id < $2 and ($3 is null or j.kind = $3) and ($4 is null or j.lane = any ($4)) and %s
             order by place desc', p_condition)
     from forebay.segment s
     where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id)
@@ -10391,9 +11097,9 @@ begin
             hint = 'The dead letter can be read. To run the job again, enqueue it with the arguments that the dead letter shows.';
     end if;
     insert into forebay.log (
-        lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+        lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
     values (forebay._record_private_lane(d.queue, d.priority, d.group_id, d.ordering_key, d.limit_key), forebay._now(), d.max_attempts,
-            d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key)
+            d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.limit_key)
     returning seq into v_job_id;
     update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
     perform forebay._notify(d.queue);
@@ -10974,7 +11680,8 @@ $$;
 -- Returns: one row per flush: settled, repeated (this very flush was settled before; nothing written),
 --   unknown_batch, refused (an offset is not in the batch or was settled before; nothing written).
 -- Errors: JQ010 the lease is closed; 40001 when a REPEATABLE READ transaction is older than the revocation.
--- Locks, in order: the lease (KEY SHARE); for jobs with ordering keys, unless flush_no is negative, the group's key of these (shared).
+-- Locks, in order: the lease (KEY SHARE); unless flush_no is negative, for jobs with ordering keys the lock of these, for jobs with
+--   limit keys the group's limiter (both shared).
 -- pages: 40 + 12 a job
 create function forebay.settle_v1(p_lease_id bigint, p_flushes jsonb)
 returns table (claim_no bigint, flush_no integer, status text)
@@ -11023,7 +11730,7 @@ begin
             insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, millis)
             select p_lease_id, b.claim_no, settle_v1.flush_no, v_at, v_millis
             from forebay.batch b
-            where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no and b.keys is null
+            where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no and b.keys is null and b.limit_keys is null
               and not exists (select from forebay.settlement s
                               where s.lease_id = p_lease_id and s.claim_no = settle_v1.claim_no)
             on conflict do nothing;
@@ -11037,7 +11744,8 @@ begin
             end if;
         end if;
 
-        select b.group_id, b.lane, b.seqs, b.xids, cardinality(b.seqs) as size, b.lanes, b.keys, b.tails, b.parked_no into v_batch
+        select b.group_id, b.lane, b.seqs, b.xids, cardinality(b.seqs) as size, b.lanes, b.keys, b.tails, b.parked_no,
+               b.limit_keys into v_batch
         from forebay.batch b where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no;
         if not found then
             status := 'unknown_batch';
@@ -11104,6 +11812,12 @@ begin
             perform forebay._release_keys(p_lease_id, settle_v1.claim_no, v_batch.lane, v_batch.group_id, v_batch.keys,
                                           v_batch.tails, v_batch.parked_no, settle_v1.flush_no, v_offsets, v_outcomes);
         end if;
+        if v_batch.limit_keys is not null then
+            perform forebay._release_limits(
+                v_batch.lane, v_batch.group_id,
+                case when v_offsets is null then v_batch.limit_keys else array(select v_batch.limit_keys[o] from unnest(v_offsets) o) end,
+                settle_v1.flush_no > 0);
+        end if;
         if v_flush ? 'counters' then
             perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'counters') t;
         end if;
@@ -11159,7 +11873,9 @@ declare
     v_target  bigint;
     v_run_at  timestamptz;
 begin
-    select l.queue, l.priority, l.audience, l.limit_key into v_lane from forebay.lane l where l.lane = p_lane limit 1;
+    -- Jobs with limit keys that were parked may be of another lane than the batch.
+    select l.queue, i.priority, l.audience into v_lane
+    from forebay.lane l, forebay.lane i where l.lane = p_lane and i.lane = p_row.lane limit 1;
     if p_item ? 'error' and jsonb_typeof(p_item -> 'error') = 'object' then
         perform forebay._record_failure(
             p_row, p_group_id, coalesce(p_row.attempt, 0) + 1,
@@ -11175,7 +11891,7 @@ begin
         v_target := forebay._record_private_lane(
             v_lane.queue, v_lane.priority,
             case when p_code = 'l' or (p_code = 'h' and v_lane.audience < 0) then -p_group_id else p_group_id end,
-            p_row.ordering_key, v_lane.limit_key);
+            p_row.ordering_key, p_row.limit_key);
         if coalesce((p_item ->> 'after')::double precision, 0) > 0 then
             v_run_at := forebay._now() + make_interval(secs => (p_item ->> 'after')::double precision);
         end if;
@@ -11316,7 +12032,7 @@ as $$
         p_group_id, coalesce(p_row.job_id, p_row.seq), p_row.seq, p_reason, forebay._now(), p_queue, p_priority,
         p_row.enqueued_at, coalesce(p_row.expires_at, p_row.enqueued_at + interval '30 days'), p_attempt,
         p_row.max_attempts, p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
-        p_row.ordering_key, p_row.unique_key, (select l.limit_key from forebay.lane l where l.lane = p_row.lane limit 1),
+        p_row.ordering_key, p_row.unique_key, p_row.limit_key,
         coalesce(last.cause, forebay._cause(p_row.kind, coalesce(last.error_type, p_reason))), last.place,
         coalesce((select jsonb_agg(jsonb_build_object(
                              'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome,
@@ -11551,12 +12267,13 @@ language sql volatile
 as $$ select forebay._try_lock('lane_' || (hashint8(p_group_id # p_lane) & 127)) $$;
 
 
--- Take the lock of a group's limiter.
-create function forebay._lock_limiter(p_group_id bigint) returns void
+-- Take the lock of a group's limiter: alone to decide about limits, shared to read what was decided.
+create function forebay._lock_limiter(p_group_id bigint, p_shared boolean) returns void
 language plpgsql volatile
 as $$
 begin
-    execute format('lock table only forebay.lock_limiter_%s in share update exclusive mode', hashint8(p_group_id) & 63);
+    execute format('lock table only forebay.lock_limiter_%s in %s mode', hashint8(p_group_id) & 63,
+                   case when p_shared then 'row exclusive' else 'share row exclusive' end);
 end
 $$;
 
@@ -11651,19 +12368,19 @@ begin
     if p_run_at is null then
         insert into forebay.log (
             lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
-            ordering_key, unique_key)
+            ordering_key, unique_key, limit_key)
         values (
             p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
             p_row.max_attempts, nullif(p_pauses, 0), p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
-            p_row.ordering_key, p_row.unique_key);
+            p_row.ordering_key, p_row.unique_key, p_row.limit_key);
     else
         insert into forebay.deferred (
             run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
-            ordering_key, unique_key)
+            ordering_key, unique_key, limit_key)
         values (
             p_run_at, p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
             p_row.max_attempts, nullif(p_pauses, 0), p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
-            p_row.ordering_key, p_row.unique_key);
+            p_row.ordering_key, p_row.unique_key, p_row.limit_key);
     end if;
 end
 $$;
@@ -11855,19 +12572,19 @@ begin
         end if;
     end loop;
     for v_row in
-        select distinct j.queue, j.priority, j.limit_key from unnest(p_jobs, p_unique_as) j where j.unnest is not null
+        select distinct j.queue, j.priority, j.limit_key is not null as is_limited from unnest(p_jobs, p_unique_as) j where j.unnest is not null
     loop
-        if v_row.limit_key is null then
-            perform forebay._record_lanes(v_row.queue, v_row.priority, v_shards);
+        if v_row.is_limited then
+            perform forebay._record_limited_lane(v_row.queue, v_row.priority, 0);
         else
-            perform forebay._record_limited_lane(v_row.queue, v_row.priority, 0, v_row.limit_key);
+            perform forebay._record_lanes(v_row.queue, v_row.priority, v_shards);
         end if;
     end loop;
     return array(
         select row(u.nr, first_value(u.nr) over same, u.digest <> first_value(u.digest) over same, u.queue, left(u.mode, 1)::"char", u.word,
                    u.unique_as, u.lane, u.start, u.expires_at, u.digest)::forebay._key_input
         from (select j.ordinality as nr, j.queue, j.mode, j.unique_as ->> j.mode as word, j.unique_as, j.expires_at,
-                     case when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0, j.limit_key)
+                     case when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0)
                           else forebay._lane_for_place(j.queue, j.priority, j.ordinality, v_shards) end as lane,
                      coalesce(j.run_at, v_now + make_interval(secs => j.delay)) as start,
                      case when j.mode = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest
@@ -11928,14 +12645,15 @@ begin
     end loop;
     -- Their numbers were drawn after their xid, with the generations.
     insert into forebay.log (
-        seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
-    select i.stands_for, i.its_lane, i.since, i.ends, j.max_attempts, j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word
+        seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, limit_key)
+    select i.stands_for, i.its_lane, i.since, i.ends, j.max_attempts, j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word,
+           j.limit_key
     from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
     where i.is_new and (i.starts_at > i.since) is not true;
     insert into forebay.deferred (
-        run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
+        run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, limit_key)
     select i.starts_at, i.its_lane, i.since, i.stands_for, coalesce(i.ends, i.starts_at + interval '30 days'), j.max_attempts,
-           j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word
+           j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word, j.limit_key
     from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
     where i.is_new and i.starts_at > i.since;
 
@@ -12011,7 +12729,7 @@ begin
         v_payload := sha256(convert_to(p_job.kind || ' ' || p_job.args::text, 'UTF8'));
     end if;
     v_lane := case when p_job.limit_key is null then forebay._pick_lane(p_job.queue, p_job.priority)
-                   else forebay._record_limited_lane(p_job.queue, p_job.priority, 0, p_job.limit_key) end;
+                   else forebay._record_limited_lane(p_job.queue, p_job.priority, 0) end;
     loop
         replaced := null;
         v_key_state := 'ended';
@@ -12068,20 +12786,21 @@ begin
 
     if v_start > v_now then
         insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key,
+            limit_key)
         values (
             v_start, v_lane, v_now, job_id, coalesce(p_job.expires_at, v_start + interval '30 days'), p_job.max_attempts,
-            p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key);
+            p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key, p_job.limit_key);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
             perform forebay._require_below_max_waiting(p_job.queue, 1);
         end if;
         -- Its number was drawn after its xid, with the generation.
         insert into forebay.log (
-            seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
+            seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, limit_key)
         values (
             job_id, v_lane, v_now, p_job.expires_at, p_job.max_attempts, p_job.kind, p_job.args, p_job.tag,
-            p_job.correlation_id, p_job.headers, v_key);
+            p_job.correlation_id, p_job.headers, v_key, p_job.limit_key);
         perform forebay._notify(p_job.queue);
     end if;
 end
@@ -12404,6 +13123,7 @@ declare
     v_passed boolean;
     v_batch  record;
     v_code   "char";
+    v_key    text;
 begin
     if p_seq < forebay._archived_below() then
         return 'superseded';
@@ -12445,7 +13165,17 @@ begin
     from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_hi;
     if v_batch.skip is not null then
         return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'superseded' end;
-    elsif v_batch.place is null then
+    elsif v_batch.place is null and p_lane & 1 = 1 then
+        -- A lane of jobs with limit keys: the row was parked when its batch passed it.
+        v_key := (forebay._row(p_lane, p_xid, p_seq)).limit_key;
+        if forebay._is_limit_parked(p_group_id, v_key, p_xid, p_seq) then
+            return 'waiting';
+        end if;
+        select b.lease_id, b.claim_no, array_position(b.seqs, p_seq) as place, null::integer as skip, b.skipped_as
+        into v_batch
+        from forebay._limited_batch_of(p_group_id, v_key, p_seq) b;
+    end if;
+    if v_batch.place is null then
         return 'superseded';
     end if;
     select coalesce(s.outcomes[array_position(s.offsets, v_batch.place::smallint)], 'd') into v_code

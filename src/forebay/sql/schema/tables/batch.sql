@@ -19,8 +19,9 @@ create table forebay.batch (
     xids          xid8[],                -- one per seq, or a single one when all are equal
     skipped       bigint[],
     skipped_as    "char"[],              -- named in forebay.code
-    -- Only in lanes of jobs with ordering keys:
     lanes         bigint[],              -- lane of each job's row; null: all in the batch's lane
+    limit_keys    text[] collate "C",    -- one per seq, in lanes of jobs with limit keys
+    -- Only in lanes of jobs with ordering keys:
     keys          text[] collate "C",    -- one per seq
     tails         smallint[],            -- one per seq: the offset of the last job of its key
     edge_from     xid8,                  -- transactions that began after this one have numbers above low_from,

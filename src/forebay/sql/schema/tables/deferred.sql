@@ -1,4 +1,4 @@
--- Jobs with a later start time. They are appended to the log when due, and deleted in bulk behind the cursor.
+-- Jobs with a later start time, and recheck rows of limit keys, which have no kind and the job 0. They are appended to the log when due, and deleted in bulk behind the cursor.
 create sequence forebay.deferred_seq as bigint cache 1;
 
 create table forebay.deferred (
@@ -18,7 +18,8 @@ create table forebay.deferred (
     correlation_id text,
     headers        jsonb,
     ordering_key   text collate "C",
-    unique_key     text
+    unique_key     text,
+    limit_key      text collate "C"
 );
 create unique index deferred_due on forebay.deferred (run_at, deferred_id);
 create index deferred_by_xid on forebay.deferred (xid);

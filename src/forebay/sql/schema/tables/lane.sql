@@ -5,19 +5,16 @@ create table forebay.lane (
     queue    text not null,
     priority integer not null,
     audience bigint not null,            -- 0 all groups, g retries of group g, -g suspects of group g
-    sort     text collate "C" not null check (sort in ('plain', 'keyed', 'limited', 'dispatch')),
-                                         -- jobs without a key; with an ordering key; of one limit key; dispatch lane, which
-                                         -- has no jobs itself: claims from it take jobs of any limit key
+    sort     text collate "C" not null check (sort in ('plain', 'keyed', 'limited')),
+                                         -- jobs without a key; with an ordering key; with a limit key
     shard    integer check (shard between 0 and 63),  -- of a plain public lane: its shard; 0 is the first
     recorded_at timestamptz not null,    -- or last found in use; a lane is looked at again a while later
-    limit_key text collate "C",
     row_no   bigint generated always as identity primary key,
     state    text collate "C" not null default 'used' check (state in ('used', 'retired', 'dormant')),
                                          -- see forebay.forget_v1()
     dormant_xid xid8,                    -- the transaction that made it dormant; transactions that see it see all its rows
     dormant_seq bigint,                  -- all its rows have numbers up to this one
     check ((sort = 'plain' and audience = 0) = (shard is not null)),
-    check ((sort = 'limited') = (limit_key is not null)),
     check ((state = 'dormant') = (dormant_xid is not null) and (state = 'dormant') = (dormant_seq is not null))
 );
 create index lane_by_id on forebay.lane (lane);

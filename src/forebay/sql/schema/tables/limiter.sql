@@ -1,9 +1,12 @@
 -- Limits of queues: how many jobs may wait; how many run at once and start per second, in the queue and for each limit key; and
--- even shares for the keys. See docs/design/limits.md; for waiting jobs, docs/design/backpressure.md.
+-- turns for the keys. See docs/design/limits.md; for waiting jobs, docs/design/backpressure.md.
 --
--- Jobs with a limit key have separate lanes. A claim from a queue with limits on starts, or from a *dispatch lane* of such lanes,
--- passes the group's *limiter*: under one lock it counts the group's jobs in flight and the permits left, chooses a key, and
--- claims from one lane like any other claim. The state of the limiter is one row, appended and read newest first.
+-- A claim from a queue with limits on starts passes the group's *limiter*: under one lock it counts the group's jobs in flight and
+-- the permits left. The state of the limiter is one row, appended and read newest first.
+--
+-- Jobs with a limit key have lanes of their own. Their claims decide about keys under the same lock. What a claim decided about a key
+-- is one row of `limit_run`. Jobs whose key may not go on, or has had its turn, are *parked*: the cursor has passed them, and a
+-- small row records each run of them. A *recheck row*, a row of the log without a kind, gives the key its next turn.
 
 -- The limits of a queue. null: no limit.
 create table forebay.queue_limits (
@@ -32,29 +35,79 @@ create table forebay.limiter (
     group_id   bigint not null,
     no         bigint not null,
     decided_at timestamptz not null,
-    snap       pg_snapshot not null,      -- a key's lane missing from `lanes` had nothing to claim then
     limits_at  timestamptz,               -- starts_set_at of the limits at that time
     seed_until timestamptz,               -- until then jobs in flight are counted from the leases
     tat        timestamptz,               -- when the queue's bucket is full again: "theoretical arrival time"
     leases     bigint[] not null,         -- batches in flight, with the number of jobs each took
     claims     bigint[] not null,
-    claim_keys bigint[] not null,
     sizes      integer[] not null,
-    lanes      bigint[] not null,         -- lanes of keys that may have something to claim
-    lane_keys  bigint[] not null,
-    dispatch_lanes      bigint[] not null,
-    keys       bigint[] not null,         -- keys with a state to keep:
-    served     bigint[] not null,         --   the number of the row in which each was last served
-    tats       timestamptz[] not null,    --   when its bucket is full again
     primary key (group_id, no)
 );
 
 
--- What a limiter sees now. opens: unsettled jobs of each batch in flight; came: lanes with new jobs, null when all lanes must be
--- examined; is_changed: there is something to record whatever is claimed; is_back: the clock was set back.
+-- What a limiter sees now. opens: unsettled jobs of each batch in flight; is_changed: there is something to record whatever is
+-- claimed; is_back: the clock was set back.
 create type forebay._limiter_view as (
-    no bigint, at timestamptz, snap pg_snapshot, seed_until timestamptz, tat timestamptz,
-    leases bigint[], claims bigint[], claim_keys bigint[], sizes integer[], opens integer[],
-    lanes bigint[], lane_keys bigint[], dispatch_lanes bigint[],
-    keys bigint[], served bigint[], tats timestamptz[],
-    is_changed boolean, is_back boolean, has_new_limits boolean, came bigint[], free_slots bigint, limits forebay.queue_limits);
+    no bigint, at timestamptz, seed_until timestamptz, tat timestamptz,
+    leases bigint[], claims bigint[], sizes integer[], opens integer[],
+    is_changed boolean, is_back boolean, has_new_limits boolean, free_slots bigint, limits forebay.queue_limits);
+
+
+-- What a claim decided about a limit key. The newest row of a (group, key) has the state of the key. Without limits for each key, a
+-- key of which no job is parked needs no row.
+create table forebay.limit_run (
+    group_id     bigint not null,
+    limit_key    text collate "C" not null,
+    no           bigint not null,
+    turn         bigint not null,        -- counts the key's turns: a recheck row of an earlier turn is ignored
+    lease_id     bigint,                 -- the batch with the jobs that were taken; null: none was
+    claim_no     bigint,
+    low_seq      bigint not null,        -- lowest and highest number among them
+    high_seq     bigint not null,
+    waiting      bigint not null,        -- parked jobs that are not taken
+    parked_up_to bigint not null,        -- the key's last row of limit_parked
+    taken_up_to  bigint not null,        -- its rows up to this one were taken,
+    taken_seq    bigint not null,        --   and of the next one the jobs up to this number,
+    taken_jobs   bigint not null,        --   which are so many
+    is_full      boolean not null,       -- has as many in flight as it may have: the next settlement gives it a turn
+    tat          timestamptz,            -- when its bucket is full again
+    leases       bigint[],               -- its jobs in flight, if their number is limited
+    claims       bigint[],
+    offsets      smallint[],
+    decided_at   timestamptz not null,
+    primary key (group_id, limit_key, no)
+);
+
+-- Parked jobs: some with consecutive numbers in one lane, of one key and one transaction.
+create sequence forebay.limit_parked_seq as bigint cache 1;
+
+create table forebay.limit_parked (
+    group_id  bigint not null,
+    limit_key text collate "C" not null,
+    parked_no bigint not null default nextval('forebay.limit_parked_seq'),
+    lane      bigint not null,
+    xid       xid8 not null,
+    seq       bigint not null,           -- the first job
+    seq_to    bigint not null,           -- the last one
+    jobs      bigint not null,
+    primary key (group_id, limit_key, parked_no)
+);
+create index limit_parked_by_seq on forebay.limit_parked (seq_to);
+
+
+-- Jobs of one key that a claim met, with consecutive numbers in one lane and transaction; or a recheck row (jobs is 0).
+create type forebay._limit_item as (
+    lane bigint, segment_id bigint, xid xid8, seq bigint, seq_to bigint, jobs bigint, limit_key text, turn integer);
+
+-- The state of a limit key. permits: jobs that may start now, for all limits of the key.
+create type forebay._limit_state as (
+    limit_key text, no bigint, turn bigint, waiting bigint, parked_up_to bigint, taken_up_to bigint, taken_seq bigint,
+    taken_jobs bigint, is_full boolean, tat timestamptz, leases bigint[], claims bigint[], offsets smallint[], permits bigint,
+    tokens bigint);
+
+-- A group's cursor in a lane of jobs with limit keys, and what a claim read there: so many items, the first `old` of them in the
+-- cursor's current window, the others in the next one, which ends at `now`.
+create type forebay._limit_cursor as (
+    lane bigint, no bigint, start pg_snapshot, stop pg_snapshot, has_window boolean, pos_segment bigint, pos_xid xid8, pos_seq bigint,
+    high_seq bigint, handed_total bigint, skipped_total bigint, claimed_at timestamptz, now pg_snapshot,
+    old integer, items integer, is_more boolean, looked integer);

@@ -23,7 +23,8 @@ create table forebay.log (
     correlation_id text,
     headers        jsonb,
     ordering_key   text collate "C",
-    unique_key     text
+    unique_key     text,
+    limit_key      text collate "C"
 ) partition by range (seq);
 alter table forebay.log replica identity full;
 

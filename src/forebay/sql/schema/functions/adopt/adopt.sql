@@ -75,8 +75,8 @@ begin
         perform forebay._imply_group(v_queue.queue);
     end loop;
 
-    -- Behind a cursor, waiting for their ordering key; jobs of the leases are counted with these.
-    select count(*) into v_count from forebay._all_parked();
+    -- Behind a cursor, waiting for their key; jobs of the leases are counted with these.
+    select coalesce(sum(p.jobs), 0) into v_count from forebay._all_parked() p;
     if p_resume then
         resumed := v_count;
     else
@@ -93,21 +93,24 @@ begin
     end loop;
 
     if p_resume then
-        for v_row in select p.group_id, p.lane, p.seq from forebay._all_parked() p order by p.group_id, p.place loop
-            select l.queue, l.priority into v_lane from forebay.lane l where l.lane = v_row.lane limit 1;
+        for v_row in select p.group_id, p.job from forebay._parked_jobs() p order by p.group_id, p.place loop
+            select l.queue, l.priority into v_lane from forebay.lane l where l.lane = (v_row.job).lane limit 1;
             perform forebay._continue_job(
-                r.job, forebay._record_keyed_lane(v_lane.queue, v_lane.priority, v_row.group_id), (r.job).attempt, (r.job).pauses, null)
-            from (select unnest(forebay._fetch(array[v_row.lane], array[v_row.seq])) as job) r;
+                v_row.job, forebay._record_private_lane(v_lane.queue, v_lane.priority, v_row.group_id,
+                                                        (v_row.job).ordering_key, (v_row.job).limit_key),
+                (v_row.job).attempt, (v_row.job).pauses, null);
         end loop;
     end if;
     delete from forebay.parked;
     delete from forebay.key_run;
+    delete from forebay.limit_parked;
+    delete from forebay.limit_run;
 
     -- Waiting in the log.
     for v_lane in
-        select l.lane, l.queue, l.priority, l.audience, l.limit_key, g.group_id, g.start_after, b.no, b.snap_from, b.snap_to,
+        select l.lane, l.queue, l.priority, l.audience, g.group_id, g.start_after, b.no, b.snap_from, b.snap_to,
                b.pos_xid, b.pos_seq, b.high_seq, b.handed_total, b.skipped_total, s.lo, s.hi
-        from (select distinct i.lane, i.queue, i.priority, i.audience, i.limit_key from forebay.lane i) l
+        from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
         join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or abs(l.audience) = g.group_id)
         left join lateral (select i.* from forebay.batch i
                            where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
@@ -139,7 +142,7 @@ begin
                     v_row.r,
                     forebay._record_private_lane(v_lane.queue, v_lane.priority,
                                                case when v_lane.audience < 0 then v_lane.audience else v_lane.group_id end,
-                                               (v_row.r).ordering_key, v_lane.limit_key),
+                                               (v_row.r).ordering_key, (v_row.r).limit_key),
                     coalesce((v_row.r).attempt, 0), coalesce((v_row.r).pauses, 0), null);
             end loop;
         end loop;
@@ -166,11 +169,11 @@ begin
     if p_resume then
         insert into forebay.deferred (
             run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
-            ordering_key, unique_key)
+            ordering_key, unique_key, limit_key)
         select d.run_at, d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind,
-               d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
+               d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
         from forebay.deferred d
-        where age(d.xmin) >= age(v_border)
+        where age(d.xmin) >= age(v_border) and d.kind <> ''
           and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
                    and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))
         order by d.run_at, d.deferred_id;
@@ -179,7 +182,7 @@ begin
     else
         select count(*) into v_count
         from forebay.deferred d
-        where age(d.xmin) >= age(v_border)
+        where age(d.xmin) >= age(v_border) and d.kind <> ''
           and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
                    and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id));
         discarded := discarded + v_count;

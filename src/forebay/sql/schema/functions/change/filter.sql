@@ -51,7 +51,7 @@ end
 $$;
 
 
--- The conditions of a filter on columns job_id, kind, tag and others of j, as SQL. Queue, limit key and state are not among them.
+-- The conditions of a filter on columns job_id, kind, tag and others of j, as SQL. Queue and state are not among them.
 create function forebay._filter_sql(p_filter jsonb) returns text
 language sql stable
 as $$
@@ -62,5 +62,5 @@ as $$
                    else 'j.' || f.key || ' = %L' end,
         case f.key when 'ids' then translate(f.value, '[]', '{}') else f.value end), ' and '), 'true')
     from jsonb_each_text(p_filter) f
-    where f.key not in ('queue', 'limit_key', 'state')
+    where f.key not in ('queue', 'state')
 $$;

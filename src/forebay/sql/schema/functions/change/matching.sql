@@ -24,7 +24,6 @@ declare
     v_run_at    constant timestamptz := p_options ->> 'run_at';
     v_state     constant text := p_filter ->> 'state';
     v_limit     constant text := coalesce(' limit ' || p_most, '');
-    v_key       constant text := case when p_filter ? 'limit_key' then format('l.limit_key = %L', p_filter ->> 'limit_key') else 'true' end;
     v_waiting   text;     -- what the act means for a waiting job
     v_untouched text := 'true';
     v_deferred  text;
@@ -63,8 +62,7 @@ begin
                    s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor as cursor
         from (select row_number() over (order by l.priority, l.lane, g.group_id) as nr, l.lane, l.priority, l.audience, g.group_id
               from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i
-                    where (p_filter ->> 'queue' is null or i.queue = p_filter ->> 'queue')
-                      and (p_filter ->> 'limit_key' is null or i.limit_key = p_filter ->> 'limit_key')) l
+                    where p_filter ->> 'queue' is null or i.queue = p_filter ->> 'queue') l
               left join forebay.queue_group g on g.queue = l.queue
               where l.audience = 0 or g.group_id = abs(l.audience)) i
         left join forebay.queue_group g on g.group_id = i.group_id
@@ -77,26 +75,22 @@ begin
             'select j.job_id, j.group_id, ''l''::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, j.answer
              from (select j.*, %s as answer
                    from (select coalesce(u.job_id, u.seq) as job_id, ($2)[u.nr] as group_id, ($3)[u.nr] as priority, u.lane, u.xid, u.seq, u.kind, u.tag,
-                                u.correlation_id, u.ordering_key, u.unique_key, u.enqueued_at, u.ordering_key is not null as is_keyed,
+                                u.correlation_id, u.ordering_key, u.unique_key, u.limit_key, u.enqueued_at, u.ordering_key is not null as is_keyed,
                                 coalesce(u.expires_at, u.enqueued_at + interval ''30 days'') as expires_at
                          from (%s) u) j
                    %s) j
              where not $4 or j.answer = ''changed''%s',
             v_waiting,
-            forebay._unread_sql(v_cursors, 'l.lane, l.xid, l.seq, l.job_id, l.kind, l.tag, l.correlation_id, l.ordering_key, l.unique_key, l.enqueued_at, l.expires_at'),
+            forebay._unread_sql(v_cursors, 'l.lane, l.xid, l.seq, l.job_id, l.kind, l.tag, l.correlation_id, l.ordering_key, l.unique_key, l.limit_key, l.enqueued_at, l.expires_at'),
             v_wanted, v_limit) using v_cursors, v_groups, v_priorities, p_taken;
     end if;
-    if pg_sequence_last_value('forebay.key_seq') is not null and coalesce(v_state, 'ready') = 'ready' and (p_act = 'cancel' or not p_taken) then
+    if coalesce(v_state, 'ready') = 'ready' and (p_act = 'cancel' or not p_taken) then
         return query execute format(
             'select j.job_id, j.group_id, ''p''::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, $2
-             from (select coalesce(r.job_id, r.seq) as job_id, p.group_id, r.lane, r.xid, r.seq, r.kind, r.tag, r.correlation_id, r.ordering_key,
-                          r.unique_key, r.enqueued_at
-                   from (select a.group_id, array_agg(a.lane) as lanes, array_agg(a.seq) as seqs
-                         from forebay._all_parked() a
-                         where exists (select from forebay.lane l where l.lane = a.lane and ($1 is null or l.queue = $1) and %s)
-                         group by a.group_id) p
-                   cross join lateral unnest(forebay._fetch(p.lanes, p.seqs)) r) j
-             %s%s', v_key, v_wanted, v_limit)
+             from (select coalesce((r.job).job_id, (r.job).seq) as job_id, r.group_id, (r.job).lane, (r.job).xid, (r.job).seq, (r.job).kind, (r.job).tag,
+                          (r.job).correlation_id, (r.job).ordering_key, (r.job).unique_key, (r.job).limit_key, (r.job).enqueued_at
+                   from forebay._parked_jobs($1) r) j
+             %s%s', v_wanted, v_limit)
             using p_filter ->> 'queue', case p_act when 'cancel' then 'changed' when 'retry' then 'unchanged' else 'ordering key' end;
     end if;
     if coalesce(v_state, 'scheduled') in ('scheduled', 'retrying') then
@@ -105,22 +99,22 @@ begin
             'select j.job_id, null::bigint, ''d''::"char", j.lane, j.xid, j.seq, j.state, j.enqueued_at, j.answer
              from (select j.*, %s as answer
                    from (select d.job_id, nullif(abs(l.audience), 0) as group_id, l.priority, d.lane, d.xid, d.deferred_id as seq, d.kind, d.tag, d.correlation_id,
-                                d.ordering_key, d.unique_key, d.enqueued_at, d.ordering_key is not null as is_keyed, d.run_at,
+                                d.ordering_key, d.unique_key, d.limit_key, d.enqueued_at, d.ordering_key is not null as is_keyed, d.run_at,
                                 coalesce(d.expires_at, d.enqueued_at + interval ''30 days'') as expires_at,
                                 forebay._state_of_deferred(d.attempt, d.pauses) as state
-                         from (select distinct i.lane, i.queue, i.priority, i.audience, i.limit_key from forebay.lane i) l
-                         join forebay.deferred d on d.lane = l.lane
-                         where ($1 is null or l.queue = $1) and %s
+                         from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
+                         join forebay.deferred d on d.lane = l.lane and d.kind <> ''''
+                         where ($1 is null or l.queue = $1)
                            and not ($2 is not null and pg_visible_in_snapshot(d.xid, $2) and (d.run_at, d.deferred_id) <= ($3, $4))) j
                    %s) j
              where ($5 is null or j.state = $5) and (not $6 or j.answer = ''changed'')%s',
-            v_deferred, v_key, replace(v_wanted, 'j.seq <= t.up_to', 'false'), v_limit)
+            v_deferred, replace(v_wanted, 'j.seq <= t.up_to', 'false'), v_limit)
             using p_filter ->> 'queue', v_position.snap, v_position.run_at, v_position.deferred_id, v_state, p_taken;
     end if;
     if coalesce(v_state, 'claimed') in ('claimed', 'running') and not (p_taken and p_act <> 'cancel') then
         return query execute format(
             'select j.job_id, j.group_id, ''h''::"char", j.lane, j.xid, j.seq, j.state, j.enqueued_at, $3
-             from (select coalesce(r.job_id, r.seq) as job_id, b.group_id, r.lane, r.xid, r.seq, r.kind, r.tag, r.correlation_id, r.ordering_key, r.unique_key,
+             from (select coalesce(r.job_id, r.seq) as job_id, b.group_id, r.lane, r.xid, r.seq, r.kind, r.tag, r.correlation_id, r.ordering_key, r.unique_key, r.limit_key,
                           r.enqueued_at,
                           case when coalesce(r.job_id, r.seq) = any (h.running_jobs) and h.heartbeat_at >= b.claimed_at then ''running'' else ''claimed'' end as state
                    from forebay.lease e
@@ -132,9 +126,9 @@ begin
                        select from forebay.settlement s
                        where s.lease_id = b.lease_id and s.claim_no = b.claim_no and (s.offsets is null or u.nr::smallint = any (s.offsets)))
                    join lateral (select i.* from forebay._row(coalesce(b.lanes[u.nr], b.lane), coalesce(b.xids[u.nr], b.xids[1]), u.seq) i
-                                 where exists (select from forebay.lane l where l.lane = i.lane and ($1 is null or l.queue = $1) and %s)) r on true
+                                 where exists (select from forebay.lane l where l.lane = i.lane and ($1 is null or l.queue = $1))) r on true
                    where e.closed_at is null) j
-             %s and ($2 is null or j.state = $2)%s', v_key, replace(v_wanted, 'j.seq <= t.up_to', 'false'), v_limit)
+             %s and ($2 is null or j.state = $2)%s', replace(v_wanted, 'j.seq <= t.up_to', 'false'), v_limit)
             using p_filter ->> 'queue', v_state, case p_act when 'cancel' then 'requested' else 'running' end;
     end if;
 end

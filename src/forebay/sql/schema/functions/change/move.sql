@@ -67,7 +67,7 @@ declare
 begin
     select i.* into l from forebay.lane i where i.lane = p_lane limit 1;
     return case l.sort when 'keyed' then forebay._record_keyed_lane(l.queue, p_priority, l.audience)
-                       when 'limited' then forebay._record_limited_lane(l.queue, p_priority, l.audience, l.limit_key)
+                       when 'limited' then forebay._record_limited_lane(l.queue, p_priority, l.audience)
                        else forebay._add_lane(
                            case l.audience when 0 then forebay._shard_id(l.queue, p_priority, l.shard) else forebay._lane_id(l.queue, p_priority, l.audience) end,
                            l.queue, p_priority, l.audience, 'plain', l.shard) end;
@@ -131,7 +131,8 @@ begin
             v_group_id := v_row.group_id;
             v_target := forebay._record_private_lane(
                 v_lane.queue, coalesce((p_options ->> 'priority')::integer, v_lane.priority),
-                case when v_lane.audience < 0 then v_lane.audience else v_group_id end, null, v_lane.limit_key);
+                case when v_lane.audience < 0 then v_lane.audience else v_group_id end, null,
+                case when v_lane.sort = 'limited' then '' end);
         end if;
         v_log := forebay._row(v_row.lane, v_row.xid, v_row.seq);
         perform forebay._continue_job(v_log, v_target, coalesce(v_log.attempt, 0), coalesce(v_log.pauses, 0), (p_options ->> 'run_at')::timestamptz);

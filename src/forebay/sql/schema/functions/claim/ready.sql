@@ -4,7 +4,7 @@
 --
 -- One call per poll. When no lane is ready and p_sleep_millis is given, it sets the wake-ups of p_queues: a worker
 -- sleeps for that long. It may report a lane that turns out empty; it never omits a ready lane for good. For a queue with limits
--- on starts or with limit keys (is_limited) it reports what the queue's limiter would let through now, see docs/design/limits.md;
+-- on starts (is_limited) it reports lanes only while the queue's limiter lets something through, see docs/design/limits.md;
 -- jobs that the limiter holds back set no wake-up.
 --
 -- Errors: JQ030 foreign cluster.
@@ -31,7 +31,6 @@ declare
     v_limiters   bigint[] := '{}';
     v_shut    bigint[] := '{}';
     v_any     boolean;
-    v_row     record;
 begin
     if not forebay._is_same_cluster() then
         perform forebay._require_same_cluster();
@@ -39,8 +38,7 @@ begin
     if pg_sequence_last_value('forebay.limiter_seq') is not null then
         v_limiters := array(select g.group_id from forebay.queue_group g
                          where g.group_id = any (p_group_ids) and g.paused_at is null
-                           and (exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null)
-                                or exists (select from forebay.lane i where i.queue = g.queue and i.sort in ('limited', 'dispatch') and i.state <> 'dormant')));
+                           and exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null));
     end if;
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     select f.segment_id, f.xid, i.hi into v_seal_id, v_below, v_hi
@@ -68,7 +66,7 @@ begin
           join lateral (
               select distinct i.lane, i.queue, i.priority, i.audience
               from forebay.lane i
-              where i.queue = g.queue and i.sort in ('plain', 'keyed') and i.state <> 'dormant'
+              where i.queue = g.queue and i.state <> 'dormant'
                 and i.audience in (0, g.group_id, -g.group_id)) l on true
           left join lateral (
               select c.snap_from, c.snap_to, c.claimed_at
@@ -86,27 +84,25 @@ begin
             into v_moved using v_places, v_moved, v_now, v_ended, case when v_segment = v_seal_id then v_below end;
     end loop;
 
+    if v_limiters <> '{}' then
+        v_shut := forebay._shut_limiters(v_limiters);
+    end if;
     return query
-    select p.group_id, p.lane, p.queue, p.priority, p.audience <> 0, p.audience < 0, false
+    select p.group_id, p.lane, p.queue, p.priority, p.audience <> 0, p.audience < 0, p.group_id = any (v_limiters)
     from rows from (unnest(v_places), unnest(v_moved)) with ordinality
          as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
-    where p.group_id <> all (v_limiters) and case
+    where p.group_id <> all (v_shut) and case
         when p.moved then true
         -- A late committer of an older segment: let the claim read.
         when pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and v_before > pg_snapshot_xmin(p.snap)
              and exists (select from pg_snapshot_xip(p.snap) x where x < v_before and pg_visible_in_snapshot(x, v_now)) then true
         else forebay._should_move(p.snap, v_now, p.claimed_at) end;
     v_any := found;
-
-    if v_limiters <> '{}' then
-        for v_row in select * from forebay._ready_limited(v_limiters, v_places, v_moved, v_now, v_before) loop
-            if v_row.lane is null then
-                v_shut := v_shut || v_row.group_id;
-                continue;
-            end if;
-            return query select v_row.group_id, v_row.lane, v_row.queue, v_row.priority, v_row.audience <> 0, v_row.audience < 0, true;
-            v_any := true;
-        end loop;
+    if v_shut <> '{}' then
+        -- A shut limiter behind which nothing waits needs a wake-up, like an idle queue.
+        v_shut := array(select distinct p.group_id
+                        from rows from (unnest(v_places), unnest(v_moved)) as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved)
+                        where p.group_id = any (v_shut) and p.moved);
     end if;
 
     if not v_any and p_sleep_millis is not null then

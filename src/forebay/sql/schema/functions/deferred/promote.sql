@@ -88,9 +88,9 @@ begin
         with written as (
             insert into forebay.log (
             lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
-            ordering_key, unique_key)
-        select d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
-               d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
+            ordering_key, unique_key, limit_key)
+        select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
+               d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
         from forebay.deferred d
         where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
           and (d.run_at, d.deferred_id) <= (v_position, v_position_id)
@@ -104,9 +104,9 @@ begin
     with written as (
         insert into forebay.log (
         lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
-        ordering_key, unique_key)
-    select d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
-           d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key
+        ordering_key, unique_key, limit_key)
+    select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
+           d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
     from unnest(v_ranges) r (low, high), lateral (
         select * from forebay.deferred i where i.xid >= r.low and i.xid < r.high
         offset 0) d  -- Keeps the planner from reading everything below the position by time.

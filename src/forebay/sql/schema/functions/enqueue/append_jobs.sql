@@ -13,12 +13,12 @@ declare
     v_shards   constant jsonb := forebay._shards(array(select distinct u.queue from unnest(p_jobs) u));
 begin
     for v_target in
-        select distinct u.queue, u.priority, u.ordering_key is not null as is_keyed, u.limit_key from unnest(p_jobs) u
+        select distinct u.queue, u.priority, u.ordering_key is not null as is_keyed, u.limit_key is not null as is_limited from unnest(p_jobs) u
     loop
         if v_target.is_keyed then
             perform forebay._record_keyed_lane(v_target.queue, v_target.priority, 0);
-        elsif v_target.limit_key is not null then
-            perform forebay._record_limited_lane(v_target.queue, v_target.priority, 0, v_target.limit_key);
+        elsif v_target.is_limited then
+            perform forebay._record_limited_lane(v_target.queue, v_target.priority, 0);
         else
             v_lanes := forebay._record_lanes(v_target.queue, v_target.priority, v_shards);
             v_queue := v_target.queue;
@@ -35,12 +35,12 @@ begin
 
     with written as (
         insert into forebay.log (
-            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
         select case when u.ordering_key is not null then forebay._keyed_lane_id(u.queue, u.priority, 0)
-                    when u.limit_key is not null then forebay._limited_lane_id(u.queue, u.priority, 0, u.limit_key)
+                    when u.limit_key is not null then forebay._limited_lane_id(u.queue, u.priority, 0)
                     when u.queue = v_queue and u.priority = v_priority then v_lanes[1 + u.ordinality % cardinality(v_lanes)]
                     else forebay._lane_for_place(u.queue, u.priority, u.ordinality, v_shards) end, v_now, u.expires_at, u.max_attempts,
-               u.kind, u.args, u.tag, u.correlation_id, u.headers, u.ordering_key
+               u.kind, u.args, u.tag, u.correlation_id, u.headers, u.ordering_key, u.limit_key
         from unnest(p_jobs) with ordinality u
         where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
         order by u.ordinality
@@ -53,14 +53,15 @@ begin
 
     with written as (
         insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key,
+            limit_key)
         select d.start,
                case when d.ordering_key is not null then forebay._keyed_lane_id(d.queue, d.priority, 0)
-                    when d.limit_key is not null then forebay._limited_lane_id(d.queue, d.priority, 0, d.limit_key)
+                    when d.limit_key is not null then forebay._limited_lane_id(d.queue, d.priority, 0)
                     when d.queue = v_queue and d.priority = v_priority then v_lanes[1 + d.ordinality % cardinality(v_lanes)]
                     else forebay._lane_for_place(d.queue, d.priority, d.ordinality, v_shards) end, v_now, nextval('forebay.log_seq'),
                coalesce(d.expires_at, d.start + interval '30 days'), d.max_attempts,
-               d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key
+               d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.limit_key
         from (select u.*, coalesce(u.run_at, v_now + make_interval(secs => u.delay)) as start
               from unnest(p_jobs) with ordinality u
               where coalesce(u.run_at, v_now + make_interval(secs => u.delay)) > v_now

@@ -13,7 +13,7 @@ declare
     v_found record;
 begin
     if num_nonnulls(p_ordering_key, p_limit_key, pg_sequence_last_value('forebay.shard_seq')) = 0 then
-        v_found := forebay._is_recorded(v_lane, p_queue, p_priority, 0, 'plain', 0, null);
+        v_found := forebay._is_recorded(v_lane, p_queue, p_priority, 0, 'plain', 0);
         if v_found.is_recorded then
             -- Rarely, so that two lanes with one flag sequence do not replace each other at every job. With the horizon that was
             -- read before the row: if lanes were retired since, the value names no lane.
@@ -28,7 +28,7 @@ begin
             hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
     end if;
     return case when p_ordering_key is not null then forebay._record_keyed_lane(p_queue, p_priority, 0)
-                when p_limit_key is not null then forebay._record_limited_lane(p_queue, p_priority, 0, p_limit_key)
+                when p_limit_key is not null then forebay._record_limited_lane(p_queue, p_priority, 0)
                 when pg_sequence_last_value('forebay.shard_seq') is not null then forebay._pick_lane(p_queue, p_priority)
                 else forebay._record_lane(p_queue, p_priority, 0) end;
 end
@@ -54,7 +54,7 @@ $$;
 --   unique_as       a unique key and its mode, see forebay.enqueue_unique; the id may be that of an existing job
 --   limit_key       the job's tenant: jobs of the queue with the same key share its limits per key, and all keys share the queue evenly
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; JQ006 another
---   queue, priority or limit key has the same internal number; 53400 the queue is full. On an error nothing is written.
+--   queue or priority has the same internal number; 53400 the queue is full. On an error nothing is written.
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
 -- pages: 150
 create function forebay.enqueue(
@@ -121,21 +121,22 @@ begin
         end if;
         if v_start > v_now then
             insert into forebay.deferred (
-                run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+                run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key,
+                limit_key)
             values (
                 v_start, v_lane, v_now, nextval('forebay.log_seq'),
                 coalesce(enqueue.expires_at, v_start + interval '30 days'), enqueue.max_attempts,
-                enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key)
+                enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key, enqueue.limit_key)
             returning job_id into v_job_id;
             return v_job_id;
         end if;
     end if;
 
     insert into forebay.log (
-        lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+        lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
     values (
         v_lane, coalesce(v_now, forebay._now()), enqueue.expires_at, enqueue.max_attempts,
-        enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key);
+        enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key, enqueue.limit_key);
     if forebay._is_awaited(enqueue.queue) then
         perform forebay._notify(enqueue.queue);
     end if;

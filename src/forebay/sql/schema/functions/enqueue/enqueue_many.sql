@@ -208,27 +208,28 @@ begin
     if enqueue_many.ordering_key is not null then
         v_lanes := array[forebay._record_keyed_lane(enqueue_many.queue, enqueue_many.priority, 0)];
     elsif enqueue_many.limit_key is not null then
-        v_lanes := array[forebay._record_limited_lane(enqueue_many.queue, enqueue_many.priority, 0, enqueue_many.limit_key)];
+        v_lanes := array[forebay._record_limited_lane(enqueue_many.queue, enqueue_many.priority, 0)];
     else
         v_lanes := forebay._record_lanes(enqueue_many.queue, enqueue_many.priority, forebay._shards(array[enqueue_many.queue]));
     end if;
     if v_start > v_now then
         insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key,
+            limit_key)
         select v_start, v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, nextval('forebay.log_seq'),
                coalesce(enqueue_many.expires_at, v_start + interval '30 days'), enqueue_many.max_attempts,
                enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
-               enqueue_many.ordering_key
+               enqueue_many.ordering_key, enqueue_many.limit_key
         from unnest(enqueue_many.args) with ordinality a (args, nr);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
             perform forebay._require_below_max_waiting(enqueue_many.queue, cardinality(enqueue_many.args));
         end if;
         insert into forebay.log (
-            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
         select v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, enqueue_many.expires_at, enqueue_many.max_attempts,
                enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
-               enqueue_many.ordering_key
+               enqueue_many.ordering_key, enqueue_many.limit_key
         from unnest(enqueue_many.args) with ordinality a (args, nr);
         perform forebay._notify(enqueue_many.queue);
     end if;

@@ -12,7 +12,7 @@ $$;
 
 
 -- The lane of (queue, priority, audience), computed from its name alone, so that an enqueue finds the lane without the registry.
--- Its number is even, like those of all lanes except those of limit keys.
+-- Its number is even, like those of all lanes except those of jobs with limit keys.
 create function forebay._lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql volatile
 as $$
@@ -38,17 +38,7 @@ language sql volatile
 as $$ select forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience, 'key')) & -2 $$;
 
 
--- The lane of a limit key's jobs for (queue, priority, audience). The upper 16 bits identify the queue, and the number is odd: so
--- an index finds new rows of all such lanes of a queue.
-create function forebay._limited_lane_id(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
+-- The lane of jobs with limit keys for (queue, priority, audience).
+create function forebay._limited_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language sql volatile
-as $$
-    select (forebay._secret_hash(p_queue) << 48) | 1
-         | (forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience, '', p_limit_key)) & 281474976710654)
-$$;
-
-
--- The dispatch lane of (queue, priority, audience): claims from it take jobs of any limit key.
-create function forebay._dispatch_lane_id(p_queue text, p_priority integer, p_audience bigint) returns bigint
-language sql volatile
-as $$ select forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience, 'dispatch_lane')) & -2 $$;
+as $$ select forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience, 'limit')) | 1 $$;

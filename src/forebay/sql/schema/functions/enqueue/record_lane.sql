@@ -6,7 +6,7 @@
 -- Invariant "own lane": the whole row is compared, not only the number.
 -- Errors: JQ006 another lane has the number.
 create function forebay._is_recorded(
-    p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_sort text, p_shard integer, p_limit_key text,
+    p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_sort text, p_shard integer,
     out is_recorded boolean, out is_committed boolean, out horizon bigint)
 language plpgsql volatile
 as $$
@@ -16,7 +16,7 @@ begin
     horizon := case when pg_current_xact_id() is not null then coalesce(pg_sequence_last_value('forebay.lane_horizon'), 1) end;
     -- Positive is the age of a row of another transaction, which is committed because it is visible; not of this transaction's.
     select bool_and((l.queue, l.priority, l.audience, l.sort) = (p_queue, p_priority, p_audience, p_sort)
-                    and l.shard is not distinct from p_shard and l.limit_key is not distinct from p_limit_key),
+                    and l.shard is not distinct from p_shard),
            coalesce(bool_or(l.state = 'used' and (age(l.xmin) <= 0 or s.is_seen)), false),
            coalesce(bool_or(l.state = 'used' and age(l.xmin) > 0 and s.is_seen), false)
     into v_is_same, is_recorded, is_committed
@@ -26,7 +26,7 @@ begin
         raise exception using errcode = 'JQ006',
             message = format('the lane of queue %s, priority %s is in use under another name', p_queue, p_priority),
             detail = jsonb_build_object('queue', p_queue, 'priority', p_priority),
-            hint = 'Nothing was written. Use another queue, priority or limit key.';
+            hint = 'Nothing was written. Use another queue or priority.';
     end if;
 end
 $$;
@@ -39,14 +39,14 @@ $$;
 -- Errors: JQ006 another lane has the number.
 create function forebay._add_lane(
     p_lane bigint, p_queue text, p_priority integer, p_audience bigint, p_sort text,
-    p_shard integer default null, p_limit_key text default null)
+    p_shard integer default null)
 returns bigint
 language plpgsql volatile
 as $$
 begin
-    if not (forebay._is_recorded(p_lane, p_queue, p_priority, p_audience, p_sort, p_shard, p_limit_key)).is_recorded then
-        insert into forebay.lane (lane, queue, priority, audience, sort, shard, recorded_at, limit_key)
-        values (p_lane, p_queue, p_priority, p_audience, p_sort, p_shard, forebay._now(), p_limit_key);
+    if not (forebay._is_recorded(p_lane, p_queue, p_priority, p_audience, p_sort, p_shard)).is_recorded then
+        insert into forebay.lane (lane, queue, priority, audience, sort, shard, recorded_at)
+        values (p_lane, p_queue, p_priority, p_audience, p_sort, p_shard, forebay._now());
     end if;
     return p_lane;
 end
@@ -61,8 +61,8 @@ as $$
 declare
     v_horizon constant bigint := case when pg_current_xact_id() is not null then coalesce(pg_sequence_last_value('forebay.lane_horizon'), 1) end;
 begin
-    insert into forebay.lane (lane, queue, priority, audience, sort, shard, recorded_at, limit_key)
-    select n.lane, n.queue, n.priority, n.audience, n.sort, n.shard, forebay._now(), n.limit_key
+    insert into forebay.lane (lane, queue, priority, audience, sort, shard, recorded_at)
+    select n.lane, n.queue, n.priority, n.audience, n.sort, n.shard, forebay._now()
     from (select distinct u from unnest(p_lanes) u) a (lane)
     cross join lateral (select l.* from forebay.lane l where l.lane = a.lane limit 1) n
     where not exists (
@@ -95,21 +95,15 @@ end
 $$;
 
 
--- The lane of a limit key's jobs for (queue, priority, audience), recorded in the registry, and its dispatch lane.
-create function forebay._record_limited_lane(p_queue text, p_priority integer, p_audience bigint, p_limit_key text) returns bigint
+-- The lane of jobs with limit keys for (queue, priority, audience), recorded in the registry.
+create function forebay._record_limited_lane(p_queue text, p_priority integer, p_audience bigint) returns bigint
 language plpgsql volatile
 as $$
-declare
-    v_lane constant bigint := forebay._limited_lane_id(p_queue, p_priority, p_audience, p_limit_key);
 begin
-    if not (forebay._is_recorded(v_lane, p_queue, p_priority, p_audience, 'limited', null, p_limit_key)).is_recorded then
-        if pg_sequence_last_value('forebay.limiter_seq') is null then
-            perform nextval('forebay.limiter_seq');
-        end if;
-        perform forebay._add_lane(forebay._dispatch_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'dispatch');
-        perform forebay._add_lane(v_lane, p_queue, p_priority, p_audience, 'limited', null, p_limit_key);
+    if pg_sequence_last_value('forebay.limiter_seq') is null then
+        perform nextval('forebay.limiter_seq');
     end if;
-    return v_lane;
+    return forebay._add_lane(forebay._limited_lane_id(p_queue, p_priority, p_audience), p_queue, p_priority, p_audience, 'limited');
 end
 $$;
 
@@ -121,7 +115,7 @@ returns bigint
 language sql volatile
 as $$
     select case when p_ordering_key is not null then forebay._record_keyed_lane(p_queue, p_priority, p_audience)
-                when p_limit_key is not null then forebay._record_limited_lane(p_queue, p_priority, p_audience, p_limit_key)
+                when p_limit_key is not null then forebay._record_limited_lane(p_queue, p_priority, p_audience)
                 else forebay._record_lane(p_queue, p_priority, p_audience) end
 $$;
 

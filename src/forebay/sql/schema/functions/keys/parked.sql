@@ -31,8 +31,8 @@ end
 $$;
 
 
--- All keyed jobs that wait behind a cursor: parked or requeued.
-create function forebay._all_parked()
+-- All jobs with ordering keys that wait behind a cursor: parked or requeued.
+create function forebay._all_ordering_parked()
 returns table (group_id bigint, ordering_key text, lane bigint, seq bigint, place bigint)
 language sql stable
 as $$

@@ -38,7 +38,7 @@ begin
     where b.lease_id = p_lease_id order by b.claim_no desc limit 1;
 
     for v_batch in
-        select b.claim_no, b.group_id, b.lane, b.seqs, b.xids, b.lanes, b.keys, s.whole, s.offsets
+        select b.claim_no, b.group_id, b.lane, b.seqs, b.xids, b.lanes, b.keys, b.limit_keys, s.whole, s.offsets
         from forebay.batch b
         cross join lateral (
             select coalesce(bool_or(i.offsets is null), false) as whole,
@@ -50,7 +50,7 @@ begin
         order by b.claim_no
     loop
         continue when v_batch.whole;
-        select l.queue, l.priority, l.audience, l.limit_key into v_lane from forebay.lane l where l.lane = v_batch.lane limit 1;
+        select l.queue, l.priority, l.audience into v_lane from forebay.lane l where l.lane = v_batch.lane limit 1;
         v_held := null;
         v_dead := '{}';
         if v_batch.keys is not null then
@@ -93,9 +93,9 @@ begin
                 v_held := v_held || v_row.ordering_key;
             end if;
             v_target := forebay._record_private_lane(
-                v_lane.queue, v_lane.priority,
+                v_lane.queue, (select l.priority from forebay.lane l where l.lane = v_row.lane limit 1),
                 case when p_suspects or v_lane.audience < 0 then -v_batch.group_id else v_batch.group_id end,
-                v_row.ordering_key, v_lane.limit_key);
+                v_row.ordering_key, v_row.limit_key);
             perform forebay._continue_job(v_row, v_target, v_attempt,
                 case when p_suspects and v_started then 0 else coalesce(v_row.pauses, 0) end,
                 case when p_suspects and v_started
@@ -104,6 +104,9 @@ begin
             values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint],
                     array[case when p_suspects then 'l' else 'h' end::"char"]);
         end loop;
+        if v_batch.limit_keys is not null then
+            perform forebay._release_limits(v_batch.lane, v_batch.group_id, v_batch.limit_keys, false);
+        end if;
         if v_dead <> '{}' then
             perform forebay._announce_keys(
                 v_lane.queue, v_lane.priority, v_batch.group_id, v_dead);

@@ -1,7 +1,7 @@
 -- grant: operator, reader
 
 -- The queues with limits or limit keys, a row for each group: the limits, the number of running jobs, the number of limit keys
--- whose jobs wait or may wait, and when the queue's rate lets the next job start.
+-- with parked jobs, and when the queue's rate lets the next job start.
 -- pages: 300 + 2 a lane + 20 an open lease
 create function forebay.limits(only_queue text default null)
 returns table (queue text, group_name text, max_waiting bigint, rate double precision, burst integer, concurrency integer,
@@ -18,7 +18,7 @@ declare
 begin
     for v_group in
         select q.queue, g.group_id, g.name
-        from (select l.queue from forebay.queue_limits l union select l.queue from forebay.lane l where l.sort = 'dispatch') q
+        from (select l.queue from forebay.queue_limits l union select l.queue from forebay.lane l where l.sort = 'limited') q
         left join forebay.queue_group g on g.queue = q.queue
         where only_queue is null or q.queue = only_queue
         order by q.queue, g.name
@@ -34,7 +34,7 @@ begin
         key_burst := (v.limits).key_burst;
         key_concurrency := (v.limits).key_concurrency;
         running := coalesce((select sum(f.open) from forebay._in_flight(v_group.group_id) f), 0);
-        keys_waiting := (select count(distinct k) from unnest(v.lane_keys) k);
+        keys_waiting := (select count(*) from forebay._waiting_limit_keys(v_group.group_id));
         next_start_at := case when rate is not null and forebay._permits(v.tat, rate, burst, v.at) = 0
                               then v.tat - make_interval(secs => (coalesce(burst, ceil(rate)) - 1) / rate) end;
         return next;

@@ -27,9 +27,9 @@ begin
     where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
     v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = p_queue and l.audience = 0);
     v_batch_lanes := v_lanes;
-    if pg_sequence_last_value('forebay.key_seq') is not null then
+    if num_nonnulls(pg_sequence_last_value('forebay.key_seq'), pg_sequence_last_value('forebay.limiter_seq')) > 0 then
         v_batch_lanes := v_batch_lanes || array(select distinct l.lane from forebay.lane l
-                                        where l.queue = p_queue and l.sort = 'keyed' and abs(l.audience) = nullif(p_group_id, 0));
+                                        where l.queue = p_queue and l.sort in ('keyed', 'limited') and abs(l.audience) = nullif(p_group_id, 0));
     end if;
     select coalesce(sum(b.handed_total + b.skipped_total), 0) + forebay._forgotten(p_queue, p_group_id) into v_consumed
     from unnest(v_batch_lanes) l (lane),
@@ -45,9 +45,8 @@ begin
                 from unnest(v_batch_lanes) l (lane),
                      lateral (select i.handed_total, i.skipped_total from forebay.batch i
                               where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b),
-               case when pg_sequence_last_value('forebay.key_seq') is null then 0
-                    else (select count(*) from forebay._all_parked() p
-                          where p.group_id = p_group_id and p.lane = any (v_lanes) and p.place > 0) end
+               (select coalesce(sum(p.jobs), 0) from forebay._all_parked() p
+                where p.group_id = p_group_id and p.lane = any (v_lanes) and p.place > 0)
         into v_rows, v_others, v_snap, v_consumed, v_parked
         from (select array_agg(row(0, l.lane, coalesce(g.start_after, '1:1:'), b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor) as all
               from unnest(v_lanes) l (lane)

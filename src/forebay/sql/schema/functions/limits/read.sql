@@ -1,4 +1,4 @@
--- What a group's limiter sees now: its newest row, minus ended jobs, plus new ones.
+-- What a group's limiter sees now: its newest row, minus ended jobs.
 --
 -- A batch is in flight until it is settled or its lease is closed; so nothing needs to be released after a crash. For one second
 -- after limits on starts were set, everything is counted from the leases: claims in progress then did not pass the limiter.
@@ -9,24 +9,18 @@ declare
     v forebay._limiter_view;
 begin
     -- One statement: in each transaction an expression costs more to prepare than to evaluate.
-    select coalesce(c.no, 0), n.at, n.snap, c.seed_until, c.tat,
-           coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.keys, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
-           coalesce(c.lanes, '{}'), coalesce(c.lane_keys, '{}'), coalesce(c.dispatch_lanes, '{}'),
-           coalesce(c.keys, '{}'), coalesce(c.served, '{}'), coalesce(c.tats, '{}'),
-           c.no is null or q.starts_set_at is distinct from c.limits_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
-           q.starts_set_at is distinct from c.limits_at,
-           case when not exists (select from forebay.lane l where l.queue = p_queue and l.sort = 'limited' and l.state <> 'dormant') then '{}'
-                when c.no is not null then forebay._arrivals(p_queue, c.snap, n.snap, 2000) end,
-           0, q
+    select coalesce(c.no, 0), n.at, c.seed_until, c.tat,
+           coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
+           q.starts_set_at is distinct from c.limits_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
+           q.starts_set_at is distinct from c.limits_at, 0, q
     into v
-    from (select forebay._now() as at, pg_current_snapshot() as snap offset 0) n
+    from (select forebay._now() as at offset 0) n
     left join forebay.queue_limits q on q.queue = p_queue
     left join lateral (select g.* from forebay.limiter g where g.group_id = p_group_id order by g.no desc limit 1) c on true
     left join lateral (
         select array_agg(i.lease_id order by i.nr) as leases, array_agg(i.claim_no order by i.nr) as claims,
-               array_agg(i.key order by i.nr) as keys, array_agg(i.size order by i.nr) as sizes,
-               array_agg(i.size - s.settled order by i.nr) as opens
-        from unnest(c.leases, c.claims, c.claim_keys, c.sizes) with ordinality i (lease_id, claim_no, key, size, nr)
+               array_agg(i.size order by i.nr) as sizes, array_agg(i.size - s.settled order by i.nr) as opens
+        from unnest(c.leases, c.claims, c.sizes) with ordinality i (lease_id, claim_no, size, nr)
         cross join lateral (
             select coalesce(bool_or(j.offsets is null), false) as whole, coalesce(sum(cardinality(j.offsets)), 0)::integer as settled
             from forebay.settlement j where j.lease_id = i.lease_id and j.claim_no = i.claim_no) s
@@ -39,50 +33,106 @@ begin
     end if;
     v.free_slots := least(coalesce((v.limits).concurrency - (select sum(o) from unnest(v.opens) o), (v.limits).concurrency, 9223372036854775807),
                     forebay._permits(v.tat, (v.limits).rate, (v.limits).burst, v.at));
-    if v.came is null or v.came <> '{}' then
-        if v.came is null then
-            v.came := forebay._unclaimed_lanes(p_group_id, p_queue);
-            v.is_changed := true;
-        end if;
-        select v.lanes || coalesce(array_agg(n.lane), '{}'), v.lane_keys || coalesce(array_agg(forebay._limit_key_id(n.limit_key)), '{}'),
-               v.dispatch_lanes || coalesce(array_agg(forebay._dispatch_lane_id(n.queue, n.priority, n.audience)), '{}'), v.is_changed or count(*) > 0
-        into v.lanes, v.lane_keys, v.dispatch_lanes, v.is_changed
-        from (select distinct a from unnest(v.came) a except select unnest(v.lanes)) u (lane)
-        cross join lateral (select * from forebay.lane l where l.lane = u.lane limit 1) n
-        where n.queue = p_queue and n.audience in (0, p_group_id, -p_group_id);
+    return v;
+end
+$$;
+
+
+-- Rare work of a limiter. After limits on starts were set it counts jobs in flight from the leases, and the bucket owes no more than
+-- it can hold; a clock that was set back resets the bucket.
+create function forebay._read_limiter_fully(v forebay._limiter_view, p_group_id bigint) returns forebay._limiter_view
+language plpgsql volatile
+as $$
+begin
+    if v.has_new_limits then
+        v.seed_until := v.at + interval '1 second';
+    end if;
+    if v.seed_until >= v.at and (v.limits).concurrency is not null then
+        select coalesce(array_agg(f.lease_id), '{}'), coalesce(array_agg(f.claim_no), '{}'),
+               coalesce(array_agg(f.size), '{}'), coalesce(array_agg(f.open), '{}')
+        into v.leases, v.claims, v.sizes, v.opens
+        from forebay._in_flight(p_group_id) f;
+    end if;
+    if v.is_back then
+        v.tat := v.tat - (select g.decided_at - v.at from forebay.limiter g where g.group_id = p_group_id and g.no = v.no);
+    end if;
+    if v.has_new_limits then
+        v.tat := forebay._tat_within(v.tat, (v.limits).rate, (v.limits).burst, (v.limits).starts_set_at);
     end if;
     return v;
 end
 $$;
 
 
--- Rare work of a limiter. After limits on starts were set it counts jobs in flight from the leases, and no bucket owes more than
--- it can hold; a clock that was set back resets the buckets.
-create function forebay._read_limiter_fully(v forebay._limiter_view, p_group_id bigint) returns forebay._limiter_view
+-- Batches in flight of a group, counted from the open leases: how many jobs each took and has unsettled.
+create function forebay._in_flight(p_group_id bigint)
+returns table (lease_id bigint, claim_no bigint, size integer, open integer, limit_keys text[])
+language sql volatile
+as $$
+    select b.lease_id, b.claim_no, cardinality(b.seqs), cardinality(b.seqs) - s.settled, b.limit_keys
+    from forebay.lease e
+    cross join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f
+    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+    cross join lateral (
+        select coalesce(bool_or(j.offsets is null), false) as whole, coalesce(sum(cardinality(j.offsets)), 0)::integer as settled
+        from forebay.settlement j where j.lease_id = b.lease_id and j.claim_no = b.claim_no) s
+    where e.closed_at is null and b.group_id = p_group_id and not s.whole and s.settled < cardinality(b.seqs)
+$$;
+
+
+-- Append the limiter's state after a claim that took p_count jobs.
+create function forebay._record_limiter(
+    v forebay._limiter_view, p_group_id bigint, p_lease_id bigint, p_claim_no bigint, p_count integer)
+returns void
 language plpgsql volatile
 as $$
-declare
-    v_back interval := interval '0';
 begin
-    if v.has_new_limits then
-        v.seed_until := v.at + interval '1 second';
+    if p_count > 0 then
+        v.tat := forebay._tat_after(v.tat, (v.limits).rate, v.at, p_count);
+        v.leases := v.leases || p_lease_id;
+        v.claims := v.claims || p_claim_no;
+        v.sizes := v.sizes || p_count;
     end if;
-    if v.seed_until >= v.at and num_nonnulls((v.limits).concurrency, (v.limits).key_concurrency) > 0 then
-        select coalesce(array_agg(f.lease_id), '{}'), coalesce(array_agg(f.claim_no), '{}'), coalesce(array_agg(f.key), '{}'),
-               coalesce(array_agg(f.size), '{}'), coalesce(array_agg(f.open), '{}')
-        into v.leases, v.claims, v.claim_keys, v.sizes, v.opens
-        from forebay._in_flight(p_group_id) f;
+    if (v.limits).concurrency is null then
+        v.leases := '{}';
+        v.claims := '{}';
+        v.sizes := '{}';
     end if;
-    if v.is_back then
-        v_back := (select g.decided_at - v.at from forebay.limiter g where g.group_id = p_group_id and g.no = v.no);
+    insert into forebay.limiter (group_id, no, decided_at, limits_at, seed_until, tat, leases, claims, sizes)
+    values (p_group_id, v.no + 1, v.at, (v.limits).starts_set_at, v.seed_until, v.tat, v.leases, v.claims, v.sizes);
+end
+$$;
+
+
+-- After limits for each key were set: record which jobs of each key are in flight, and give every key a turn that has parked jobs.
+create function forebay._seed_limit_keys(v forebay._limiter_view, p_group_id bigint, p_lane bigint) returns void
+language plpgsql volatile
+-- planner: arrays
+as $$
+declare
+    v_lane record;
+begin
+    if pg_sequence_last_value('forebay.limit_parked_seq') is not null then
+        select l.queue, l.priority into v_lane from forebay.lane l where l.lane = p_lane limit 1;
+        perform forebay._announce_limit_keys(
+            forebay._record_limited_lane(v_lane.queue, v_lane.priority, p_group_id), k.keys, null)
+        from (select array_agg(w.limit_key) as keys from forebay._waiting_limit_keys(p_group_id) w) k
+        where k.keys is not null;
     end if;
-    v.tat := v.tat - v_back;
-    v.tats := array(select t - v_back from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
-    if v.has_new_limits then
-        v.tat := forebay._tat_within(v.tat, (v.limits).rate, (v.limits).burst, (v.limits).starts_set_at);
-        v.tats := array(select forebay._tat_within(t, (v.limits).key_rate, (v.limits).key_burst, (v.limits).starts_set_at)
-                        from unnest(v.tats) with ordinality u (t, nr) order by u.nr);
+    if (v.limits).key_concurrency is null then
+        return;
     end if;
-    return v;
+    insert into forebay.limit_run (
+        group_id, limit_key, no, turn, low_seq, high_seq, waiting, parked_up_to, taken_up_to, taken_seq, taken_jobs, is_full, tat,
+        leases, claims, offsets, decided_at)
+    select p_group_id, k.key, coalesce(t.no, 0) + 1, coalesce(t.turn, 0), 0, 0, coalesce(t.waiting, 0), coalesce(t.parked_up_to, 0),
+           coalesce(t.taken_up_to, 0), coalesce(t.taken_seq, 0), coalesce(t.taken_jobs, 0), coalesce(t.is_full, false), t.tat,
+           k.leases, k.claims, k.offsets, coalesce(t.decided_at, v.at)
+    from (select u.key, array_agg(f.lease_id) as leases, array_agg(f.claim_no) as claims, array_agg(u.place::smallint) as offsets
+          from forebay._in_flight(p_group_id) f
+          cross join lateral unnest(f.limit_keys) with ordinality u (key, place)
+          group by u.key) k
+    left join lateral (select * from forebay.limit_run i
+                       where i.group_id = p_group_id and i.limit_key = k.key order by i.no desc limit 1) t on true;
 end
 $$;

@@ -1,3 +1,78 @@
+-- Delete parked rows of limit keys whose jobs have been taken, and what claims decided about keys when it is no longer needed: not the
+-- newest decision about a key that says more than nothing, or about jobs that did not leave the archive.
+create function forebay._trim_limit_runs(p_after text, p_most integer, out rows bigint, out next text)
+language plpgsql volatile
+-- planner: in order
+as $$
+declare
+    v_key   record;
+    v_first bigint;
+    v_gone  bigint;
+    v_keys  integer := 0;
+    v_stay  text := p_after;
+begin
+    rows := 0;
+    if pg_sequence_last_value('forebay.limiter_seq') is null then
+        return;
+    end if;
+    select coalesce(min(s.lo), 0) into v_first from forebay.segment s where s.removed_at is null;
+    for v_key in
+        with recursive key as (
+            (select t.group_id, t.limit_key, 1 as nr from forebay.limit_run t
+             where (t.group_id, t.limit_key) > (coalesce((p_after::jsonb ->> 0)::bigint, -9223372036854775808), coalesce(p_after::jsonb ->> 1, ''))
+             order by t.group_id, t.limit_key limit 1)
+            union all
+            select n.group_id, n.limit_key, k.nr + 1
+            from key k, lateral (
+                select t.group_id, t.limit_key from forebay.limit_run t
+                where (t.group_id, t.limit_key) > (k.group_id, k.limit_key)
+                order by t.group_id, t.limit_key limit 1) n
+            where k.nr < p_most
+        )
+        select k.group_id, k.limit_key, t.no, t.taken_up_to, t.waiting = 0 and coalesce(t.tat <= forebay._now(), true) as is_idle, t.leases, t.claims, t.offsets
+        from key k
+        cross join lateral (select * from forebay.limit_run i
+                            where i.group_id = k.group_id and i.limit_key = k.limit_key order by i.no desc limit 1) t
+    loop
+        v_keys := v_keys + 1;
+        with parked as (
+            delete from forebay.limit_parked p
+            where p.ctid = any (array(
+                select o.ctid from forebay.limit_parked o
+                where o.group_id = v_key.group_id and o.limit_key = v_key.limit_key and o.parked_no <= v_key.taken_up_to
+                order by o.parked_no limit p_most))
+            returning 1
+        ), runs as (
+            delete from forebay.limit_run t
+            where t.ctid = any (array(
+                select o.ctid from forebay.limit_run o
+                where o.group_id = v_key.group_id and o.limit_key = v_key.limit_key and o.high_seq < v_first
+                  and (o.no < v_key.no
+                       or v_key.is_idle and not exists (
+                           select from unnest(v_key.leases, v_key.claims, v_key.offsets) f (lease_id, claim_no, place)
+                           where not exists (select from forebay.settlement s
+                                             where s.lease_id = f.lease_id and s.claim_no = f.claim_no
+                                               and (s.offsets is null or f.place = any (s.offsets)))
+                             and exists (select from forebay.batch b where b.lease_id = f.lease_id and b.claim_no = f.claim_no)))
+                order by o.no limit p_most))
+            returning 1
+        )
+        select (select count(*) from parked) + (select count(*) from runs) into v_gone;
+        rows := rows + v_gone;
+        if v_gone >= p_most then  -- The key may have more.
+            next := coalesce(v_stay, '[]');
+            return;
+        end if;
+        v_stay := jsonb_build_array(v_key.group_id, v_key.limit_key);
+        if v_keys + rows >= p_most then
+            next := v_stay;
+            return;
+        end if;
+    end loop;
+end
+$$;
+
+
 -- Delete rows of limiters behind the newest ones.
 create function forebay._trim_limiters(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile

@@ -142,6 +142,14 @@ begin
     where t.ctid = any (array(select i.ctid from forebay.key_run i where i.group_id = p_group_id limit p_most - v_total));
     get diagnostics v_rows = row_count;
     v_total := v_total + v_rows;
+    delete from forebay.limit_parked p
+    where p.ctid = any (array(select i.ctid from forebay.limit_parked i where i.group_id = p_group_id limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
+    delete from forebay.limit_run t
+    where t.ctid = any (array(select i.ctid from forebay.limit_run i where i.group_id = p_group_id limit p_most - v_total));
+    get diagnostics v_rows = row_count;
+    v_total := v_total + v_rows;
     delete from forebay.limiter g
     where g.ctid = any (array(select i.ctid from forebay.limiter i where i.group_id = p_group_id limit p_most - v_total));
     get diagnostics v_rows = row_count;

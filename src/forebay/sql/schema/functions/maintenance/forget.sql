@@ -79,8 +79,7 @@ begin
     from (select g.group_id, l.lane, l.audience, b.snap_to, b.lease_id, b.claimed_at,
                  coalesce(b.snap_from, case when l.audience = 0 then g.start_after end, '1:1:') as snap
           from (select distinct i.lane, i.queue, i.audience from unnest(p_lanes) u (lane)
-                cross join lateral (select n.* from forebay.lane n where n.lane = u.lane limit 1) i
-                where i.sort <> 'dispatch') l
+                cross join lateral (select n.* from forebay.lane n where n.lane = u.lane limit 1) i) l
           left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
           left join lateral (select c.snap_from, c.snap_to, c.lease_id, c.claimed_at from forebay.batch c
                              where c.group_id = g.group_id and c.lane = l.lane order by c.no desc limit 1) b on true) p;
@@ -96,14 +95,7 @@ begin
     end loop;
     return array(
         select p.lane from rows from (unnest(v_places), unnest(v_moved)) as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved)
-        group by p.lane having not bool_or(p.moved)
-        union all
-        -- A dispatch lane is needed while a lane of its limit keys is in use.
-        select l.lane from unnest(p_lanes) u (lane)
-        cross join lateral (select i.* from forebay.lane i where i.lane = u.lane limit 1) l
-        where l.sort = 'dispatch'
-          and not exists (select from forebay.lane k where k.queue = l.queue and k.sort = 'limited' and k.state <> 'dormant'
-                          and k.priority = l.priority and k.audience = l.audience));
+        group by p.lane having not bool_or(p.moved));
 end
 $$;
 
@@ -122,7 +114,6 @@ begin
     from (select i.row_no, i.lane from forebay.lane i
           where i.state = 'used'
             and i.recorded_at <= v_at - make_interval(hours => forebay._setting_value('lane_idle_hours')::integer)
-          -- The cursor of a lane of limit keys does not move while nothing comes: each segment since may have to be read.
           order by i.recorded_at
           limit greatest(1, p_most * 10 / (10 + (
               select count(*) from forebay.segment s
@@ -210,8 +201,7 @@ begin
     if v_rows = '{}' then
         return 0;
     end if;
-    -- Jobs that wait for a time; batches not yet trimmed, or that a worker may still name; keys that a limiter will try; and a
-    -- dispatch lane whose limit keys are known.
+    -- Jobs that wait for a time; batches not yet trimmed, or that a worker may still name.
     v_kept := array(
         select l.row_no from forebay.lane l
         where l.row_no = any (v_rows)
@@ -224,14 +214,7 @@ begin
                                          where b.group_id = g.group_id and b.lane = l.lane and b.no < n.no)
                                  or exists (select from forebay.lease e where e.lease_id = n.lease_id and e.closed_at is null
                                             and n.claim_no >= (select i.floor from forebay.batch i
-                                                               where i.lease_id = e.lease_id order by i.claim_no desc limit 1))))
-               or l.sort = 'limited' and exists (
-                   select from forebay.queue_group g
-                   cross join lateral (select i.lanes from forebay.limiter i where i.group_id = g.group_id order by i.no desc limit 1) n
-                   where g.queue = l.queue and l.lane = any (n.lanes))
-               or l.sort = 'dispatch' and exists (
-                   select from forebay.lane k
-                   where k.queue = l.queue and k.sort = 'limited' and k.priority = l.priority and k.audience = l.audience)));
+                                                               where i.lease_id = e.lease_id order by i.claim_no desc limit 1))))));
     -- Looked at again when the present segment is emptied.
     update forebay.lane l set dormant_seq = coalesce(pg_sequence_last_value('forebay.log_seq'), 0) where l.row_no = any (v_kept);
 
@@ -247,7 +230,7 @@ begin
         delete from forebay.batch b
         using over o, forebay.queue_group g
         where g.queue = o.queue and (o.audience = 0 or g.group_id = abs(o.audience)) and b.group_id = g.group_id and b.lane = o.lane
-        returning b.group_id, o.queue, o.audience = 0 or o.sort = 'keyed' as is_counted, b.handed_total + b.skipped_total as total,
+        returning b.group_id, o.queue, o.audience = 0 or o.sort <> 'plain' as is_counted, b.handed_total + b.skipped_total as total,
                   b.lease_id, b.claim_no),
     settlements as (
         delete from forebay.settlement s using batches b where s.lease_id = b.lease_id and s.claim_no = b.claim_no),

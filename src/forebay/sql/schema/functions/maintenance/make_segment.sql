@@ -17,7 +17,6 @@ begin
     execute format('create index on %s (job_id) where job_id is not null', v_leaf);
     execute format('create index on %s (expires_at, seq) where expires_at is not null', v_leaf);
     execute format('create index on %s (lane, seq) where ordering_key is not null', v_leaf);
-    execute format('create index on %s ((lane >> 48), xid, lane) where lane & 1 = 1', v_leaf);  -- Lanes of limit keys.
     execute format('create index on %s using brin (seq) with (pages_per_range = 32)', v_leaf);
     execute format('revoke all on %s from public', v_leaf);
     execute format('alter table %s replica identity full', v_leaf);  -- Attaching does not pass it on.

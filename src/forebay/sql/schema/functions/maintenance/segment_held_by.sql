@@ -18,7 +18,7 @@ $$;
 
 
 -- What keeps sealed segments from being emptied: groups that have not passed a lane (0: the queue has no group), running jobs, jobs
--- that wait for their ordering key. forebay.retain_v1() and forebay.groups() both follow it.
+-- that wait for their key. forebay.retain_v1() and forebay.groups() both follow it.
 --
 -- Stable, so that one snapshot shows cursors, batches and waiting jobs: with one for each, a job that waits for its key when the
 -- batches are read, and is claimed before the waiting jobs are, would be in neither.
@@ -75,12 +75,10 @@ begin
             return;
         end if;
     end loop;
-    if pg_sequence_last_value('forebay.key_seq') is not null then
-        return query
-        select distinct s.segment_id, p.group_id, 'jobs of it wait for their ordering key'
-        from forebay._all_parked() p
-        join forebay.segment s on p.seq >= s.lo and p.seq < s.hi and s.segment_id = any (p_segments);
-    end if;
+    return query
+    select distinct s.segment_id, p.group_id, 'jobs of it wait for their key'
+    from forebay._all_parked() p
+    join forebay.segment s on p.seq >= s.lo and p.seq < s.hi and s.segment_id = any (p_segments);
 end
 $$;
 

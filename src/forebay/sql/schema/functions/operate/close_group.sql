@@ -41,7 +41,7 @@ begin
     end if;
     cancelled := v_state.unread + (
         select count(*) from forebay.deferred d
-        where d.lane in (select l.lane from forebay.lane l
+        where d.kind <> '' and d.lane in (select l.lane from forebay.lane l
                          where l.queue = v_group.queue and abs(l.audience) = v_group.group_id)
           and not exists (select from (select p.* from forebay.promotion p order by p.no desc limit 1) p
                           where pg_visible_in_snapshot(d.xid, p.snap) and (d.run_at, d.deferred_id) <= (p.run_at, p.deferred_id)));

@@ -35,12 +35,12 @@ begin
         cross join lateral forebay._count_unread(c.all) u
         group by u.nr),
     parked_jobs as materialized (
-        select p.group_id, p.lane from forebay._all_parked() p where pg_sequence_last_value('forebay.key_seq') is not null),
+        select p.group_id, p.lane, sum(p.jobs) as jobs from forebay._all_parked() p group by p.group_id, p.lane),
     deferred_jobs as (
         select d.lane, count(*) filter (where d.state = 'scheduled') as scheduled, count(*) filter (where d.state = 'retrying') as retrying
         from (select i.lane, forebay._state_of_deferred(i.attempt, i.pauses) as state
               from forebay.deferred i
-              where not (v_position.no is not null and pg_visible_in_snapshot(i.xid, v_position.snap)
+              where i.kind <> '' and not (v_position.no is not null and pg_visible_in_snapshot(i.xid, v_position.snap)
                          and (i.run_at, i.deferred_id) <= (v_position.run_at, v_position.deferred_id))) d
         group by d.lane),
     open_leases as materialized (
@@ -92,7 +92,7 @@ begin
     select r.queue, r.priority, r.name,
            coalesce(sum(d.scheduled), 0)::bigint,
            coalesce(sum(u.unread), 0)::bigint
-           + coalesce(sum((select count(*) from parked_jobs p where p.group_id = r.group_id and p.lane = r.lane)), 0)::bigint,
+           + coalesce(sum((select p.jobs from parked_jobs p where p.group_id = r.group_id and p.lane = r.lane)), 0)::bigint,
            (coalesce(sum(o.open), 0) - coalesce(sum(j.running), 0))::bigint,
            coalesce(sum(j.running), 0)::bigint,
            coalesce(sum(d.retrying), 0)::bigint

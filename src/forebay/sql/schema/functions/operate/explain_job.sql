@@ -41,9 +41,9 @@ begin
         left join forebay.queue_group g on g.queue = q.queue
         order by g.created_at, g.group_id
     loop
-        select r.xid, r.seq, r.lane, r.kind, r.ordering_key, i.priority, i.audience, i.limit_key into v_row
+        select r.xid, r.seq, r.lane, r.kind, r.ordering_key, r.limit_key, i.priority, i.audience into v_row
         from forebay._rows_of(v_id) r
-        cross join lateral (select l.priority, l.audience, l.limit_key from forebay.lane l where l.lane = r.lane limit 1) i
+        cross join lateral (select l.priority, l.audience from forebay.lane l where l.lane = r.lane limit 1) i
         where i.audience in (0, v_group.group_id, -v_group.group_id)
         order by r.seq desc limit 1;
         group_name := coalesce(v_group.name, 'default');
@@ -189,8 +189,7 @@ language plpgsql volatile
 as $$
 declare
     v     forebay._limiter_view;
-    v_key bigint;
-    v_tat timestamptz;
+    v_key forebay._limit_state;
 begin
     if pg_sequence_last_value('forebay.limiter_seq') is null
        or not exists (select from forebay.queue_limits l where l.queue = p_queue) then
@@ -198,18 +197,16 @@ begin
     end if;
     v := forebay._read_limiter(coalesce(p_group_id, 0), p_queue);
     if p_limit_key is not null then
-        v_key := forebay._limit_key_id(p_limit_key);
-        v_tat := (select k.tat from unnest(v.keys, v.tats) k (key, tat) where k.key = v_key);
+        v_key := (forebay._limit_states(p_group_id, array[p_limit_key], v.limits, v.at))[1];
     end if;
     return jsonb_build_object(
         'limit_key', p_limit_key, 'limits', to_jsonb(v.limits) - 'queue' - 'starts_set_at',
         'running', (select coalesce(sum(o), 0) from unnest(v.opens) o),
-        'key_running', (select coalesce(sum(o.open), 0) from unnest(v.claim_keys, v.opens) o (key, open) where o.key = v_key),
+        'key_running', coalesce(cardinality(v_key.leases), 0),
         'permits', case when (v.limits).rate is not null then forebay._permits(v.tat, (v.limits).rate, (v.limits).burst, v.at) end,
-        'key_permits', case when (v.limits).key_rate is not null and v_key is not null
-                            then forebay._permits(v_tat, (v.limits).key_rate, (v.limits).key_burst, v.at) end,
+        'key_permits', case when (v.limits).key_rate is not null and p_limit_key is not null then v_key.tokens end,
         'next_start_at', forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst),
-        'key_next_start_at', forebay._next_start(v_tat, (v.limits).key_rate, (v.limits).key_burst));
+        'key_next_start_at', forebay._next_start(v_key.tat, (v.limits).key_rate, (v.limits).key_burst));
 end
 $$;
 

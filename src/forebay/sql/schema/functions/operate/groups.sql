@@ -38,8 +38,7 @@ begin
         join cursors c on c.nr = u.nr
         group by c.group_id),
     parked_rows as materialized (
-        select p.group_id, count(*) as parked from forebay._all_parked() p
-        where pg_sequence_last_value('forebay.key_seq') is not null group by p.group_id),
+        select p.group_id, sum(p.jobs) as parked from forebay._all_parked() p group by p.group_id),
     open_rows as materialized (
         select o.group_id, count(*) as jobs, count(distinct (o.lease_id, o.claim_no)) as batches from forebay._open_jobs() o group by o.group_id),
     held as materialized (

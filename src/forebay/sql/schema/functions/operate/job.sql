@@ -154,8 +154,16 @@ begin
                 continue;
             end if;
             v_batch := forebay._keyed_batch_of(v_group.group_id, v_row.ordering_key, v_row.seq);
+        elsif v_row.limit_key is not null then
+            if forebay._is_limit_parked(v_group.group_id, v_row.limit_key, v_row.xid, v_row.seq) then
+                state := case when cancel_requested then 'cancelled' else 'ready' end;
+                attempt := attempt - cancel_requested::integer;
+                return next;
+                continue;
+            end if;
+            v_batch := forebay._limited_batch_of(v_group.group_id, v_row.limit_key, v_row.seq);
         end if;
-        if v_row.ordering_key is null or v_batch.seqs is null then
+        if v_batch.seqs is null then
             v_batch := forebay._batch_of(v_group.group_id, v_row.lane, v_row.seq);
         end if;
         claimed_at := v_batch.claimed_at;

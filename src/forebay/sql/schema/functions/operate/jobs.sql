@@ -48,11 +48,10 @@ begin
     if v_filter ?| array['ids', 'state'] then
         raise exception using errcode = 'JQ001', column = 'filter', message = 'the filter of a list has no ids and no state',
             hint = 'Use only_state, or forebay.job() for single jobs.';
-    elsif jobs.only_queue is not null or v_filter ?| array['queue', 'limit_key'] then
+    elsif jobs.only_queue is not null or v_filter ? 'queue' then
         v_lanes := array(select distinct l.lane from forebay.lane l
                          where (jobs.only_queue is null or l.queue = jobs.only_queue)
-                           and (v_filter ->> 'queue' is null or l.queue = v_filter ->> 'queue')
-                           and (v_filter ->> 'limit_key' is null or l.limit_key = v_filter ->> 'limit_key'));
+                           and (v_filter ->> 'queue' is null or l.queue = v_filter ->> 'queue'));
     end if;
 
     while v_hi > greatest(v_end, 1) loop
@@ -94,7 +93,7 @@ as $$
                 where j.seq >= $1 and j.seq < $2 and j.kind <> '''' and ($3 is null or j.kind = $3) and ($4 is null or j.lane = any ($4)) and %s
                 union all ', s.segment_id, p_condition), ''), '')
         || format('select j.job_id, j.job_id as place from forebay.deferred j
-            where j.job_id >= $1 and j.job_id < $2 and ($3 is null or j.kind = $3) and ($4 is null or j.lane = any ($4)) and %s
+            where j.kind <> '''' and j.job_id >= $1 and j.job_id < $2 and ($3 is null or j.kind = $3) and ($4 is null or j.lane = any ($4)) and %s
             order by place desc', p_condition)
     from forebay.segment s
     where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id)

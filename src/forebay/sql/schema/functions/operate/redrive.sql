@@ -54,9 +54,9 @@ begin
             hint = 'The dead letter can be read. To run the job again, enqueue it with the arguments that the dead letter shows.';
     end if;
     insert into forebay.log (
-        lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key)
+        lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
     values (forebay._record_private_lane(d.queue, d.priority, d.group_id, d.ordering_key, d.limit_key), forebay._now(), d.max_attempts,
-            d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key)
+            d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.limit_key)
     returning seq into v_job_id;
     update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
     perform forebay._notify(d.queue);

@@ -22,7 +22,8 @@
 -- Returns: one row per flush: settled, repeated (this very flush was settled before; nothing written),
 --   unknown_batch, refused (an offset is not in the batch or was settled before; nothing written).
 -- Errors: JQ010 the lease is closed; 40001 when a REPEATABLE READ transaction is older than the revocation.
--- Locks, in order: the lease (KEY SHARE); for jobs with ordering keys, unless flush_no is negative, the group's key of these (shared).
+-- Locks, in order: the lease (KEY SHARE); unless flush_no is negative, for jobs with ordering keys the lock of these, for jobs with
+--   limit keys the group's limiter (both shared).
 -- pages: 40 + 12 a job
 create function forebay.settle_v1(p_lease_id bigint, p_flushes jsonb)
 returns table (claim_no bigint, flush_no integer, status text)
@@ -68,7 +69,7 @@ begin
             insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, millis)
             select p_lease_id, b.claim_no, settle_v1.flush_no, v_at, v_millis
             from forebay.batch b
-            where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no and b.keys is null
+            where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no and b.keys is null and b.limit_keys is null
               and not exists (select from forebay.settlement s
                               where s.lease_id = p_lease_id and s.claim_no = settle_v1.claim_no)
             on conflict do nothing;
@@ -82,7 +83,8 @@ begin
             end if;
         end if;
 
-        select b.group_id, b.lane, b.seqs, b.xids, cardinality(b.seqs) as size, b.lanes, b.keys, b.tails, b.parked_no into v_batch
+        select b.group_id, b.lane, b.seqs, b.xids, cardinality(b.seqs) as size, b.lanes, b.keys, b.tails, b.parked_no,
+               b.limit_keys into v_batch
         from forebay.batch b where b.lease_id = p_lease_id and b.claim_no = settle_v1.claim_no;
         if not found then
             status := 'unknown_batch';
@@ -149,6 +151,12 @@ begin
             perform forebay._release_keys(p_lease_id, settle_v1.claim_no, v_batch.lane, v_batch.group_id, v_batch.keys,
                                           v_batch.tails, v_batch.parked_no, settle_v1.flush_no, v_offsets, v_outcomes);
         end if;
+        if v_batch.limit_keys is not null then
+            perform forebay._release_limits(
+                v_batch.lane, v_batch.group_id,
+                case when v_offsets is null then v_batch.limit_keys else array(select v_batch.limit_keys[o] from unnest(v_offsets) o) end,
+                settle_v1.flush_no > 0);
+        end if;
         if v_flush ? 'counters' then
             perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'counters') t;
         end if;
@@ -204,7 +212,9 @@ declare
     v_target  bigint;
     v_run_at  timestamptz;
 begin
-    select l.queue, l.priority, l.audience, l.limit_key into v_lane from forebay.lane l where l.lane = p_lane limit 1;
+    -- Jobs with limit keys that were parked may be of another lane than the batch.
+    select l.queue, i.priority, l.audience into v_lane
+    from forebay.lane l, forebay.lane i where l.lane = p_lane and i.lane = p_row.lane limit 1;
     if p_item ? 'error' and jsonb_typeof(p_item -> 'error') = 'object' then
         perform forebay._record_failure(
             p_row, p_group_id, coalesce(p_row.attempt, 0) + 1,
@@ -220,7 +230,7 @@ begin
         v_target := forebay._record_private_lane(
             v_lane.queue, v_lane.priority,
             case when p_code = 'l' or (p_code = 'h' and v_lane.audience < 0) then -p_group_id else p_group_id end,
-            p_row.ordering_key, v_lane.limit_key);
+            p_row.ordering_key, p_row.limit_key);
         if coalesce((p_item ->> 'after')::double precision, 0) > 0 then
             v_run_at := forebay._now() + make_interval(secs => (p_item ->> 'after')::double precision);
         end if;

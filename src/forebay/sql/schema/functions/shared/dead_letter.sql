@@ -18,7 +18,7 @@ as $$
         p_group_id, coalesce(p_row.job_id, p_row.seq), p_row.seq, p_reason, forebay._now(), p_queue, p_priority,
         p_row.enqueued_at, coalesce(p_row.expires_at, p_row.enqueued_at + interval '30 days'), p_attempt,
         p_row.max_attempts, p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
-        p_row.ordering_key, p_row.unique_key, (select l.limit_key from forebay.lane l where l.lane = p_row.lane limit 1),
+        p_row.ordering_key, p_row.unique_key, p_row.limit_key,
         coalesce(last.cause, forebay._cause(p_row.kind, coalesce(last.error_type, p_reason))), last.place,
         coalesce((select jsonb_agg(jsonb_build_object(
                              'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome,

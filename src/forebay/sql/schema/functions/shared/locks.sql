@@ -30,12 +30,13 @@ language sql volatile
 as $$ select forebay._try_lock('lane_' || (hashint8(p_group_id # p_lane) & 127)) $$;
 
 
--- Take the lock of a group's limiter.
-create function forebay._lock_limiter(p_group_id bigint) returns void
+-- Take the lock of a group's limiter: alone to decide about limits, shared to read what was decided.
+create function forebay._lock_limiter(p_group_id bigint, p_shared boolean) returns void
 language plpgsql volatile
 as $$
 begin
-    execute format('lock table only forebay.lock_limiter_%s in share update exclusive mode', hashint8(p_group_id) & 63);
+    execute format('lock table only forebay.lock_limiter_%s in %s mode', hashint8(p_group_id) & 63,
+                   case when p_shared then 'row exclusive' else 'share row exclusive' end);
 end
 $$;
 

@@ -30,7 +30,7 @@ begin
         v_payload := sha256(convert_to(p_job.kind || ' ' || p_job.args::text, 'UTF8'));
     end if;
     v_lane := case when p_job.limit_key is null then forebay._pick_lane(p_job.queue, p_job.priority)
-                   else forebay._record_limited_lane(p_job.queue, p_job.priority, 0, p_job.limit_key) end;
+                   else forebay._record_limited_lane(p_job.queue, p_job.priority, 0) end;
     loop
         replaced := null;
         v_key_state := 'ended';
@@ -87,20 +87,21 @@ begin
 
     if v_start > v_now then
         insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
+            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key,
+            limit_key)
         values (
             v_start, v_lane, v_now, job_id, coalesce(p_job.expires_at, v_start + interval '30 days'), p_job.max_attempts,
-            p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key);
+            p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key, p_job.limit_key);
     else
         if pg_sequence_last_value('forebay.limit_seq') is not null then
             perform forebay._require_below_max_waiting(p_job.queue, 1);
         end if;
         -- Its number was drawn after its xid, with the generation.
         insert into forebay.log (
-            seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key)
+            seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, limit_key)
         values (
             job_id, v_lane, v_now, p_job.expires_at, p_job.max_attempts, p_job.kind, p_job.args, p_job.tag,
-            p_job.correlation_id, p_job.headers, v_key);
+            p_job.correlation_id, p_job.headers, v_key, p_job.limit_key);
         perform forebay._notify(p_job.queue);
     end if;
 end

@@ -13,6 +13,7 @@ declare
     v_passed boolean;
     v_batch  record;
     v_code   "char";
+    v_key    text;
 begin
     if p_seq < forebay._archived_below() then
         return 'superseded';
@@ -54,7 +55,17 @@ begin
     from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_hi;
     if v_batch.skip is not null then
         return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'superseded' end;
-    elsif v_batch.place is null then
+    elsif v_batch.place is null and p_lane & 1 = 1 then
+        -- A lane of jobs with limit keys: the row was parked when its batch passed it.
+        v_key := (forebay._row(p_lane, p_xid, p_seq)).limit_key;
+        if forebay._is_limit_parked(p_group_id, v_key, p_xid, p_seq) then
+            return 'waiting';
+        end if;
+        select b.lease_id, b.claim_no, array_position(b.seqs, p_seq) as place, null::integer as skip, b.skipped_as
+        into v_batch
+        from forebay._limited_batch_of(p_group_id, v_key, p_seq) b;
+    end if;
+    if v_batch.place is null then
         return 'superseded';
     end if;
     select coalesce(s.outcomes[array_position(s.offsets, v_batch.place::smallint)], 'd') into v_code
