@@ -301,21 +301,28 @@ def test_keys_of_very_different_backlogs_get_even_shares(database, conn):
         assert rest.total() == 1000
 
 
-def test_slots_are_shared_evenly_when_the_jobs_of_some_keys_take_longer(database, conn):
-    """Each free slot goes to the key whose turn it is; here a turn each."""
-    limit(conn, concurrency=10)
+def test_each_free_slot_goes_to_the_key_whose_turn_it_is(database, conn):
+    """Keys start equally often; so a key whose jobs take longer has more of them in flight, up to its own limit."""
+    limit(conn, concurrency=10, key_concurrency=7)
     pass_first_second(database, conn)
-    jobs_of(conn, "slow", 100)
-    jobs_of(conn, "quick", 100)
+    jobs_of(conn, "slow", 200)
+    jobs_of(conn, "quick", 200)
     with Reader(database, "q") as reader:
-        running = claim_open(reader)
-        assert keys_of(running) == {"slow": 5, "quick": 5}
-        for _ in range(15):
-            for batch in [batch for batch in running if keys_of([batch])["quick"]]:
-                reader.finish(batch)
-                running.remove(batch)
-            running += claim_open(reader)
-            assert keys_of(running) == {"slow": 5, "quick": 5}
+        running: list[tuple[int, dict]] = []
+
+        def claim() -> Counter:
+            for batch in claim_open(reader):
+                running.extend((batch.claim_no, job) for job in batch.jobs)
+            return Counter(job["args"]["key"] for _, job in running)
+
+        assert claim() == {"slow": 5, "quick": 5}
+        for number in range(20):
+            done = next(item for item in running if item[1]["args"]["key"] == "quick")
+            running.remove(done)
+            claim_no, job = done
+            reader.settle(claim_no, [job["batch_offset"]], flush_no=number + 1)
+            assert claim()["slow"] <= 7
+        assert claim() == {"slow": 7, "quick": 3}
 
 
 def test_who_comes_again_at_once_does_not_come_first(database, conn):
@@ -671,11 +678,8 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
     [
         (
             test_jobs_of_a_lost_lease_cease_to_count,
-            "_read_limiter",
-            [
-                ("l.lease_id = i.lease_id and l.closed_at is null", "l.lease_id = i.lease_id"),
-                ("coalesce(sum(cardinality(j.offsets)), 0)::integer", "0"),
-            ],
+            "_limit_states",
+            [("e.place = f.place", "false")],
         ),
         (
             test_what_runs_already_counts_when_limits_are_set,
@@ -689,18 +693,13 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
         ),
         (
             test_keys_of_very_different_backlogs_get_even_shares,
-            "_choose_keys",
-            [("order by w.open, w.served nulls first", "order by w.key")],
-        ),
-        (
-            test_slots_are_shared_evenly_when_the_jobs_of_some_keys_take_longer,
-            "_choose_keys",
-            [("order by w.open, w.served", "order by w.served")],
+            "_take_limited",
+            [("greatest(1, v_limit / greatest(1, count(*) filter (where u.jobs > 0)))", "v_limit")],
         ),
         (
             test_who_comes_again_at_once_does_not_come_first,
-            "_record_limiter",
-            [("or k.served >= f.served", "")],
+            "_read_limited",
+            [("order by u.after, u.ordinality", "order by u.ordinality")],
         ),
         (
             test_jobs_are_found_whatever_transaction_brings_them,
@@ -709,8 +708,8 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
         ),
         (
             test_no_more_jobs_of_a_key_are_handed_out_than_may_run_at_once,
-            "_choose_keys",
-            [("(v.limits).key_concurrency - coalesce(o.open, 0)", "(v.limits).key_concurrency")],
+            "_limit_states",
+            [("p_limits.key_concurrency - coalesce(o.jobs, 0)", "p_limits.key_concurrency")],
         ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
