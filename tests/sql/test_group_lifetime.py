@@ -366,7 +366,7 @@ def test_each_way_to_keep_a_segment_is_listed_as_retention_sees_it(database, con
         assert set(reasons) == {
             (unread.group_id, "queue unread, priority 100: group default has not passed it"),
             (runs.group_id, "worker default@test still has jobs of it"),
-            (first.group_id, "jobs of it wait for their ordering key"),
+            (first.group_id, "jobs of it wait for their key"),
         }
         assert (held("unread"), held("runs"), held("keyed")) == (0, 0, 0)  # Several keep it.
         unread.finish(unread.claim_ready())

@@ -1,4 +1,4 @@
-"""Each queue, priority and limit key has its own lane: names that share one cannot be constructed.
+"""Each queue and priority has its own lane: names that share one cannot be constructed.
 
 The names below have equal numbers under ``hashtextextended`` with seed 0, which can be inverted.
 """
@@ -10,13 +10,12 @@ from forebay.errors import LaneTaken, error_from_sqlstate
 from tests.support.engine import Reader, connect, enqueue, enqueue_many, one
 
 QUEUE, SAME_QUEUE = "email_orders", "gxVe9B6.RwXC.PK6Q43e58C_"
-KEY, SAME_KEY = "acme_company", "5qveWyVkKQ.-4fiR5gMdsbNR"
 
 
 def collide(dsn: str) -> None:
     """Give names their numbers by a hash that can be inverted."""
     with connect(dsn) as conn:
-        for name in (f"{QUEUE}/100/0", f"{SAME_QUEUE}/100/0", f"docs/100/0//{KEY}"):
+        for name in (f"{QUEUE}/100/0", f"{SAME_QUEUE}/100/0"):
             assert one(conn, "select hashtextextended(%s, 0)", name) != 0
         conn.execute(
             "create or replace function forebay._secret_hash(p_name text) returns bigint language sql volatile"
@@ -30,28 +29,23 @@ def collide(dsn: str) -> None:
 
 
 def lanes(conn: psycopg.Connection) -> int:
-    return one(conn, "select count(distinct lane) from forebay.lane where sort <> 'dispatch'")
+    return one(conn, "select count(distinct lane) from forebay.lane")
 
 
 def test_names_with_one_public_hash_have_lanes_of_their_own(database, conn):
     """A stranger who uses a constructed name first takes nothing from its victim."""
     enqueue(conn, queue=SAME_QUEUE)
     job = enqueue(conn, queue=QUEUE)
-    enqueue(conn, queue="docs", limit_key=SAME_KEY)
-    keyed = enqueue(conn, queue="docs", limit_key=KEY)
-    assert lanes(conn) == 4
+    assert lanes(conn) == 2
     with Reader(database, QUEUE) as reader:
         assert [i for batch in reader.claim_all() for i in batch.job_ids] == [job]
-    with Reader(database, "docs") as reader:
-        assert keyed in [i for batch in reader.claim_all() for i in batch.job_ids]
 
 
-@pytest.mark.parametrize("way", ["enqueue", "bulk", "delayed", "unique", "key"])
+@pytest.mark.parametrize("way", ["enqueue", "bulk", "delayed", "unique"])
 def test_a_name_whose_number_is_taken_is_refused(database, conn, way):
     """Nothing is written, and the error is typed, whichever way the job comes."""
     collide(database)
     enqueue(conn, queue=SAME_QUEUE)
-    enqueue(conn, queue="docs", limit_key=SAME_KEY)
     before = one(conn, "select count(*) from forebay.log") + one(
         conn, "select count(*) from forebay.lane"
     )
@@ -62,13 +56,11 @@ def test_a_name_whose_number_is_taken_is_refused(database, conn, way):
             enqueue_many(producer, [{"kind": "work", "queue": QUEUE}] * 3)
         elif way == "delayed":
             enqueue(producer, queue=QUEUE, delay="1 hour")
-        elif way == "unique":
+        else:
             producer.execute(
                 """select forebay.enqueue('work', '{}', %s, unique_as => '{"once": "k"}')""",
                 [QUEUE],
             )
-        else:
-            enqueue(producer, queue="docs", limit_key=KEY)
     assert refused.value.sqlstate == "JQ006"
     error = error_from_sqlstate(
         "JQ006", str(refused.value), detail=refused.value.diag.message_detail
@@ -79,13 +71,6 @@ def test_a_name_whose_number_is_taken_is_refused(database, conn, way):
         conn, "select count(*) from forebay.lane"
     )
     assert after == before
-
-
-def test_a_limiter_tells_keys_apart_by_their_secret_numbers(conn):
-    """The limiter counts a key by a number alone, so that number cannot be constructed either."""
-    same = "select forebay._limit_key_id(%s) = forebay._limit_key_id(%s)"
-    assert one(conn, same, KEY, SAME_KEY) is False
-    assert one(conn, same, KEY, KEY) is True
 
 
 def test_two_schemas_have_different_secrets(server, database, conn):

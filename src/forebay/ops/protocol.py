@@ -31,7 +31,7 @@ FlushStatus = Literal["settled", "repeated", "unknown_batch", "refused"]
 class ReadyLane:
     """A lane with jobs that a group can claim.
 
-    ``is_limited``: its queue has limits or limit keys, so a claim may return fewer jobs than wait.
+    ``is_limited``: its queue has limits on starts, so a claim may return fewer jobs than wait.
     """
 
     group_id: int

@@ -139,7 +139,7 @@ class Claimer:
     def free(self, batches: Iterable[Batch]) -> None:
         """Record that the settlement of some batches may have made other jobs ready."""
         for batch in batches:
-            if batch.lane is not None and batch.lane.is_limited and not batch.lane.is_private:
+            if batch.lane is not None and batch.lane.is_limited and not batch.lane.is_suspect:
                 self._freed[batch.lane.lane] = batch.lane
         self._signals.wake.set()
 
@@ -390,7 +390,7 @@ class Claimer:
             claim.cancel()
 
     async def _claim_limited(self, lease: Lease, lane: ReadyLane, count: int) -> int:
-        """Claim from a limited lane, where each claim returns jobs of one limit key; return how many jobs were claimed.
+        """Claim from a lane whose queue has limits on starts; return how many jobs were claimed.
 
         It claims nothing in advance, except for calls of batch handlers: a job that waits here for a slot would use its
         limits without running.
@@ -401,13 +401,14 @@ class Claimer:
             free = self._executor.slots.concurrency - self._executor.busy - self._executor.buffered
             count = min(count, free)
         while taken < count and not (self._signals.is_stopping or lease.lost):
-            batch, rows = await self._claim(lease, lane, self._sizes.rows(lane.lane, count - taken))
+            asked = self._sizes.rows(lane.lane, count - taken)
+            batch, rows = await self._claim(lease, lane, asked)
             if batch is None or lease.lost:
                 break
             taken += len(rows)
             self._executor.take([HeldJob(row, batch, lane) for row in rows])
-            if time.monotonic() > until:
-                break  # Let other lanes be served.
+            if len(rows) < asked or time.monotonic() > until:
+                break  # The limits admit no more, or other lanes are to be served.
         return taken
 
     async def _claim(

@@ -54,6 +54,7 @@ _TRIMMED: Final = {
     "promotions": 600.0,
     "batches": 600.0,
     "key_runs": 600.0,
+    "limit_runs": 600.0,
     "limiters": 60.0,
     "counts": 60.0,
     "heartbeats": 600.0,

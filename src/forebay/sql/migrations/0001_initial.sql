@@ -4581,6 +4581,7 @@ create function forebay._keys_before(p_group_id bigint, p_lease_id bigint, p_cla
 language sql stable
 set enable_nestloop = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
     with entry as materialized (
         select k.key, e.claim_no, o.place
@@ -4742,6 +4743,7 @@ returns "char"[]
 language sql stable
 set enable_nestloop = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
     with now as materialized (
         select u.place, u.code, u.nr from unnest(p_offsets, p_outcomes) with ordinality u (place, code, nr)
@@ -4854,6 +4856,7 @@ returns table (
 language sql stable
 set enable_nestloop = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
     with last as materialized (
         select k.key, t.no, t.since, t.taken_up_to, t.is_suspect, t.rest_lanes, t.rest_seqs
@@ -4931,6 +4934,7 @@ returns forebay.log[]
 language plpgsql volatile
 set enable_nestloop = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     c          record;
@@ -6867,6 +6871,7 @@ create function forebay._seed_limit_keys(v forebay._limiter_view, p_group_id big
 language plpgsql volatile
 set enable_nestloop = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_lane record;
@@ -6924,10 +6929,13 @@ $$;
 -- The states of limit keys for a group, in the order of the keys. Jobs in flight that have ended are left out.
 create function forebay._limit_states(p_group_id bigint, p_keys text[], p_limits forebay.queue_limits, p_at timestamptz)
 returns forebay._limit_state[]
-language sql stable
+language plpgsql stable  -- In SQL it would be planned at each call.
 set enable_nestloop = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
+begin
+    return (
     with last as materialized (
         select k.key, k.nr, t.*
         from unnest(p_keys) with ordinality k (key, nr)
@@ -6968,7 +6976,8 @@ as $$
         from (select case when l.decided_at < p_limits.starts_set_at
                           then forebay._tat_within(l.tat, p_limits.key_rate, p_limits.key_burst, p_limits.starts_set_at)
                           when l.decided_at > p_at then l.tat - (l.decided_at - p_at)
-                          else l.tat end as tat offset 0) t) b
+                          else l.tat end as tat offset 0) t) b);
+end
 $$;
 
 
@@ -7033,6 +7042,7 @@ returns forebay.log[]
 language plpgsql volatile
 set enable_nestloop = off
 set jit = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_here    record;                    -- the lane of the claim
@@ -7114,8 +7124,9 @@ begin
 
     -- The pieces of runs to take: of each key its parked ones, then those just read.
     with key as materialized (
-        select k.nr, k.jobs, k.at, k.has_turn, (v_states[k.nr]).*
+        select k.nr, k.jobs, k.at, k.has_turn, s.limit_key, s.parked_up_to, s.taken_up_to, s.taken_seq, s.taken_jobs
         from unnest(v_plan.jobs, v_plan.places, v_plan.has_turn) with ordinality k (jobs, at, has_turn, nr)
+        join unnest(v_states) with ordinality s on s.ordinality = k.nr
         where k.jobs > 0
     ), piece as (
         select k.nr, k.jobs as most, k.at, 1 as class, p.parked_no as place, p.lane, p.xid,
@@ -7179,7 +7190,8 @@ begin
     ), piece as materialized (
         select k.piece_no, count(*) as jobs, max(k.seq) as seq from kept k group by k.piece_no
     ), run as materialized (
-        select k.limit_key, count(*) as jobs, array_agg(k.place order by k.place) as offsets, min(k.seq) as low, max(k.seq) as high
+        -- The jobs of a key follow one another.
+        select k.limit_key, count(*) as jobs, min(k.place) as first, min(k.seq) as low, max(k.seq) as high
         from kept k where k.verdict is null group by k.limit_key
     )
     select (select array_agg(k.seq order by k.place) from kept k where k.verdict is null) as seqs,
@@ -7197,6 +7209,7 @@ begin
            (select max(k.seq) from kept k) as high,
            array(select r.limit_key from run r order by r.limit_key) as run_keys,
            array(select r.jobs from run r order by r.limit_key) as run_jobs,
+           array(select r.first from run r order by r.limit_key) as run_firsts,
            array(select r.low from run r order by r.limit_key) as run_lows,
            array(select r.high from run r order by r.limit_key) as run_highs,
            array(select p.piece_no from piece p order by p.piece_no) as kept_nrs,
@@ -7241,7 +7254,7 @@ begin
     ), next as materialized (
         -- A key that waits and has no turn stays as it is; its newer jobs were parked behind.
         select s.limit_key, s.no, s.turn, s.waiting, s.is_full, s.leases, s.claims, s.offsets, s.parked_up_to,
-               s.waiting > 0 and not w.has_turn or v_suspect as is_behind, coalesce(r.jobs, 0)::integer as run, r.low, r.high,
+               s.waiting > 0 and not w.has_turn or v_suspect as is_behind, coalesce(r.jobs, 0)::integer as run, r.first, r.low, r.high,
                d.last, d.jobs as newly, g.jobs as went, s.waiting - coalesce(g.jobs, 0) + coalesce(d.jobs, 0) as left,
                coalesce(g.whole, s.taken_up_to) as up_to,
                case when g.seq is not null then g.seq when g.whole is not null then 0 else s.taken_seq end as seq,
@@ -7252,7 +7265,8 @@ begin
                coalesce(cardinality(s.leases) + coalesce(r.jobs, 0) >= (v.limits).key_concurrency, false) as fills
         from unnest(v_states) with ordinality s
         join unnest(v_plan.has_turn) with ordinality w (has_turn, nr) on w.nr = s.ordinality
-        left join unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_lows, v_taken.run_highs) r (key, jobs, low, high) on r.key = s.limit_key
+        left join unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_firsts, v_taken.run_lows, v_taken.run_highs) r (key, jobs, first, low, high)
+               on r.key = s.limit_key
         left join parked d on d.limit_key = s.limit_key
         left join progress g on g.key = s.ordinality
     ), written as (
@@ -7266,7 +7280,7 @@ begin
                case when (v.limits).key_concurrency is not null then n.leases || array_fill(p_lease_id, array[n.run]) end,
                case when (v.limits).key_concurrency is not null then n.claims || array_fill(p_claim_no, array[n.run]) end,
                case when (v.limits).key_concurrency is not null then n.offsets || array(
-                   select u.nr::smallint from unnest(v_taken.keys) with ordinality u (key, nr) where u.key = n.limit_key) end,
+                   select o::smallint from generate_series(n.first, n.first + n.run - 1) o) end,
                v.at
         from next n
         where n.newly > 0 or n.went > 0 or n.waiting > 0 and not n.is_behind
@@ -7368,6 +7382,7 @@ declare
     v_gone  bigint;
     v_keys  integer := 0;
     v_stay  text := p_after;
+    v_before text := p_after;  -- the key before
 begin
     rows := 0;
     if pg_sequence_last_value('forebay.limiter_seq') is null then
@@ -7387,12 +7402,22 @@ begin
                 order by t.group_id, t.limit_key limit 1) n
             where k.nr < p_most
         )
-        select k.group_id, k.limit_key, t.no, t.taken_up_to, t.waiting = 0 and coalesce(t.tat <= forebay._now(), true) as is_idle, t.leases, t.claims, t.offsets
+        select k.group_id, k.limit_key, t.no, t.taken_up_to, t.waiting = 0 and coalesce(t.tat <= forebay._now(), true) as is_idle, t.leases, t.claims, t.offsets,
+               -- Most keys have nothing to delete.
+               exists (select from forebay.limit_parked p
+                       where p.group_id = k.group_id and p.limit_key = k.limit_key and p.parked_no <= t.taken_up_to)
+               or v_first > (select o.high_seq from forebay.limit_run o
+                             where o.group_id = k.group_id and o.limit_key = k.limit_key order by o.no limit 1) as is_due
         from key k
         cross join lateral (select * from forebay.limit_run i
                             where i.group_id = k.group_id and i.limit_key = k.limit_key order by i.no desc limit 1) t
     loop
         v_keys := v_keys + 1;
+        v_stay := jsonb_build_array(v_key.group_id, v_key.limit_key);
+        if not v_key.is_due and v_keys + rows < p_most then
+            v_before := v_stay;
+            continue;
+        end if;
         with parked as (
             delete from forebay.limit_parked p
             where p.ctid = any (array(
@@ -7418,10 +7443,10 @@ begin
         select (select count(*) from parked) + (select count(*) from runs) into v_gone;
         rows := rows + v_gone;
         if v_gone >= p_most then  -- The key may have more.
-            next := coalesce(v_stay, '[]');
+            next := coalesce(v_before, '[]');
             return;
         end if;
-        v_stay := jsonb_build_array(v_key.group_id, v_key.limit_key);
+        v_before := v_stay;
         if v_keys + rows >= p_most then
             next := v_stay;
             return;

@@ -25,3 +25,4 @@ set plan_cache_mode = force_generic_plan
 -- arrays: arrays of a thousand elements are joined without nested loops; an index look-up behind OFFSET 0 remains one.
 set enable_nestloop = off
 set jit = off
+set plan_cache_mode = force_generic_plan

@@ -1,9 +1,11 @@
 -- The states of limit keys for a group, in the order of the keys. Jobs in flight that have ended are left out.
 create function forebay._limit_states(p_group_id bigint, p_keys text[], p_limits forebay.queue_limits, p_at timestamptz)
 returns forebay._limit_state[]
-language sql stable
+language plpgsql stable  -- In SQL it would be planned at each call.
 -- planner: arrays
 as $$
+begin
+    return (
     with last as materialized (
         select k.key, k.nr, t.*
         from unnest(p_keys) with ordinality k (key, nr)
@@ -44,7 +46,8 @@ as $$
         from (select case when l.decided_at < p_limits.starts_set_at
                           then forebay._tat_within(l.tat, p_limits.key_rate, p_limits.key_burst, p_limits.starts_set_at)
                           when l.decided_at > p_at then l.tat - (l.decided_at - p_at)
-                          else l.tat end as tat offset 0) t) b
+                          else l.tat end as tat offset 0) t) b);
+end
 $$;
 
 

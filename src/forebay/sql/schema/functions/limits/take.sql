@@ -95,8 +95,9 @@ begin
 
     -- The pieces of runs to take: of each key its parked ones, then those just read.
     with key as materialized (
-        select k.nr, k.jobs, k.at, k.has_turn, (v_states[k.nr]).*
+        select k.nr, k.jobs, k.at, k.has_turn, s.limit_key, s.parked_up_to, s.taken_up_to, s.taken_seq, s.taken_jobs
         from unnest(v_plan.jobs, v_plan.places, v_plan.has_turn) with ordinality k (jobs, at, has_turn, nr)
+        join unnest(v_states) with ordinality s on s.ordinality = k.nr
         where k.jobs > 0
     ), piece as (
         select k.nr, k.jobs as most, k.at, 1 as class, p.parked_no as place, p.lane, p.xid,
@@ -160,7 +161,8 @@ begin
     ), piece as materialized (
         select k.piece_no, count(*) as jobs, max(k.seq) as seq from kept k group by k.piece_no
     ), run as materialized (
-        select k.limit_key, count(*) as jobs, array_agg(k.place order by k.place) as offsets, min(k.seq) as low, max(k.seq) as high
+        -- The jobs of a key follow one another.
+        select k.limit_key, count(*) as jobs, min(k.place) as first, min(k.seq) as low, max(k.seq) as high
         from kept k where k.verdict is null group by k.limit_key
     )
     select (select array_agg(k.seq order by k.place) from kept k where k.verdict is null) as seqs,
@@ -178,6 +180,7 @@ begin
            (select max(k.seq) from kept k) as high,
            array(select r.limit_key from run r order by r.limit_key) as run_keys,
            array(select r.jobs from run r order by r.limit_key) as run_jobs,
+           array(select r.first from run r order by r.limit_key) as run_firsts,
            array(select r.low from run r order by r.limit_key) as run_lows,
            array(select r.high from run r order by r.limit_key) as run_highs,
            array(select p.piece_no from piece p order by p.piece_no) as kept_nrs,
@@ -222,7 +225,7 @@ begin
     ), next as materialized (
         -- A key that waits and has no turn stays as it is; its newer jobs were parked behind.
         select s.limit_key, s.no, s.turn, s.waiting, s.is_full, s.leases, s.claims, s.offsets, s.parked_up_to,
-               s.waiting > 0 and not w.has_turn or v_suspect as is_behind, coalesce(r.jobs, 0)::integer as run, r.low, r.high,
+               s.waiting > 0 and not w.has_turn or v_suspect as is_behind, coalesce(r.jobs, 0)::integer as run, r.first, r.low, r.high,
                d.last, d.jobs as newly, g.jobs as went, s.waiting - coalesce(g.jobs, 0) + coalesce(d.jobs, 0) as left,
                coalesce(g.whole, s.taken_up_to) as up_to,
                case when g.seq is not null then g.seq when g.whole is not null then 0 else s.taken_seq end as seq,
@@ -233,7 +236,8 @@ begin
                coalesce(cardinality(s.leases) + coalesce(r.jobs, 0) >= (v.limits).key_concurrency, false) as fills
         from unnest(v_states) with ordinality s
         join unnest(v_plan.has_turn) with ordinality w (has_turn, nr) on w.nr = s.ordinality
-        left join unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_lows, v_taken.run_highs) r (key, jobs, low, high) on r.key = s.limit_key
+        left join unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_firsts, v_taken.run_lows, v_taken.run_highs) r (key, jobs, first, low, high)
+               on r.key = s.limit_key
         left join parked d on d.limit_key = s.limit_key
         left join progress g on g.key = s.ordinality
     ), written as (
@@ -247,7 +251,7 @@ begin
                case when (v.limits).key_concurrency is not null then n.leases || array_fill(p_lease_id, array[n.run]) end,
                case when (v.limits).key_concurrency is not null then n.claims || array_fill(p_claim_no, array[n.run]) end,
                case when (v.limits).key_concurrency is not null then n.offsets || array(
-                   select u.nr::smallint from unnest(v_taken.keys) with ordinality u (key, nr) where u.key = n.limit_key) end,
+                   select o::smallint from generate_series(n.first, n.first + n.run - 1) o) end,
                v.at
         from next n
         where n.newly > 0 or n.went > 0 or n.waiting > 0 and not n.is_behind

@@ -10,6 +10,7 @@ declare
     v_gone  bigint;
     v_keys  integer := 0;
     v_stay  text := p_after;
+    v_before text := p_after;  -- the key before
 begin
     rows := 0;
     if pg_sequence_last_value('forebay.limiter_seq') is null then
@@ -29,12 +30,22 @@ begin
                 order by t.group_id, t.limit_key limit 1) n
             where k.nr < p_most
         )
-        select k.group_id, k.limit_key, t.no, t.taken_up_to, t.waiting = 0 and coalesce(t.tat <= forebay._now(), true) as is_idle, t.leases, t.claims, t.offsets
+        select k.group_id, k.limit_key, t.no, t.taken_up_to, t.waiting = 0 and coalesce(t.tat <= forebay._now(), true) as is_idle, t.leases, t.claims, t.offsets,
+               -- Most keys have nothing to delete.
+               exists (select from forebay.limit_parked p
+                       where p.group_id = k.group_id and p.limit_key = k.limit_key and p.parked_no <= t.taken_up_to)
+               or v_first > (select o.high_seq from forebay.limit_run o
+                             where o.group_id = k.group_id and o.limit_key = k.limit_key order by o.no limit 1) as is_due
         from key k
         cross join lateral (select * from forebay.limit_run i
                             where i.group_id = k.group_id and i.limit_key = k.limit_key order by i.no desc limit 1) t
     loop
         v_keys := v_keys + 1;
+        v_stay := jsonb_build_array(v_key.group_id, v_key.limit_key);
+        if not v_key.is_due and v_keys + rows < p_most then
+            v_before := v_stay;
+            continue;
+        end if;
         with parked as (
             delete from forebay.limit_parked p
             where p.ctid = any (array(
@@ -60,10 +71,10 @@ begin
         select (select count(*) from parked) + (select count(*) from runs) into v_gone;
         rows := rows + v_gone;
         if v_gone >= p_most then  -- The key may have more.
-            next := coalesce(v_stay, '[]');
+            next := coalesce(v_before, '[]');
             return;
         end if;
-        v_stay := jsonb_build_array(v_key.group_id, v_key.limit_key);
+        v_before := v_stay;
         if v_keys + rows >= p_most then
             next := v_stay;
             return;
