@@ -79,7 +79,7 @@ part (is_leaf, object, definition) as (
     where r.name !~ '^leader_[1-9][0-9]*$'
     union all
     select p.proname ~ '^_(read|moved|take|read_keyed|fetch|arrivals)_[0-9]+$',
-           format('function %%s(%%s)', regexp_replace(p.proname, '^(_read|_moved|_take|_read_keyed|_fetch|_arrivals)_[0-9]+$', E'\\1_#'),
+           format('function %%s(%%s)', regexp_replace(p.proname, '^(_read|_moved|_take|_read_keyed|_fetch|_read_limited|_fetch_limited)_[0-9]+$', E'\\1_#'),
                   pg_get_function_identity_arguments(p.oid)),
            md5(concat_ws('|',
                          -- A claim's own function for a segment also has its border, its number and the seal before.
