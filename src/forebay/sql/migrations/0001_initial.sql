@@ -2933,7 +2933,7 @@ $body$;
 -- Jobs with limit keys in ranges of transactions, which are in order, after a position: runs of one key and one transaction, in the
 -- order (xid, seq), from about p_most rows. The last run is read to its end, up to 100,000 jobs.
 create or replace function forebay._read_limited_%1$s(
-    p_lane bigint, p_ranges forebay._xid_range[], p_pos_xid xid8, p_pos_seq bigint, p_most integer)
+    p_segment_id bigint, p_lane bigint, p_ranges forebay._xid_range[], p_pos_xid xid8, p_pos_seq bigint, p_most integer)
 returns forebay._limit_item[]
 language plpgsql stable
 as $body$
@@ -2943,7 +2943,7 @@ declare
     v_last  forebay._limit_item;
     v_more  record;
 begin
-    select array_agg(row(p_lane, %1$s, i.xid, i.seq, i.seq_to, i.jobs, i.limit_key, i.turn)::forebay._limit_item order by i.nr),
+    select array_agg(row(p_lane, p_segment_id, i.xid, i.seq, i.seq_to, i.jobs, i.limit_key, i.turn)::forebay._limit_item order by i.nr),
            sum(greatest(i.jobs, 1))
     into v_items, v_read
     from (select x.xid, min(x.seq) as seq, max(x.seq) as seq_to, count(*) filter (where x.is_job) as jobs, x.limit_key,
@@ -7573,8 +7573,8 @@ begin
         loop
             is_more := cardinality(items) >= p_most;
             exit when is_more;
-            execute 'select forebay._read_limited_' || v_segment || '($1, $2, $3, $4, $5)'
-                into v_piece using p_lane, p_ranges, v_xid, v_seq, p_most;
+            execute 'select forebay._read_limited_' || v_segment || '($1, $2, $3, $4, $5, $6)'
+                into v_piece using v_segment, p_lane, p_ranges, v_xid, v_seq, p_most;
             items := items || v_piece;
             -- Fewer jobs than were asked for: the segment has no more in the window.
             exit when (select coalesce(sum(greatest(u.jobs, 1)), 0) from unnest(v_piece) u) < p_most;

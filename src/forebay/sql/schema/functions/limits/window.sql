@@ -31,8 +31,8 @@ begin
         loop
             is_more := cardinality(items) >= p_most;
             exit when is_more;
-            execute 'select forebay._read_limited_' || v_segment || '($1, $2, $3, $4, $5)'
-                into v_piece using p_lane, p_ranges, v_xid, v_seq, p_most;
+            execute 'select forebay._read_limited_' || v_segment || '($1, $2, $3, $4, $5, $6)'
+                into v_piece using v_segment, p_lane, p_ranges, v_xid, v_seq, p_most;
             items := items || v_piece;
             -- Fewer jobs than were asked for: the segment has no more in the window.
             exit when (select coalesce(sum(greatest(u.jobs, 1)), 0) from unnest(v_piece) u) < p_most;

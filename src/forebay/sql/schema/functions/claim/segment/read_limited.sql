@@ -1,7 +1,7 @@
 -- Jobs with limit keys in ranges of transactions, which are in order, after a position: runs of one key and one transaction, in the
 -- order (xid, seq), from about p_most rows. The last run is read to its end, up to 100,000 jobs.
 create function forebay._read_limited_{segment}(
-    p_lane bigint, p_ranges forebay._xid_range[], p_pos_xid xid8, p_pos_seq bigint, p_most integer)
+    p_segment_id bigint, p_lane bigint, p_ranges forebay._xid_range[], p_pos_xid xid8, p_pos_seq bigint, p_most integer)
 returns forebay._limit_item[]
 language plpgsql stable
 as $$
@@ -11,7 +11,7 @@ declare
     v_last  forebay._limit_item;
     v_more  record;
 begin
-    select array_agg(row(p_lane, {segment}, i.xid, i.seq, i.seq_to, i.jobs, i.limit_key, i.turn)::forebay._limit_item order by i.nr),
+    select array_agg(row(p_lane, p_segment_id, i.xid, i.seq, i.seq_to, i.jobs, i.limit_key, i.turn)::forebay._limit_item order by i.nr),
            sum(greatest(i.jobs, 1))
     into v_items, v_read
     from (select x.xid, min(x.seq) as seq, max(x.seq) as seq_to, count(*) filter (where x.is_job) as jobs, x.limit_key,
