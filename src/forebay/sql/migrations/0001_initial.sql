@@ -661,22 +661,24 @@ create table forebay.limit_run (
     group_id     bigint not null,
     limit_key    text collate "C" not null,
     no           bigint not null,
-    turn         bigint not null,        -- counts the key's turns: a recheck row of an earlier turn is ignored
     lease_id     bigint,                 -- the batch with the jobs that were taken; null: none was
     claim_no     bigint,
-    low_seq      bigint not null,        -- lowest and highest number among them
-    high_seq     bigint not null,
-    waiting      bigint not null,        -- parked jobs that are not taken
-    parked_up_to bigint not null,        -- the key's last row of limit_parked
-    taken_up_to  bigint not null,        -- its rows up to this one were taken,
-    taken_seq    bigint not null,        --   and of the next one the jobs up to this number,
-    taken_jobs   bigint not null,        --   which are so many
+    place        smallint,               -- the first of them,
+    jobs         smallint,               --   and their number: they follow one another
+    high_seq     bigint not null,        -- highest number among them
+    low_seq      bigint,                 -- lowest number among them, if jobs of the key were parked
+    turn         bigint,                 -- counts the key's turns: a recheck row of an earlier turn is ignored; null: 0
+    waiting      bigint,                 -- parked jobs that are not taken; null: none
+    parked_up_to bigint,                 -- the key's last row of limit_parked; null: none
+    taken_up_to  bigint,                 -- its rows up to this one were taken,
+    taken_seq    bigint,                 --   and of the next one the jobs up to this number,
+    taken_jobs   bigint,                 --   which are so many
     is_full      boolean not null,       -- has as many in flight as it may have: the next settlement gives it a turn
-    tat          timestamptz,            -- when its bucket is full again
-    leases       bigint[],               -- its jobs in flight, if their number is limited
+    tat          timestamptz,            -- when its bucket is full again,
+    decided_at   timestamptz,            --   as of this time
+    leases       bigint[],               -- jobs in flight of earlier batches, if their number is limited; null: none
     claims       bigint[],
     offsets      smallint[],
-    decided_at   timestamptz not null,
     primary key (group_id, limit_key, no)
 );
 
@@ -6320,6 +6322,40 @@ as $$
 $$;
 
 
+-- functions/limits/fetch.sql
+
+-- The first rows of runs of jobs with limit keys, at most p_most of each run, with the number of the run.
+create function forebay._fetch_limited(
+    p_nrs bigint[], p_lanes bigint[], p_xids xid8[], p_after bigint[], p_seqs_to bigint[], p_most bigint[],
+    out nrs bigint[], out jobs forebay.log[])
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_piece record;
+    v_part  record;
+begin
+    nrs := '{}';
+    jobs := '{}';
+    for v_piece in
+        select s.segment_id, array_agg(u.nr) as nrs, array_agg(u.lane) as lanes, array_agg(u.xid) as xids, array_agg(u.after) as afters,
+               array_agg(u.seq_to) as seqs_to, array_agg(u.most) as most
+        from unnest(p_nrs, p_lanes, p_xids, p_after, p_seqs_to, p_most) u (nr, lane, xid, after, seq_to, most)
+        cross join lateral (select i.segment_id from forebay.segment i where i.lo <= u.seq_to order by i.lo desc limit 1) s
+        group by s.segment_id
+    loop
+        execute 'select array_agg(f.nr) as nrs, array_agg(f.job) as jobs from forebay._fetch_limited_' || v_piece.segment_id
+                || '($1, $2, $3, $4, $5, $6) f'
+            into v_part using v_piece.nrs, v_piece.lanes, v_piece.xids, v_piece.afters, v_piece.seqs_to, v_piece.most;
+        nrs := nrs || v_part.nrs;
+        jobs := jobs || v_part.jobs;
+    end loop;
+end
+$$;
+
+
 -- functions/limits/limit_queue.sql
 
 -- grant: operator
@@ -6639,12 +6675,12 @@ as $$
                      where i.group_id = p_group_id and i.limit_key = p_limit_key order by i.no desc limit 1) t
         cross join lateral (select * from forebay.limit_parked p
                             where p.group_id = p_group_id and p.limit_key = p_limit_key
-                              and p.parked_no > t.taken_up_to and p.parked_no <= t.parked_up_to
+                              and p.parked_no > coalesce(t.taken_up_to, 0) and p.parked_no <= t.parked_up_to
                               and p.xid = p_xid and p_seq between p.seq and p.seq_to limit 1) p
         where t.waiting > 0
-          and (p_seq > t.taken_seq
+          and (p_seq > coalesce(t.taken_seq, 0)
                or p.parked_no > (select n.parked_no from forebay.limit_parked n
-                                 where n.group_id = p_group_id and n.limit_key = p_limit_key and n.parked_no > t.taken_up_to
+                                 where n.group_id = p_group_id and n.limit_key = p_limit_key and n.parked_no > coalesce(t.taken_up_to, 0)
                                  order by n.parked_no limit 1)))
 $$;
 
@@ -6695,13 +6731,13 @@ returns table (group_id bigint, limit_key text, lane bigint, xid xid8, after big
 language sql stable
 as $$
     select t.group_id, t.limit_key, p.lane, p.xid, greatest(p.seq - 1, p.after), p.seq_to,
-           p.jobs - case when p.after is not null then t.taken_jobs else 0 end, p.parked_no
+           p.jobs - case when p.after is not null then coalesce(t.taken_jobs, 0) else 0 end, p.parked_no
     from forebay.queue_group g
     cross join lateral forebay._waiting_limit_keys(g.group_id) t
     cross join lateral (
-        select i.*, case when row_number() over (order by i.parked_no) = 1 then t.taken_seq end as after
+        select i.*, case when row_number() over (order by i.parked_no) = 1 then coalesce(t.taken_seq, 0) end as after
         from forebay.limit_parked i
-        where i.group_id = t.group_id and i.limit_key = t.limit_key and i.parked_no > t.taken_up_to and i.parked_no <= t.parked_up_to) p
+        where i.group_id = t.group_id and i.limit_key = t.limit_key and i.parked_no > coalesce(t.taken_up_to, 0) and i.parked_no <= t.parked_up_to) p
 $$;
 
 
@@ -6724,8 +6760,6 @@ returns table (group_id bigint, place bigint, job forebay.log)
 language plpgsql stable
 as $$
 #variable_conflict use_column
-declare
-    v_piece record;
 begin
     if pg_sequence_last_value('forebay.key_seq') is not null then
         return query
@@ -6740,20 +6774,14 @@ begin
     if pg_sequence_last_value('forebay.limit_parked_seq') is null then
         return;
     end if;
-    for v_piece in
-        select s.segment_id, array_agg(a.group_id) as groups, array_agg(a.parked_no) as nos, array_agg(a.lane) as lanes,
-               array_agg(a.xid) as xids, array_agg(a.after) as afters, array_agg(a.seq_to) as seqs_to, array_agg(a.jobs) as most
-        from forebay._all_limit_parked() a
-        cross join lateral (select i.segment_id from forebay.segment i where i.lo <= a.seq_to order by i.lo desc limit 1) s
-        where p_queue is null or exists (select from forebay.lane l where l.lane = a.lane and l.queue = p_queue)
-        group by s.segment_id
-    loop
-        return query execute format(
-            'select ($1)[f.nr], ($2)[f.nr], f.job
-             from forebay._fetch_limited_%s((select array_agg(n) from generate_subscripts($2, 1) n), $3, $4, $5, $6, $7) f',
-            v_piece.segment_id)
-            using v_piece.groups, v_piece.nos, v_piece.lanes, v_piece.xids, v_piece.afters, v_piece.seqs_to, v_piece.most;
-    end loop;
+    return query
+    select (a.groups)[f.nr], (a.nos)[f.nr], f.job
+    from (select array_agg(p.group_id) as groups, array_agg(p.parked_no) as nos, array_agg(p.nr) as nrs, array_agg(p.lane) as lanes,
+                 array_agg(p.xid) as xids, array_agg(p.after) as afters, array_agg(p.seq_to) as seqs_to, array_agg(p.jobs) as most
+          from (select i.*, row_number() over () as nr from forebay._all_limit_parked() i
+                where p_queue is null or exists (select from forebay.lane l where l.lane = i.lane and l.queue = p_queue)) p) a
+    cross join lateral forebay._fetch_limited(a.nrs, a.lanes, a.xids, a.afters, a.seqs_to, a.most) b
+    cross join lateral (select unnest(b.nrs) as nr, unnest(b.jobs) as job) f;
 end
 $$;
 
@@ -6887,11 +6915,10 @@ begin
         return;
     end if;
     insert into forebay.limit_run (
-        group_id, limit_key, no, turn, low_seq, high_seq, waiting, parked_up_to, taken_up_to, taken_seq, taken_jobs, is_full, tat,
-        leases, claims, offsets, decided_at)
-    select p_group_id, k.key, coalesce(t.no, 0) + 1, coalesce(t.turn, 0), 0, 0, coalesce(t.waiting, 0), coalesce(t.parked_up_to, 0),
-           coalesce(t.taken_up_to, 0), coalesce(t.taken_seq, 0), coalesce(t.taken_jobs, 0), coalesce(t.is_full, false), t.tat,
-           k.leases, k.claims, k.offsets, coalesce(t.decided_at, v.at)
+        group_id, limit_key, no, high_seq, turn, waiting, parked_up_to, taken_up_to, taken_seq, taken_jobs, is_full, tat, decided_at,
+        leases, claims, offsets)
+    select p_group_id, k.key, coalesce(t.no, 0) + 1, 0, t.turn, t.waiting, t.parked_up_to, t.taken_up_to, t.taken_seq, t.taken_jobs,
+           coalesce(t.is_full, false), t.tat, t.decided_at, k.leases, k.claims, k.offsets
     from (select u.key, array_agg(f.lease_id) as leases, array_agg(f.claim_no) as claims, array_agg(u.place::smallint) as offsets
           from forebay._in_flight(p_group_id) f
           cross join lateral unnest(f.limit_keys) with ordinality u (key, place)
@@ -6945,6 +6972,10 @@ begin
     ), flight as materialized (
         select l.nr, u.lease_id, u.claim_no, u.place, u.ordinality as job
         from last l cross join lateral unnest(l.leases, l.claims, l.offsets) with ordinality u (lease_id, claim_no, place, ordinality)
+        union all
+        select l.nr, l.lease_id, l.claim_no, o::smallint, 1000000 + o
+        from last l cross join lateral generate_series(l.place, l.place + l.jobs - 1) o
+        where p_limits.key_concurrency is not null
     ), flush as materialized (
         select b.lease_id, b.claim_no, s.offsets
         from (select distinct f.lease_id, f.claim_no from flight f) b
@@ -7054,10 +7085,10 @@ declare
     v_states  forebay._limit_state[];
     v_plan    record;
     v_pieces  record;
-    v_piece   record;
-    v_part    record;
-    v_rows    forebay.log[] := '{}';
-    v_nrs     bigint[] := '{}';
+    v_is_plain boolean := false;
+    v_used    integer;                   -- how many of the items are used
+    v_rows    forebay.log[];
+    v_nrs     bigint[];
     v_taken   record;
     v_after   record;
     v_private bigint;
@@ -7072,7 +7103,7 @@ begin
     if v_cursors is null then
         return '{}';  -- Paused.
     end if;
-    if v_suspect then
+    if v_suspect and v_items <> '{}' then
         v_items := v_items[:1];
         v_items[1].seq_to := v_items[1].seq;
         v_items[1].jobs := 1;
@@ -7084,91 +7115,104 @@ begin
     v_keys := array(select distinct i.limit_key from unnest(v_items) i);
     v_states := forebay._limit_states(p_group_id, v_keys, v.limits, v.at);
 
-    -- How many items are used, and how many jobs each key gets: first an even part, then what is left in the order of the turns.
-    with item as materialized (
-        select i.jobs, i.turn, i.ordinality as pos, k.nr
-        from unnest(v_items) with ordinality i
-        join unnest(v_keys) with ordinality k (key, nr) on k.key = i.limit_key
-    ), state as materialized (
-        select s.ordinality as nr, case when v_suspect then 0 else s.waiting end as waiting, s.turn, greatest(s.permits, 0) as permits
-        from unnest(v_states) with ordinality s
-    ), met as materialized (
-        select s.nr, s.waiting, s.permits,
-               min(i.pos) filter (where i.jobs = 0 and s.waiting > 0 and (i.turn is null or i.turn = s.turn & 2147483647)) as turn_at,
-               min(i.pos) filter (where i.jobs > 0) as first_at
-        from state s join item i on i.nr = s.nr
-        group by s.nr, s.waiting, s.permits
-    ), cut as materialized (
-        select coalesce((select c.at - 1
-                         from (select case when m.waiting > 0 then m.turn_at else m.first_at end as at from met m where m.permits > 0) c
-                         where c.at is not null order by c.at offset v_limit limit 1), cardinality(v_items))::integer as at
-    ), wish as materialized (
-        select m.nr, coalesce(m.turn_at <= c.at, false) as has_turn, least(coalesce(m.turn_at, m.first_at), coalesce(m.first_at, m.turn_at)) as at,
-               least(m.permits, case when m.waiting = 0 then coalesce(n.jobs, 0)
-                                     when m.turn_at <= c.at then m.waiting + coalesce(n.jobs, 0) else 0 end) as jobs
-        from met m cross join cut c
-        left join lateral (select sum(i.jobs) as jobs from item i where i.nr = m.nr and i.pos <= c.at) n on true
-    ), part as materialized (
-        select w.nr, w.jobs, w.at, least(w.jobs, q.quota) as first
-        from wish w, (select greatest(1, v_limit / greatest(1, count(*) filter (where u.jobs > 0))) as quota from wish u) q
-    ), given as materialized (
-        select p.nr, p.first + least(p.jobs - p.first, greatest(0, v_limit - sum(p.first) over ()
-            - coalesce(sum(p.jobs - p.first) over (order by p.at, p.nr rows between unbounded preceding and 1 preceding), 0))) as jobs, p.at
-        from part p
-    )
-    select (select c.at from cut c) as used,
-           (select array_agg(g.jobs::bigint order by g.nr) from given g) as jobs,
-           (select array_agg(g.at order by g.nr) from given g) as places,
-           (select array_agg(w.has_turn order by w.nr) from wish w) as has_turn
-    into v_plan;
+    -- Nearly always no job of these keys waits, and all that is read may be taken.
+    if not v_suspect then
+        select array_agg(i.nr order by i.nr) as nrs, array_agg(i.lane order by i.nr) as lanes, array_agg(i.xid order by i.nr) as xids,
+               array_agg(i.seq - 1 order by i.nr) as afters, array_agg(i.seq_to order by i.nr) as seqs_to, array_agg(i.jobs order by i.nr) as takes,
+               max(i.ordinality)::integer as used,
+               bool_and(i.jobs > 0 and s.waiting = 0 and s.permits >= i.of_key)
+               and (max(i.ordinality) = cardinality(v_items) and not exists (select from unnest(v_cursors) c where c.is_more)
+                    or max(i.of_key) <= greatest(1, v_limit / cardinality(v_keys))) as is_plain
+        into v_pieces
+        from (select u.*, row_number() over (order by u.key_at, u.ordinality) as nr, sum(u.jobs) over (partition by u.limit_key) as of_key
+              from (select r.*, min(r.ordinality) over (partition by r.limit_key) as key_at, sum(r.jobs) over (order by r.ordinality) as up_to
+                    from unnest(v_items) with ordinality r) u
+              where u.up_to <= v_limit) i
+        join unnest(v_states) s on s.limit_key = i.limit_key;
+        if v_pieces.is_plain then
+            v_used := v_pieces.used;
+            select f.nrs, f.jobs into v_nrs, v_rows
+            from forebay._fetch_limited(v_pieces.nrs, v_pieces.lanes, v_pieces.xids, v_pieces.afters, v_pieces.seqs_to, v_pieces.takes) f;
+            v_is_plain := (select sum(forebay._job_bytes(r.args, r.headers)) from unnest(v_rows) r) < forebay._claim_bytes();
+        end if;
+    end if;
 
-    -- The pieces of runs to take: of each key its parked ones, then those just read.
-    with key as materialized (
-        select k.nr, k.jobs, k.at, k.has_turn, s.limit_key, s.parked_up_to, s.taken_up_to, s.taken_seq, s.taken_jobs
-        from unnest(v_plan.jobs, v_plan.places, v_plan.has_turn) with ordinality k (jobs, at, has_turn, nr)
-        join unnest(v_states) with ordinality s on s.ordinality = k.nr
-        where k.jobs > 0
-    ), piece as (
-        select k.nr, k.jobs as most, k.at, 1 as class, p.parked_no as place, p.lane, p.xid,
-               case when p.is_first then greatest(p.seq - 1, k.taken_seq) else p.seq - 1 end as after, p.seq_to,
-               p.jobs - case when p.is_first then k.taken_jobs else 0 end as jobs
-        from key k cross join lateral (
-            select i.*, row_number() over (order by i.parked_no) = 1 as is_first
-            from forebay.limit_parked i
-            where i.group_id = p_group_id and i.limit_key = k.limit_key and i.parked_no > k.taken_up_to and i.parked_no <= k.parked_up_to
-            order by i.parked_no limit k.jobs) p
-        where k.has_turn
-        union all
-        select k.nr, k.jobs, k.at, 2, i.ordinality, i.lane, i.xid, i.seq - 1, i.seq_to, i.jobs
-        from key k join unnest(v_items) with ordinality i on i.limit_key = k.limit_key
-        where i.jobs > 0 and i.ordinality <= v_plan.used
-    ), chosen as materialized (
-        select p.*, row_number() over (order by p.at, p.nr, p.class, p.place) as piece_no, least(p.jobs, p.most - p.before) as take
-        from (select q.*, coalesce(sum(q.jobs) over (partition by q.nr order by q.class, q.place rows between unbounded preceding and 1 preceding), 0) as before
-              from piece q) p
-        where p.before < p.most
-    )
-    select coalesce(array_agg(c.piece_no order by c.piece_no), '{}') as nrs, array_agg(c.nr order by c.piece_no) as keys,
-           array_agg(c.class order by c.piece_no) as classes, array_agg(c.place order by c.piece_no) as places,
-           array_agg(c.lane order by c.piece_no) as lanes, array_agg(c.xid order by c.piece_no) as xids,
-           array_agg(c.after order by c.piece_no) as afters, array_agg(c.seq_to order by c.piece_no) as seqs_to,
-           array_agg(c.jobs::bigint order by c.piece_no) as jobs, array_agg(c.take::bigint order by c.piece_no) as takes
-    into v_pieces
-    from chosen c;
-    for v_piece in
-        select s.segment_id, array_agg(u.nr) as nrs, array_agg(u.lane) as lanes, array_agg(u.xid) as xids, array_agg(u.after) as afters,
-               array_agg(u.seq_to) as seqs_to, array_agg(u.take) as takes
-        from unnest(v_pieces.nrs, v_pieces.lanes, v_pieces.xids, v_pieces.afters, v_pieces.seqs_to, v_pieces.takes)
-             u (nr, lane, xid, after, seq_to, take)
-        cross join lateral (select i.segment_id from forebay.segment i where i.lo <= u.seq_to order by i.lo desc limit 1) s
-        group by s.segment_id
-    loop
-        execute 'select array_agg(f.nr) as nrs, array_agg(f.job) as rows from forebay._fetch_limited_' || v_piece.segment_id
-                || '($1, $2, $3, $4, $5, $6) f'
-            into v_part using v_piece.nrs, v_piece.lanes, v_piece.xids, v_piece.afters, v_piece.seqs_to, v_piece.takes;
-        v_nrs := v_nrs || v_part.nrs;
-        v_rows := v_rows || v_part.rows;
-    end loop;
+    if not v_is_plain then
+        -- How many items are used, and how many jobs each key gets: first an even part, then what is left in the order of the turns.
+        with item as materialized (
+            select i.jobs, i.turn, i.ordinality as pos, k.nr
+            from unnest(v_items) with ordinality i
+            join unnest(v_keys) with ordinality k (key, nr) on k.key = i.limit_key
+        ), state as materialized (
+            select s.ordinality as nr, case when v_suspect then 0 else s.waiting end as waiting, s.turn, greatest(s.permits, 0) as permits
+            from unnest(v_states) with ordinality s
+        ), met as materialized (
+            select s.nr, s.waiting, s.permits,
+                   min(i.pos) filter (where i.jobs = 0 and s.waiting > 0 and (i.turn is null or i.turn = s.turn & 2147483647)) as turn_at,
+                   min(i.pos) filter (where i.jobs > 0) as first_at
+            from state s join item i on i.nr = s.nr
+            group by s.nr, s.waiting, s.permits
+        ), cut as materialized (
+            select coalesce((select c.at - 1
+                             from (select case when m.waiting > 0 then m.turn_at else m.first_at end as at from met m where m.permits > 0) c
+                             where c.at is not null order by c.at offset v_limit limit 1), cardinality(v_items))::integer as at
+        ), wish as materialized (
+            select m.nr, coalesce(m.turn_at <= c.at, false) as has_turn, least(coalesce(m.turn_at, m.first_at), coalesce(m.first_at, m.turn_at)) as at,
+                   least(m.permits, case when m.waiting = 0 then coalesce(n.jobs, 0)
+                                         when m.turn_at <= c.at then m.waiting + coalesce(n.jobs, 0) else 0 end) as jobs
+            from met m cross join cut c
+            left join lateral (select sum(i.jobs) as jobs from item i where i.nr = m.nr and i.pos <= c.at) n on true
+        ), part as materialized (
+            select w.nr, w.jobs, w.at, least(w.jobs, q.quota) as first
+            from wish w, (select greatest(1, v_limit / greatest(1, count(*) filter (where u.jobs > 0))) as quota from wish u) q
+        ), given as materialized (
+            select p.nr, p.first + least(p.jobs - p.first, greatest(0, v_limit - sum(p.first) over ()
+                - coalesce(sum(p.jobs - p.first) over (order by p.at, p.nr rows between unbounded preceding and 1 preceding), 0))) as jobs, p.at
+            from part p
+        )
+        select (select c.at from cut c) as used,
+               (select array_agg(g.jobs::bigint order by g.nr) from given g) as jobs,
+               (select array_agg(g.at order by g.nr) from given g) as places,
+               (select array_agg(w.has_turn order by w.nr) from wish w) as has_turn
+        into v_plan;
+
+        -- The pieces of runs to take: of each key its parked ones, then those just read.
+        with key as materialized (
+            select k.nr, k.jobs, k.at, k.has_turn, s.limit_key, s.parked_up_to, s.taken_up_to, s.taken_seq, s.taken_jobs
+            from unnest(v_plan.jobs, v_plan.places, v_plan.has_turn) with ordinality k (jobs, at, has_turn, nr)
+            join unnest(v_states) with ordinality s on s.ordinality = k.nr
+            where k.jobs > 0
+        ), piece as (
+            select k.nr, k.jobs as most, k.at, 1 as class, p.parked_no as place, p.lane, p.xid,
+                   case when p.is_first then greatest(p.seq - 1, k.taken_seq) else p.seq - 1 end as after, p.seq_to,
+                   p.jobs - case when p.is_first then k.taken_jobs else 0 end as jobs
+            from key k cross join lateral (
+                select i.*, row_number() over (order by i.parked_no) = 1 as is_first
+                from forebay.limit_parked i
+                where i.group_id = p_group_id and i.limit_key = k.limit_key and i.parked_no > k.taken_up_to and i.parked_no <= k.parked_up_to
+                order by i.parked_no limit k.jobs) p
+            where k.has_turn
+            union all
+            select k.nr, k.jobs, k.at, 2, i.ordinality, i.lane, i.xid, i.seq - 1, i.seq_to, i.jobs
+            from key k join unnest(v_items) with ordinality i on i.limit_key = k.limit_key
+            where i.jobs > 0 and i.ordinality <= v_plan.used
+        ), chosen as materialized (
+            select p.*, row_number() over (order by p.at, p.nr, p.class, p.place) as piece_no, least(p.jobs, p.most - p.before) as take
+            from (select q.*, coalesce(sum(q.jobs) over (partition by q.nr order by q.class, q.place rows between unbounded preceding and 1 preceding), 0) as before
+                  from piece q) p
+            where p.before < p.most
+        )
+        select coalesce(array_agg(c.piece_no order by c.piece_no), '{}') as nrs, array_agg(c.nr order by c.piece_no) as keys,
+               array_agg(c.class order by c.piece_no) as classes, array_agg(c.place order by c.piece_no) as places,
+               array_agg(c.lane order by c.piece_no) as lanes, array_agg(c.xid order by c.piece_no) as xids,
+               array_agg(c.after order by c.piece_no) as afters, array_agg(c.seq_to order by c.piece_no) as seqs_to,
+               array_agg(c.jobs::bigint order by c.piece_no) as jobs, array_agg(c.take::bigint order by c.piece_no) as takes
+        into v_pieces
+        from chosen c;
+        v_used := v_plan.used;
+        select f.nrs, f.jobs into v_nrs, v_rows
+        from forebay._fetch_limited(v_pieces.nrs, v_pieces.lanes, v_pieces.xids, v_pieces.afters, v_pieces.seqs_to, v_pieces.takes) f;
+    end if;
 
     -- What becomes of each job. A claim ends with the job that brings their texts to the limit.
     with job as materialized (
@@ -7228,85 +7272,95 @@ begin
             perform forebay._continue_job(r, r.lane, coalesce(r.attempt, 0), coalesce(r.pauses, 0), v.at + interval '1 second')
             from forebay._row(v_items[1].lane, v_items[1].xid, v_items[1].seq) r;
         end if;
-        v_plan.used := 0;  -- Nothing is parked.
+        v_plan.used := 0;  -- Nothing is parked, whatever comes.
     end if;
-    with piece as materialized (
-        select p.key, p.class, p.place, p.jobs, coalesce(k.jobs, 0) as kept, k.seq,
-               row_number() over (partition by p.key, p.class order by p.place) = 1 as is_first
-        from unnest(v_pieces.nrs, v_pieces.keys, v_pieces.classes, v_pieces.places, v_pieces.jobs) p (piece_no, key, class, place, jobs)
-        left join unnest(v_taken.kept_nrs, v_taken.kept_jobs, v_taken.kept_seqs) k (piece_no, jobs, seq) on k.piece_no = p.piece_no
-    ), parking as (
-        insert into forebay.limit_parked (group_id, limit_key, lane, xid, seq, seq_to, jobs)
-        select p_group_id, i.limit_key, i.lane, i.xid, coalesce(p.seq + 1, i.seq), i.seq_to, i.jobs - coalesce(p.kept, 0)
-        from unnest(v_items) with ordinality i
-        left join piece p on p.class = 2 and p.place = i.ordinality
-        where i.jobs > coalesce(p.kept, 0) and i.ordinality <= v_plan.used
-        order by i.ordinality
-        returning limit_key, parked_no, jobs
-    ), parked as materialized (
-        select p.limit_key, max(p.parked_no) as last, sum(p.jobs) as jobs from parking p group by p.limit_key
-    ), progress as materialized (
-        select p.key, sum(p.kept) as jobs, max(p.place) filter (where p.kept = p.jobs) as whole,
-               max(p.seq) filter (where p.kept between 1 and p.jobs - 1) as seq,
-               max(p.kept) filter (where p.kept between 1 and p.jobs - 1) as rest,
-               coalesce(bool_or(p.is_first) filter (where p.kept between 1 and p.jobs - 1), false) as is_first
-        from piece p where p.class = 1 group by p.key
-    ), next as materialized (
-        -- A key that waits and has no turn stays as it is; its newer jobs were parked behind.
-        select s.limit_key, s.no, s.turn, s.waiting, s.is_full, s.leases, s.claims, s.offsets, s.parked_up_to,
-               s.waiting > 0 and not w.has_turn or v_suspect as is_behind, coalesce(r.jobs, 0)::integer as run, r.first, r.low, r.high,
-               d.last, d.jobs as newly, g.jobs as went, s.waiting - coalesce(g.jobs, 0) + coalesce(d.jobs, 0) as left,
-               coalesce(g.whole, s.taken_up_to) as up_to,
-               case when g.seq is not null then g.seq when g.whole is not null then 0 else s.taken_seq end as seq,
-               case when g.seq is not null then g.rest + case when g.is_first then s.taken_jobs else 0 end
-                    when g.whole is not null then 0 else s.taken_jobs end as jobs,
-               case when r.jobs > 0 then forebay._tat_after(s.tat, (v.limits).key_rate, v.at, r.jobs::integer) else s.tat end as tat,
-               s.tokens - coalesce(r.jobs, 0) as tokens,
-               coalesce(cardinality(s.leases) + coalesce(r.jobs, 0) >= (v.limits).key_concurrency, false) as fills
-        from unnest(v_states) with ordinality s
-        join unnest(v_plan.has_turn) with ordinality w (has_turn, nr) on w.nr = s.ordinality
-        left join unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_firsts, v_taken.run_lows, v_taken.run_highs) r (key, jobs, first, low, high)
-               on r.key = s.limit_key
-        left join parked d on d.limit_key = s.limit_key
-        left join progress g on g.key = s.ordinality
-    ), written as (
+    if v_is_plain then
         insert into forebay.limit_run (
-            group_id, limit_key, no, turn, lease_id, claim_no, low_seq, high_seq, waiting, parked_up_to, taken_up_to, taken_seq, taken_jobs,
-            is_full, tat, leases, claims, offsets, decided_at)
-        select p_group_id, n.limit_key, n.no + 1, n.turn + case when n.is_behind then 0 else 1 end,
-               case when n.run > 0 then p_lease_id end, case when n.run > 0 then p_claim_no end, coalesce(n.low, 0), coalesce(n.high, 0),
-               n.left, coalesce(n.last, n.parked_up_to), n.up_to, n.seq, n.jobs,
-               case when n.is_behind then n.is_full else n.left > 0 and n.fills end, n.tat,
-               case when (v.limits).key_concurrency is not null then n.leases || array_fill(p_lease_id, array[n.run]) end,
-               case when (v.limits).key_concurrency is not null then n.claims || array_fill(p_claim_no, array[n.run]) end,
-               case when (v.limits).key_concurrency is not null then n.offsets || array(
-                   select o::smallint from generate_series(n.first, n.first + n.run - 1) o) end,
-               v.at
-        from next n
-        where n.newly > 0 or n.went > 0 or n.waiting > 0 and not n.is_behind
-           or n.run > 0 and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
-        returning limit_key, turn
-    ), again as materialized (
-        select w.limit_key, w.turn, n.fills, n.tokens > 0 as has_tokens, forebay._next_start(n.tat, (v.limits).key_rate, (v.limits).key_burst) as at
-        from written w join next n on n.limit_key = w.limit_key
-        where n.left > 0 and not n.is_behind
-    )
-    select array(select a.limit_key from again a where not a.fills and a.has_tokens order by a.limit_key) as now_keys,
-           array(select a.turn from again a where not a.fills and a.has_tokens order by a.limit_key) as now_turns,
-           array(select a.limit_key from again a where case when a.fills then v.seed_until >= v.at else not a.has_tokens end order by a.limit_key) as later_keys,
-           array(select a.turn from again a where case when a.fills then v.seed_until >= v.at else not a.has_tokens end order by a.limit_key) as later_turns,
-           array(select case when a.fills then v.seed_until + interval '0.1 seconds' else a.at end
-                 from again a where case when a.fills then v.seed_until >= v.at else not a.has_tokens end order by a.limit_key) as later_at
-    into v_after;
-    if v_after.now_keys <> '{}' or v_after.later_keys <> '{}' then
-        v_private := forebay._record_limited_lane(v_here.queue, v_here.priority, p_group_id);
-        perform forebay._announce_limit_keys(v_private, v_after.now_keys, v_after.now_turns);
-        insert into forebay.deferred (run_at, lane, enqueued_at, job_id, attempt, kind, args, limit_key)
-        select u.at, v_private, v.at, 0, (u.turn & 2147483647)::integer, '', '{}', u.key
-        from unnest(v_after.later_keys, v_after.later_turns, v_after.later_at) u (key, turn, at);
+            group_id, limit_key, no, lease_id, claim_no, place, jobs, high_seq, is_full, tat, decided_at, turn, parked_up_to, taken_up_to, leases,
+            claims, offsets)
+        select p_group_id, r.key, s.no + 1, p_lease_id, p_claim_no, r.first, r.jobs::smallint, r.high, false,
+               forebay._tat_after(s.tat, (v.limits).key_rate, v.at, r.jobs::integer), case when (v.limits).key_rate is not null then v.at end,
+               nullif(s.turn, 0), nullif(s.parked_up_to, 0), nullif(s.taken_up_to, 0), nullif(s.leases, '{}'), nullif(s.claims, '{}'),
+               nullif(s.offsets, '{}')
+        from unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_firsts, v_taken.run_highs) r (key, jobs, first, high)
+        join unnest(v_states) s on s.limit_key = r.key
+        where num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0;
+    else
+        with piece as materialized (
+            select p.key, p.class, p.place, p.jobs, coalesce(k.jobs, 0) as kept, k.seq,
+                   row_number() over (partition by p.key, p.class order by p.place) = 1 as is_first
+            from unnest(v_pieces.nrs, v_pieces.keys, v_pieces.classes, v_pieces.places, v_pieces.jobs) p (piece_no, key, class, place, jobs)
+            left join unnest(v_taken.kept_nrs, v_taken.kept_jobs, v_taken.kept_seqs) k (piece_no, jobs, seq) on k.piece_no = p.piece_no
+        ), parking as (
+            insert into forebay.limit_parked (group_id, limit_key, lane, xid, seq, seq_to, jobs)
+            select p_group_id, i.limit_key, i.lane, i.xid, coalesce(p.seq + 1, i.seq), i.seq_to, i.jobs - coalesce(p.kept, 0)
+            from unnest(v_items) with ordinality i
+            left join piece p on p.class = 2 and p.place = i.ordinality
+            where i.jobs > coalesce(p.kept, 0) and i.ordinality <= v_plan.used
+            order by i.ordinality
+            returning limit_key, parked_no, jobs
+        ), parked as materialized (
+            select p.limit_key, max(p.parked_no) as last, sum(p.jobs) as jobs from parking p group by p.limit_key
+        ), progress as materialized (
+            select p.key, sum(p.kept) as jobs, max(p.place) filter (where p.kept = p.jobs) as whole,
+                   max(p.seq) filter (where p.kept between 1 and p.jobs - 1) as seq,
+                   max(p.kept) filter (where p.kept between 1 and p.jobs - 1) as rest,
+                   coalesce(bool_or(p.is_first) filter (where p.kept between 1 and p.jobs - 1), false) as is_first
+            from piece p where p.class = 1 group by p.key
+        ), next as materialized (
+            -- A key that waits and has no turn stays as it is; its newer jobs were parked behind.
+            select s.limit_key, s.no, s.turn, s.waiting, s.is_full, s.leases, s.claims, s.offsets, s.parked_up_to,
+                   s.waiting > 0 and not w.has_turn or v_suspect as is_behind, coalesce(r.jobs, 0)::integer as run, r.first, r.low, r.high,
+                   d.last, d.jobs as newly, g.jobs as went, s.waiting - coalesce(g.jobs, 0) + coalesce(d.jobs, 0) as left,
+                   coalesce(g.whole, s.taken_up_to) as up_to,
+                   case when g.seq is not null then g.seq when g.whole is not null then 0 else s.taken_seq end as seq,
+                   case when g.seq is not null then g.rest + case when g.is_first then s.taken_jobs else 0 end
+                        when g.whole is not null then 0 else s.taken_jobs end as jobs,
+                   case when r.jobs > 0 then forebay._tat_after(s.tat, (v.limits).key_rate, v.at, r.jobs::integer) else s.tat end as tat,
+                   s.tokens - coalesce(r.jobs, 0) as tokens,
+                   coalesce(cardinality(s.leases) + coalesce(r.jobs, 0) >= (v.limits).key_concurrency, false) as fills
+            from unnest(v_states) with ordinality s
+            join unnest(v_plan.has_turn) with ordinality w (has_turn, nr) on w.nr = s.ordinality
+            left join unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_firsts, v_taken.run_lows, v_taken.run_highs) r (key, jobs, first, low, high)
+                   on r.key = s.limit_key
+            left join parked d on d.limit_key = s.limit_key
+            left join progress g on g.key = s.ordinality
+        ), written as (
+            insert into forebay.limit_run (
+                group_id, limit_key, no, lease_id, claim_no, place, jobs, high_seq, low_seq, turn, waiting, parked_up_to, taken_up_to, taken_seq,
+                taken_jobs, is_full, tat, decided_at, leases, claims, offsets)
+            select p_group_id, n.limit_key, n.no + 1,
+                   case when n.run > 0 then p_lease_id end, case when n.run > 0 then p_claim_no end, n.first, nullif(n.run, 0)::smallint,
+                   coalesce(n.high, 0), n.low, nullif(n.turn + case when n.is_behind then 0 else 1 end, 0), nullif(n.left, 0),
+                   nullif(coalesce(n.last, n.parked_up_to), 0), nullif(n.up_to, 0), nullif(n.seq, 0), nullif(n.jobs, 0),
+                   case when n.is_behind then n.is_full else n.left > 0 and n.fills end, n.tat, case when n.tat is not null then v.at end,
+                   nullif(n.leases, '{}'), nullif(n.claims, '{}'), nullif(n.offsets, '{}')
+            from next n
+            where n.newly > 0 or n.went > 0 or n.waiting > 0 and not n.is_behind
+               or n.run > 0 and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
+            returning limit_key, turn
+        ), again as materialized (
+            select w.limit_key, w.turn, n.fills, n.tokens > 0 as has_tokens, forebay._next_start(n.tat, (v.limits).key_rate, (v.limits).key_burst) as at
+            from written w join next n on n.limit_key = w.limit_key
+            where n.left > 0 and not n.is_behind
+        )
+        select array(select a.limit_key from again a where not a.fills and a.has_tokens order by a.limit_key) as now_keys,
+               array(select a.turn from again a where not a.fills and a.has_tokens order by a.limit_key) as now_turns,
+               array(select a.limit_key from again a where case when a.fills then v.seed_until >= v.at else not a.has_tokens end order by a.limit_key) as later_keys,
+               array(select a.turn from again a where case when a.fills then v.seed_until >= v.at else not a.has_tokens end order by a.limit_key) as later_turns,
+               array(select case when a.fills then v.seed_until + interval '0.1 seconds' else a.at end
+                     from again a where case when a.fills then v.seed_until >= v.at else not a.has_tokens end order by a.limit_key) as later_at
+        into v_after;
+        if v_after.now_keys <> '{}' or v_after.later_keys <> '{}' then
+            v_private := forebay._record_limited_lane(v_here.queue, v_here.priority, p_group_id);
+            perform forebay._announce_limit_keys(v_private, v_after.now_keys, v_after.now_turns);
+            insert into forebay.deferred (run_at, lane, enqueued_at, job_id, attempt, kind, args, limit_key)
+            select u.at, v_private, v.at, 0, (u.turn & 2147483647)::integer, '', '{}', u.key
+            from unnest(v_after.later_keys, v_after.later_turns, v_after.later_at) u (key, turn, at);
+        end if;
     end if;
 
-    v_items := v_items[:case when v_suspect then 1 else v_plan.used end];
+    v_items := v_items[:case when v_suspect then 1 else v_used end];
     if v_taken.seqs is null and v_taken.skipped is null then
         perform forebay._move_limited(p_group_id, v_cursors, v_items, v.at);
         return '{}';
@@ -7402,10 +7456,10 @@ begin
                 order by t.group_id, t.limit_key limit 1) n
             where k.nr < p_most
         )
-        select k.group_id, k.limit_key, t.no, t.taken_up_to, t.waiting = 0 and coalesce(t.tat <= forebay._now(), true) as is_idle, t.leases, t.claims, t.offsets,
+        select k.group_id, k.limit_key, t.no, coalesce(t.taken_up_to, 0) as taken_up_to, coalesce(t.waiting, 0) = 0 and coalesce(t.tat <= forebay._now(), true) as is_idle, t.leases || t.lease_id as leases, t.claims || t.claim_no as claims,
                -- Most keys have nothing to delete.
                exists (select from forebay.limit_parked p
-                       where p.group_id = k.group_id and p.limit_key = k.limit_key and p.parked_no <= t.taken_up_to)
+                       where p.group_id = k.group_id and p.limit_key = k.limit_key and p.parked_no <= coalesce(t.taken_up_to, 0))
                or v_first > (select o.high_seq from forebay.limit_run o
                              where o.group_id = k.group_id and o.limit_key = k.limit_key order by o.no limit 1) as is_due
         from key k
@@ -7432,11 +7486,10 @@ begin
                 where o.group_id = v_key.group_id and o.limit_key = v_key.limit_key and o.high_seq < v_first
                   and (o.no < v_key.no
                        or v_key.is_idle and not exists (
-                           select from unnest(v_key.leases, v_key.claims, v_key.offsets) f (lease_id, claim_no, place)
-                           where not exists (select from forebay.settlement s
-                                             where s.lease_id = f.lease_id and s.claim_no = f.claim_no
-                                               and (s.offsets is null or f.place = any (s.offsets)))
-                             and exists (select from forebay.batch b where b.lease_id = f.lease_id and b.claim_no = f.claim_no)))
+                           select from unnest(v_key.leases, v_key.claims) f (lease_id, claim_no)
+                           join forebay.lease e on e.lease_id = f.lease_id and e.closed_at is null
+                           join forebay.batch b on b.lease_id = f.lease_id and b.claim_no = f.claim_no
+                           where b.high_seq >= v_first))
                 order by o.no limit p_most))
             returning 1
         )

@@ -59,22 +59,24 @@ create table forebay.limit_run (
     group_id     bigint not null,
     limit_key    text collate "C" not null,
     no           bigint not null,
-    turn         bigint not null,        -- counts the key's turns: a recheck row of an earlier turn is ignored
     lease_id     bigint,                 -- the batch with the jobs that were taken; null: none was
     claim_no     bigint,
-    low_seq      bigint not null,        -- lowest and highest number among them
-    high_seq     bigint not null,
-    waiting      bigint not null,        -- parked jobs that are not taken
-    parked_up_to bigint not null,        -- the key's last row of limit_parked
-    taken_up_to  bigint not null,        -- its rows up to this one were taken,
-    taken_seq    bigint not null,        --   and of the next one the jobs up to this number,
-    taken_jobs   bigint not null,        --   which are so many
+    place        smallint,               -- the first of them,
+    jobs         smallint,               --   and their number: they follow one another
+    high_seq     bigint not null,        -- highest number among them
+    low_seq      bigint,                 -- lowest number among them, if jobs of the key were parked
+    turn         bigint,                 -- counts the key's turns: a recheck row of an earlier turn is ignored; null: 0
+    waiting      bigint,                 -- parked jobs that are not taken; null: none
+    parked_up_to bigint,                 -- the key's last row of limit_parked; null: none
+    taken_up_to  bigint,                 -- its rows up to this one were taken,
+    taken_seq    bigint,                 --   and of the next one the jobs up to this number,
+    taken_jobs   bigint,                 --   which are so many
     is_full      boolean not null,       -- has as many in flight as it may have: the next settlement gives it a turn
-    tat          timestamptz,            -- when its bucket is full again
-    leases       bigint[],               -- its jobs in flight, if their number is limited
+    tat          timestamptz,            -- when its bucket is full again,
+    decided_at   timestamptz,            --   as of this time
+    leases       bigint[],               -- jobs in flight of earlier batches, if their number is limited; null: none
     claims       bigint[],
     offsets      smallint[],
-    decided_at   timestamptz not null,
     primary key (group_id, limit_key, no)
 );
 

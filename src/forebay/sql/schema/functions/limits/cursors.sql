@@ -1,5 +1,5 @@
--- Lock the lanes of jobs with limit keys of one priority for a claim and read them, each from its cursor: the public lane and the
--- group's private lane, or the lane of suspects alone. The items are in the order of their numbers, as far as that leaves each lane
+-- Lock lanes of jobs with limit keys of one priority for a claim and read them, each from its cursor: the public lane and the
+-- group's private lane, or the lane of suspects alone. A lane that another session has locked is left out, except p_lane. The items are in the order of their numbers, as far as that leaves each lane
 -- in its order. Null cursors: the group is paused.
 create function forebay._read_limited(
     p_group_id bigint, p_lane bigint, p_queue text, p_priority integer, p_alone boolean, p_most integer,
@@ -8,19 +8,27 @@ language plpgsql volatile
 -- planner: hot
 as $$
 declare
-    v_lanes  constant bigint[] := array(
-        select distinct l.lane from forebay.lane l
-        where l.queue = p_queue and l.sort = 'limited' and l.priority = p_priority
-          and (l.lane = p_lane or not p_alone and l.audience in (0, p_group_id)));
+    v_lanes  bigint[] := array[p_lane];
     v_lane   bigint;
     v_read   record;
     v_window record;
     v_items  forebay._limit_item[];
     v_cursor forebay._limit_cursor;
 begin
-    for v_lane in select u from unnest(v_lanes) u order by hashint8(p_group_id # u) & 127, u loop
-        perform forebay._lock_lane(p_group_id, v_lane);
+    perform forebay._lock_lane(p_group_id, p_lane);
+    for v_lane in
+        select distinct l.lane from forebay.lane l
+        where l.queue = p_queue and l.sort = 'limited' and l.priority = p_priority and l.lane <> p_lane
+          and l.audience in (0, p_group_id) and not p_alone
+    loop
+        -- Not waited for: forebay.sweep_v1() has several such locks, and waits for more.
+        if forebay._try_lock_lane(p_group_id, v_lane) then
+            v_lanes := v_lanes || v_lane;
+        end if;
     end loop;
+    if cardinality(v_lanes) > 1 then
+        v_lanes := array(select u from unnest(v_lanes) u order by u);
+    end if;
     cursors := '{}';
     items := '{}';
     foreach v_lane in array v_lanes loop

@@ -7,12 +7,12 @@ as $$
                      where i.group_id = p_group_id and i.limit_key = p_limit_key order by i.no desc limit 1) t
         cross join lateral (select * from forebay.limit_parked p
                             where p.group_id = p_group_id and p.limit_key = p_limit_key
-                              and p.parked_no > t.taken_up_to and p.parked_no <= t.parked_up_to
+                              and p.parked_no > coalesce(t.taken_up_to, 0) and p.parked_no <= t.parked_up_to
                               and p.xid = p_xid and p_seq between p.seq and p.seq_to limit 1) p
         where t.waiting > 0
-          and (p_seq > t.taken_seq
+          and (p_seq > coalesce(t.taken_seq, 0)
                or p.parked_no > (select n.parked_no from forebay.limit_parked n
-                                 where n.group_id = p_group_id and n.limit_key = p_limit_key and n.parked_no > t.taken_up_to
+                                 where n.group_id = p_group_id and n.limit_key = p_limit_key and n.parked_no > coalesce(t.taken_up_to, 0)
                                  order by n.parked_no limit 1)))
 $$;
 
@@ -63,13 +63,13 @@ returns table (group_id bigint, limit_key text, lane bigint, xid xid8, after big
 language sql stable
 as $$
     select t.group_id, t.limit_key, p.lane, p.xid, greatest(p.seq - 1, p.after), p.seq_to,
-           p.jobs - case when p.after is not null then t.taken_jobs else 0 end, p.parked_no
+           p.jobs - case when p.after is not null then coalesce(t.taken_jobs, 0) else 0 end, p.parked_no
     from forebay.queue_group g
     cross join lateral forebay._waiting_limit_keys(g.group_id) t
     cross join lateral (
-        select i.*, case when row_number() over (order by i.parked_no) = 1 then t.taken_seq end as after
+        select i.*, case when row_number() over (order by i.parked_no) = 1 then coalesce(t.taken_seq, 0) end as after
         from forebay.limit_parked i
-        where i.group_id = t.group_id and i.limit_key = t.limit_key and i.parked_no > t.taken_up_to and i.parked_no <= t.parked_up_to) p
+        where i.group_id = t.group_id and i.limit_key = t.limit_key and i.parked_no > coalesce(t.taken_up_to, 0) and i.parked_no <= t.parked_up_to) p
 $$;
 
 
@@ -92,8 +92,6 @@ returns table (group_id bigint, place bigint, job forebay.log)
 language plpgsql stable
 as $$
 #variable_conflict use_column
-declare
-    v_piece record;
 begin
     if pg_sequence_last_value('forebay.key_seq') is not null then
         return query
@@ -108,19 +106,13 @@ begin
     if pg_sequence_last_value('forebay.limit_parked_seq') is null then
         return;
     end if;
-    for v_piece in
-        select s.segment_id, array_agg(a.group_id) as groups, array_agg(a.parked_no) as nos, array_agg(a.lane) as lanes,
-               array_agg(a.xid) as xids, array_agg(a.after) as afters, array_agg(a.seq_to) as seqs_to, array_agg(a.jobs) as most
-        from forebay._all_limit_parked() a
-        cross join lateral (select i.segment_id from forebay.segment i where i.lo <= a.seq_to order by i.lo desc limit 1) s
-        where p_queue is null or exists (select from forebay.lane l where l.lane = a.lane and l.queue = p_queue)
-        group by s.segment_id
-    loop
-        return query execute format(
-            'select ($1)[f.nr], ($2)[f.nr], f.job
-             from forebay._fetch_limited_%s((select array_agg(n) from generate_subscripts($2, 1) n), $3, $4, $5, $6, $7) f',
-            v_piece.segment_id)
-            using v_piece.groups, v_piece.nos, v_piece.lanes, v_piece.xids, v_piece.afters, v_piece.seqs_to, v_piece.most;
-    end loop;
+    return query
+    select (a.groups)[f.nr], (a.nos)[f.nr], f.job
+    from (select array_agg(p.group_id) as groups, array_agg(p.parked_no) as nos, array_agg(p.nr) as nrs, array_agg(p.lane) as lanes,
+                 array_agg(p.xid) as xids, array_agg(p.after) as afters, array_agg(p.seq_to) as seqs_to, array_agg(p.jobs) as most
+          from (select i.*, row_number() over () as nr from forebay._all_limit_parked() i
+                where p_queue is null or exists (select from forebay.lane l where l.lane = i.lane and l.queue = p_queue)) p) a
+    cross join lateral forebay._fetch_limited(a.nrs, a.lanes, a.xids, a.afters, a.seqs_to, a.most) b
+    cross join lateral (select unnest(b.nrs) as nr, unnest(b.jobs) as job) f;
 end
 $$;

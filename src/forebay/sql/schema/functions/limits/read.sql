@@ -123,11 +123,10 @@ begin
         return;
     end if;
     insert into forebay.limit_run (
-        group_id, limit_key, no, turn, low_seq, high_seq, waiting, parked_up_to, taken_up_to, taken_seq, taken_jobs, is_full, tat,
-        leases, claims, offsets, decided_at)
-    select p_group_id, k.key, coalesce(t.no, 0) + 1, coalesce(t.turn, 0), 0, 0, coalesce(t.waiting, 0), coalesce(t.parked_up_to, 0),
-           coalesce(t.taken_up_to, 0), coalesce(t.taken_seq, 0), coalesce(t.taken_jobs, 0), coalesce(t.is_full, false), t.tat,
-           k.leases, k.claims, k.offsets, coalesce(t.decided_at, v.at)
+        group_id, limit_key, no, high_seq, turn, waiting, parked_up_to, taken_up_to, taken_seq, taken_jobs, is_full, tat, decided_at,
+        leases, claims, offsets)
+    select p_group_id, k.key, coalesce(t.no, 0) + 1, 0, t.turn, t.waiting, t.parked_up_to, t.taken_up_to, t.taken_seq, t.taken_jobs,
+           coalesce(t.is_full, false), t.tat, t.decided_at, k.leases, k.claims, k.offsets
     from (select u.key, array_agg(f.lease_id) as leases, array_agg(f.claim_no) as claims, array_agg(u.place::smallint) as offsets
           from forebay._in_flight(p_group_id) f
           cross join lateral unnest(f.limit_keys) with ordinality u (key, place)

@@ -15,6 +15,10 @@ begin
     ), flight as materialized (
         select l.nr, u.lease_id, u.claim_no, u.place, u.ordinality as job
         from last l cross join lateral unnest(l.leases, l.claims, l.offsets) with ordinality u (lease_id, claim_no, place, ordinality)
+        union all
+        select l.nr, l.lease_id, l.claim_no, o::smallint, 1000000 + o
+        from last l cross join lateral generate_series(l.place, l.place + l.jobs - 1) o
+        where p_limits.key_concurrency is not null
     ), flush as materialized (
         select b.lease_id, b.claim_no, s.offsets
         from (select distinct f.lease_id, f.claim_no from flight f) b

@@ -30,10 +30,10 @@ begin
                 order by t.group_id, t.limit_key limit 1) n
             where k.nr < p_most
         )
-        select k.group_id, k.limit_key, t.no, t.taken_up_to, t.waiting = 0 and coalesce(t.tat <= forebay._now(), true) as is_idle, t.leases, t.claims, t.offsets,
+        select k.group_id, k.limit_key, t.no, coalesce(t.taken_up_to, 0) as taken_up_to, coalesce(t.waiting, 0) = 0 and coalesce(t.tat <= forebay._now(), true) as is_idle, t.leases || t.lease_id as leases, t.claims || t.claim_no as claims,
                -- Most keys have nothing to delete.
                exists (select from forebay.limit_parked p
-                       where p.group_id = k.group_id and p.limit_key = k.limit_key and p.parked_no <= t.taken_up_to)
+                       where p.group_id = k.group_id and p.limit_key = k.limit_key and p.parked_no <= coalesce(t.taken_up_to, 0))
                or v_first > (select o.high_seq from forebay.limit_run o
                              where o.group_id = k.group_id and o.limit_key = k.limit_key order by o.no limit 1) as is_due
         from key k
@@ -60,11 +60,10 @@ begin
                 where o.group_id = v_key.group_id and o.limit_key = v_key.limit_key and o.high_seq < v_first
                   and (o.no < v_key.no
                        or v_key.is_idle and not exists (
-                           select from unnest(v_key.leases, v_key.claims, v_key.offsets) f (lease_id, claim_no, place)
-                           where not exists (select from forebay.settlement s
-                                             where s.lease_id = f.lease_id and s.claim_no = f.claim_no
-                                               and (s.offsets is null or f.place = any (s.offsets)))
-                             and exists (select from forebay.batch b where b.lease_id = f.lease_id and b.claim_no = f.claim_no)))
+                           select from unnest(v_key.leases, v_key.claims) f (lease_id, claim_no)
+                           join forebay.lease e on e.lease_id = f.lease_id and e.closed_at is null
+                           join forebay.batch b on b.lease_id = f.lease_id and b.claim_no = f.claim_no
+                           where b.high_seq >= v_first))
                 order by o.no limit p_most))
             returning 1
         )
