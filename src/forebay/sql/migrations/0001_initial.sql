@@ -2597,7 +2597,8 @@ $$;
 -- that it relies on, ends the session. A pooler may pass it to another client; it says the same to each.
 
 
--- What this session remembers of a poll for groups with this hash of ids; null: nothing.
+-- What this session remembers of a poll for groups with this hash of ids; null: nothing. A change of the type forebay._idle_poll needs
+-- other names of the parameters, since sessions outlive migrations.
 create function forebay._recall_poll(p_hash bigint) returns forebay._idle_poll
 language plpgsql volatile
 as $$
@@ -2828,6 +2829,8 @@ begin
             end if;
             -- Few groups are looked at as fast.
             v_changed := case when cardinality(p_group_ids) > 8 and v_idle.queues is not null then '{}'::bigint[] end;
+        else
+            v_idle := null;
         end if;
     end if;
     select f.segment_id, f.xid, i.hi into v_seal_id, v_below, v_hi

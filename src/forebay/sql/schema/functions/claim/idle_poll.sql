@@ -10,7 +10,8 @@
 -- that it relies on, ends the session. A pooler may pass it to another client; it says the same to each.
 
 
--- What this session remembers of a poll for groups with this hash of ids; null: nothing.
+-- What this session remembers of a poll for groups with this hash of ids; null: nothing. A change of the type forebay._idle_poll needs
+-- other names of the parameters, since sessions outlive migrations.
 create function forebay._recall_poll(p_hash bigint) returns forebay._idle_poll
 language plpgsql volatile
 as $$

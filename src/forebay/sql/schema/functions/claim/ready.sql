@@ -60,6 +60,8 @@ begin
             end if;
             -- Few groups are looked at as fast.
             v_changed := case when cardinality(p_group_ids) > 8 and v_idle.queues is not null then '{}'::bigint[] end;
+        else
+            v_idle := null;
         end if;
     end if;
     select f.segment_id, f.xid, i.hi into v_seal_id, v_below, v_hi
