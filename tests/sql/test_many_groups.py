@@ -25,6 +25,13 @@ from tests.support.engine import (
 from tests.support.mutant import break_function, violation
 from tests.support.plans import pages
 
+#: Let the session remember a poll of one group, up to a number of the log; and whether it does.
+REMEMBER = (
+    "select forebay._remember_poll(array[%s::bigint], null,"
+    " row(1, 0, %s, '1000', '1000:1000:', 0, null, null)::forebay._idle_poll)"
+)
+REMEMBERS = "select coalesce(current_setting('forebay.idle_1', true), '') <> ''"
+
 READY = "select * from forebay.ready_v1(%s::bigint[], 80)"
 
 
@@ -108,6 +115,9 @@ def test_an_idle_poll_for_a_hundred_groups_reads_few_pages(database):
         cases = {
             "quiet": nothing,
             "jobs of another queue": lambda: enqueue(groups.conn, queue="busy"),
+            "limits of another queue": lambda: enqueue(
+                groups.conn, queue="busy", limit_key="tenant"
+            ),
             "transactions": lambda: one(groups.conn, "select pg_current_xact_id()"),
         }
         with ExitStack() as stack:
@@ -218,6 +228,7 @@ def polls_agree(dsn: str, seed: int, steps: int) -> None:
             (4, nothing),
             (2, lambda: enqueue(conn, priority=rng.choice([1, 100]))),
             (3, lambda: [enqueue(conn, queue="other") for _ in range(rng.choice([1, 60]))]),
+            (1, lambda: enqueue(conn, queue="other", limit_key="tenant")),
             (2, lambda: one(conn, "select pg_current_xact_id()")),
             (3, write),
             (3, end),
@@ -312,6 +323,28 @@ def a_group_whose_resumption_commits_late_is_found(dsn: str) -> None:
             assert len(groups.ready()) == count
 
 
+def a_limit_key_is_found(dsn: str) -> None:
+    """The first one of the queue: its lanes are the limiter's."""
+    for count in (1, 12):
+        with Groups(dsn, count, f"limited_{count}") as groups:
+            assert groups.ready() == set()
+            enqueue(groups.conn, queue=groups.queue, limit_key="tenant")
+            assert len(groups.ready()) == count
+
+
+def a_limit_that_is_free_again_is_found(dsn: str) -> None:
+    """A settlement without a row of the log frees it."""
+    with Groups(dsn, 1) as groups:
+        one(groups.conn, "select forebay.limit_queue('default', concurrency => 1)::text")
+        enqueue(groups.conn)
+        enqueue(groups.conn)
+        batch = groups.reader.claim()
+        assert len(batch.jobs) == 1
+        assert groups.ready() == set()
+        groups.reader.finish(batch)
+        assert len(groups.ready()) == 1
+
+
 def a_cursor_far_behind_is_found(dsn: str) -> None:
     """It has to move so that segments can be emptied."""
     with Groups(dsn, 12) as groups:
@@ -379,6 +412,18 @@ GUARDS = [
         id="old segments",
     ),
     pytest.param(
+        a_limit_key_is_found,
+        "_have_limit_keys",
+        ("i.sort in ('limited', 'dispatch')", "false"),
+        id="limit keys",
+    ),
+    pytest.param(
+        a_limit_that_is_free_again_is_found,
+        "ready_v1",
+        ("v_poll.hash := null;", ""),
+        id="limits",
+    ),
+    pytest.param(
         a_resumed_group_is_found,
         "resume_queue",
         ("perform forebay._forget_polls();", ""),
@@ -405,7 +450,7 @@ GUARDS = [
     pytest.param(
         what_a_transaction_saw_is_not_remembered,
         "ready_v1",
-        ("v_limiters = '{}' and forebay._is_alone()", "v_limiters = '{}'"),
+        ("if forebay._is_alone() then", "if true then"),
         id="transactions of the caller",
     ),
     pytest.param(
@@ -434,14 +479,21 @@ def test_an_idle_poll_misses_something_without(database, shown, function, guard)
 def test_a_poll_during_which_a_segment_was_begun_is_not_remembered(conn):
     """Its snapshot may show rows of that segment, which it has not looked for."""
     group_id = open_group(conn, "default")
-    remember = (
-        "select forebay._remember_poll(array[%s::bigint], null,"
-        " row(1, 0, %s, '1000', '1000:1000:', 0, null, null)::forebay._idle_poll)"
-    )
-    known = "select coalesce(current_setting('forebay.idle_1', true), '') <> ''"
     hi = one(conn, "select hi from forebay.segment order by lo limit 1")
     one(conn, "select setval('forebay.log_seq', %s)", hi)
-    one(conn, remember, group_id, hi - 1)
-    assert not one(conn, known)
-    one(conn, remember, group_id, hi)
-    assert one(conn, known)
+    one(conn, REMEMBER, group_id, hi - 1)
+    assert not one(conn, REMEMBERS)
+    one(conn, REMEMBER, group_id, hi)
+    assert one(conn, REMEMBERS)
+
+
+def test_a_poll_during_which_a_limit_key_came_is_not_remembered(conn):
+    """Its snapshot may show jobs of that key, for which it has not asked the limiter."""
+    group_id = open_group(conn, "default")
+    enqueue(conn, limit_key="tenant")
+    one(conn, REMEMBER, group_id, one(conn, "select last_value from forebay.log_seq"))
+    assert not one(conn, REMEMBERS)
+    enqueue(conn, queue="other", limit_key="tenant")
+    other = open_group(conn, "third")
+    one(conn, REMEMBER, other, one(conn, "select last_value from forebay.log_seq"))
+    assert one(conn, REMEMBERS)

@@ -2641,8 +2641,39 @@ end
 $$;
 
 
+-- The segments that a poll reads: the last sealed one and those after it, up to the number p_last; which one is sealed; its seal; and that
+-- of the one before.
+create function forebay._newest_segments(p_last bigint, out segments bigint[], out sealed bigint, out below xid8, out before xid8)
+language plpgsql volatile
+as $$
+declare
+    v_hi bigint;
+begin
+    select f.segment_id, f.xid, i.hi into sealed, below, v_hi
+    from forebay.seal f join forebay.segment i using (segment_id) order by f.segment_id desc limit 1;
+    segments := array(
+        select s.segment_id from forebay.segment s
+        where s.lo >= coalesce(v_hi, 0) and s.lo <= p_last
+        order by s.lo);
+    select f.xid into before from forebay.seal f where f.segment_id = sealed - 1;
+    if sealed is not null then
+        segments := sealed || segments;
+    end if;
+end
+$$;
+
+
+-- Have some of these queues lanes of limit keys?
+create function forebay._have_limit_keys(p_queues text[]) returns boolean
+language sql stable
+as $$
+    select exists (select from forebay.lane i where i.queue = any (p_queues) and i.sort in ('limited', 'dispatch') and i.state <> 'dormant')
+$$;
+
+
 -- The lanes of some groups with rows that an idle poll did not see, and the snapshot of this answer. Groups share the probe of a public
--- lane. p_segments are read; rows of transactions below p_before may be in older ones, and if such a one has ended since, lanes is null.
+-- lane. p_segments are read; rows of transactions below p_before may be in older ones, and if such a one has ended since, lanes is null. So it is if
+-- the queues have limit keys.
 create function forebay._changed_lanes(
     p_group_ids bigint[], p_idle forebay._idle_poll, p_segments bigint[], p_sealed bigint, p_below xid8, p_before xid8,
     out lanes bigint[], out snap pg_snapshot)
@@ -2659,6 +2690,12 @@ begin
     from (select distinct i.lane from forebay.lane i
           where i.queue = any (p_idle.queues) and i.sort in ('plain', 'keyed') and i.state <> 'dormant'
             and (i.audience = 0 or abs(i.audience) = any (p_group_ids))) l;
+    -- A limiter decides about lanes of limit keys.
+    if pg_sequence_last_value('forebay.limiter_seq') is not null then
+        if forebay._have_limit_keys(p_idle.queues) then
+            return;
+        end if;
+    end if;
     if p_before > pg_snapshot_xmin(p_idle.snap) then
         if p_before > pg_snapshot_xmax(p_idle.snap)
            or exists (select from pg_snapshot_xip(p_idle.snap) x where x < p_before and pg_visible_in_snapshot(x, snap)) then
@@ -2706,6 +2743,13 @@ begin
                array_agg(distinct forebay._wakeup(g.queue)::oid)
         into v.queues, v.flags
         from forebay.queue_group g where g.group_id = any (p_group_ids);
+    end if;
+    -- A lane of a limit key may have come during the poll, after that looked for limiters.
+    if pg_sequence_last_value('forebay.limiter_seq') is not null then
+        if forebay._have_limit_keys(coalesce(v.queues, array(
+            select g.queue from forebay.queue_group g where g.group_id = any (p_group_ids)))) then
+            return;
+        end if;
     end if;
     perform set_config('forebay.idle_' || (v.hash & 15), v::text, false);
 end
@@ -2792,7 +2836,6 @@ declare
     v_last    bigint;
     v_seal_id bigint;
     v_below   xid8;
-    v_hi      bigint;
     v_before  xid8;
     v_tail    bigint[];
     v_segment bigint;
@@ -2807,44 +2850,26 @@ begin
     if not forebay._is_same_cluster() then
         perform forebay._require_same_cluster();
     end if;
-    if pg_sequence_last_value('forebay.limiter_seq') is not null then
-        v_limiters := array(select g.group_id from forebay.queue_group g
-                         where g.group_id = any (p_group_ids) and g.paused_at is null
-                           and (exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null)
-                                or exists (select from forebay.lane i where i.queue = g.queue and i.sort in ('limited', 'dispatch') and i.state <> 'dormant')));
-    end if;
     v_poll.horizon := coalesce(pg_sequence_last_value('forebay.poll_horizon'), 0);
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     -- Alone, so that the memory of the session is about what each transaction committed until now.
-    if v_limiters = '{}' and forebay._is_alone() then
+    if forebay._is_alone() then
         v_poll.hash := hash_array_extended(p_group_ids, 0);
         v_poll.last_seq := v_last;
         v_poll.next_xid := forebay._next_xid();
         v_poll.checked_at := (extract(epoch from forebay._now()) * 1000)::bigint;
         v_idle := forebay._recall_poll(v_poll.hash);
-        if v_idle.horizon = v_poll.horizon and v_poll.checked_at between v_idle.checked_at and v_idle.checked_at + 5000 then
-            if forebay._is_still_idle(v_idle, v_last) then
-                perform forebay._announce_sleep(v_idle.flags, p_sleep_millis);
-                return;
-            end if;
-            -- Few groups are looked at as fast.
-            v_changed := case when cardinality(p_group_ids) > 8 and v_idle.queues is not null then '{}'::bigint[] end;
-        else
+        if (v_idle.horizon = v_poll.horizon and v_poll.checked_at between v_idle.checked_at and v_idle.checked_at + 5000) is not true then
             v_idle := null;
+        elsif forebay._is_still_idle(v_idle, v_last) then
+            perform forebay._announce_sleep(v_idle.flags, p_sleep_millis);
+            return;
         end if;
     end if;
-    select f.segment_id, f.xid, i.hi into v_seal_id, v_below, v_hi
-    from forebay.seal f join forebay.segment i using (segment_id) order by f.segment_id desc limit 1;
-    v_tail := array(
-        select s.segment_id from forebay.segment s
-        where s.lo >= coalesce(v_hi, 0) and s.lo <= v_last
-        order by s.lo);
     -- The last sealed segment counts too, so that a quiet lane is not reported as ready at each new seal.
-    select f.xid into v_before from forebay.seal f where f.segment_id = v_seal_id - 1;
-    if v_seal_id is not null then
-        v_tail := v_seal_id || v_tail;
-    end if;
-    if v_changed is not null then
+    select s.segments, s.sealed, s.below, s.before into v_tail, v_seal_id, v_below, v_before from forebay._newest_segments(v_last) s;
+    -- Few groups are looked at as fast.
+    if v_idle.queues is not null and cardinality(p_group_ids) > 8 then
         select c.lanes, c.snap into v_changed, v_poll.snap
         from forebay._changed_lanes(p_group_ids, v_idle, v_tail, v_seal_id, v_below, v_before) c;
         v_poll.checked_at := case when v_changed is null then v_poll.checked_at else v_idle.checked_at end;
@@ -2852,6 +2877,16 @@ begin
             perform forebay._remember_poll(p_group_ids, v_idle, v_poll), forebay._announce_sleep(v_idle.flags, p_sleep_millis);
             return;
         end if;
+    end if;
+    if pg_sequence_last_value('forebay.limiter_seq') is not null then
+        v_limiters := array(select g.group_id from forebay.queue_group g
+                         where g.group_id = any (p_group_ids) and g.paused_at is null
+                           and (exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null)
+                                or exists (select from forebay.lane i where i.queue = g.queue and i.sort in ('limited', 'dispatch') and i.state <> 'dormant')));
+    end if;
+    if v_limiters <> '{}' then
+        v_poll.hash := null;
+        v_changed := null;
     end if;
 
     -- A lane has moved when it has a current window, or when it is so far behind that the claim has to read it.
