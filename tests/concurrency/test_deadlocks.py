@@ -143,15 +143,10 @@ def test_of_two_transactions_that_took_keys_crosswise_one_is_told_and_repeats(da
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_limited_claim_and_the_sweep_take_lanes_in_opposite_orders(database, conn, first):
     """
-    The claim finds only cancelled jobs in its first lane, and another session, as a sweep does, has the second one and
-    comes for the first. One of the two orders is opposite, whichever lane the claim takes first.
+    The claim reads the public lane and the private one, and another session, as a sweep does, has one of them and comes for
+    the other. One of the two orders is opposite, whichever lane the claim takes first.
     """
-    keys = "ab"
-    lanes = [one(conn, "select forebay._limited_lane_id('q', 100, 0, %s)", key) for key in keys]
-    conn.execute("select forebay.limit_queue('q', key_concurrency => 5)")
-    jobs = enqueue_many(conn, [{"kind": "work", "queue": "q", "limit_key": key} for key in keys])
-    for job in jobs:
-        conn.execute("select forebay.cancel(%s)", [job])
+    jobs = enqueue_many(conn, [{"kind": "work", "queue": "q", "limit_key": "a"}] * 2)
     expire = (
         "select sum(forebay._expire_one(row(l.*)::forebay.log, %s, 'q', 100, 0, '1:1:'))"
         " from forebay.log l where l.lane = %s"
@@ -162,9 +157,13 @@ def test_a_limited_claim_and_the_sweep_take_lanes_in_opposite_orders(database, c
         ThreadPoolExecutor(1) as threads,
     ):
         reader.conn.execute("set deadlock_timeout = '100ms'")
-        dispatch = one(conn, "select forebay._dispatch_lane_id('q', 100, 0)")
+        batch = reader.claim_ready(1)
+        reader.settle(batch.claim_no, ended=[{"offset": 1, "outcome": "retried"}])
+        lanes = [one(conn, "select forebay._limited_lane_id('q', 100, %s)", n) for n in (0, reader.group_id)]
+        for job in jobs:
+            conn.execute("select forebay.cancel(%s)", [job])
         sweep.execute(expire, [reader.group_id, lanes[first]])
-        claim = threads.submit(reader.claim, 10, dispatch)
+        claim = threads.submit(reader.claim, 10, lanes[0])
         wait_for(lambda: claim.done() or is_blocked(conn, reader))
         sweep.execute(expire, [reader.group_id, lanes[1 - first]])
         sweep.commit()
@@ -174,28 +173,25 @@ def test_a_limited_claim_and_the_sweep_take_lanes_in_opposite_orders(database, c
 @pytest.mark.parametrize("locked", [0, 1])
 def test_a_lane_that_a_limited_claim_passed_over_is_claimed_later(database, conn, locked):
     """
-    Another session has the lock of the one lane with a job. Whichever lane the claim takes first, the job is found
-    afterwards, and its lane is reported as ready.
+    Another session has the lock of the one lane with a job. Whichever lane is claimed, the job is found afterwards, and its
+    lane is reported as ready.
     """
-    keys = "ab"
-    conn.execute("select forebay.limit_queue('q', key_concurrency => 5)")
-    jobs = enqueue_many(conn, [{"kind": "work", "queue": "q", "limit_key": key} for key in keys])
-    conn.execute("select forebay.cancel(%s)", [jobs[1 - locked]])
+    job = enqueue(conn, queue="q", limit_key="a")
     with (
         Reader(database, "q") as reader,
         psycopg.connect(database) as other,
         ThreadPoolExecutor(1) as threads,
     ):
-        dispatch = one(conn, "select forebay._dispatch_lane_id('q', 100, 0)")
-        other.execute(
-            "select forebay._lock_lane(%s, forebay._limited_lane_id('q', 100, 0, %s))",
-            [reader.group_id, keys[locked]],
-        )
-        claim = threads.submit(reader.claim, 10, dispatch)
+        lanes = [one(conn, "select forebay._limited_lane_id('q', 100, %s)", n) for n in (0, reader.group_id)]
+        if locked:
+            batch = reader.claim_ready(1)
+            reader.settle(batch.claim_no, ended=[{"offset": 1, "outcome": "retried"}])
+        other.execute("select forebay._lock_lane(%s, %s)", [reader.group_id, lanes[locked]])
+        claim = threads.submit(reader.claim, 10, lanes[0])
         wait_for(lambda: claim.done() or is_blocked(conn, reader))
         other.rollback()
         found = claim.result(20).job_ids or reader.claim_ready(10).job_ids
-        assert found == [jobs[locked]]
+        assert found == [job]
 
 
 def is_blocked(conn: psycopg.Connection, reader: Reader) -> bool:
