@@ -159,7 +159,10 @@ def test_a_limited_claim_and_the_sweep_take_lanes_in_opposite_orders(database, c
         reader.conn.execute("set deadlock_timeout = '100ms'")
         batch = reader.claim_ready(1)
         reader.settle(batch.claim_no, ended=[{"offset": 1, "outcome": "retried"}])
-        lanes = [one(conn, "select forebay._limited_lane_id('q', 100, %s)", n) for n in (0, reader.group_id)]
+        lanes = [
+            one(conn, "select forebay._limited_lane_id('q', 100, %s)", n)
+            for n in (0, reader.group_id)
+        ]
         for job in jobs:
             conn.execute("select forebay.cancel(%s)", [job])
         sweep.execute(expire, [reader.group_id, lanes[first]])
@@ -182,7 +185,10 @@ def test_a_lane_that_a_limited_claim_passed_over_is_claimed_later(database, conn
         psycopg.connect(database) as other,
         ThreadPoolExecutor(1) as threads,
     ):
-        lanes = [one(conn, "select forebay._limited_lane_id('q', 100, %s)", n) for n in (0, reader.group_id)]
+        lanes = [
+            one(conn, "select forebay._limited_lane_id('q', 100, %s)", n)
+            for n in (0, reader.group_id)
+        ]
         if locked:
             batch = reader.claim_ready(1)
             reader.settle(batch.claim_no, ended=[{"offset": 1, "outcome": "retried"}])

@@ -681,8 +681,8 @@ def test_retain_and_a_writer_that_commits_during_the_look(stage):
         stage.dsn,
         "_segment_holders",
         (
-            "    end if;\nend",
-            "    end if;\n    perform pg_advisory_xact_lock(1, 1);\nend",
+            "s.segment_id = any (p_segments);\nend",
+            "s.segment_id = any (p_segments);\n    perform pg_advisory_xact_lock(1, 1);\nend",
         ),
     )
 
