@@ -12,7 +12,7 @@ import pytest
 
 import forebay
 from tests.sql.test_unique import ask
-from tests.support.engine import STEPS, Reader, connect, depth, enqueue_many, one, state
+from tests.support.engine import STEPS, Reader, connect, depth, enqueue, enqueue_many, one, state
 from tests.support.fix_worker import run_until_idle
 from tests.support.mutant import break_function
 from tests.support.waiting import wait_for
