@@ -9412,7 +9412,7 @@ $$;
 --
 -- Parameters:
 --   app        the name of the application: settings that it no longer declares are removed, those of other applications are not
---   queues     an array of objects with the queue's name as queue, and max_waiting, rate, burst, concurrency, key_rate, key_burst,
+--   queues     an array of objects with the queue's name as queue, and max_waiting, max_waiting_group, rate, burst, concurrency, key_rate, key_burst,
 --              key_concurrency as in forebay.limit_queue(), shards, dead_keep_days (a number or "forever"), groups (names).
 --              If no group of the queue was opened before, all of them start at the beginning.
 --   overwrite  take the declared value also for what is kept or in conflict
@@ -9449,7 +9449,8 @@ begin
         group by d.queue order by d.queue
     loop
         perform forebay.limit_queue(
-            v_row.queue, max_waiting => (v_row.v ->> 'max_waiting')::bigint,
+            v_row.queue, max_waiting => coalesce(v_row.v #>> '{max_waiting,max_waiting}', v_row.v ->> 'max_waiting')::bigint,
+            max_waiting_group => case when v_row.v -> 'max_waiting' <> 'null' then coalesce(v_row.v #>> '{max_waiting,max_waiting_group}', 'default') end,
             rate => (v_row.v #>> '{rate,rate}')::double precision, burst => (v_row.v #>> '{rate,burst}')::integer,
             concurrency => (v_row.v ->> 'concurrency')::integer,
             key_rate => (v_row.v #>> '{key_rate,rate}')::double precision, key_burst => (v_row.v #>> '{key_rate,burst}')::integer,
@@ -9806,7 +9807,7 @@ begin
     running_jobs as (
         select h.group_id, h.lane, count(*) as running
         from (select * from first_rows union all select * from later_rows) h
-        group by h.group_id, h.lane)
+        group by h.group_id, h.lane),
     by_priority as materialized (
         select o.group_id, l.priority, sum(o.open) as open, coalesce(sum(j.running), 0) as running
         from open_jobs o
@@ -11983,6 +11984,10 @@ begin
                      else (select format('group %s is not a name, or is named twice', left(g.name, 40))
                            from jsonb_array_elements_text(s.value) g (name)
                            group by g.name having count(*) > 1 or (g.name ~ v_name) is not true limit 1) end
+            when s.name = 'max_waiting_group' then
+                case when (jsonb_typeof(s.value) = 'string' and s.value #>> '{}' ~ v_name) is not true
+                          then format('max_waiting_group %s is not a name', left(s.value::text, 40))
+                     when coalesce(i.item -> 'max_waiting', 'null') = 'null' then 'max_waiting_group is given without max_waiting' end
             when b.name is null then format('%s is not a setting', left(s.name, 40))
             when s.name = 'dead_keep_days' and s.value = '"forever"' then null
             when jsonb_typeof(s.value) <> 'number' then format('%s is %s, not a number', s.name, left(s.value::text, 40))
@@ -12002,7 +12007,7 @@ begin
     from jsonb_array_elements(p_queues) i (item)
     cross join lateral (
         select s.no, 0::bigint, s.setting, nullif(s.value, 'null') from (values
-            (1, 'max_waiting', to_jsonb((i.item ->> 'max_waiting')::numeric::bigint)),
+            (1, 'max_waiting', forebay._waiting_setting((i.item ->> 'max_waiting')::numeric::bigint, i.item ->> 'max_waiting_group')),
             (2, 'rate', forebay._rate_setting((i.item ->> 'rate')::double precision, (i.item ->> 'burst')::numeric::integer)),
             (3, 'concurrency', to_jsonb((i.item ->> 'concurrency')::numeric::integer)),
             (4, 'key_rate', forebay._rate_setting((i.item ->> 'key_rate')::double precision, (i.item ->> 'key_burst')::numeric::integer)),
@@ -12023,6 +12028,15 @@ language sql immutable
 as $$ select case when p_rate is not null then jsonb_strip_nulls(jsonb_build_object('rate', p_rate, 'burst', p_burst)) end $$;
 
 
+-- A number, or for another group than default an object with the name of the group.
+create function forebay._waiting_setting(p_max_waiting bigint, p_group text) returns jsonb
+language sql immutable
+as $$
+    select case when nullif(p_group, 'default') is null then to_jsonb(p_max_waiting)
+                else jsonb_build_object('max_waiting', p_max_waiting, 'max_waiting_group', p_group) end
+$$;
+
+
 -- The settings that a queue has in the database, in the same form, without those that have their default.
 create function forebay._queue_settings(p_queue text, out setting text, out value jsonb) returns setof record
 language sql stable
@@ -12031,7 +12045,7 @@ as $$
     select s.setting, s.value
     from forebay.queue_limits l
     cross join lateral (values
-        ('max_waiting', to_jsonb(l.max_waiting)), ('rate', forebay._rate_setting(l.rate, l.burst)), ('concurrency', to_jsonb(l.concurrency)),
+        ('max_waiting', forebay._waiting_setting(l.max_waiting, l.max_waiting_group)), ('rate', forebay._rate_setting(l.rate, l.burst)), ('concurrency', to_jsonb(l.concurrency)),
         ('key_rate', forebay._rate_setting(l.key_rate, l.key_burst)), ('key_concurrency', to_jsonb(l.key_concurrency))) s (setting, value)
     where l.queue = p_queue and s.value is not null
     union all
@@ -12082,6 +12096,7 @@ as $$
             when c.setting = 'dead_keep_days' then i.act = 'dead.keep'
             when c.setting like 'group %' then i.act in ('groups.open', 'groups.close') and i.group_name = substr(c.setting, 7)
             else i.act = 'queues.limit' and (i.old -> c.setting is distinct from i.new -> c.setting
+                 or i.old -> (c.setting || '_group') is distinct from i.new -> (c.setting || '_group')
                  or i.old -> replace(c.setting, 'rate', 'burst') is distinct from i.new -> replace(c.setting, 'rate', 'burst')) end
         order by i.at desc, i.event_id desc limit 1) e (changed_by, at) on true
     where c.action is not null

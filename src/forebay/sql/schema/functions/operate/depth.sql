@@ -65,7 +65,7 @@ begin
     running_jobs as (
         select h.group_id, h.lane, count(*) as running
         from (select * from first_rows union all select * from later_rows) h
-        group by h.group_id, h.lane)
+        group by h.group_id, h.lane),
     by_priority as materialized (
         select o.group_id, l.priority, sum(o.open) as open, coalesce(sum(j.running), 0) as running
         from open_jobs o
