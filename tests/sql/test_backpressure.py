@@ -110,23 +110,6 @@ def test_the_own_transaction_counts_and_a_rollback_does_not(database, conn):
     assert is_full(conn)
 
 
-def test_the_group_that_is_furthest_behind_counts(database, conn):
-    """
-    Every group of the queue has to have room; one that begins later counts from its beginning.
-    """
-    limit(conn, 5)
-    with Reader(database, group="fast") as fast:
-        open_group(conn, "default", "slow", "beginning")
-        enqueue_many(conn, [{"kind": "work"}] * 5)
-        fast.settle(fast.claim(5).claim_no)
-        assert is_full(conn)
-        with Reader(database, group="slow") as slow:
-            slow.claim(5)
-            assert not is_full(conn)
-            open_group(conn, "default", "late", "now")
-            assert not is_full(conn)
-
-
 @pytest.mark.slow
 def test_the_count_is_that_of_a_full_recount_over_many_segments(database, conn):
     """
@@ -279,10 +262,11 @@ def test_no_enqueue_visits_all_jobs_of_a_queue_that_was_not_counted(database, co
         while (batch := reader.claim_ready(1000)).jobs:
             reader.finish(batch)
     enqueue_many(conn, [{"kind": "work"}] * 10_000)
+    one(conn, "select forebay.limit_queue('default', max_waiting_group => 'late')")
     open_group(conn, "default", "late", "beginning")
     enqueue(conn)
     assert pages(conn, "select forebay.enqueue('work')", []) < 1500
-    conn.execute("select * from forebay.count_v1()")
+    one(conn, "select forebay.renew_counts_v1()")
     assert is_full(conn)
     limit(conn, 9_000)
     assert is_full(conn)

@@ -3436,6 +3436,8 @@ set jit = off
 set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
+declare
+    v_tombstones constant boolean := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 begin
     if pg_sequence_last_value('forebay.key_seq') is null then
         return;
@@ -3449,7 +3451,7 @@ begin
     cancelled as materialized (
         select p.group_id, r.lane, r.seq
         from (select i.group_id, array_agg(i.lane) as lanes, array_agg(i.seq) as seqs from parked i
-              where pg_sequence_last_value('forebay.tombstone_seq') is not null group by i.group_id) p
+              where v_tombstones group by i.group_id) p
         cross join lateral unnest(forebay._fetch(p.lanes, p.seqs)) r
         where exists (select from forebay.tombstone t
                       where t.job_id = coalesce(r.job_id, r.seq) and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = p.group_id)))
@@ -3568,7 +3570,6 @@ begin
     parked_jobs as materialized (
         select b.nr as base, p.priority, sum(p.parked) as parked
         from forebay._parked_counts(p_queues) p join unnest(v_bases) b on b.queue = p.queue and b.group_id = p.group_id
-        where pg_sequence_last_value('forebay.key_seq') is not null
         group by b.nr, p.priority),
     gone as materialized (
         select b.nr as base, f.priority, f.total from unnest(v_bases) b join forebay.forgotten f on f.queue = b.queue and f.group_id = b.group_id),
@@ -3674,7 +3675,7 @@ $$;
 --
 -- Parameters: p_queues, null: all.
 -- Errors: JQ030 foreign cluster.
--- pages: 300 + 60 a lane
+-- pages: 1000 + 100 a lane + 4 an uncounted job
 create function forebay.renew_counts_v1(p_least bigint default 500, p_queues text[] default null) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -3823,12 +3824,12 @@ begin
         'select ($2)[u.nr], count(*), count(*) filter (where u.xid = pg_current_xact_id_if_assigned()),
                 min(u.seq) filter (where u.xid is distinct from pg_current_xact_id_if_assigned())
          from (' || forebay._unread_sql(v_cursors, 'l.xid, l.seq, l.job_id') || coalesce(' limit ' || p_most, '') || ') u
-         where ($4)[u.nr] or pg_sequence_last_value(''forebay.tombstone_seq'') is null
+         where $5 or ($4)[u.nr]
             or not exists (select from forebay.tombstone t
                            where t.job_id = coalesce(u.job_id, u.seq) and t.group_id = ($3)[u.nr]
                              and (t.reason = ''e'' or t.reason = ''m'' and u.seq <= t.up_to))
          group by u.nr'
-        using v_cursors, v_nrs, v_groups, v_keyed;
+        using v_cursors, v_nrs, v_groups, v_keyed, pg_sequence_last_value('forebay.tombstone_seq') is null;
 end
 $$;
 
@@ -7625,10 +7626,10 @@ $$;
 
 -- grant: worker
 
--- Count the waiting jobs of every queue; returns the queues with p_most or more. Workers call it regularly, and log them.
+-- The queues with p_most waiting jobs or more. Workers call it regularly, and log them.
 --
 -- Errors: JQ030 foreign cluster.
--- pages: 300 + 60 a lane
+-- pages: 1000 + 100 a lane + 4 an uncounted job
 create function forebay.count_v1(p_most bigint default 1000000)
 returns table (queue text, group_name text, waiting bigint)
 language plpgsql volatile security definer
@@ -7639,7 +7640,7 @@ set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
 begin
-    perform forebay.renew_counts_v1(1);
+    perform forebay._require_same_cluster();
     return query
     select w.queue, w.group_name, sum(u.ready + u.scheduled + u.retrying)::bigint
     from forebay._count_waiting(null) w cross join lateral unnest(w.ready, w.scheduled, w.retrying) u (ready, scheduled, retrying)
@@ -9747,7 +9748,7 @@ $$;
 -- It continues from the last counts of waiting jobs: it visits the jobs enqueued, promoted or moved since, and in lanes of ordering keys
 -- those claimed since; and scheduled jobs that were cancelled or replaced and are not due yet. The leader of maintenance renews
 -- the counts every two seconds. Where no worker has run yet it visits every waiting job.
--- pages: 300 + 60 a lane + 4 an uncounted job + 20 an open lease
+-- pages: 1000 + 100 a lane + 4 an uncounted job + 20 an open lease
 create function forebay.depth(only_queue text default null)
 returns table (queue text, priority integer, group_name text, scheduled bigint, ready bigint, claimed bigint, running bigint,
                retrying bigint)

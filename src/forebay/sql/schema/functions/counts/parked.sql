@@ -5,6 +5,8 @@ language plpgsql stable
 -- planner: in order
 as $$
 #variable_conflict use_column
+declare
+    v_tombstones constant boolean := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 begin
     if pg_sequence_last_value('forebay.key_seq') is null then
         return;
@@ -18,7 +20,7 @@ begin
     cancelled as materialized (
         select p.group_id, r.lane, r.seq
         from (select i.group_id, array_agg(i.lane) as lanes, array_agg(i.seq) as seqs from parked i
-              where pg_sequence_last_value('forebay.tombstone_seq') is not null group by i.group_id) p
+              where v_tombstones group by i.group_id) p
         cross join lateral unnest(forebay._fetch(p.lanes, p.seqs)) r
         where exists (select from forebay.tombstone t
                       where t.job_id = coalesce(r.job_id, r.seq) and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = p.group_id)))

@@ -102,7 +102,6 @@ begin
     parked_jobs as materialized (
         select b.nr as base, p.priority, sum(p.parked) as parked
         from forebay._parked_counts(p_queues) p join unnest(v_bases) b on b.queue = p.queue and b.group_id = p.group_id
-        where pg_sequence_last_value('forebay.key_seq') is not null
         group by b.nr, p.priority),
     gone as materialized (
         select b.nr as base, f.priority, f.total from unnest(v_bases) b join forebay.forgotten f on f.queue = b.queue and f.group_id = b.group_id),

@@ -9,7 +9,7 @@
 --
 -- Parameters: p_queues, null: all.
 -- Errors: JQ030 foreign cluster.
--- pages: 300 + 60 a lane
+-- pages: 1000 + 100 a lane + 4 an uncounted job
 create function forebay.renew_counts_v1(p_least bigint default 500, p_queues text[] default null) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

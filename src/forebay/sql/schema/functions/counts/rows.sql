@@ -107,11 +107,11 @@ begin
         'select ($2)[u.nr], count(*), count(*) filter (where u.xid = pg_current_xact_id_if_assigned()),
                 min(u.seq) filter (where u.xid is distinct from pg_current_xact_id_if_assigned())
          from (' || forebay._unread_sql(v_cursors, 'l.xid, l.seq, l.job_id') || coalesce(' limit ' || p_most, '') || ') u
-         where ($4)[u.nr] or pg_sequence_last_value(''forebay.tombstone_seq'') is null
+         where $5 or ($4)[u.nr]
             or not exists (select from forebay.tombstone t
                            where t.job_id = coalesce(u.job_id, u.seq) and t.group_id = ($3)[u.nr]
                              and (t.reason = ''e'' or t.reason = ''m'' and u.seq <= t.up_to))
          group by u.nr'
-        using v_cursors, v_nrs, v_groups, v_keyed;
+        using v_cursors, v_nrs, v_groups, v_keyed, pg_sequence_last_value('forebay.tombstone_seq') is null;
 end
 $$;
