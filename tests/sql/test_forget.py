@@ -324,8 +324,8 @@ def test_rows_and_cursors_go_with_the_segments(database, conn):
         # The limiter remembers the key that was claimed last.
         assert one(conn, "select count(*) from forebay.lane where sort = 'limited'") <= 1
         assert depth(conn, "default")["default"][0] == 0
-        # 50 fit, as in a queue that is empty.
-        jobs = [enqueue(conn, priority=n % 20 + 1) for n in range(50)]
+        # 49 fit, as in a queue with nothing but the delayed job.
+        jobs = [enqueue(conn, priority=n % 20 + 1) for n in range(49)]
         with pytest.raises(psycopg.errors.ConfigurationLimitExceeded):
             enqueue(conn)
         assert sorted(finish_all(reader)) == sorted(jobs)
