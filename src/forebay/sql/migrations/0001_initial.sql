@@ -3478,6 +3478,7 @@ language plpgsql stable
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -9754,7 +9755,10 @@ returns table (queue text, priority integer, group_name text, scheduled bigint, 
                retrying bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 begin

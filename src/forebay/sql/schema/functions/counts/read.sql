@@ -9,7 +9,7 @@ create function forebay._count_waiting(p_queues text[], p_group_id bigint defaul
 returns table (queue text, group_id bigint, group_name text, priorities integer[], ready bigint[], scheduled bigint[], retrying bigint[],
                last forebay.queue_count, visited bigint, is_first boolean)
 language plpgsql stable
--- planner: in order
+-- planner: hot
 as $$
 #variable_conflict use_column
 declare

@@ -11,7 +11,7 @@ returns table (queue text, priority integer, group_name text, scheduled bigint, 
                retrying bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
--- planner: short
+-- planner: hot
 as $$
 #variable_conflict use_column
 begin
