@@ -86,7 +86,7 @@ $$;
 
 
 -- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that it counts for. Other groups, dead ones perhaps,
--- stop nobody.
+-- stop no enqueue.
 --
 -- A group that was not counted yet, with more than 10,000 waiting jobs, refuses only what exceeds these: no enqueue counts millions.
 -- forebay.renew_counts_v1() counts it within seconds.

@@ -38,9 +38,15 @@ begin
             from forebay.settlement j left join lateral unnest(j.offsets) o (nr) on true
             where j.lease_id = b.lease_id and j.claim_no = b.claim_no) s),
     open_jobs as (
-        select b.group_id, b.lane, sum(cardinality(b.seqs) - cardinality(b.offsets)) as open
-        from open_batches b where not b.whole
-        group by b.group_id, b.lane),
+        select o.group_id, o.lane, sum(o.open) as open
+        from (select b.group_id, b.lane, cardinality(b.seqs) - cardinality(b.offsets) as open
+              from open_batches b where not b.whole and b.lanes is null
+              union all
+              -- A claim of ordering keys takes jobs of several lanes.
+              select b.group_id, u.lane, 1
+              from open_batches b cross join lateral unnest(b.lanes) with ordinality u (lane, nr)
+              where not b.whole and u.nr <> all (b.offsets)) o
+        group by o.group_id, o.lane),
     -- Heartbeats have ids of jobs, batches have numbers of rows: for a job's first row they are equal; other rows are read, one
     -- index probe each.
     reported as materialized (
@@ -63,9 +69,9 @@ begin
         join handed_out h on h.seq = l.seq
         join reported r on r.lease_id = h.lease_id and r.job_id = l.job_id),
     running_jobs as (
-        select h.group_id, h.lane, count(*) as running
+        select h.group_id, h.row_lane as lane, count(*) as running
         from (select * from first_rows union all select * from later_rows) h
-        group by h.group_id, h.lane),
+        group by h.group_id, h.row_lane),
     by_priority as materialized (
         select o.group_id, l.priority, sum(o.open) as open, coalesce(sum(j.running), 0) as running
         from open_jobs o
