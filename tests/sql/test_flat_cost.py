@@ -13,6 +13,7 @@ from tests.support.engine import (
     Reader,
     connect,
     enqueue,
+    forget_polls,
     lane_of,
     one,
     shift_clock,
@@ -67,6 +68,7 @@ class Meter:
                 conn, "select forebay.enqueue('work', queue => %s, delay => '50 days')", self.queue
             ),
         )
+        forget_polls(reader.conn)
         yield (
             "ready",
             pages(reader.conn, "select * from forebay.ready_v1(%s::bigint[])", [reader.group_id]),

@@ -11,6 +11,7 @@ from tests.support.engine import (
     connect,
     depth,
     enqueue,
+    forget_polls,
     one,
     open_group,
     small_segments,
@@ -61,11 +62,12 @@ def use_once(conn: psycopg.Connection, reader: Reader) -> None:
 
 
 def poll_pages(conn: psycopg.Connection, group_id: int) -> int:
-    """Return the pages that a poll reads."""
+    """Return the pages that a poll reads which looks at all lanes."""
     query = (
         "explain (analyze, buffers, format json) select * from forebay.ready_v1(array[%s::bigint])"
     )
     for _ in range(3):
+        forget_polls(conn)
         plan = one(conn, query, group_id)
     return plan[0]["Plan"]["Shared Hit Blocks"]
 

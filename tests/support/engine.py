@@ -128,6 +128,11 @@ def shift_clock(conn: psycopg.Connection[Any], seconds: float = 0) -> None:
     )
 
 
+def forget_polls(conn: psycopg.Connection[Any]) -> None:
+    """Let the next poll of this session look at all lanes, as the first one of a session does."""
+    conn.execute("select set_config('forebay.idle_' || i, '', false) from generate_series(0, 15) i")
+
+
 def claimed(text: str | None) -> list[Row]:
     """Read what a claim returned; apart from Forebay's own decoder, which has its own tests."""
     jobs = []

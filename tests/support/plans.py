@@ -13,7 +13,7 @@ from typing import Any
 
 import psycopg
 
-from tests.support.engine import Reader, connect, enqueue, lane_of, one, open_group
+from tests.support.engine import Reader, connect, enqueue, forget_polls, lane_of, one, open_group
 
 SCHEMA = Path(__file__).parents[2] / "src" / "forebay" / "sql" / "schema"
 
@@ -83,6 +83,7 @@ class Session:
         self.mode = plan_cache_mode
         self.groups = [open_group(self.conn, queue) for queue in queues]
         self.idle = open_group(self.conn, "idle")
+        self.empty = open_group(self.conn, "empty")
         self.queues = queues
         self.lane = lane_of(queues[0], self.conn)
         self.job = 0
@@ -166,6 +167,9 @@ class Session:
         ready = "select * from forebay.ready_v1(%s::bigint[])"
         lanes = {"lane": 3 * len(self.groups)}
         yield Call("ready_v1", ready, [self.groups], {**lanes, "open transaction": 6})
+        forget_polls(self.conn)
+        yield Call("ready_v1", ready, [self.groups], {**lanes, "open transaction": 6})
+        yield Call("ready_v1", ready, [[self.empty]], {"open transaction": 6})
         yield Call("ready_v1", ready, [[self.idle]], {"lane": 3, "open transaction": 6}, once=True)
         yield self._claim(queue, self.lane)
         yield self._settle({"flush_no": 1, "done": [1, 2, 3, 4, 5, 6, 7, 8]})

@@ -542,6 +542,22 @@ create type forebay._place as (
     group_id bigint, lane bigint, queue text, priority integer, audience bigint, snap pg_snapshot, claimed_at timestamptz);
 
 
+-- What a session remembers of a poll that found no ready lane: everything that `snap` shows has been claimed, by all of the groups.
+-- The text of one is the value of a parameter of the session, see forebay._recall_poll().
+create type forebay._idle_poll as (
+    hash       bigint,       -- of the ids of the groups
+    horizon    bigint,       -- forebay.poll_horizon then
+    last_seq   bigint,       -- the last number of the log that was drawn before
+    next_xid   xid8,         -- transactions with those numbers have ids below it
+    snap       pg_snapshot,
+    checked_at bigint,       -- when all lanes were last looked at, in milliseconds since 1970
+    queues     text[],       -- of the groups; null: too many to remember
+    flags      oid[]);       -- the wake-up sequences of these queues
+
+-- Flag sequence: the transaction that last made a lane ready without a row of the log.
+create sequence forebay.poll_horizon as bigint cache 1;
+
+
 -- A lane and a group, with the group's cursor there, for reading what the cursor has not passed. nr names it in results.
 create type forebay._cursor as (
     nr bigint, lane bigint, start pg_snapshot, snap_from pg_snapshot, snap_to pg_snapshot, lo bigint, hi bigint, pos_xid xid8,
@@ -1281,7 +1297,7 @@ begin
     delete from forebay.limiter;
     -- Transaction ids of the other cluster.
     update forebay.lane l set state = 'used' where l.state = 'retired';
-    perform setval('forebay.lane_horizon', 1), setval('forebay.lane_barrier', 1);
+    perform setval('forebay.lane_horizon', 1), setval('forebay.lane_barrier', 1), setval('forebay.poll_horizon', 1);
 
     -- Deferred and not yet promoted: written again, with xids of this cluster.
     select * into v_position from forebay.promotion p order by p.no desc limit 1;
@@ -2639,6 +2655,209 @@ end
 $$;
 
 
+-- functions/claim/idle_poll.sql
+
+-- Idle polls: what a session remembers of its last poll that found no ready lane, so that the next one reads only what is newer.
+--
+-- Invariant "commit decides": the memory of a poll at the snapshot S is that everything S shows has been claimed. Later only a newer
+-- row of the log makes a lane ready, or a transaction that sets forebay.poll_horizon. A row is newer when S does not show its
+-- transaction: that began after S, or was in progress at S. So a poll with the same answer reads no cursor. Time alone makes a lane
+-- ready too, so that its cursor moves (forebay._should_move()), and the horizon names one of two resumptions that overlap: after five
+-- seconds the memory is not used.
+--
+-- It is a parameter of the session without any effect, not a table: it costs no write, and a crash, which may take back the claims
+-- that it relies on, ends the session. A pooler may pass it to another client; it says the same to each.
+
+
+-- What this session remembers of a poll for groups with this hash of ids; null: nothing. A change of the type forebay._idle_poll needs
+-- other names of the parameters, since sessions outlive migrations.
+create function forebay._recall_poll(p_hash bigint) returns forebay._idle_poll
+language plpgsql volatile
+as $$
+declare
+    v forebay._idle_poll := nullif(current_setting('forebay.idle_' || (p_hash & 15), true), '')::forebay._idle_poll;
+begin
+    return case when v.hash = p_hash then v end;
+end
+$$;
+
+
+-- The id of the next transaction, without drawing one. All that drew a number before this call have lower ids.
+create function forebay._next_xid() returns xid8
+language plpgsql volatile
+as $$
+declare
+    v_known constant xid8 := pg_snapshot_xmax(pg_current_snapshot());
+begin
+    return (v_known::text::bigint + age(v_known::xid))::text::xid8;
+end
+$$;
+
+
+-- Is the log, without reading it, known to have no row that an idle poll did not see? p_last is its last number.
+create function forebay._is_still_idle(p_idle forebay._idle_poll, p_last bigint) returns boolean
+language plpgsql volatile
+as $$
+begin
+    -- In steps, since an expression with a query is a statement even where the query is not evaluated.
+    if p_last <> p_idle.last_seq
+       -- A transaction that had begun, and that the snapshot did not list yet, may have ended.
+       or p_idle.next_xid > pg_snapshot_xmax(p_idle.snap)
+          and pg_snapshot_xmax(pg_current_snapshot()) > pg_snapshot_xmax(p_idle.snap) then
+        return false;
+    elsif pg_snapshot_xmin(p_idle.snap) = pg_snapshot_xmax(p_idle.snap) then
+        return true;
+    end if;
+    return not exists (select from pg_snapshot_xip(p_idle.snap) x where pg_visible_in_snapshot(x, pg_current_snapshot()));
+end
+$$;
+
+
+-- The segments that a poll reads: the last sealed one and those after it, up to the number p_last; which one is sealed; its seal; and that
+-- of the one before.
+create function forebay._newest_segments(p_last bigint, out segments bigint[], out sealed bigint, out below xid8, out before xid8)
+language plpgsql volatile
+as $$
+declare
+    v_hi bigint;
+begin
+    select f.segment_id, f.xid, i.hi into sealed, below, v_hi
+    from forebay.seal f join forebay.segment i using (segment_id) order by f.segment_id desc limit 1;
+    segments := array(
+        select s.segment_id from forebay.segment s
+        where s.lo >= coalesce(v_hi, 0) and s.lo <= p_last
+        order by s.lo);
+    select f.xid into before from forebay.seal f where f.segment_id = sealed - 1;
+    if sealed is not null then
+        segments := sealed || segments;
+    end if;
+end
+$$;
+
+
+-- Have some of these queues lanes of limit keys?
+create function forebay._have_limit_keys(p_queues text[]) returns boolean
+language sql stable
+as $$
+    select exists (select from forebay.lane i where i.queue = any (p_queues) and i.sort in ('limited', 'dispatch') and i.state <> 'dormant')
+$$;
+
+
+-- The lanes of some groups with rows that an idle poll did not see, and the snapshot of this answer. Groups share the probe of a public
+-- lane. p_segments are read; rows of transactions below p_before may be in older ones, and if such a one has ended since, lanes is null. So it is if
+-- the queues have limit keys.
+create function forebay._changed_lanes(
+    p_group_ids bigint[], p_idle forebay._idle_poll, p_segments bigint[], p_sealed bigint, p_below xid8, p_before xid8,
+    out lanes bigint[], out snap pg_snapshot)
+language plpgsql volatile
+as $$
+declare
+    v_places  forebay._place[];
+    v_moved   boolean[];
+    v_ended   forebay._xid_range[];
+    v_segment bigint;
+begin
+    select array_agg(row(null, l.lane, null, null, null, p_idle.snap, null)::forebay._place), array_agg(false), pg_current_snapshot()
+    into v_places, v_moved, snap
+    from (select distinct i.lane from forebay.lane i
+          where i.queue = any (p_idle.queues) and i.sort in ('plain', 'keyed') and i.state <> 'dormant'
+            and (i.audience = 0 or abs(i.audience) = any (p_group_ids))) l;
+    -- A limiter decides about lanes of limit keys.
+    if pg_sequence_last_value('forebay.limiter_seq') is not null then
+        if forebay._have_limit_keys(p_idle.queues) then
+            return;
+        end if;
+    end if;
+    if p_before > pg_snapshot_xmin(p_idle.snap) then
+        if p_before > pg_snapshot_xmax(p_idle.snap)
+           or exists (select from pg_snapshot_xip(p_idle.snap) x where x < p_before and pg_visible_in_snapshot(x, snap)) then
+            return;
+        end if;
+    end if;
+    v_ended := forebay._xid_ranges('1:1:', snap);
+    foreach v_segment in array p_segments loop
+        exit when array_position(v_moved, false) is null;
+        execute 'select forebay._moved_' || v_segment || '($1, $2, $3, $4, $5)'
+            into v_moved using v_places, v_moved, snap, v_ended, case when v_segment = p_sealed then p_below end;
+    end loop;
+    lanes := array(select (p.place).lane from (select unnest(v_places) as place, unnest(v_moved) as moved) p where p.moved);
+end
+$$;
+
+
+-- Let the session remember that a poll found no ready lane.
+--
+-- Parameters:
+--   p_idle   what the session remembered so far of these groups
+--   p_new    the poll; its queues and wake-up sequences are added here
+create function forebay._remember_poll(p_group_ids bigint[], p_idle forebay._idle_poll, p_new forebay._idle_poll) returns void
+language plpgsql volatile
+as $$
+declare
+    v      forebay._idle_poll := p_new;
+    v_last constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+begin
+    -- The transaction that set the horizon is open: a group is paused until it commits.
+    if not pg_visible_in_snapshot(v.horizon::text::xid8, v.snap) then
+        return;
+    end if;
+    -- A segment was begun during the poll: the snapshot may show rows of it that were not looked for.
+    if v_last <> v.last_seq then
+        if exists (select from forebay.segment s where s.lo > v.last_seq and s.lo <= v_last) then
+            return;
+        end if;
+    end if;
+    if p_idle.hash is not null then
+        v.queues := p_idle.queues;
+        v.flags := p_idle.flags;
+    else
+        select case when count(distinct g.queue) <= 16 then array_agg(distinct g.queue) end,
+               array_agg(distinct forebay._wakeup(g.queue)::oid)
+        into v.queues, v.flags
+        from forebay.queue_group g where g.group_id = any (p_group_ids);
+    end if;
+    -- A lane of a limit key may have come during the poll, after that looked for limiters.
+    if pg_sequence_last_value('forebay.limiter_seq') is not null then
+        if forebay._have_limit_keys(coalesce(v.queues, array(
+            select g.queue from forebay.queue_group g where g.group_id = any (p_group_ids)))) then
+            return;
+        end if;
+    end if;
+    perform set_config('forebay.idle_' || (v.hash & 15), v::text, false);
+end
+$$;
+
+
+-- Let no session rely on an idle poll from before this transaction's commit: it makes lanes ready without a row of the log.
+create function forebay._forget_polls() returns void
+language sql volatile
+as $$
+    select setval('forebay.poll_horizon', greatest(pg_current_xact_id()::text::bigint, pg_sequence_last_value('forebay.poll_horizon')))
+$$;
+
+
+-- Let producers notify for some time: a worker sleeps. Nothing without a time.
+create function forebay._announce_sleep(p_flags oid[], p_millis integer) returns void
+language plpgsql volatile
+as $$
+declare
+    v_until constant bigint := (extract(epoch from clock_timestamp()) * 1000)::bigint + p_millis;
+begin
+    if p_millis is null then
+        return;
+    end if;
+    perform set_config('synchronous_commit', 'off', true);  -- Setting a flag sequence writes WAL; the commit need not wait for it.
+    if not forebay._is_same_cluster() then
+        perform forebay._record_same_cluster();
+    end if;
+    perform forebay._advance_flag(f.flag, v_until, 250)
+    from unnest(p_flags) f (flag)
+    -- A time in the future is from before the clock was set back.
+    where not coalesce(pg_sequence_last_value(f.flag) between v_until and v_until + 70000, false);
+end
+$$;
+
+
 -- functions/claim/job_json.sql
 
 -- One job as a claim returns it: a JSON array of seq, kind, time of the enqueue (microseconds since 1970) and args; and, when
@@ -2689,18 +2908,47 @@ declare
     v_last    bigint;
     v_seal_id bigint;
     v_below   xid8;
-    v_hi      bigint;
     v_before  xid8;
     v_tail    bigint[];
     v_segment bigint;
-    v_until   bigint;
     v_limiters   bigint[] := '{}';
     v_shut    bigint[] := '{}';
     v_any     boolean;
     v_row     record;
+    v_poll    forebay._idle_poll;  -- this poll, if it finds nothing
+    v_idle    forebay._idle_poll;  -- the last one that did, see idle_poll.sql
+    v_changed bigint[];            -- lanes with rows since then; null: any lane may have some
 begin
     if not forebay._is_same_cluster() then
         perform forebay._require_same_cluster();
+    end if;
+    v_poll.horizon := coalesce(pg_sequence_last_value('forebay.poll_horizon'), 0);
+    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    -- Alone, so that the memory of the session is about what each transaction committed until now.
+    if forebay._is_alone() then
+        v_poll.hash := hash_array_extended(p_group_ids, 0);
+        v_poll.last_seq := v_last;
+        v_poll.next_xid := forebay._next_xid();
+        v_poll.checked_at := (extract(epoch from forebay._now()) * 1000)::bigint;
+        v_idle := forebay._recall_poll(v_poll.hash);
+        if (v_idle.horizon = v_poll.horizon and v_poll.checked_at between v_idle.checked_at and v_idle.checked_at + 5000) is not true then
+            v_idle := null;
+        elsif forebay._is_still_idle(v_idle, v_last) then
+            perform forebay._announce_sleep(v_idle.flags, p_sleep_millis);
+            return;
+        end if;
+    end if;
+    -- The last sealed segment counts too, so that a quiet lane is not reported as ready at each new seal.
+    select s.segments, s.sealed, s.below, s.before into v_tail, v_seal_id, v_below, v_before from forebay._newest_segments(v_last) s;
+    -- Few groups are looked at as fast.
+    if v_idle.queues is not null and cardinality(p_group_ids) > 8 then
+        select c.lanes, c.snap into v_changed, v_poll.snap
+        from forebay._changed_lanes(p_group_ids, v_idle, v_tail, v_seal_id, v_below, v_before) c;
+        v_poll.checked_at := case when v_changed is null then v_poll.checked_at else v_idle.checked_at end;
+        if v_changed = '{}' then
+            perform forebay._remember_poll(p_group_ids, v_idle, v_poll), forebay._announce_sleep(v_idle.flags, p_sleep_millis);
+            return;
+        end if;
     end if;
     if pg_sequence_last_value('forebay.limiter_seq') is not null then
         v_limiters := array(select g.group_id from forebay.queue_group g
@@ -2708,17 +2956,9 @@ begin
                            and (exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null)
                                 or exists (select from forebay.lane i where i.queue = g.queue and i.sort in ('limited', 'dispatch') and i.state <> 'dormant')));
     end if;
-    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
-    select f.segment_id, f.xid, i.hi into v_seal_id, v_below, v_hi
-    from forebay.seal f join forebay.segment i using (segment_id) order by f.segment_id desc limit 1;
-    v_tail := array(
-        select s.segment_id from forebay.segment s
-        where s.lo >= coalesce(v_hi, 0) and s.lo <= v_last
-        order by s.lo);
-    -- The last sealed segment counts too, so that a quiet lane is not reported as ready at each new seal.
-    select f.xid into v_before from forebay.seal f where f.segment_id = v_seal_id - 1;
-    if v_seal_id is not null then
-        v_tail := v_seal_id || v_tail;
+    if v_limiters <> '{}' then
+        v_poll.hash := null;
+        v_changed := null;
     end if;
 
     -- A lane has moved when it has a current window, or when it is so far behind that the claim has to read it.
@@ -2734,7 +2974,8 @@ begin
           join lateral (
               select distinct i.lane, i.queue, i.priority, i.audience
               from forebay.lane i
-              where i.queue = g.queue and i.sort in ('plain', 'keyed') and i.state <> 'dormant'
+              where (v_changed is null or i.lane = any (v_changed))
+                and i.queue = g.queue and i.sort in ('plain', 'keyed') and i.state <> 'dormant'
                 and i.audience in (0, g.group_id, -g.group_id)) l on true
           left join lateral (
               select c.snap_from, c.snap_to, c.claimed_at
@@ -2775,17 +3016,14 @@ begin
         end loop;
     end if;
 
+    if not v_any and v_poll.hash is not null then
+        v_poll.snap := coalesce(v_poll.snap, v_now);
+        perform forebay._remember_poll(p_group_ids, v_idle, v_poll);
+    end if;
     if not v_any and p_sleep_millis is not null then
-        perform set_config('synchronous_commit', 'off', true);  -- Setting a flag sequence writes WAL; the commit need not wait for it.
-        if not forebay._is_same_cluster() then
-            perform forebay._record_same_cluster();
-        end if;
-        v_until := (extract(epoch from clock_timestamp()) * 1000)::bigint + p_sleep_millis;
-        perform forebay._advance_flag(wakeup.flag, v_until, 250)
-        from (select distinct forebay._wakeup(g.queue) as flag
-              from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)) wakeup
-        -- A time in the future is from before the clock was set back.
-        where not coalesce(pg_sequence_last_value(wakeup.flag) between v_until and v_until + 70000, false);
+        perform forebay._announce_sleep(array(
+            select distinct forebay._wakeup(g.queue)::oid
+            from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)), p_sleep_millis);
     end if;
 end
 $$;
@@ -7968,6 +8206,7 @@ begin
             limit p_most));
         get diagnostics v_count = row_count;
         if v_count > 0 then
+            perform forebay._forget_polls();
             return v_count;
         end if;
         update forebay.queue_group g set has_all_lanes = true where g.group_id = v_group.group_id;
@@ -8215,6 +8454,7 @@ begin
       and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1)
     order by s.segment_id;
     get diagnostics v_sealed = row_count;
+    perform forebay._forget_polls();  -- Cursors may be far behind now.
     return v_sealed;
 end
 $$;
@@ -11083,6 +11323,7 @@ begin
     where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null and g.closing_at is null;
     get diagnostics v_count = row_count;
     if v_count > 0 then
+        perform forebay._forget_polls();
         perform forebay._record_event('queues.resume', queue, group_name, p_count => v_count);
     end if;
     perform forebay._notify(resume_queue.queue);

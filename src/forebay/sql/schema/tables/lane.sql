@@ -39,6 +39,22 @@ create type forebay._place as (
     group_id bigint, lane bigint, queue text, priority integer, audience bigint, snap pg_snapshot, claimed_at timestamptz);
 
 
+-- What a session remembers of a poll that found no ready lane: everything that `snap` shows has been claimed, by all of the groups.
+-- The text of one is the value of a parameter of the session, see forebay._recall_poll().
+create type forebay._idle_poll as (
+    hash       bigint,       -- of the ids of the groups
+    horizon    bigint,       -- forebay.poll_horizon then
+    last_seq   bigint,       -- the last number of the log that was drawn before
+    next_xid   xid8,         -- transactions with those numbers have ids below it
+    snap       pg_snapshot,
+    checked_at bigint,       -- when all lanes were last looked at, in milliseconds since 1970
+    queues     text[],       -- of the groups; null: too many to remember
+    flags      oid[]);       -- the wake-up sequences of these queues
+
+-- Flag sequence: the transaction that last made a lane ready without a row of the log.
+create sequence forebay.poll_horizon as bigint cache 1;
+
+
 -- A lane and a group, with the group's cursor there, for reading what the cursor has not passed. nr names it in results.
 create type forebay._cursor as (
     nr bigint, lane bigint, start pg_snapshot, snap_from pg_snapshot, snap_to pg_snapshot, lo bigint, hi bigint, pos_xid xid8,

@@ -23,18 +23,47 @@ declare
     v_last    bigint;
     v_seal_id bigint;
     v_below   xid8;
-    v_hi      bigint;
     v_before  xid8;
     v_tail    bigint[];
     v_segment bigint;
-    v_until   bigint;
     v_limiters   bigint[] := '{}';
     v_shut    bigint[] := '{}';
     v_any     boolean;
     v_row     record;
+    v_poll    forebay._idle_poll;  -- this poll, if it finds nothing
+    v_idle    forebay._idle_poll;  -- the last one that did, see idle_poll.sql
+    v_changed bigint[];            -- lanes with rows since then; null: any lane may have some
 begin
     if not forebay._is_same_cluster() then
         perform forebay._require_same_cluster();
+    end if;
+    v_poll.horizon := coalesce(pg_sequence_last_value('forebay.poll_horizon'), 0);
+    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    -- Alone, so that the memory of the session is about what each transaction committed until now.
+    if forebay._is_alone() then
+        v_poll.hash := hash_array_extended(p_group_ids, 0);
+        v_poll.last_seq := v_last;
+        v_poll.next_xid := forebay._next_xid();
+        v_poll.checked_at := (extract(epoch from forebay._now()) * 1000)::bigint;
+        v_idle := forebay._recall_poll(v_poll.hash);
+        if (v_idle.horizon = v_poll.horizon and v_poll.checked_at between v_idle.checked_at and v_idle.checked_at + 5000) is not true then
+            v_idle := null;
+        elsif forebay._is_still_idle(v_idle, v_last) then
+            perform forebay._announce_sleep(v_idle.flags, p_sleep_millis);
+            return;
+        end if;
+    end if;
+    -- The last sealed segment counts too, so that a quiet lane is not reported as ready at each new seal.
+    select s.segments, s.sealed, s.below, s.before into v_tail, v_seal_id, v_below, v_before from forebay._newest_segments(v_last) s;
+    -- Few groups are looked at as fast.
+    if v_idle.queues is not null and cardinality(p_group_ids) > 8 then
+        select c.lanes, c.snap into v_changed, v_poll.snap
+        from forebay._changed_lanes(p_group_ids, v_idle, v_tail, v_seal_id, v_below, v_before) c;
+        v_poll.checked_at := case when v_changed is null then v_poll.checked_at else v_idle.checked_at end;
+        if v_changed = '{}' then
+            perform forebay._remember_poll(p_group_ids, v_idle, v_poll), forebay._announce_sleep(v_idle.flags, p_sleep_millis);
+            return;
+        end if;
     end if;
     if pg_sequence_last_value('forebay.limiter_seq') is not null then
         v_limiters := array(select g.group_id from forebay.queue_group g
@@ -42,17 +71,9 @@ begin
                            and (exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null)
                                 or exists (select from forebay.lane i where i.queue = g.queue and i.sort in ('limited', 'dispatch') and i.state <> 'dormant')));
     end if;
-    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
-    select f.segment_id, f.xid, i.hi into v_seal_id, v_below, v_hi
-    from forebay.seal f join forebay.segment i using (segment_id) order by f.segment_id desc limit 1;
-    v_tail := array(
-        select s.segment_id from forebay.segment s
-        where s.lo >= coalesce(v_hi, 0) and s.lo <= v_last
-        order by s.lo);
-    -- The last sealed segment counts too, so that a quiet lane is not reported as ready at each new seal.
-    select f.xid into v_before from forebay.seal f where f.segment_id = v_seal_id - 1;
-    if v_seal_id is not null then
-        v_tail := v_seal_id || v_tail;
+    if v_limiters <> '{}' then
+        v_poll.hash := null;
+        v_changed := null;
     end if;
 
     -- A lane has moved when it has a current window, or when it is so far behind that the claim has to read it.
@@ -68,7 +89,8 @@ begin
           join lateral (
               select distinct i.lane, i.queue, i.priority, i.audience
               from forebay.lane i
-              where i.queue = g.queue and i.sort in ('plain', 'keyed') and i.state <> 'dormant'
+              where (v_changed is null or i.lane = any (v_changed))
+                and i.queue = g.queue and i.sort in ('plain', 'keyed') and i.state <> 'dormant'
                 and i.audience in (0, g.group_id, -g.group_id)) l on true
           left join lateral (
               select c.snap_from, c.snap_to, c.claimed_at
@@ -109,17 +131,14 @@ begin
         end loop;
     end if;
 
+    if not v_any and v_poll.hash is not null then
+        v_poll.snap := coalesce(v_poll.snap, v_now);
+        perform forebay._remember_poll(p_group_ids, v_idle, v_poll);
+    end if;
     if not v_any and p_sleep_millis is not null then
-        perform set_config('synchronous_commit', 'off', true);  -- Setting a flag sequence writes WAL; the commit need not wait for it.
-        if not forebay._is_same_cluster() then
-            perform forebay._record_same_cluster();
-        end if;
-        v_until := (extract(epoch from clock_timestamp()) * 1000)::bigint + p_sleep_millis;
-        perform forebay._advance_flag(wakeup.flag, v_until, 250)
-        from (select distinct forebay._wakeup(g.queue) as flag
-              from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)) wakeup
-        -- A time in the future is from before the clock was set back.
-        where not coalesce(pg_sequence_last_value(wakeup.flag) between v_until and v_until + 70000, false);
+        perform forebay._announce_sleep(array(
+            select distinct forebay._wakeup(g.queue)::oid
+            from forebay.queue_group g where g.group_id = any (p_group_ids) and g.group_id <> all (v_shut)), p_sleep_millis);
     end if;
 end
 $$;

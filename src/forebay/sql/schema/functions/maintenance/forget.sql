@@ -185,6 +185,7 @@ begin
             limit p_most));
         get diagnostics v_count = row_count;
         if v_count > 0 then
+            perform forebay._forget_polls();
             return v_count;
         end if;
         update forebay.queue_group g set has_all_lanes = true where g.group_id = v_group.group_id;

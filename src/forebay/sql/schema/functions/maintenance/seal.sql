@@ -37,6 +37,7 @@ begin
       and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1)
     order by s.segment_id;
     get diagnostics v_sealed = row_count;
+    perform forebay._forget_polls();  -- Cursors may be far behind now.
     return v_sealed;
 end
 $$;

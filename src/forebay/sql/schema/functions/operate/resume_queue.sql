@@ -14,6 +14,7 @@ begin
     where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null and g.closing_at is null;
     get diagnostics v_count = row_count;
     if v_count > 0 then
+        perform forebay._forget_polls();
         perform forebay._record_event('queues.resume', queue, group_name, p_count => v_count);
     end if;
     perform forebay._notify(resume_queue.queue);
