@@ -130,7 +130,7 @@ def shard_queue(queue: str, lanes: int) -> Operation[int]:
 
 
 def limit_queue(
-    queue: str, changes: Mapping[str, float | Unset | None]
+    queue: str, changes: Mapping[str, float | str | Unset | None]
 ) -> Operation[Limits | None]:
     """Return the call that sets limits of a queue; it returns the previous limits.
 
