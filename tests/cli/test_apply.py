@@ -58,6 +58,13 @@ def test_the_difference_is_shown_applied_and_gone(forebay, conn, shop):
     assert (again.code, again.out) == (0, f"1 queue of {place}: as declared\n")
 
 
+def test_the_group_whose_waiting_jobs_count_is_shown(forebay, conn, shop):
+    shown = cells(forebay("apply", shop('max_waiting=1000, max_waiting_group="audit"')).out)
+    assert "imports max waiting - 1,000 of group audit set" in shown
+    limited = forebay("queues", "limit", "imports", "--max-waiting-group", "other")
+    assert limited.out == "queue imports: max waiting 1,000, max waiting group other\n"
+
+
 def test_what_an_operator_changed_is_kept_and_shown(forebay, conn, shop):
     forebay("apply", shop("concurrency=20, max_waiting=1000"))
     forebay("queues", "limit", "imports", "--concurrency", 1)

@@ -53,6 +53,8 @@ def test_a_declared_queue_is_copied_with_its_settings():
         ({"key_rate": "2/s"}, "queue q: key_rate must be a number, not str"),
         ({"burst": 3}, "queue q: burst is given without rate"),
         ({"key_burst": 3, "rate": 1}, "queue q: key_burst is given without key_rate"),
+        ({"max_waiting_group": "a"}, "queue q: max_waiting_group is given without max_waiting"),
+        ({"max_waiting_group": "a b", "max_waiting": 1}, "queue q: max_waiting_group is not a name"),
         ({"shards": 65}, "queue q: shards is 65, not within 1 to 64"),
         ({"dead_keep_days": "always"}, "queue q: dead_keep_days must be an integer, not str"),
         ({"groups": "default"}, "queue q: groups must be names, not 'default'"),

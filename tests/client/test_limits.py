@@ -47,6 +47,23 @@ def test_each_call_changes_only_the_limits_it_names(database):
     assert client.limits() == []
 
 
+def test_max_waiting_counts_for_the_group_that_is_named(database):
+    """
+    It is removed with max_waiting, or alone.
+    """
+    client = forebay.Client(database)
+    client.limit_queue("mail", max_waiting=2, max_waiting_group="audit")
+    (found,) = client.limits("mail")
+    assert found.limits == Limits(max_waiting=2, max_waiting_group="audit")
+    assert client.limit_queue("mail", max_waiting_group=None) == found.limits
+    assert client.limits("mail")[0].limits == Limits(max_waiting=2)
+    client.limit_queue("mail", max_waiting_group="audit")
+    client.limit_queue("mail", max_waiting=None)
+    assert client.limits() == []
+    with pytest.raises(InvalidJob, match="max_waiting_group audit without a max_waiting"):
+        client.limit_queue("mail", max_waiting_group="audit")
+
+
 def test_what_else_postgresql_says_with_that_sqlstate_is_not_ours():
     """
     53400 is also said of temporary files.

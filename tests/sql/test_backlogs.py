@@ -247,6 +247,8 @@ def test_idle_lanes_write_little_while_another_queue_is_busy(database, conn):
             conn.execute("select forebay.sweep_v1(now() - interval '1 minute')")
             conn.execute("select forebay.summarize_v1()")
             conn.execute("select forebay.retain_v1()")
+        if second % 2 == 0:
+            one(conn, "select forebay.renew_counts_v1()")
         if second % 60 == 0:
             conn.execute("select * from forebay.count_v1()")
     for writer in writers:

@@ -61,6 +61,23 @@ def test_every_declared_setting_is_applied_once(conn):
     assert conn.execute("select * from forebay.applied_setting order by 1, 2").fetchall() == before
 
 
+def test_a_maximum_of_waiting_jobs_and_its_group_are_one_setting(conn):
+    declared = {"queue": "q", "max_waiting": 10, "max_waiting_group": "audit"}
+    assert apply(conn, declared) == {("q", "max_waiting"): "set"}
+    assert settings(conn) == {"max_waiting": {"max_waiting": 10, "max_waiting_group": "audit"}}
+    assert apply(conn, declared) == {}
+    assert apply(conn, declared | {"max_waiting_group": "other"}) == {
+        ("q", "max_waiting"): "change"
+    }
+    assert apply(conn, {"queue": "q", "max_waiting": 10}) == {("q", "max_waiting"): "change"}
+    assert settings(conn) == {"max_waiting": 10}
+    conn.execute("select forebay.limit_queue('q', max_waiting_group => 'audit')")
+    assert apply(conn, {"queue": "q", "max_waiting": 10}) == {("q", "max_waiting"): "kept"}
+    conn.execute("select forebay.limit_queue('q', remove => '{max_waiting_group}')")
+    assert apply(conn, {"queue": "q"}) == {("q", "max_waiting"): "remove"}
+    assert settings(conn) == {}
+
+
 def test_a_comparison_changes_nothing(conn):
     assert set(compare(conn, EVERYTHING).values()) == {"set"}
     assert settings(conn) == {}
@@ -204,6 +221,8 @@ def test_a_group_that_is_declared_later_gets_later_jobs(database, conn):
         ('[{"queue": "q", "max_waiting": 1e30}]', "max_waiting is 1000000"),
         ('[{"queue": "q", "burst": 2}]', "burst is given without rate"),
         ('[{"queue": "q", "key_burst": 2, "key_rate": null}]', "key_burst is given without key_rate"),
+        ('[{"queue": "q", "max_waiting_group": "a"}]', "max_waiting_group is given without max_waiting"),
+        ('[{"queue": "q", "max_waiting": 1, "max_waiting_group": "a b"}]', "max_waiting_group"),
         ('[{"queue": "q", "shards": 65}]', "shards is 65"),
         ('[{"queue": "q", "dead_keep_days": "always"}]', "dead_keep_days"),
         ('[{"queue": "q", "groups": "default"}]', "groups is not an array"),

@@ -192,9 +192,9 @@ def test_nothing_lost_breaks_without_the_late_part_of_promotion(database):
         (
             (
                 "where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)\n"
-                "    order by"
+                "    ), written as"
             ),
-            "where false order by",
+            "where false ), written as",
         ),
     )
     with violation():

@@ -203,6 +203,8 @@ _GROWING = [
     "key_run",
     "parked",
     "queue_count",
+    "count_change",
+    "withdrawn",
     "limiter",
     "result",
     "progress",

@@ -223,6 +223,7 @@ class Session:
         yield Call("seal_v1", "select forebay.seal_v1()")
         yield Call("retain_v1", "select forebay.retain_v1()")
         yield Call("summarize_v1", "select forebay.summarize_v1()")
+        yield Call("renew_counts_v1", "select forebay.renew_counts_v1(1)", [], lanes)
         yield Call("count_v1", "select * from forebay.count_v1()", [], lanes)
         yield Call(
             "sweep_v1",

@@ -46,6 +46,7 @@ class AppQueues:
         shards: int | None = None,
         dead_keep_days: int | Literal["forever"] | None = None,
         groups: Iterable[str] = (),
+        max_waiting_group: str | None = None,
     ) -> Queue:
         """Declare settings of a queue; return its name, a ``Queue``, for use in ``@app.job(queue=...)`` and elsewhere.
 
@@ -65,6 +66,7 @@ class AppQueues:
             dead_keep_days: for how many days dead letters are kept, 1 to 36,500, or ``"forever"``. Default: the setting of the
                 database for all queues.
             groups: consumer groups to open. If none of the queue was opened before, they miss no job. Groups are never closed.
+            max_waiting_group: the consumer group whose waiting jobs count; needs ``max_waiting``. Default: ``default``.
 
         Raises:
             ConfigError: a setting is refused, or the queue is declared twice with different settings.
@@ -86,6 +88,7 @@ class AppQueues:
             shards=shards,
             dead_keep_days=dead_keep_days,
             groups=groups,
+            max_waiting_group=max_waiting_group,
         )
         self._internals.add_queue(declared)
         return declared

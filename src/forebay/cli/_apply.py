@@ -135,6 +135,8 @@ def _in_words(one: QueueDifference, app: str, *, dry_run: bool) -> str:
 def _value(value: Any) -> str:
     if value is None:
         return "-"
+    if isinstance(value, dict) and "max_waiting" in value:
+        return f"{value['max_waiting']:,} of group {value['max_waiting_group']}"
     if isinstance(value, dict):
         burst = f", burst {value['burst']:,}" if "burst" in value else ""
         return f"{value['rate']:,.10g}/s{burst}"

@@ -156,6 +156,15 @@ def limit(
         int | None,
         _number_option("--key-concurrency", "Maximum number of running jobs of each limit key."),
     ] = None,
+    max_waiting_group: Annotated[
+        str | None,
+        typer.Option(
+            "--max-waiting-group",
+            metavar="GROUP",
+            help="The consumer group whose waiting jobs count. Default: default.",
+            show_default=False,
+        ),
+    ] = None,
     remove: Annotated[
         list[str] | None,
         typer.Option(
@@ -180,6 +189,7 @@ def limit(
         "key_rate": key_rate,
         "key_burst": key_burst,
         "key_concurrency": key_concurrency,
+        "max_waiting_group": max_waiting_group,
     }
     given = {name: value for name, value in options.items() if value is not None}
     removed = _limit_names(remove or [], [*options, "all"])
@@ -234,7 +244,7 @@ def _show_limits(found: list[QueueLimits], queue: str | None, as_json: bool) -> 
 
 def _in_words(limits: Limits) -> str:
     given = [
-        f"{field.name.replace('_', ' ')} {value:,.10g}"
+        f"{field.name.replace('_', ' ')} {value if isinstance(value, str) else f'{value:,.10g}'}"
         for field in fields(limits)
         if (value := getattr(limits, field.name)) is not None
     ]

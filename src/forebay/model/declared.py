@@ -44,6 +44,7 @@ class QueueSettings:
         shards: number of shards, 1 to 64.
         dead_keep_days: for how many days dead letters are kept, or ``"forever"``.
         groups: names of consumer groups.
+        max_waiting_group: see ``Limits``; only with ``max_waiting``.
 
     Raises:
         InvalidJob: a setting has the wrong type or is out of range.
@@ -59,6 +60,7 @@ class QueueSettings:
     shards: int | None = None
     dead_keep_days: int | Literal["forever"] | None = None
     groups: tuple[str, ...] = ()
+    max_waiting_group: str | None = None
 
     def __post_init__(self) -> None:
         for name, most in _INTEGERS.items():
@@ -71,6 +73,10 @@ class QueueSettings:
             rate = name.replace("burst", "rate")
             if getattr(self, name) is not None and getattr(self, rate) is None:
                 raise InvalidJob(name, f"is given without {rate}")
+        if self.max_waiting_group is not None:
+            checks.checked_name(self.max_waiting_group, "max_waiting_group")
+            if self.max_waiting is None:
+                raise InvalidJob("max_waiting_group", "is given without max_waiting")
         object.__setattr__(self, "groups", _checked_groups(self.groups))
 
     def given(self) -> dict[str, Any]:
@@ -111,9 +117,9 @@ class QueueDifference:
     Attributes:
         queue: the queue.
         setting: ``max_waiting``, ``rate``, ``concurrency``, ``key_rate``, ``key_concurrency``, ``shards``, ``dead_keep_days``, or
-            ``group`` and a name. A rate and its burst are one setting.
-        database: the value in the database; None for the default. A rate is a dict with ``rate`` and ``burst``, an open group is
-            ``"open"``.
+            ``group`` and a name. A rate and its burst are one setting, and so are ``max_waiting`` and its group.
+        database: the value in the database; None for the default. A rate is a dict with ``rate`` and ``burst``, a ``max_waiting`` that
+            counts for another group than ``default`` one with ``max_waiting`` and ``max_waiting_group``, an open group is ``"open"``.
         code: the declared value; None if it is not declared any more.
         applied: the value that was applied last; None if none was.
         applied_by: the application that applied it.

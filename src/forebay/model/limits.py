@@ -25,7 +25,8 @@ class Limits:
     """Maximum numbers of waiting jobs, starts per second and running jobs of a queue; None for no limit.
 
     Attributes:
-        max_waiting: waiting jobs; further jobs are refused.
+        max_waiting: waiting jobs: ready, scheduled or retrying ones; further jobs are refused.
+        max_waiting_group: the consumer group whose waiting jobs count; None for ``default``.
         rate: starts per second; may be below 1.
         burst: starts at once after a pause; None for those of one second, at least 1.
         concurrency: running jobs.
@@ -41,6 +42,7 @@ class Limits:
     key_rate: float | None = None
     key_burst: int | None = None
     key_concurrency: int | None = None
+    max_waiting_group: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

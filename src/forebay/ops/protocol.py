@@ -467,6 +467,11 @@ def count() -> Operation[list[tuple[str, str, int]]]:
     )
 
 
+def renew_counts() -> Operation[int]:
+    """Renew the counts of waiting jobs that have much to visit; return how many were renewed."""
+    return Operation("select forebay.renew_counts_v1()", scalar)
+
+
 def trim(part: str, after: str | None, most: int) -> Operation[tuple[int, str | None]]:
     """Delete rows of one kind that are no longer needed; return how many, and where to continue."""
     return Operation(

@@ -38,6 +38,7 @@ _LIMIT_TYPES: Final = {
     "key_rate": "double precision",
     "key_burst": "integer",
     "key_concurrency": "integer",
+    "max_waiting_group": "text",
 }
 _SET_LIMITS: Final = (
     "select forebay.limit_queue(queue => %(queue)s, "
@@ -47,8 +48,9 @@ _SET_LIMITS: Final = (
 _LIMITS: Final = (
     "select json_build_object('queue', l.queue, 'group', l.group_name, 'running', l.running,"
     " 'keys_waiting', l.keys_waiting, 'next_start_at', l.next_start_at, 'limits', json_build_object("
-    + ", ".join(f"'{name}', l.{name}" for name in _LIMIT_TYPES)
-    + "))::text from forebay.limits(%(queue)s) l order by l.queue, l.group_name"
+    + ", ".join(f"'{name}', l.{name}" for name in _LIMIT_TYPES if name != "max_waiting_group")
+    + ", 'max_waiting_group', q.max_waiting_group))::text from forebay.limits(%(queue)s) l"
+    " left join forebay.queue_limits q on q.queue = l.queue order by l.queue, l.group_name"
 )
 
 
@@ -128,7 +130,7 @@ def shard_queue(queue: str, lanes: int) -> Operation[int]:
 
 
 def limit_queue(
-    queue: str, changes: Mapping[str, float | Unset | None]
+    queue: str, changes: Mapping[str, float | str | Unset | None]
 ) -> Operation[Limits | None]:
     """Return the call that sets limits of a queue; it returns the previous limits.
 

@@ -46,6 +46,10 @@ _SWEEP_ALL_SECONDS = 3600.0
 #: Segments whose block index is updated in each pass, the newest ones. The first pass of a leader updates all.
 _SUMMARIZED_SEGMENTS = 3
 
+#: Seconds between two renewals of the counts of waiting jobs, and their least multiple of the duration of one.
+_RENEW_SECONDS = 2.0
+_RENEW_PAUSE_FACTOR = 20
+
 #: The parts of trimming with the seconds between two passes. Under a held snapshot a pass visits what the passes before deleted,
 #: so most are rare.
 _TRIMMED: Final = {
@@ -137,6 +141,7 @@ class Maintenance:
                 Duty("drop", 5.0, self._drop),
                 Duty("close", 2.0, self._close),
                 Duty("forget", 10.0, self._forget),
+                Duty("renew", _RENEW_SECONDS, self._renew),
                 Duty("count", 60.0, self._count),
                 Duty("locks", 60.0, self._watch_locks),
                 *(
@@ -333,6 +338,15 @@ class Maintenance:
         count = await self._session.run(protocol.forget())
         self._record("forgotten", count)
         return count > 0
+
+    async def _renew(self, duty: Duty) -> bool:
+        began_at = time.monotonic()
+        self._record("renewed", await self._session.run(protocol.renew_counts()))
+        # A call visits each lane: with very many lanes it is made less often.
+        duty.every_seconds = max(
+            _RENEW_SECONDS, _RENEW_PAUSE_FACTOR * (time.monotonic() - began_at)
+        )
+        return False
 
     async def _count(self, _: Duty) -> bool:
         deep = await self._session.run(protocol.count())

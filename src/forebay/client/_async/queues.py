@@ -138,24 +138,26 @@ class AsyncQueues(AsyncClientBase):
         key_rate: float | Unset | None = UNSET,
         key_burst: int | Unset | None = UNSET,
         key_concurrency: int | Unset | None = UNSET,
+        max_waiting_group: str | Unset | None = UNSET,
         conn: AsyncConnection | None = None,
     ) -> Limits | None:
         """Set limits of a queue; return the previous limits, or None.
 
-        Only the given limits change: a number sets a limit, None removes it. ``rate=None`` also removes ``burst``, and
-        ``key_rate=None`` also removes ``key_burst``. All limits except ``max_waiting`` apply across all workers, to each
+        Only the given limits change: a number sets a limit, None removes it. ``rate=None`` also removes ``burst``,
+        ``key_rate=None`` also ``key_burst``, and ``max_waiting=None`` also ``max_waiting_group``. All limits except ``max_waiting`` apply across all workers, to each
         group of the queue, from the next claim on.
 
         Args:
             queue: the queue.
-            max_waiting: maximum number of waiting jobs, at least 1. Enqueueing more raises ``QueueFull``. Scheduled
-                jobs and retries are not counted.
+            max_waiting: maximum number of waiting jobs, at least 1: ready, scheduled and retrying ones. Enqueueing more raises
+                ``QueueFull``.
             rate: maximum number of starts per second: 0.000001 to 1,000,000.
             burst: maximum number of starts at once after a pause. Default: those of one second, at least 1.
             concurrency: maximum number of running jobs, 1 to 1,000,000.
             key_rate: as ``rate``, for the jobs of each limit key.
             key_burst: as ``burst``, for the jobs of each limit key.
             key_concurrency: as ``concurrency``, for the jobs of each limit key.
+            max_waiting_group: the consumer group whose waiting jobs ``max_waiting`` counts. Default: ``default``.
             conn: the connection whose transaction to use.
 
         Raises:
@@ -169,6 +171,7 @@ class AsyncQueues(AsyncClientBase):
             "key_rate": key_rate,
             "key_burst": key_burst,
             "key_concurrency": key_concurrency,
+            "max_waiting_group": max_waiting_group,
         }
         return await self._run(conn, queues.limit_queue(queue, changes))
 

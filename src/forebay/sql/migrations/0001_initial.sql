@@ -121,7 +121,7 @@ create table forebay.batch (
     pos_xid       xid8 not null,
     pos_seq       bigint not null,
     high_seq      bigint not null,       -- highest number in this and all earlier batches
-    handed_total  bigint not null,       -- running totals; in keyed lanes of jobs of public lanes only, each counted once
+    handed_total  bigint not null,       -- running totals; with limit keys, of jobs of that priority
     skipped_total bigint not null,
     claimed_at    timestamptz not null,
     seqs          bigint[],              -- jobs handed out, in order: offset 1 is the first
@@ -286,7 +286,7 @@ create unique index deferred_due on forebay.deferred (run_at, deferred_id);
 create index deferred_by_xid on forebay.deferred (xid);
 create index deferred_by_job on forebay.deferred (job_id);
 alter table forebay.deferred replica identity using index deferred_due;
-create index deferred_by_lane on forebay.deferred (lane);
+create index deferred_by_lane on forebay.deferred (lane, xid);
 
 -- The promoter's cursor, newest row first. Rows visible in snap at or below the position have been promoted.
 create table forebay.promotion (
@@ -356,12 +356,13 @@ alter table forebay.failure replica identity full;
 
 -- tables/forgotten.sql
 
--- The jobs that groups had from lanes that were forgotten since: the running totals of their last batches.
+-- The jobs that groups had from plain lanes that were forgotten since: the running totals of their last batches.
 create table forebay.forgotten (
     queue    text not null,
     group_id bigint not null,
+    priority integer not null,
     total    bigint not null,
-    constraint forgotten_pkey primary key (queue, group_id)
+    constraint forgotten_pkey primary key (queue, group_id, priority)
 );
 
 
@@ -636,7 +637,8 @@ create table forebay.queue_limits (
     key_rate        double precision check (key_rate > 0),
     key_burst       integer check (key_burst >= 1),
     key_concurrency integer check (key_concurrency >= 1),
-    starts_set_at   timestamptz                              -- when one of these six last changed; null: none of them is set
+    starts_set_at   timestamptz,                             -- when one of these six last changed; null: none of them is set
+    max_waiting_group text   -- the group that max_waiting counts for; null: default
 );
 
 comment on table forebay.queue_limits is 'Limits of queues: waiting jobs, starts per second and concurrent jobs; set with forebay.limit_queue().';
@@ -802,27 +804,85 @@ create type forebay._xid_range as (low xid8, high xid8);
 
 -- tables/max_waiting.sql
 
--- Backpressure: how many jobs of a queue may wait. Enqueues check it, also while no worker runs.
+-- Counts of the jobs that wait: of depth(), and of max_waiting, which enqueues check while no worker runs, too.
 --
--- The depth of a queue is counted for a group: jobs appended up to a snapshot, plus jobs that became visible since, minus jobs
--- that the newest batches handed out or skipped. Counts are appended and read newest first; no count is updated. Most enqueues
--- need not even count the new jobs: the numbers drawn since then are an upper bound.
+-- A count holds for a queue, a group and a snapshot. Rows that are visible now and were not visible then are added; jobs that the
+-- newest batches handed out or skipped are subtracted. Counts are appended and read newest first; no count is updated.
 -- See docs/design/backpressure.md.
-
--- Jobs appended to a queue's public lanes, as a group counts them: handed out, skipped or waiting when it was counted.
 create sequence forebay.queue_count_seq as bigint cache 1;
 
+
+-- A keyed lane when it was counted: its rows in front of the cursor, the lowest number that one of them may have, and the cursor.
+create type forebay._keyed_count as (lane bigint, unread bigint, low bigint, at forebay._cursor);
+
 create table forebay.queue_count (
-    queue    text not null,
-    group_id bigint not null,            -- 0: the queue has no group yet
-    no       bigint not null default nextval('forebay.queue_count_seq'),
-    seq      bigint not null,            -- the last number drawn before the snapshot
-    snap     pg_snapshot not null,
-    total    bigint not null
+    queue      text not null,
+    group_id   bigint not null,            -- 0: the queue has no group yet
+    no         bigint not null default nextval('forebay.queue_count_seq'),
+    oldest     xid8 not null,              -- the oldest transaction that may be missing in snap
+    seq        bigint not null,            -- the last number drawn before the snapshot, in the log and in deferred
+    deferred_seq bigint not null,
+    snap       pg_snapshot not null,
+    counted_at timestamptz not null,
+    waiting    bigint not null,            -- the sum: how many jobs waited
+    consumed   bigint not null,            -- how many jobs the batches of plain lanes had handed out or skipped
+    priorities integer[] not null,         -- the following ones belong together:
+    totals     bigint[] not null,          --   jobs appended to plain lanes, less those moved or expired before a claim
+    scheduled  bigint[] not null,          --   scheduled rows of deferred that were not promoted, with those of cancelled jobs
+    retrying   bigint[] not null,
+    keyed      forebay._keyed_count[] not null
 );
-create unique index queue_count_newest on forebay.queue_count (queue, group_id, no desc);
+-- The count that is read is the one with the newest snapshot: a transaction with an old snapshot may append its count late.
+create unique index queue_count_newest on forebay.queue_count (queue, group_id, oldest desc, no desc);
 -- Not the whole row: a subscriber cannot compare snapshots.
 alter table forebay.queue_count replica identity using index queue_count_newest;
+
+-- Rows that left their place in another way than through a claim. Counts whose snapshot does not show this row subtract its jobs.
+-- Arrays belong together.
+create table forebay.count_change (
+    xid        xid8 not null default pg_current_xact_id(),
+    queue      text not null,
+    group_id   bigint,                   -- of ready jobs
+    priorities integer[] not null,
+    audiences  bigint[] not null,
+    states     "char"[] not null,        -- s scheduled, r retrying: promoted or moved. w: ready, moved or expired before a claim
+    row_xids   xid8[] not null,          -- of deferred rows: a count that does not show this transaction never counted the row
+    jobs       integer[] not null
+);
+create index count_change_by_xid on forebay.count_change (queue, xid);
+alter table forebay.count_change replica identity full;
+
+-- Jobs that were cancelled, replaced or debounced while they were scheduled or retrying. Their rows of deferred remain until they are due.
+create table forebay.withdrawn (
+    xid         xid8 not null default pg_current_xact_id(),
+    queue       text not null,
+    priority    integer not null,
+    audience    bigint not null,         -- of the row's lane
+    group_id    bigint,                  -- null: for every group
+    state       text not null check (state in ('scheduled', 'retrying')),
+    row_xid     xid8 not null,
+    run_at      timestamptz not null,
+    deferred_id bigint not null
+);
+create index withdrawn_by_time on forebay.withdrawn (queue, run_at, deferred_id);
+create index withdrawn_by_xid on forebay.withdrawn (queue, xid);
+create index withdrawn_to_trim on forebay.withdrawn (run_at, deferred_id);
+alter table forebay.withdrawn replica identity full;
+
+
+-- What is counted: a queue and a group, with the last count, and the transactions whose rows it does not have.
+create type forebay._count_base as (
+    nr bigint, queue text, group_id bigint, group_name text, start pg_snapshot, snap pg_snapshot, priorities integer[], totals bigint[],
+    scheduled bigint[], retrying bigint[], keyed forebay._keyed_count[], ranges forebay._xid_range[]);
+
+-- A lane of it: what its newest batch has handed out and skipped, the cursor and the highest number behind it; for a keyed lane, what
+-- was counted before.
+create type forebay._count_lane as (
+    nr bigint, base bigint, priority integer, audience bigint, is_keyed boolean, consumed bigint, cursor forebay._cursor, high_seq bigint,
+    before forebay._keyed_count);
+
+-- Rows that were found in a lane, how many of them are the caller's own, and the lowest number of the others.
+create type forebay._count_rows as (nr bigint, jobs bigint, own bigint, low bigint);
 
 
 -- tables/mirror.sql
@@ -1288,7 +1348,10 @@ begin
     update forebay.queue_group g
     set start_after = '1:1:', closing_at = null, closing_snap = null, fenced_lane = null;
     delete from forebay.batch b using forebay.closed_group c where c.group_id = b.group_id;
-    delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
+    -- Counted by snapshots of the other cluster.
+    delete from forebay.queue_count;
+    delete from forebay.count_change;
+    delete from forebay.withdrawn;
     delete from forebay.limiter;
     -- Transaction ids of the other cluster.
     update forebay.lane l set state = 'used' where l.state = 'retired';
@@ -2015,6 +2078,7 @@ begin
         into v_taken, v_asked from unnest(v_found) f;
         insert into forebay.tombstone (job_id, reason, recorded_at)
         select distinct f.job_id, 'c'::"char", forebay._now() from unnest(v_found) f order by 1;
+        perform forebay._withdraw(array(select distinct f.job_id from unnest(v_found) f where f.place = 'd'));
     elsif exists (select from unnest(v_found) f where f.answer = 'changed') then
         v_taken := forebay._move_deferred(v_act, v_options, array(select f.seq from unnest(v_found) f where f.place = 'd' and f.answer = 'changed'))
             || forebay._move_ready(v_act, v_options, array(select f from unnest(v_found) f where f.place = 'l' and f.answer = 'changed'));
@@ -2304,6 +2368,7 @@ declare
     v_to       bigint[];
     v_jobs     bigint[];
     v_lanes    bigint[];
+    v_left     record;
 begin
     if cardinality(p_ids) = 0 then
         return '{}';
@@ -2335,7 +2400,12 @@ begin
                g.headers, g.ordering_key, g.unique_key
         from gone g where v_is_due order by g.run_at, g.deferred_id
     )
-    select array_agg(distinct g.job_id), array_agg(distinct g.lane) filter (where v_is_due) into v_jobs, v_lanes from gone g;
+    select array_agg(distinct g.job_id) as jobs, array_agg(distinct g.lane) filter (where v_is_due) as due_lanes,
+           array_agg(g.lane) as lanes, array_agg(g.xid) as xids, array_agg(forebay._state_of_deferred(g.attempt, g.pauses)) as states
+    into v_left from gone g;
+    v_jobs := v_left.jobs;
+    v_lanes := v_left.due_lanes;
+    perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
     if v_lanes <> '{}' then
         perform forebay._use_lanes(v_lanes);
         perform forebay._notify(q.queue)
@@ -2412,7 +2482,8 @@ begin
         where g.closing_at is null
           and (c.snap_from is null or not forebay._is_consumed(f.xid, f.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq))
           and not exists (select from forebay.tombstone t
-                          where t.job_id = f.job_id and t.reason = 'm' and f.seq <= t.up_to and (t.group_id is null or t.group_id = g.group_id))
+                          where t.job_id = f.job_id and (t.reason = 'e' or t.reason = 'm' and f.seq <= t.up_to)
+                            and (t.group_id is null or t.group_id = g.group_id))
         order by f.seq
     loop
         if (v_row.lane, v_row.group_id) is distinct from (v_lane.lane, v_group_id) then
@@ -2427,6 +2498,7 @@ begin
         perform forebay._continue_job(v_log, v_target, coalesce(v_log.attempt, 0), coalesce(v_log.pauses, 0), (p_options ->> 'run_at')::timestamptz);
         insert into forebay.tombstone (job_id, group_id, reason, recorded_at, up_to)
         values (v_row.job_id, v_row.group_id, 'm', forebay._now(), v_row.seq);
+        perform forebay._record_skipped(v_lane.queue, v_row.group_id, v_lane.priority, 1);
         v_jobs := v_jobs || v_row.job_id;
     end loop;
     if p_act = 'reprioritise' and v_jobs <> '{}' then
@@ -3354,6 +3426,7 @@ declare
     v_used_up  boolean;
     v_tombstones boolean;
     v_dead     bigint[];
+    v_uncounted bigint := 0;             -- skipped rows that are in forebay.count_change: moved, or expired by the sweep
 begin
     execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
 
@@ -3466,8 +3539,9 @@ begin
                array_agg((u.r).xid order by u.nr) filter (where u.verdict is null),
                array_agg(u.r order by u.nr) filter (where u.verdict is null),
                array_agg(forebay._write_dead_letter(p_group_id, c.queue, c.priority, u.r, 'expired', coalesce((u.r).attempt, 0)) order by u.nr)
-                   filter (where u.verdict = 'e')
-        into v_skipped, v_as, v_seqs, v_xids, v_taken, v_dead
+                   filter (where u.verdict = 'e'),
+               count(*) filter (where u.verdict in ('m', 'E'))
+        into v_skipped, v_as, v_seqs, v_xids, v_taken, v_dead, v_uncounted
         from (select unnest(v_rows) as r, unnest(v_verdicts) as verdict, generate_subscripts(v_rows, 1) as nr) u
         where u.nr <= v_count;
         if v_dead is not null then
@@ -3498,7 +3572,7 @@ begin
            case when v_used_up then 0 else v_rows[v_count].seq end,
            greatest(c.high_seq, v_high),
            coalesce(c.handed_total, 0) + coalesce(cardinality(v_seqs), 0),
-           coalesce(c.skipped_total, 0) + coalesce(cardinality(v_skipped), 0),
+           coalesce(c.skipped_total, 0) + coalesce(cardinality(v_skipped), 0) - v_uncounted,
            c.at, v_seqs, v_xids, v_skipped, v_as
     from (select where p_sweep
           union all
@@ -3636,6 +3710,719 @@ as $$
 $$;
 
 
+-- functions/counts/change.sql
+
+-- Record that deferred jobs were cancelled or replaced before they were due, so that counts subtract them at once.
+create function forebay._withdraw(p_job_ids bigint[], p_group_id bigint default null) returns void
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    insert into forebay.withdrawn (queue, priority, audience, group_id, state, row_xid, run_at, deferred_id)
+    select l.queue, l.priority, l.audience, p_group_id, forebay._state_of_deferred(d.attempt, d.pauses), d.xid, d.run_at, d.deferred_id
+    from unnest(p_job_ids) j (job_id)
+    cross join lateral (select i.* from forebay.deferred i where i.job_id = j.job_id offset 0) d
+    cross join lateral (select i.queue, i.priority, i.audience from forebay.lane i where i.lane = d.lane limit 1) l
+    left join lateral (select p.* from forebay.promotion p order by p.no desc limit 1) p on true
+    where (pg_visible_in_snapshot(d.xid, p.snap) and (d.run_at, d.deferred_id) <= (p.run_at, p.deferred_id)) is not true
+      and (p_group_id is null or l.audience in (0, p_group_id, -p_group_id));
+end
+$$;
+
+
+-- Record that deferred rows were promoted or moved. Arrays belong together.
+create function forebay._record_left(p_lanes bigint[], p_xids xid8[], p_states text[]) returns void
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    insert into forebay.count_change (queue, priorities, audiences, states, row_xids, jobs)
+    select g.queue, array_agg(g.priority), array_agg(g.audience), array_agg(g.state), array_agg(g.xid), array_agg(g.jobs)
+    from (select l.queue, l.priority, l.audience, left(u.state, 1)::"char" as state, u.xid, sum(u.jobs)::integer as jobs
+          from (select i.lane, i.xid, i.state, count(*) as jobs from unnest(p_lanes, p_xids, p_states) i (lane, xid, state) group by 1, 2, 3) u
+          cross join lateral (select i.queue, i.priority, i.audience from forebay.lane i where i.lane = u.lane limit 1) l
+          group by 1, 2, 3, 4, 5) g
+    group by g.queue;
+end
+$$;
+
+
+-- Record that ready jobs of plain lanes were moved, or that the sweep has expired them: the claim that skips their rows does not count them.
+create function forebay._record_skipped(p_queue text, p_group_id bigint, p_priority integer, p_jobs integer) returns void
+language sql volatile
+as $$
+    insert into forebay.count_change (queue, group_id, priorities, audiences, states, row_xids, jobs)
+    values (p_queue, p_group_id, array[p_priority], array[0], array['w'::"char"], array['0'::xid8], array[p_jobs])
+$$;
+
+
+-- functions/counts/parked.sql
+
+-- The jobs of ordering keys that wait behind the cursors of groups, by the priority of their lanes; cancelled ones do not count.
+create function forebay._parked_counts(p_queues text[])
+returns table (queue text, priority integer, group_id bigint, parked bigint)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_tombstones constant boolean := pg_sequence_last_value('forebay.tombstone_seq') is not null;
+begin
+    if pg_sequence_last_value('forebay.key_seq') is null then
+        return;
+    end if;
+    return query
+    with parked as materialized (
+        select l.queue, l.priority, p.group_id, p.lane, p.seq
+        from forebay._all_ordering_parked() p
+        cross join lateral (select i.queue, i.priority from forebay.lane i where i.lane = p.lane limit 1) l
+        where p_queues is null or l.queue = any (p_queues)),
+    cancelled as materialized (
+        select p.group_id, r.lane, r.seq
+        from (select i.group_id, array_agg(i.lane) as lanes, array_agg(i.seq) as seqs from parked i
+              where v_tombstones group by i.group_id) p
+        cross join lateral unnest(forebay._fetch(p.lanes, p.seqs)) r
+        where exists (select from forebay.tombstone t
+                      where t.job_id = coalesce(r.job_id, r.seq) and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = p.group_id)))
+    select p.queue, p.priority, p.group_id, count(*) from parked p
+    where not exists (select from cancelled c where c.group_id = p.group_id and c.lane = p.lane and c.seq = p.seq)
+    group by p.queue, p.priority, p.group_id;
+end
+$$;
+
+
+-- functions/counts/read.sql
+
+-- The jobs that wait, for the groups of some queues (null: all) or one group: by priority, and as a count that may be appended.
+--
+-- The sum over the states of forebay.job(), in the caller's snapshot, the caller's own jobs included. From the last count on it visits
+-- what was appended, promoted, moved and, in keyed lanes, claimed since; and the cancelled scheduled jobs that are not due yet.
+--
+-- Parameters: p_most, a first count ends there: then visited is at least p_most and the numbers are lower bounds.
+-- Returns: last, the count to append, without the caller's own rows; its no and its numbers of sequences are null. visited: rows.
+create function forebay._count_waiting(p_queues text[], p_group_id bigint default null, p_most bigint default null)
+returns table (queue text, group_id bigint, group_name text, priorities integer[], ready bigint[], scheduled bigint[], retrying bigint[],
+               last forebay.queue_count, visited bigint, is_first boolean)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_now      constant pg_snapshot := pg_current_snapshot();
+    v_own      constant xid8 := pg_current_xact_id_if_assigned();
+    v_bases    forebay._count_base[];
+    v_lanes    forebay._count_lane[];
+    v_rows     forebay._count_rows[];
+    v_passed   forebay._count_rows[] := '{}';
+    v_position forebay.promotion;
+begin
+    v_bases := array(
+        select row(row_number() over (order by w.queue, w.name), w.queue, w.group_id, w.name, w.start, c.snap, c.priorities, c.totals, c.scheduled,
+                   c.retrying, c.keyed,
+                   case when c.snap is not null then forebay._xid_ranges(c.snap, v_now) || forebay._own_xid_range() end)::forebay._count_base
+        from (select q.queue, coalesce(g.group_id, 0) as group_id, coalesce(g.name, 'default') as name, coalesce(g.start_after, '1:1:') as start
+              from forebay._queues_of(p_queues) q (queue) left join forebay.queue_group g on g.queue = q.queue) w
+        left join lateral (select i.* from forebay.queue_count i
+                           where i.queue = w.queue and i.group_id = w.group_id order by i.oldest desc, i.no desc limit 1) c on true
+        where p_group_id is null or w.group_id = p_group_id);
+    v_lanes := array(
+        select row(row_number() over (), b.nr, l.priority, l.audience, l.sort = 'keyed',
+                   case when l.sort = 'keyed' then 0 else coalesce(n.handed_total + n.skipped_total, 0) end,
+                   row(0, l.lane, case l.audience when 0 then b.start else '1:1:' end, n.snap_from, n.snap_to, s.lo, s.hi, n.pos_xid,
+                       n.pos_seq)::forebay._cursor,
+                   n.high_seq, k.before)::forebay._count_lane
+        from unnest(v_bases) b
+        cross join lateral (select distinct i.lane, i.priority, i.audience, i.sort from forebay.lane i
+                            where i.queue = b.queue and i.audience in (0, b.group_id, -b.group_id)) l
+        left join lateral (select i.* from forebay.batch i
+                           where i.group_id = b.group_id and i.lane = l.lane order by i.no desc limit 1) n on true
+        left join forebay.segment s on s.segment_id = n.pos_segment
+        left join lateral (select row(i.lane, i.unread, i.low, i.at)::forebay._keyed_count as before
+                           from unnest(b.keyed) i where l.sort = 'keyed' and i.lane = l.lane limit 1) k on true);
+    v_rows := array(select a from forebay._count_appended(v_bases, v_lanes) a union all select f from forebay._count_first(v_bases, v_lanes, p_most) f);
+    if pg_sequence_last_value('forebay.key_seq') is not null then
+        v_passed := array(select p from forebay._count_passed(v_bases, v_lanes) p);
+    end if;
+    select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
+
+    return query
+    with lanes as materialized (
+        select l.nr, l.base, l.priority, l.audience, l.is_keyed, l.consumed, l.cursor, l.high_seq, b.queue, b.snap, b.ranges,
+               coalesce(r.jobs, 0) as jobs, coalesce(r.own, 0) as own, coalesce(p.jobs, 0) as passed,
+               coalesce((l.before).unread, 0) + coalesce(r.jobs, 0) - coalesce(p.jobs, 0) as unread,
+               -- The lowest number in front of the cursor: of the rows counted before, of the new ones, or above all that are behind it.
+               least(p.low, r.low, coalesce(greatest((l.before).low, l.high_seq + 1), l.high_seq + 1)) as low
+        from unnest(v_lanes) l
+        join unnest(v_bases) b on b.nr = l.base
+        left join unnest(v_rows) r on r.nr = l.nr
+        left join unnest(v_passed) p on p.nr = l.nr),
+    deferred_rows as materialized (
+        select l.base, l.priority, count(*) as visited,
+               count(*) filter (where d.state = 'scheduled' and d.is_waiting) as scheduled, count(*) filter (where d.state = 'retrying' and d.is_waiting) as retrying,
+               count(*) filter (where d.state = 'scheduled' and d.is_waiting and d.is_own) as own_scheduled,
+               count(*) filter (where d.state = 'retrying' and d.is_waiting and d.is_own) as own_retrying
+        from lanes l
+        cross join lateral unnest(coalesce(l.ranges, case when l.snap is null then array[row('0', '18446744073709551615')::forebay._xid_range] end)) r (low, high)
+        cross join lateral (
+            select forebay._state_of_deferred(i.attempt, i.pauses) as state, i.xid is not distinct from v_own as is_own,
+                   not (v_position.no is not null and pg_visible_in_snapshot(i.xid, v_position.snap)
+                        and (i.run_at, i.deferred_id) <= (v_position.run_at, v_position.deferred_id)) as is_waiting
+            from forebay.deferred i where i.lane = (l.cursor).lane and i.kind <> '' and i.xid >= r.low and i.xid < r.high
+            limit case when l.snap is null then p_most end offset 0) d
+        group by l.base, l.priority),
+    changes as materialized (
+        select b.nr as base, u.priority, sum(u.jobs) as visited, sum(u.jobs) filter (where u.state = 'w') as moved,
+               sum(u.jobs) filter (where u.state = 's') as scheduled, sum(u.jobs) filter (where u.state = 'r') as retrying
+        from unnest(v_bases) b
+        cross join lateral unnest(b.ranges) r
+        cross join lateral (select i.* from forebay.count_change i where i.queue = b.queue and i.xid >= r.low and i.xid < r.high offset 0) c
+        cross join lateral unnest(c.priorities, c.audiences, c.states, c.row_xids, c.jobs) u (priority, audience, state, row_xid, jobs)
+        where case u.state when 'w' then c.group_id = b.group_id
+                           else u.audience in (0, b.group_id, -b.group_id) and pg_visible_in_snapshot(u.row_xid, b.snap) end
+        group by b.nr, u.priority),
+    withdrawn_rows as materialized (
+        select w.base, w.priority, count(*) filter (where w.state = 'scheduled') as scheduled, count(*) filter (where w.state = 'retrying') as retrying
+        from (select distinct b.nr as base, u.priority, u.state, u.deferred_id
+              from unnest(v_bases) b
+              cross join lateral (
+                  select i.* from forebay.withdrawn i
+                  where i.queue = b.queue and (v_position.no is null or (i.run_at, i.deferred_id) > (v_position.run_at, v_position.deferred_id))
+                  union all
+                  -- Committed since the last promotion: it may be past due.
+                  select i.* from unnest(forebay._xid_ranges(v_position.snap, v_now) || forebay._own_xid_range()) r
+                  cross join lateral (select j.* from forebay.withdrawn j where j.queue = b.queue and j.xid >= r.low and j.xid < r.high offset 0) i
+                  where not pg_visible_in_snapshot(i.row_xid, v_position.snap)) u
+              where u.audience in (0, b.group_id, -b.group_id) and (u.group_id is null or u.group_id = b.group_id)) w
+        group by w.base, w.priority),
+    parked_jobs as materialized (
+        select b.nr as base, p.priority, sum(p.parked) as parked
+        from forebay._parked_counts(p_queues) p join unnest(v_bases) b on b.queue = p.queue and b.group_id = p.group_id
+        group by b.nr, p.priority),
+    limited_parked as materialized (
+        select b.nr as base, l.priority, sum(p.jobs) as parked
+        from forebay._all_limit_parked() p
+        cross join lateral (select i.queue, i.priority from forebay.lane i where i.lane = p.lane limit 1) l
+        join unnest(v_bases) b on b.queue = l.queue and b.group_id = p.group_id
+        where exists (select from unnest(v_bases) n where n.snap is null) and b.snap is null
+        group by b.nr, l.priority),
+    gone as materialized (
+        select b.nr as base, f.priority, f.total from unnest(v_bases) b join forebay.forgotten f on f.queue = b.queue and f.group_id = b.group_id),
+    in_lanes as materialized (
+        select l.base, l.priority, sum(l.jobs + l.passed) as visited, sum(l.jobs) filter (where not l.is_keyed) as jobs, sum(l.own) filter (where not l.is_keyed) as own,
+               sum(l.consumed) as consumed, sum(l.unread) filter (where l.is_keyed) as keyed, sum(l.own) filter (where l.is_keyed) as own_keyed
+        from lanes l group by l.base, l.priority),
+    cells as materialized (
+        select p.base, p.priority, b.snap is null as is_first, l.base is not null as has_lanes,
+               coalesce(l.consumed, 0) + coalesce(f.total, 0) as consumed,
+               coalesce(b.totals[p.place], case when b.snap is null then coalesce(l.consumed, 0) + coalesce(f.total, 0) else 0 end)
+               + coalesce(l.jobs, 0) - coalesce(c.moved, 0) + coalesce(i.parked, 0) as total,
+               coalesce(b.scheduled[p.place], 0) + coalesce(d.scheduled, 0) - coalesce(c.scheduled, 0) as scheduled,
+               coalesce(b.retrying[p.place], 0) + coalesce(d.retrying, 0) - coalesce(c.retrying, 0) as retrying,
+               coalesce(l.own, 0) as own, coalesce(d.own_scheduled, 0) as own_scheduled, coalesce(d.own_retrying, 0) as own_retrying,
+               coalesce(l.keyed, 0) as keyed, coalesce(l.own_keyed, 0) as own_keyed, coalesce(k.parked, 0) as parked,
+               coalesce(w.scheduled, 0) as withdrawn_scheduled, coalesce(w.retrying, 0) as withdrawn_retrying,
+               coalesce(l.visited, 0) + coalesce(d.visited, 0) + coalesce(c.visited, 0) as visited
+        from (select i.base, i.priority, array_position(b.priorities, i.priority) as place
+              from (select l.base, l.priority from in_lanes l
+                    union select b.nr, u from unnest(v_bases) b cross join lateral unnest(b.priorities) u
+                    union select f.base, f.priority from gone f
+                    union select k.base, k.priority from parked_jobs k
+                    union select q.base, q.priority from limited_parked q) i
+              join unnest(v_bases) b on b.nr = i.base) p
+        join unnest(v_bases) b on b.nr = p.base
+        left join in_lanes l on l.base = p.base and l.priority = p.priority
+        left join deferred_rows d on d.base = p.base and d.priority = p.priority
+        left join changes c on c.base = p.base and c.priority = p.priority
+        left join withdrawn_rows w on w.base = p.base and w.priority = p.priority
+        left join parked_jobs k on k.base = p.base and k.priority = p.priority
+        left join gone f on f.base = p.base and f.priority = p.priority
+        -- Behind the cursors, but not taken: the first count has them, later ones subtract what batches take.
+        left join limited_parked i on i.base = p.base and i.priority = p.priority),
+    keyed as materialized (
+        select l.base, array_agg(row((l.cursor).lane, l.unread - l.own, l.low, l.cursor)::forebay._keyed_count) as keyed
+        from lanes l where l.is_keyed group by l.base)
+    select b.queue, b.group_id, b.group_name,
+           coalesce(s.priorities, '{}'), coalesce(s.ready, '{}'), coalesce(s.scheduled, '{}'), coalesce(s.retrying, '{}'),
+           row(b.queue, b.group_id, null, null, null, null, forebay._snapshot_of_others(v_now), null,
+               coalesce(s.waiting, 0), coalesce(s.consumed, 0), coalesce(s.all_priorities, '{}'), coalesce(s.all_totals, '{}'),
+               coalesce(s.all_scheduled, '{}'), coalesce(s.all_retrying, '{}'), coalesce(k.keyed, '{}'))::forebay.queue_count,
+           coalesce(s.visited, 0)::bigint, b.snap is null
+    from unnest(v_bases) b
+    left join (
+        select c.base, sum(c.visited) as visited, sum(c.consumed)::bigint as consumed,
+               -- Without the caller's own jobs, those that it has withdrawn excepted: an enqueue that counts is rolled back or adds more.
+               sum(c.total - c.own - c.consumed + c.keyed - c.own_keyed + c.parked + c.scheduled - c.own_scheduled - c.withdrawn_scheduled
+                   + c.retrying - c.own_retrying - c.withdrawn_retrying)::bigint as waiting,
+               array_agg(c.priority order by c.priority) filter (where c.is_shown) as priorities,
+               array_agg((c.total - c.consumed + c.keyed + c.parked)::bigint order by c.priority) filter (where c.is_shown) as ready,
+               array_agg((c.scheduled - c.withdrawn_scheduled)::bigint order by c.priority) filter (where c.is_shown) as scheduled,
+               array_agg((c.retrying - c.withdrawn_retrying)::bigint order by c.priority) filter (where c.is_shown) as retrying,
+               array_agg(c.priority order by c.priority) as all_priorities,
+               array_agg((c.total - c.own)::bigint order by c.priority) as all_totals,
+               array_agg((c.scheduled - c.own_scheduled)::bigint order by c.priority) as all_scheduled,
+               array_agg((c.retrying - c.own_retrying)::bigint order by c.priority) as all_retrying
+        from (select i.*, i.has_lanes or i.total - i.consumed + i.keyed + i.parked + i.scheduled + i.retrying <> 0 as is_shown from cells i) c
+        group by c.base) s on s.base = b.nr
+    left join keyed k on k.base = b.nr
+    order by b.nr;
+end
+$$;
+
+
+-- The queues of the registry of lanes, or p_queues.
+create function forebay._queues_of(p_queues text[]) returns setof text
+language sql stable
+as $$
+    with recursive queue as (
+        (select l.queue from forebay.lane l where p_queues is null order by l.queue limit 1)
+        union all
+        select n.queue from queue q, lateral (
+            select l.queue from forebay.lane l where l.queue > q.queue order by l.queue limit 1) n
+    )
+    select q.queue from queue q
+    union
+    select u from unnest(p_queues) u
+$$;
+
+
+-- A snapshot without the caller's transaction. The server's list of those in progress leaves the caller out. So where a later
+-- transaction has ended, the caller's counts as visible, and with that snapshot its rows would never be counted.
+create function forebay._snapshot_of_others(p_snap pg_snapshot) returns pg_snapshot
+language sql stable
+as $$
+    select case when x.own < pg_snapshot_xmax(p_snap)
+                then (pg_snapshot_xmin(p_snap) || ':' || pg_snapshot_xmax(p_snap) || ':'
+                      || (select string_agg(i.xid::text, ',' order by i.xid)
+                          from (select pg_snapshot_xip(p_snap) as xid union select x.own) i))::pg_snapshot
+                else p_snap end
+    from pg_current_xact_id_if_assigned() x (own)
+$$;
+
+
+-- functions/counts/renew.sql
+
+-- grant: worker
+
+-- Renew the counts of waiting jobs that have much to visit, so that neither forebay.depth() nor an enqueue visits many rows. Returns how
+-- many counts it appended.
+--
+-- A count is renewed when it visited p_least rows or more, and once a minute when it visited any. The first count of a group visits all its waiting
+-- jobs, about a second for a million; later ones visit what was enqueued, promoted or claimed since. Not in steps: see
+-- docs/design/backpressure.md. No enqueue and no claim waits for it.
+--
+-- Parameters: p_queues, null: all.
+-- Errors: JQ030 foreign cluster.
+-- pages: 1000 + 100 a lane + 4 an uncounted job
+create function forebay.renew_counts_v1(p_least bigint default 500, p_queues text[] default null) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    -- Before the snapshot below.
+    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    v_deferred constant bigint := coalesce(pg_sequence_last_value('forebay.deferred_seq'), 0);
+    v_found    record;
+    v_renewed  integer := 0;
+begin
+    perform forebay._require_same_cluster();
+    for v_found in
+        select w.last
+        from forebay._count_waiting(p_queues) w
+        left join lateral (select c.counted_at, c.consumed from forebay.queue_count c
+                           where c.queue = w.queue and c.group_id = w.group_id order by c.oldest desc, c.no desc limit 1) c on true
+        where w.is_first or w.visited >= p_least
+           or (w.visited > 0 or c.consumed <> (w.last).consumed) and c.counted_at not between forebay._now() - interval '1 minute' and forebay._now()
+    loop
+        perform forebay._keep_count(v_found.last, v_last, v_deferred);
+        v_renewed := v_renewed + 1;
+    end loop;
+    return v_renewed;
+end
+$$;
+
+
+-- functions/counts/rows.sql
+
+-- Is a row of the log behind a cursor, or older than the group?
+create function forebay._is_behind(p_xid xid8, p_seq bigint, c forebay._cursor) returns boolean
+language sql immutable
+as $$
+    select case when c.snap_from is null then pg_visible_in_snapshot(p_xid, c.start)
+                else forebay._is_consumed(p_xid, p_seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq) end
+$$;
+
+
+-- The rows of the log that the last counts do not have: in plain lanes all, in keyed lanes those in front of the cursor.
+--
+-- Invariant "flat cost": reads segments that may have such rows, each by name, and the rows by ranges of transactions.
+create function forebay._count_appended(p_bases forebay._count_base[], p_lanes forebay._count_lane[]) returns setof forebay._count_rows
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_oldest xid8 := (select min((b.ranges[1]).low) from unnest(p_bases) b);
+    v_sql    text;
+begin
+    select string_agg(format(
+        'select l.nr, i.xid, i.seq from unnest($1) b cross join lateral unnest(b.ranges) r join unnest($2) l on l.base = b.nr and not l.is_keyed
+         cross join lateral (
+             select i.xid, i.seq from forebay.log_%1$s i
+             where i.lane = (l.cursor).lane and i.xid >= r.low and i.xid < r.high and (i.lane & 1 = 0 or i.kind <> '''') offset 0) i
+         union all
+         select l.nr, i.xid, i.seq from unnest($1) b cross join lateral unnest(b.ranges) r join unnest($2) l on l.base = b.nr and l.is_keyed
+         cross join lateral (
+             select i.xid, i.seq from forebay.log_%1$s i
+             where i.lane = (l.cursor).lane and i.xid >= r.low and i.xid < r.high and i.kind <> '''' and not forebay._is_behind(i.xid, i.seq, l.cursor)
+             offset 0) i', s.segment_id), ' union all ')
+    into v_sql
+    from forebay.segment s left join forebay.seal f using (segment_id)
+    where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.lo >= forebay._archived_below()
+      and (f.xid is null or f.xid > v_oldest) and forebay._has_table(s.segment_id);
+    if v_sql is null or v_oldest is null then
+        return;
+    end if;
+    return query execute
+        'select u.nr, count(*), count(*) filter (where u.xid = pg_current_xact_id_if_assigned()),
+                min(u.seq) filter (where u.xid is distinct from pg_current_xact_id_if_assigned())
+         from (' || v_sql || ') u group by u.nr' using p_bases, p_lanes;
+end
+$$;
+
+
+-- The rows of keyed lanes that the last count had in front of the cursor, and that are behind it now; low is the lowest number of
+-- those that are still in front of it and not above the highest number behind it.
+--
+-- A keyed lane is read in the order of numbers, so these rows lie between the lowest number in front of the earlier cursor and the
+-- highest number behind the present one.
+create function forebay._count_passed(p_bases forebay._count_base[], p_lanes forebay._count_lane[]) returns setof forebay._count_rows
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_low  bigint;
+    v_high bigint;
+    v_sql  text;
+begin
+    select min((l.before).low), max(l.high_seq) into v_low, v_high from unnest(p_lanes) l where l.is_keyed;
+    if v_low is null then
+        return;
+    end if;
+    select string_agg(format(
+        'select l.nr, i.seq, i.is_behind from unnest($1) b join unnest($2) l on l.base = b.nr and l.is_keyed
+         cross join lateral (
+             select i.seq, forebay._is_behind(i.xid, i.seq, l.cursor) as is_behind from forebay.log_%s i
+             where i.lane = (l.cursor).lane and i.ordering_key is not null and i.seq >= (l.before).low and i.seq <= l.high_seq and i.kind <> ''''
+               and pg_visible_in_snapshot(i.xid, b.snap) and not forebay._is_behind(i.xid, i.seq, (l.before).at)
+             offset 0) i', s.segment_id), ' union all ')
+    into v_sql
+    from forebay.segment s
+    where s.removed_at is null and s.hi > v_low and s.lo <= v_high and s.lo >= forebay._archived_below() and forebay._has_table(s.segment_id);
+    if v_sql is null then
+        return;
+    end if;
+    return query execute
+        'select u.nr, count(*) filter (where u.is_behind), 0::bigint, min(u.seq) filter (where not u.is_behind) from (' || v_sql || ') u group by u.nr'
+        using p_bases, p_lanes;
+end
+$$;
+
+
+-- The rows in front of the cursors of lanes that were never counted. Ready jobs of plain lanes that were moved, or that the sweep has
+-- expired, do not count. With p_most no more rows than that are visited.
+create function forebay._count_first(p_bases forebay._count_base[], p_lanes forebay._count_lane[], p_most bigint)
+returns setof forebay._count_rows
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_cursors forebay._cursor[];
+    v_nrs     bigint[];
+    v_groups  bigint[];
+    v_keyed   boolean[];
+begin
+    select array_agg(row(l.place, (l.cursor).lane, (l.cursor).start, (l.cursor).snap_from, (l.cursor).snap_to, (l.cursor).lo, (l.cursor).hi,
+                         (l.cursor).pos_xid, (l.cursor).pos_seq)::forebay._cursor order by l.place),
+           array_agg(l.nr order by l.place), array_agg(l.group_id order by l.place), array_agg(l.is_keyed order by l.place)
+    into v_cursors, v_nrs, v_groups, v_keyed
+    from (select i.nr, i.cursor, i.is_keyed, b.group_id, row_number() over (order by i.nr) as place
+          from unnest(p_lanes) i join unnest(p_bases) b on b.nr = i.base where b.snap is null) l;
+    if v_cursors is null then
+        return;
+    end if;
+    return query execute
+        'select ($2)[u.nr], count(*), count(*) filter (where u.xid = pg_current_xact_id_if_assigned()),
+                min(u.seq) filter (where u.xid is distinct from pg_current_xact_id_if_assigned())
+         from (' || forebay._unread_sql(v_cursors, 'l.xid, l.seq, l.job_id') || coalesce(' limit ' || p_most, '') || ') u
+         where $5 or ($4)[u.nr]
+            or not exists (select from forebay.tombstone t
+                           where t.job_id = coalesce(u.job_id, u.seq) and t.group_id = ($3)[u.nr]
+                             and (t.reason = ''e'' or t.reason = ''m'' and u.seq <= t.up_to))
+         group by u.nr'
+        using v_cursors, v_nrs, v_groups, v_keyed, pg_sequence_last_value('forebay.tombstone_seq') is null;
+end
+$$;
+
+
+-- functions/counts/trim.sql
+
+-- Delete counts of waiting jobs behind the newest ones, and those of groups that are gone: an enqueue that was open when its group was
+-- deleted may commit one afterwards. Then what only older counts need: changes, and withdrawn jobs that were promoted.
+create function forebay._trim_counts(p_after text, p_most integer, out rows bigint, out next text)
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_queue text := coalesce(p_after::jsonb ->> 0, '');
+    v_group bigint := coalesce((p_after::jsonb ->> 1)::bigint, -9223372036854775808);
+    v_next  record;
+    v_left  bigint := p_most;
+    v_is_used boolean;
+    v_gone  bigint;
+begin
+    rows := 0;
+    loop
+        select c.queue, c.group_id, c.oldest, c.no into v_next from forebay.queue_count c
+        where (c.queue, c.group_id) > (v_queue, v_group) order by c.queue, c.group_id, c.oldest desc, c.no desc limit 1;
+        exit when not found;
+        -- 0 stands for the group of a queue that has none.
+        v_is_used := exists (select from forebay.queue_group g where g.queue = v_next.queue and g.group_id = v_next.group_id)
+                     or v_next.group_id = 0 and not exists (select from forebay.queue_group g where g.queue = v_next.queue);
+        delete from forebay.queue_count c
+        where c.ctid = any (array(
+            select o.ctid from forebay.queue_count o
+            where o.queue = v_next.queue and o.group_id = v_next.group_id and (not v_is_used or (o.oldest, o.no) < (v_next.oldest, v_next.no))
+            order by o.oldest desc, o.no desc limit v_left));
+        get diagnostics v_gone = row_count;
+        rows := rows + v_gone;
+        if v_gone < v_left then
+            v_queue := v_next.queue;
+            v_group := v_next.group_id;
+        end if;
+        v_left := v_left - v_gone - 1;
+        if v_left <= 0 then
+            next := jsonb_build_array(v_queue, v_group);
+            return;
+        end if;
+    end loop;
+    v_gone := forebay._trim_changes(p_most) + forebay._trim_withdrawn(p_most);
+    rows := rows + v_gone;
+    next := case when v_gone >= p_most then jsonb_build_array(v_queue, v_group) end;
+end
+$$;
+
+
+-- Delete changes that the newest counts have. A count that an open transaction appends is read only if its snapshot is as new.
+create function forebay._trim_changes(p_most integer) returns bigint
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_queue text;
+    v_up_to xid8;
+    v_gone  bigint;
+    v_total bigint := 0;
+begin
+    for v_queue in
+        with recursive queue as (
+            (select c.queue from forebay.count_change c order by c.queue limit 1)
+            union all
+            select n.queue from queue q, lateral (
+                select c.queue from forebay.count_change c where c.queue > q.queue order by c.queue limit 1) n
+        )
+        select q.queue from queue q
+    loop
+        select case when bool_and(c.oldest is not null) then min(c.oldest) end into v_up_to
+        from (select coalesce(i.group_id, 0) as group_id
+              from (select) one left join forebay.queue_group i on i.queue = v_queue) g
+        left join lateral (select i.oldest from forebay.queue_count i
+                           where i.queue = v_queue and i.group_id = g.group_id order by i.oldest desc, i.no desc limit 1) c on true;
+        delete from forebay.count_change c
+        where c.ctid = any (array(
+            select i.ctid from forebay.count_change i where i.queue = v_queue and i.xid < v_up_to order by i.xid limit p_most - v_total));
+        get diagnostics v_gone = row_count;
+        v_total := v_total + v_gone;
+        exit when v_total >= p_most;
+    end loop;
+    return v_total;
+end
+$$;
+
+
+-- Delete withdrawn jobs whose rows were promoted.
+create function forebay._trim_withdrawn(p_most integer) returns bigint
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_gone bigint;
+begin
+    delete from forebay.withdrawn w
+    where w.ctid = any (array(
+        select i.ctid from (select p.* from forebay.promotion p order by p.no desc limit 1) p
+        cross join lateral (
+            select j.ctid from forebay.withdrawn j
+            where (j.run_at, j.deferred_id) <= (p.run_at, p.deferred_id) and pg_visible_in_snapshot(j.row_xid, p.snap)
+            order by j.run_at, j.deferred_id limit p_most) i));
+    get diagnostics v_gone = row_count;
+    return v_gone;
+end
+$$;
+
+
+-- functions/counts/waiting.sql
+
+-- How many jobs of a queue wait for a group (0: the queue has no group), or an upper bound that is at most p_enough.
+--
+-- All that wait count: ready, scheduled, retrying and parked jobs, as forebay.depth() shows them. Of open transactions only the caller's.
+--
+-- Parameters: p_keep_from, append the count when at least this many rows had to be visited; null: never. p_most, for an enqueue: a
+--   first count ends there, is not kept, and its result is a lower bound; and after this many numbers a count is renewed, so that
+--   none has much more to visit.
+create function forebay._waiting(p_queue text, p_group_id bigint, p_enough bigint, p_keep_from bigint, p_most bigint default null)
+returns bigint
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    -- Before any snapshot below.
+    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    v_deferred constant bigint := coalesce(pg_sequence_last_value('forebay.deferred_seq'), 0);
+    v_drawn    bigint;
+    v_bound    bigint;
+    v_count    record;
+    v_found    record;
+    v_waiting  bigint;
+begin
+    select c.seq, c.deferred_seq, c.waiting, c.consumed into v_count from forebay.queue_count c
+    where c.queue = p_queue and c.group_id = p_group_id order by c.oldest desc, c.no desc limit 1;
+    if v_count.waiting is not null then
+        -- A job that begins to wait draws a number: that of its row. Only keyed jobs that are requeued do not.
+        v_drawn := v_last - v_count.seq + v_deferred - v_count.deferred_seq;
+        if v_count.waiting + v_drawn <= p_enough and (v_drawn >= p_most) is not true then
+            return v_count.waiting + v_drawn;
+        end if;
+        v_bound := v_count.waiting + v_drawn + v_count.consumed - forebay._consumed(p_queue, p_group_id);
+        if v_bound <= p_enough and (v_drawn >= p_most) is not true then
+            return v_bound;
+        end if;
+    end if;
+    select w.* into v_found from forebay._count_waiting(array[p_queue], p_group_id, p_most) w;
+    if v_found.queue is null then
+        return 0;  -- No such group.
+    end if;
+    v_waiting := (select coalesce(sum(u.ready + u.scheduled + u.retrying), 0)
+                  from unnest(v_found.ready, v_found.scheduled, v_found.retrying) u (ready, scheduled, retrying));
+    if v_found.is_first and v_waiting >= p_most then
+        return v_waiting;
+    end if;
+    if v_found.visited >= p_keep_from or v_drawn >= p_most or v_found.is_first and p_keep_from is not null then
+        perform forebay._keep_count(v_found.last, v_last, v_deferred);
+    end if;
+    return v_waiting;
+end
+$$;
+
+
+-- Append a count; p_seq and p_deferred_seq are the last numbers before its snapshot.
+create function forebay._keep_count(p_count forebay.queue_count, p_seq bigint, p_deferred_seq bigint) returns void
+language sql volatile
+as $$
+    insert into forebay.queue_count (
+        queue, group_id, oldest, seq, deferred_seq, snap, counted_at, waiting, consumed, priorities, totals, scheduled, retrying, keyed)
+    values (
+        p_count.queue, p_count.group_id, pg_snapshot_xmin(p_count.snap), p_seq, p_deferred_seq, p_count.snap, forebay._now(), p_count.waiting,
+        p_count.consumed, p_count.priorities, p_count.totals, p_count.scheduled, p_count.retrying, p_count.keyed)
+$$;
+
+
+-- The jobs that a group's batches have handed out or skipped in the plain lanes of a queue, those of forgotten lanes included.
+create function forebay._consumed(p_queue text, p_group_id bigint) returns bigint
+language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+    select (select coalesce(sum(b.handed_total + b.skipped_total), 0)
+            from (select distinct i.lane from forebay.lane i
+                  where i.queue = p_queue and i.audience in (0, p_group_id, -p_group_id) and i.sort <> 'keyed') l
+            cross join lateral (select i.handed_total, i.skipped_total from forebay.batch i
+                                where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b)
+         + (select coalesce(sum(f.total), 0) from forebay.forgotten f where f.queue = p_queue and f.group_id = p_group_id)
+$$;
+
+
+-- The group that max_waiting of a queue counts for: the one named there, 0 while the queue has no group, null without such a group.
+create function forebay._counting_group(p_queue text, p_name text) returns bigint
+language sql stable
+as $$
+    select case when count(*) = 0 then 0 else min(g.group_id) filter (where g.name = coalesce(p_name, 'default')) end
+    from forebay.queue_group g where g.queue = p_queue
+$$;
+
+
+-- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that it counts for. Other groups, dead ones perhaps,
+-- stop no enqueue.
+--
+-- A group that was not counted yet, with more than 10,000 waiting jobs, refuses only what exceeds these: no enqueue counts millions.
+-- forebay.renew_counts_v1() counts it within seconds.
+-- Errors: 53400.
+create function forebay._require_below_max_waiting(p_queue text, p_more bigint) returns void
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_max      bigint;
+    v_name     text;
+    v_group_id bigint;
+    v_waiting  bigint;
+begin
+    select l.max_waiting, l.max_waiting_group into v_max, v_name from forebay.queue_limits l where l.queue = p_queue;
+    if v_max is null or p_more = 0 then
+        return;
+    end if;
+    v_group_id := forebay._counting_group(p_queue, v_name);
+    if v_group_id is null then
+        return;
+    end if;
+    v_waiting := forebay._waiting(p_queue, v_group_id, v_max - p_more, 100, 10000);
+    if v_waiting + p_more > v_max then
+        raise exception using errcode = '53400',
+            message = format('queue %s is full: %s jobs wait, %s more would exceed max_waiting %s', p_queue, v_waiting, p_more, v_max),
+            detail = jsonb_build_object('queue', p_queue, 'waiting', v_waiting, 'max_waiting', v_max),
+            hint = 'Nothing was enqueued. Try again when workers have caught up, or raise max_waiting with forebay.limit_queue().';
+    end if;
+end
+$$;
+
+
 -- functions/deferred/promote.sql
 
 -- grant: worker
@@ -3671,6 +4458,7 @@ declare
     v_due    integer := 0;
     v_late   integer := 0;
     v_lanes  bigint[];
+    v_left   record;
 begin
     -- With a limit of 0 the position would move past jobs that were not promoted.
     if p_limit is null or p_limit not between 1 and 100000 then
@@ -3696,6 +4484,9 @@ begin
         delete from forebay.deferred d
         where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
           and pg_visible_in_snapshot(d.xid, v_cursor.snap);
+        delete from forebay.withdrawn w
+        where (w.run_at, w.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
+          and pg_visible_in_snapshot(w.row_xid, v_cursor.snap);
         v_cursor.run_at := v_at;
         v_cursor.deferred_id := 0;
     end if;
@@ -3728,35 +4519,55 @@ begin
     end if;
 
     if v_ids is not null then
-        with written as (
+        with due as materialized (
+            select d.* from forebay.deferred d
+            where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
+              and (d.run_at, d.deferred_id) <= (v_position, v_position_id)
+              and pg_visible_in_snapshot(d.xid, v_now)
+        ), written as (
             insert into forebay.log (
+                lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+                ordering_key, unique_key, limit_key)
+            select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
+                   d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
+            from due d
+            order by d.run_at, d.deferred_id
+        )
+        select count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
+               array_agg(d.xid) filter (where d.kind <> '') as xids,
+               array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states
+        into v_left from due d;
+        v_due := v_left.jobs;
+        v_lanes := v_left.all_lanes;
+        perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
+    end if;
+
+    -- At or below the old position, and visible only since.
+    with late as materialized (
+        select d.*
+        from unnest(v_ranges) r (low, high), lateral (
+            select * from forebay.deferred i where i.xid >= r.low and i.xid < r.high
+            offset 0) d  -- Keeps the planner from reading everything below the position by time.
+        where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
+    ), written as (
+        insert into forebay.log (
             lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
             ordering_key, unique_key, limit_key)
         select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
                d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
-        from forebay.deferred d
-        where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
-          and (d.run_at, d.deferred_id) <= (v_position, v_position_id)
-          and pg_visible_in_snapshot(d.xid, v_now)
+        from late d
         order by d.run_at, d.deferred_id
-        returning lane)
-        select count(*), array_agg(distinct w.lane) into v_due, v_lanes from written w;
+    )
+    select count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
+               array_agg(d.xid) filter (where d.kind <> '') as xids,
+           array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states
+    into v_left from late d;
+    v_late := v_left.jobs;
+    if v_late > 0 then
+        v_lanes := v_lanes || v_left.all_lanes;
+        perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
     end if;
-
-    -- At or below the old position, and visible only since.
-    with written as (
-        insert into forebay.log (
-        lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
-        ordering_key, unique_key, limit_key)
-    select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
-           d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
-    from unnest(v_ranges) r (low, high), lateral (
-        select * from forebay.deferred i where i.xid >= r.low and i.xid < r.high
-        offset 0) d  -- Keeps the planner from reading everything below the position by time.
-    where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
-    order by d.run_at, d.deferred_id
-    returning lane)
-    select count(*), v_lanes || array_agg(distinct w.lane) into v_late, v_lanes from written w;
+    v_lanes := array(select distinct u from unnest(v_lanes) u);
     -- The lanes may have become dormant while the jobs waited.
     if v_lanes <> '{}' then
         perform forebay._use_lanes(v_lanes);
@@ -3815,9 +4626,7 @@ begin
     end loop;
     if pg_sequence_last_value('forebay.limit_seq') is not null then
         perform forebay._require_below_max_waiting(q.queue, q.more)
-        from (select u.queue, count(*) as more from unnest(p_jobs) u
-              where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
-              group by u.queue) q;
+        from (select u.queue, count(*) as more from unnest(p_jobs) u group by u.queue) q;
     end if;
 
     with written as (
@@ -4094,7 +4903,7 @@ begin
         if (num_nonnulls(enqueue.ordering_key, enqueue.limit_key) = 0
             and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
             v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
-            if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
+            if pg_sequence_last_value('forebay.limit_seq') is not null then
                 perform forebay._require_below_max_waiting(enqueue.queue, 1);
             end if;
         end if;
@@ -4344,6 +5153,9 @@ begin
     else
         v_lanes := forebay._record_lanes(enqueue_many.queue, enqueue_many.priority, forebay._shards(array[enqueue_many.queue]));
     end if;
+    if pg_sequence_last_value('forebay.limit_seq') is not null then
+        perform forebay._require_below_max_waiting(enqueue_many.queue, cardinality(enqueue_many.args));
+    end if;
     if v_start > v_now then
         insert into forebay.deferred (
             run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key,
@@ -4354,9 +5166,6 @@ begin
                enqueue_many.ordering_key, enqueue_many.limit_key
         from unnest(enqueue_many.args) with ordinality a (args, nr);
     else
-        if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_below_max_waiting(enqueue_many.queue, cardinality(enqueue_many.args));
-        end if;
         insert into forebay.log (
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
         select v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, enqueue_many.expires_at, enqueue_many.max_attempts,
@@ -6613,6 +7422,9 @@ $$;
 -- its burst. max_waiting applies to enqueues from the commit on; the others apply to each group of the queue, from the next
 -- claim on, and jobs that run already count.
 --
+-- max_waiting counts the jobs that wait for one group: ready, scheduled, retrying or parked. max_waiting_group names the group, by default
+-- the group default. Other groups stop no enqueue. Removing max_waiting removes it.
+--
 -- Parameters: max_waiting, concurrency, key_concurrency, at least 1; rate, key_rate, starts per second, also below 1; burst,
 --   key_burst, how many jobs may start at once after an idle time: by default the starts of one second, at least 1.
 -- Errors: JQ001 a bad name or number.
@@ -6620,7 +7432,7 @@ $$;
 create function forebay.limit_queue(
     queue text, max_waiting bigint default null, rate double precision default null, burst integer default null,
     concurrency integer default null, key_rate double precision default null, key_burst integer default null,
-    key_concurrency integer default null, remove text[] default '{}')
+    key_concurrency integer default null, remove text[] default '{}', max_waiting_group text default null)
 returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6629,7 +7441,7 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    v_names   constant text[] := '{max_waiting,rate,burst,concurrency,key_rate,key_burst,key_concurrency}';
+    v_names   constant text[] := '{max_waiting,max_waiting_group,rate,burst,concurrency,key_rate,key_burst,key_concurrency}';
     v_remove  text[] := coalesce(limit_queue.remove, '{}');
     v_given   forebay.queue_limits;
     v_before  forebay.queue_limits;
@@ -6637,11 +7449,13 @@ declare
     v_problem text;
 begin
     v_given := row(limit_queue.queue, limit_queue.max_waiting, limit_queue.rate, limit_queue.burst, limit_queue.concurrency,
-                   limit_queue.key_rate, limit_queue.key_burst, limit_queue.key_concurrency, null);
+                   limit_queue.key_rate, limit_queue.key_burst, limit_queue.key_concurrency, null, limit_queue.max_waiting_group);
     v_problem := case
         when (v_given.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true
             then format('queue %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(v_given.queue, 40)), 'null'))
         when v_given.max_waiting < 1 then format('max_waiting %s is below 1', v_given.max_waiting)
+        when (v_given.max_waiting_group ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is false
+            then format('max_waiting_group %s is not a name: letters, digits and _ . : - only, at most 128', quote_literal(left(v_given.max_waiting_group, 40)))
         when v_given.rate not between 0.000001 and 1000000 then format('rate %s is outside 0.000001 to 1000000 per second', v_given.rate)
         when v_given.burst not between 1 and 1000000 then format('burst %s is outside 1 to 1000000', v_given.burst)
         when v_given.concurrency not between 1 and 1000000 then format('concurrency %s is outside 1 to 1000000', v_given.concurrency)
@@ -6656,11 +7470,14 @@ begin
         lock table forebay.queue_limits in share row exclusive mode;
         select l.* into v_before from forebay.queue_limits l where l.queue = v_given.queue;
         v_remove := case when 'all' = any (v_remove) then v_names
-                         else v_remove || case when 'rate' = any (v_remove) then '{burst}'::text[] end
+                         else v_remove || case when 'max_waiting' = any (v_remove) then '{max_waiting_group}'::text[] end
+                                       || case when 'rate' = any (v_remove) then '{burst}'::text[] end
                                        || case when 'key_rate' = any (v_remove) then '{key_burst}'::text[] end end;
         v_after.queue := v_given.queue;
         v_after.starts_set_at := v_before.starts_set_at;
         v_after.max_waiting := coalesce(v_given.max_waiting, case when 'max_waiting' <> all (v_remove) then v_before.max_waiting end);
+        v_after.max_waiting_group := nullif(coalesce(
+            v_given.max_waiting_group, case when 'max_waiting_group' <> all (v_remove) then v_before.max_waiting_group end), 'default');
         v_after.rate := coalesce(v_given.rate, case when 'rate' <> all (v_remove) then v_before.rate end);
         v_after.burst := coalesce(v_given.burst, case when 'burst' <> all (v_remove) then v_before.burst end);
         v_after.concurrency := coalesce(v_given.concurrency, case when 'concurrency' <> all (v_remove) then v_before.concurrency end);
@@ -6668,6 +7485,8 @@ begin
         v_after.key_burst := coalesce(v_given.key_burst, case when 'key_burst' <> all (v_remove) then v_before.key_burst end);
         v_after.key_concurrency := coalesce(v_given.key_concurrency, case when 'key_concurrency' <> all (v_remove) then v_before.key_concurrency end);
         v_problem := case
+            when v_after.max_waiting_group is not null and v_after.max_waiting is null
+                then format('max_waiting_group %s without a max_waiting', v_after.max_waiting_group)
             when v_after.burst is not null and v_after.rate is null then format('burst %s without a rate', v_after.burst)
             when v_after.key_burst is not null and v_after.key_rate is null then format('key_burst %s without a key_rate', v_after.key_burst) end;
     end if;
@@ -6693,16 +7512,14 @@ begin
     else
         insert into forebay.queue_limits select v_after.*
         on conflict on constraint queue_limits_pkey do update
-        set max_waiting = excluded.max_waiting, rate = excluded.rate, burst = excluded.burst, concurrency = excluded.concurrency,
+        set max_waiting = excluded.max_waiting, max_waiting_group = excluded.max_waiting_group, rate = excluded.rate, burst = excluded.burst, concurrency = excluded.concurrency,
             key_rate = excluded.key_rate, key_burst = excluded.key_burst, key_concurrency = excluded.key_concurrency,
             starts_set_at = excluded.starts_set_at;
     end if;
-    if v_after.max_waiting is distinct from v_before.max_waiting and v_after.max_waiting is not null then
+    if v_after.max_waiting is not null
+       and (v_after.max_waiting, v_after.max_waiting_group) is distinct from (v_before.max_waiting, v_before.max_waiting_group) then
         -- The first count visits all waiting jobs; enqueues continue from it.
-        perform forebay._waiting(v_given.queue, g.group_id, -1, 0)
-        from (select i.group_id from forebay.queue_group i where i.queue = v_given.queue
-              union all
-              select 0 where not exists (select from forebay.queue_group i where i.queue = v_given.queue)) g;
+        perform forebay._waiting(v_given.queue, forebay._counting_group(v_given.queue, v_after.max_waiting_group), -1, 0);
     end if;
     if v_after.starts_set_at is distinct from v_before.starts_set_at then
         perform forebay._notify(v_given.queue);
@@ -6760,151 +7577,6 @@ begin
         next_start_at := case when rate is not null and forebay._permits(v.tat, rate, burst, v.at) = 0
                               then v.tat - make_interval(secs => (coalesce(burst, ceil(rate)) - 1) / rate) end;
         return next;
-    end loop;
-end
-$$;
-
-
--- functions/limits/max_waiting.sql
-
--- How many jobs of a queue wait for a group (0: the queue has no group), or an upper bound that is at most p_enough.
---
--- Not counted are scheduled jobs, and those that only one group reads again: retries, redrives.
--- Of open transactions only the caller's counts.
---
--- Parameters: p_keep_from, append the count when at least this many rows had to be counted; null: never. p_most, for an enqueue: a
---   first count ends there, is not kept, and its result is a lower bound; and after this many numbers a count is renewed, so that
---   none has much more to visit.
-create function forebay._waiting(p_queue text, p_group_id bigint, p_enough bigint, p_keep_from bigint, p_most bigint default null)
-returns bigint
-language plpgsql volatile
-as $$
-declare
-    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);  -- Before any snapshot below.
-    v_count    forebay.queue_count;
-    v_lanes    bigint[];
-    v_batch_lanes  bigint[];  -- lanes whose batches say what became of the jobs; claims of private lanes take parked jobs, too
-    v_consumed bigint;
-    v_sql      text;
-    v_rows     bigint;
-    v_parked   bigint;
-    v_others   bigint;
-    v_snap     pg_snapshot;
-    v_ranges   forebay._xid_range[];
-begin
-    select c.* into v_count from forebay.queue_count c
-    where c.queue = p_queue and c.group_id = p_group_id order by c.no desc limit 1;
-    v_lanes := array(select distinct l.lane from forebay.lane l where l.queue = p_queue and l.audience = 0);
-    v_batch_lanes := v_lanes;
-    if num_nonnulls(pg_sequence_last_value('forebay.key_seq'), pg_sequence_last_value('forebay.limiter_seq')) > 0 then
-        v_batch_lanes := v_batch_lanes || array(select distinct l.lane from forebay.lane l
-                                        where l.queue = p_queue and l.sort in ('keyed', 'limited') and abs(l.audience) = nullif(p_group_id, 0));
-    end if;
-    select coalesce(sum(b.handed_total + b.skipped_total), 0) + forebay._forgotten(p_queue, p_group_id) into v_consumed
-    from unnest(v_batch_lanes) l (lane),
-         lateral (select i.handed_total, i.skipped_total from forebay.batch i
-                  where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b;
-    if v_count.total + v_last - v_count.seq - v_consumed <= p_enough and (v_last - v_count.seq >= p_most) is not true then
-        return v_count.total + v_last - v_count.seq - v_consumed;
-    end if;
-
-    if v_count.total is null then
-        select coalesce(sum(u.unread), 0), coalesce(sum(u.unread - u.own), 0), forebay._snapshot_of_others(pg_current_snapshot()),
-               (select coalesce(sum(b.handed_total + b.skipped_total), 0) + forebay._forgotten(p_queue, p_group_id)
-                from unnest(v_batch_lanes) l (lane),
-                     lateral (select i.handed_total, i.skipped_total from forebay.batch i
-                              where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b),
-               (select coalesce(sum(p.jobs), 0) from forebay._all_parked() p
-                where p.group_id = p_group_id and p.lane = any (v_lanes) and p.place > 0)
-        into v_rows, v_others, v_snap, v_consumed, v_parked
-        from (select array_agg(row(0, l.lane, coalesce(g.start_after, '1:1:'), b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor) as all
-              from unnest(v_lanes) l (lane)
-              left join forebay.queue_group g on g.group_id = p_group_id
-              left join lateral (select i.* from forebay.batch i
-                                 where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
-              left join forebay.segment s on s.segment_id = b.pos_segment) c
-        left join lateral forebay._count_unread(c.all, p_most) u on true;
-        if v_rows >= p_most then
-            return v_rows;
-        end if;
-        v_count.total := v_consumed + v_parked;
-    else
-        v_snap := pg_current_snapshot();
-        v_ranges := forebay._xid_ranges(v_count.snap, v_snap) || forebay._own_xid_range();
-        v_snap := forebay._snapshot_of_others(v_snap);
-        select string_agg(format(
-                   'select i.xid from unnest($1) l (lane), unnest($2) r (low, high), lateral (
-                        select i.xid from forebay.log_%s i where i.lane = l.lane and i.xid >= r.low and i.xid < r.high offset 0) i',
-                   s.segment_id), ' union all ')
-        into v_sql
-        from forebay.segment s left join forebay.seal f using (segment_id)
-        where s.lo <= v_last and s.removed_at is null and (f.xid is null or f.xid > v_ranges[1].low);
-        execute format(
-            'select count(*), count(*) filter (where r.xid is distinct from pg_current_xact_id_if_assigned())
-             from (%s) r', coalesce(v_sql, 'select null::xid8 as xid where false'))
-            into v_rows, v_others using v_lanes, v_ranges;
-    end if;
-    if v_rows >= p_keep_from or v_last - v_count.seq >= p_most then
-        insert into forebay.queue_count (queue, group_id, seq, snap, total)
-        values (p_queue, p_group_id, v_last, v_snap, v_count.total + v_others);
-    end if;
-    return v_count.total + v_rows - v_consumed;
-end
-$$;
-
-
--- A snapshot without the caller's transaction. The server's list of those in progress leaves the caller out. So where a later
--- transaction has ended, the caller's counts as visible, and with that snapshot its rows would never be counted.
-create function forebay._snapshot_of_others(p_snap pg_snapshot) returns pg_snapshot
-language sql stable
-as $$
-    select case when x.own < pg_snapshot_xmax(p_snap)
-                then (pg_snapshot_xmin(p_snap) || ':' || pg_snapshot_xmax(p_snap) || ':'
-                      || (select string_agg(i.xid::text, ',' order by i.xid)
-                          from (select pg_snapshot_xip(p_snap) as xid union select x.own) i))::pg_snapshot
-                else p_snap end
-    from pg_current_xact_id_if_assigned() x (own)
-$$;
-
-
--- The jobs that a group had from lanes of the queue that were forgotten.
-create function forebay._forgotten(p_queue text, p_group_id bigint) returns bigint
-language sql stable
-as $$ select coalesce((select f.total from forebay.forgotten f where f.queue = p_queue and f.group_id = p_group_id), 0) $$;
-
-
--- Refuse p_more jobs when they would exceed the queue's max_waiting for the group that is furthest behind.
---
--- A group that was not counted yet, with more than 10,000 waiting jobs, refuses only what exceeds these: no enqueue counts millions.
--- forebay.count_v1() counts it within a minute.
--- Errors: 53400.
-create function forebay._require_below_max_waiting(p_queue text, p_more bigint) returns void
-language plpgsql volatile
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-as $$
-declare
-    v_max     bigint;
-    v_group   record;
-    v_waiting bigint;
-begin
-    select l.max_waiting into v_max from forebay.queue_limits l where l.queue = p_queue;
-    if v_max is null or p_more = 0 then
-        return;
-    end if;
-    for v_group in
-        select g.group_id from forebay.queue_group g where g.queue = p_queue
-        union all
-        select 0 where not exists (select from forebay.queue_group g where g.queue = p_queue)
-    loop
-        v_waiting := forebay._waiting(p_queue, v_group.group_id, v_max - p_more, 100, 10000);
-        if v_waiting + p_more > v_max then
-            raise exception using errcode = '53400',
-                message = format('queue %s is full: %s jobs wait, %s more would exceed max_waiting %s', p_queue, v_waiting, p_more, v_max),
-                detail = jsonb_build_object('queue', p_queue, 'waiting', v_waiting, 'max_waiting', v_max),
-                hint = 'Nothing was enqueued. Try again when workers have caught up, or raise max_waiting with forebay.limit_queue().';
-        end if;
     end loop;
 end
 $$;
@@ -7474,9 +8146,10 @@ begin
             order by i.reason = 'm' desc, i.reason = 'e' desc limit 1) n on true
         window o as (order by r.piece_no, (r.job).seq)
     ), kept as materialized (
-        select j.*, j.lane in (select l.lane from forebay.lane l where l.queue = v_here.queue and l.sort = 'limited' and l.audience = 0) as is_fresh,
-               row_number() over (partition by j.verdict is null order by j.piece_no, j.seq)::smallint as place
-        from job j where coalesce(j.before, 0) < forebay._claim_bytes()
+        select j.*, l.priority, row_number() over (partition by j.verdict is null order by j.piece_no, j.seq)::smallint as place
+        from job j
+        join (select distinct i.lane, i.priority from forebay.lane i where i.queue = v_here.queue and i.sort = 'limited') l on l.lane = j.lane
+        where coalesce(j.before, 0) < forebay._claim_bytes()
     ), piece as materialized (
         select k.piece_no, count(*) as jobs, max(k.seq) as seq from kept k group by k.piece_no
     ), run as materialized (
@@ -7494,8 +8167,12 @@ begin
            (select array_agg(forebay._write_dead_letter(p_group_id, v_here.queue, v_here.priority, k.job, 'expired',
                                                         coalesce((k.job).attempt, 0)) order by k.place)
             from kept k where k.verdict = 'e') as dead,
-           (select count(*) from kept k where k.verdict is null and k.is_fresh) as fresh,
-           (select count(*) from kept k where k.verdict is not null and k.is_fresh) as fresh_skipped,
+           -- Moved ones, and those that the sweep has expired, were counted by these.
+           (select count(*) from kept k where k.verdict is null and k.priority = v_here.priority) as counted,
+           (select count(*) from kept k where k.verdict in ('c', 'e') and k.priority = v_here.priority) as counted_skipped,
+           (select count(forebay._record_skipped(v_here.queue, p_group_id, k.priority, k.jobs))
+            from (select i.priority, count(*)::integer as jobs from kept i
+                  where i.priority <> v_here.priority and coalesce(i.verdict, 'c') in ('c', 'e') group by i.priority) k) as others,
            (select max(k.seq) from kept k) as high,
            array(select r.limit_key from run r order by r.limit_key) as run_keys,
            array(select r.jobs from run r order by r.limit_key) as run_jobs,
@@ -7517,6 +8194,7 @@ begin
         if v_pieces.nrs = '{}' then
             perform forebay._continue_job(r, r.lane, coalesce(r.attempt, 0), coalesce(r.pauses, 0), v.at + interval '1 second')
             from forebay._row(v_items[1].lane, v_items[1].xid, v_items[1].seq) r;
+            perform forebay._record_skipped(v_here.queue, p_group_id, v_here.priority, 1);
         end if;
         v_plan.used := 0;  -- Nothing is parked, whatever comes.
     end if;
@@ -7618,7 +8296,7 @@ begin
     select p_group_id, p_lane, p.no + 1,
            case when v_taken.seqs is not null then p_lease_id end, case when v_taken.seqs is not null then p_claim_no end, p_floor,
            p.snap_from, p.snap_to, p.pos_segment, p.pos_xid, p.pos_seq, greatest(p.high_seq, v_taken.high),
-           p.handed_total + v_taken.fresh, p.skipped_total + v_taken.fresh_skipped, v.at, v_taken.seqs,
+           p.handed_total + v_taken.counted, p.skipped_total + v_taken.counted_skipped, v.at, v_taken.seqs,
            case when v_taken.xids[1] = all (v_taken.xids) then v_taken.xids[:1] else v_taken.xids end, v_taken.skipped, v_taken.skipped_as,
            case when exists (select from unnest(v_taken.lanes) l where l <> p_lane) then v_taken.lanes end, v_taken.keys
     from (select from forebay.lease i
@@ -7791,48 +8469,6 @@ begin
         v_no := v_end - 1;
     end loop;
     next := jsonb_build_array(v_group, v_no);
-end
-$$;
-
-
--- Delete counts of waiting jobs behind the newest ones, and those of groups that are gone: an enqueue that was open when its group was
--- deleted may commit one afterwards.
-create function forebay._trim_counts(p_after text, p_most integer, out rows bigint, out next text)
-language plpgsql volatile
-as $$
-declare
-    v_queue text := coalesce(p_after::jsonb ->> 0, '');
-    v_group bigint := coalesce((p_after::jsonb ->> 1)::bigint, -9223372036854775808);
-    v_next  record;
-    v_left  bigint := p_most;
-    v_kept  bigint;
-    v_gone  bigint;
-begin
-    rows := 0;
-    loop
-        select c.queue, c.group_id, c.no into v_next from forebay.queue_count c
-        where (c.queue, c.group_id) > (v_queue, v_group) order by c.queue, c.group_id, c.no desc limit 1;
-        if not found then
-            return;
-        end if;
-        -- 0 stands for the group of a queue that has none.
-        v_kept := case when exists (select from forebay.queue_group g where g.queue = v_next.queue and g.group_id = v_next.group_id)
-                            or v_next.group_id = 0 and not exists (select from forebay.queue_group g where g.queue = v_next.queue)
-                       then v_next.no else 9223372036854775807 end;
-        delete from forebay.queue_count c
-        where c.ctid = any (array(
-            select o.ctid from forebay.queue_count o
-            where o.queue = v_next.queue and o.group_id = v_next.group_id and o.no < v_kept order by o.no desc limit v_left));
-        get diagnostics v_gone = row_count;
-        rows := rows + v_gone;
-        if v_gone < v_left then
-            v_queue := v_next.queue;
-            v_group := v_next.group_id;
-        end if;
-        v_left := v_left - v_gone - 1;
-        exit when v_left <= 0;
-    end loop;
-    next := jsonb_build_array(v_queue, v_group);
 end
 $$;
 
@@ -8058,13 +8694,10 @@ $$;
 
 -- grant: worker
 
--- Count the waiting jobs of every queue; returns the queues with p_most or more.
---
--- The first count for a group visits all waiting jobs of its queue, about 0.5 s for a million; later ones visit those enqueued since.
--- Not in steps: see docs/design/backpressure.md. No enqueue and no claim waits for it. Workers call it regularly.
+-- The queues with p_most waiting jobs or more. Workers call it regularly, and log them.
 --
 -- Errors: JQ030 foreign cluster.
--- pages: 300 + 60 a lane
+-- pages: 1000 + 100 a lane + 4 an uncounted job
 create function forebay.count_v1(p_most bigint default 1000000)
 returns table (queue text, group_name text, waiting bigint)
 language plpgsql volatile security definer
@@ -8074,18 +8707,15 @@ set jit = off
 set enable_bitmapscan = off
 as $$
 #variable_conflict use_column
-declare
-    v_group record;
 begin
     perform forebay._require_same_cluster();
-    for v_group in select g.group_id, g.queue, g.name from forebay.queue_group g order by g.created_at, g.group_id loop
-        waiting := forebay._waiting(v_group.queue, v_group.group_id, -1, 1);
-        if waiting >= p_most then
-            queue := v_group.queue;
-            group_name := v_group.name;
-            return next;
-        end if;
-    end loop;
+    return query
+    select w.queue, w.group_name, sum(u.ready + u.scheduled + u.retrying)::bigint
+    from forebay._count_waiting(null) w cross join lateral unnest(w.ready, w.scheduled, w.retrying) u (ready, scheduled, retrying)
+    where w.group_id <> 0
+    group by w.queue, w.group_id, w.group_name
+    having sum(u.ready + u.scheduled + u.retrying) >= p_most
+    order by 1, 2;
 end
 $$;
 
@@ -8442,7 +9072,7 @@ begin
     with gone as (
         delete from forebay.lane l
         where l.row_no = any (v_rows) and l.row_no <> all (v_kept)
-        returning l.lane, l.queue, l.audience, l.sort),
+        returning l.lane, l.queue, l.priority, l.audience, l.sort),
     -- Where another row has the name, the lane stays, and its cursors.
     over as (
         select g.* from gone g
@@ -8451,15 +9081,15 @@ begin
         delete from forebay.batch b
         using over o, forebay.queue_group g
         where g.queue = o.queue and (o.audience = 0 or g.group_id = abs(o.audience)) and b.group_id = g.group_id and b.lane = o.lane
-        returning b.group_id, o.queue, o.audience = 0 or o.sort <> 'plain' as is_counted, b.handed_total + b.skipped_total as total,
+        returning b.group_id, o.queue, o.priority, o.sort <> 'keyed' as is_counted, b.handed_total + b.skipped_total as total,
                   b.lease_id, b.claim_no),
     settlements as (
         delete from forebay.settlement s using batches b where s.lease_id = b.lease_id and s.claim_no = b.claim_no),
     starts as (
         delete from forebay.suspect_start s using batches b where s.lease_id = b.lease_id and s.claim_no = b.claim_no)
-    -- forebay._waiting() counts on the totals of all lanes.
-    insert into forebay.forgotten (queue, group_id, total)
-    select b.queue, b.group_id, sum(b.total) from batches b where b.is_counted group by b.queue, b.group_id
+    -- Counts of waiting jobs subtract the totals of all plain lanes.
+    insert into forebay.forgotten (queue, group_id, priority, total)
+    select b.queue, b.group_id, b.priority, sum(b.total) from batches b where b.is_counted group by b.queue, b.group_id, b.priority
     on conflict on constraint forgotten_pkey do update set total = forgotten.total + excluded.total;
     return cardinality(v_rows) - cardinality(v_kept);
 end
@@ -9006,6 +9636,9 @@ begin
     end if;
     insert into forebay.tombstone (job_id, group_id, reason, recorded_at, enqueued_at)
     values (coalesce(p_row.job_id, p_row.seq), p_group_id, 'e', forebay._now(), p_row.enqueued_at);
+    if p_row.ordering_key is null then
+        perform forebay._record_skipped(p_queue, p_group_id, p_priority, 1);
+    end if;
     return forebay._write_dead_letter(p_group_id, p_queue, p_priority, p_row, 'expired', coalesce(p_row.attempt, 0));
 end
 $$;
@@ -9830,7 +10463,7 @@ $$;
 --
 -- Parameters:
 --   app        the name of the application: settings that it no longer declares are removed, those of other applications are not
---   queues     an array of objects with the queue's name as queue, and max_waiting, rate, burst, concurrency, key_rate, key_burst,
+--   queues     an array of objects with the queue's name as queue, and max_waiting, max_waiting_group, rate, burst, concurrency, key_rate, key_burst,
 --              key_concurrency as in forebay.limit_queue(), shards, dead_keep_days (a number or "forever"), groups (names).
 --              If no group of the queue was opened before, all of them start at the beginning.
 --   overwrite  take the declared value also for what is kept or in conflict
@@ -9867,7 +10500,8 @@ begin
         group by d.queue order by d.queue
     loop
         perform forebay.limit_queue(
-            v_row.queue, max_waiting => (v_row.v ->> 'max_waiting')::bigint,
+            v_row.queue, max_waiting => coalesce(v_row.v #>> '{max_waiting,max_waiting}', v_row.v ->> 'max_waiting')::bigint,
+            max_waiting_group => case when v_row.v -> 'max_waiting' <> 'null' then coalesce(v_row.v #>> '{max_waiting,max_waiting_group}', 'default') end,
             rate => (v_row.v #>> '{rate,rate}')::double precision, burst => (v_row.v #>> '{rate,burst}')::integer,
             concurrency => (v_row.v ->> 'concurrency')::integer,
             key_rate => (v_row.v #>> '{key_rate,rate}')::double precision, key_burst => (v_row.v #>> '{key_rate,burst}')::integer,
@@ -9957,6 +10591,7 @@ begin
                      and (t.group_id is null or t.group_id = v_group_id)) then
         insert into forebay.tombstone (job_id, group_id, reason, recorded_at)
         values (cancel.job_id, v_group_id, 'c', forebay._now());
+        perform forebay._withdraw(array[cancel.job_id], v_group_id);
         perform forebay._record_event('jobs.cancel', v_queue, cancel.group_name, p_subject_id => cancel.job_id, p_count => 1);
     end if;
     return case when v_states && array['claimed', 'running'] then 'requested' else 'cancelled' end;
@@ -10160,47 +10795,27 @@ $$;
 
 -- How many jobs wait and run, by queue, priority and group, counted in one snapshot. The states are those of forebay.job().
 --
--- A full recount: it visits every waiting job.
--- pages: 300 + 60 a lane + 1 a waiting job + 20 an open lease
+-- It continues from the last counts of waiting jobs: it visits the jobs enqueued, promoted or moved since, and in lanes of ordering keys
+-- those claimed since; and scheduled jobs that were cancelled or replaced and are not due yet. The leader of maintenance renews
+-- the counts every two seconds. Where no worker has run yet it visits every waiting job.
+-- pages: 1000 + 100 a lane + 4 an uncounted job + 20 an open lease
 create function forebay.depth(only_queue text default null)
 returns table (queue text, priority integer, group_name text, scheduled bigint, ready bigint, claimed bigint, running bigint,
                retrying bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
-declare
-    v_position     forebay.promotion;
 begin
-    select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     return query
-    with lanes as (
-        select distinct l.lane, l.queue, l.priority, l.audience from forebay.lane l
-        where only_queue is null or l.queue = only_queue),
-    readers as materialized (
-        select row_number() over () as nr, l.lane, l.queue, l.priority, g.group_id, coalesce(g.name, 'default') as name,
-               case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end as start, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq
-        from lanes l
-        left join forebay.queue_group g on g.queue = l.queue and (l.audience = 0 or g.group_id = abs(l.audience))
-        left join lateral (select i.* from forebay.batch i
-                           where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
-        left join forebay.segment s on s.segment_id = b.pos_segment),
-    unread_jobs as materialized (
-        select u.nr, sum(u.unread) as unread
-        from (select array_agg(row(r.nr, r.lane, r.start, r.snap_from, r.snap_to, r.lo, r.hi, r.pos_xid, r.pos_seq)::forebay._cursor) as all
-              from readers r) c
-        cross join lateral forebay._count_unread(c.all) u
-        group by u.nr),
-    parked_jobs as materialized (
-        select p.group_id, p.lane, sum(p.jobs) as jobs from forebay._all_parked() p group by p.group_id, p.lane),
-    deferred_jobs as (
-        select d.lane, count(*) filter (where d.state = 'scheduled') as scheduled, count(*) filter (where d.state = 'retrying') as retrying
-        from (select i.lane, forebay._state_of_deferred(i.attempt, i.pauses) as state
-              from forebay.deferred i
-              where i.kind <> '' and not (v_position.no is not null and pg_visible_in_snapshot(i.xid, v_position.snap)
-                         and (i.run_at, i.deferred_id) <= (v_position.run_at, v_position.deferred_id))) d
-        group by d.lane),
+    with waiting as materialized (
+        select w.queue, w.group_id, w.group_name, u.priority, u.ready, u.scheduled, u.retrying
+        from forebay._count_waiting(case when only_queue is not null then array[only_queue] end) w
+        cross join lateral unnest(w.priorities, w.ready, w.scheduled, w.retrying) u (priority, ready, scheduled, retrying)),
     open_leases as materialized (
         select e.lease_id, f.floor, h.heartbeat_at, h.running_jobs
         from forebay.lease e
@@ -10219,9 +10834,15 @@ begin
             from forebay.settlement j left join lateral unnest(j.offsets) o (nr) on true
             where j.lease_id = b.lease_id and j.claim_no = b.claim_no) s),
     open_jobs as (
-        select b.group_id, b.lane, sum(cardinality(b.seqs) - cardinality(b.offsets)) as open
-        from open_batches b where not b.whole
-        group by b.group_id, b.lane),
+        select o.group_id, o.lane, sum(o.open) as open
+        from (select b.group_id, b.lane, cardinality(b.seqs) - cardinality(b.offsets) as open
+              from open_batches b where not b.whole and b.lanes is null
+              union all
+              -- A claim of ordering keys takes jobs of several lanes.
+              select b.group_id, u.lane, 1
+              from open_batches b cross join lateral unnest(b.lanes) with ordinality u (lane, nr)
+              where not b.whole and u.nr <> all (b.offsets)) o
+        group by o.group_id, o.lane),
     -- Heartbeats have ids of jobs, batches have numbers of rows: for a job's first row they are equal; other rows are read, one
     -- index probe each.
     reported as materialized (
@@ -10244,23 +10865,20 @@ begin
         join handed_out h on h.seq = l.seq
         join reported r on r.lease_id = h.lease_id and r.job_id = l.job_id),
     running_jobs as (
-        select h.group_id, h.lane, count(*) as running
+        select h.group_id, h.row_lane as lane, count(*) as running
         from (select * from first_rows union all select * from later_rows) h
-        group by h.group_id, h.lane)
-    select r.queue, r.priority, r.name,
-           coalesce(sum(d.scheduled), 0)::bigint,
-           coalesce(sum(u.unread), 0)::bigint
-           + coalesce(sum((select p.jobs from parked_jobs p where p.group_id = r.group_id and p.lane = r.lane)), 0)::bigint,
-           (coalesce(sum(o.open), 0) - coalesce(sum(j.running), 0))::bigint,
-           coalesce(sum(j.running), 0)::bigint,
-           coalesce(sum(d.retrying), 0)::bigint
-    from readers r
-    left join unread_jobs u on u.nr = r.nr
-    left join open_jobs o on o.group_id = r.group_id and o.lane = r.lane
-    left join running_jobs j on j.group_id = r.group_id and j.lane = r.lane
-    left join deferred_jobs d on d.lane = r.lane
-    group by r.queue, r.priority, r.name
-    order by r.queue, r.priority, r.name;
+        group by h.group_id, h.row_lane),
+    by_priority as materialized (
+        select o.group_id, l.priority, sum(o.open) as open, coalesce(sum(j.running), 0) as running
+        from open_jobs o
+        left join running_jobs j on j.group_id = o.group_id and j.lane = o.lane
+        cross join lateral (select i.priority from forebay.lane i where i.lane = o.lane limit 1) l
+        group by o.group_id, l.priority)
+    select w.queue, w.priority, w.group_name, w.scheduled, w.ready, coalesce(p.open - p.running, 0)::bigint, coalesce(p.running, 0)::bigint,
+           w.retrying
+    from waiting w
+    left join by_priority p on p.group_id = w.group_id and p.priority = w.priority
+    order by w.queue, w.priority, w.group_name;
 end
 $$;
 
@@ -10825,8 +11443,7 @@ begin
             v_batch := forebay._keyed_batch_of(v_group.group_id, v_row.ordering_key, v_row.seq);
         elsif v_row.limit_key is not null then
             if forebay._is_limit_parked(v_group.group_id, v_row.limit_key, v_row.xid, v_row.seq) then
-                state := case when cancel_requested then 'cancelled' else 'ready' end;
-                attempt := attempt - cancel_requested::integer;
+                state := 'ready';
                 return next;
                 continue;
             end if;
@@ -11214,6 +11831,7 @@ begin
             lock table only forebay.lock_sweep in share update exclusive mode;  -- The sweep moves the cursors of groups without workers.
             delete from forebay.batch b
             where b.group_id = v_id and b.lane in (select l.lane from forebay.lane l where l.queue = open_group.queue and l.audience = 0);
+            delete from forebay.queue_count c where c.queue = open_group.queue and c.group_id = v_id;  -- It counted from those cursors.
         end if;
     else
         v_id := forebay._make_group(
@@ -11262,11 +11880,14 @@ begin
     returning group_id into v_id;
     execute format('create sequence forebay.leader_%s as bigint increment 262144000 cache 1', v_id);
     -- The first group of a queue has what was counted while there was none.
-    insert into forebay.queue_count (queue, group_id, seq, snap, total)
-    select p_queue, v_id, c.seq, c.snap, c.total from forebay.queue_count c
+    insert into forebay.queue_count (
+        queue, group_id, oldest, seq, deferred_seq, snap, counted_at, waiting, consumed, priorities, totals, scheduled, retrying, keyed)
+    select p_queue, v_id, c.oldest, c.seq, c.deferred_seq, c.snap, c.counted_at, c.waiting, c.consumed, c.priorities, c.totals, c.scheduled,
+           c.retrying, c.keyed
+    from forebay.queue_count c
     where c.queue = p_queue and c.group_id = 0 and p_start_after::text = '1:1:'
       and not exists (select from forebay.queue_group g where g.queue = p_queue and g.group_id <> v_id)
-    order by c.no desc limit 1;
+    order by c.oldest desc, c.no desc limit 1;
     return v_id;
 end
 $$;
@@ -11929,9 +12550,9 @@ begin
                 'enqueue_each', 'enqueue_many', 'enqueue_unique', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job',
                 'lead_v1', 'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1',
                 'promote_v1', 'queue_known', 'queue_of', 'ready_v1', 'record_audit', 'record_direct',
-                'record_duty_v1', 'record_kinds_v1', 'record_progress_v1', 'record_repair', 'resign_v1', 'result',
-                'retain_v1', 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'settle_v1',
-                'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
+                'record_duty_v1', 'record_kinds_v1', 'record_progress_v1', 'record_repair', 'renew_counts_v1',
+                'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror', 'schema_version', 'seal_v1',
+                'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
                 'apply_queues', 'cancel', 'change_jobs', 'close_group', 'close_groups', 'compare_queues',
                 'dead_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history',
@@ -12436,6 +13057,10 @@ begin
                      else (select format('group %s is not a name, or is named twice', left(g.name, 40))
                            from jsonb_array_elements_text(s.value) g (name)
                            group by g.name having count(*) > 1 or (g.name ~ v_name) is not true limit 1) end
+            when s.name = 'max_waiting_group' then
+                case when (jsonb_typeof(s.value) = 'string' and s.value #>> '{}' ~ v_name) is not true
+                          then format('max_waiting_group %s is not a name', left(s.value::text, 40))
+                     when coalesce(i.item -> 'max_waiting', 'null') = 'null' then 'max_waiting_group is given without max_waiting' end
             when b.name is null then format('%s is not a setting', left(s.name, 40))
             when s.name = 'dead_keep_days' and s.value = '"forever"' then null
             when jsonb_typeof(s.value) <> 'number' then format('%s is %s, not a number', s.name, left(s.value::text, 40))
@@ -12455,7 +13080,7 @@ begin
     from jsonb_array_elements(p_queues) i (item)
     cross join lateral (
         select s.no, 0::bigint, s.setting, nullif(s.value, 'null') from (values
-            (1, 'max_waiting', to_jsonb((i.item ->> 'max_waiting')::numeric::bigint)),
+            (1, 'max_waiting', forebay._waiting_setting((i.item ->> 'max_waiting')::numeric::bigint, i.item ->> 'max_waiting_group')),
             (2, 'rate', forebay._rate_setting((i.item ->> 'rate')::double precision, (i.item ->> 'burst')::numeric::integer)),
             (3, 'concurrency', to_jsonb((i.item ->> 'concurrency')::numeric::integer)),
             (4, 'key_rate', forebay._rate_setting((i.item ->> 'key_rate')::double precision, (i.item ->> 'key_burst')::numeric::integer)),
@@ -12476,6 +13101,15 @@ language sql immutable
 as $$ select case when p_rate is not null then jsonb_strip_nulls(jsonb_build_object('rate', p_rate, 'burst', p_burst)) end $$;
 
 
+-- A number, or for another group than default an object with the name of the group.
+create function forebay._waiting_setting(p_max_waiting bigint, p_group text) returns jsonb
+language sql immutable
+as $$
+    select case when nullif(p_group, 'default') is null then to_jsonb(p_max_waiting)
+                else jsonb_build_object('max_waiting', p_max_waiting, 'max_waiting_group', p_group) end
+$$;
+
+
 -- The settings that a queue has in the database, in the same form, without those that have their default.
 create function forebay._queue_settings(p_queue text, out setting text, out value jsonb) returns setof record
 language sql stable
@@ -12484,7 +13118,7 @@ as $$
     select s.setting, s.value
     from forebay.queue_limits l
     cross join lateral (values
-        ('max_waiting', to_jsonb(l.max_waiting)), ('rate', forebay._rate_setting(l.rate, l.burst)), ('concurrency', to_jsonb(l.concurrency)),
+        ('max_waiting', forebay._waiting_setting(l.max_waiting, l.max_waiting_group)), ('rate', forebay._rate_setting(l.rate, l.burst)), ('concurrency', to_jsonb(l.concurrency)),
         ('key_rate', forebay._rate_setting(l.key_rate, l.key_burst)), ('key_concurrency', to_jsonb(l.key_concurrency))) s (setting, value)
     where l.queue = p_queue and s.value is not null
     union all
@@ -12535,6 +13169,7 @@ as $$
             when c.setting = 'dead_keep_days' then i.act = 'dead.keep'
             when c.setting like 'group %' then i.act in ('groups.open', 'groups.close') and i.group_name = substr(c.setting, 7)
             else i.act = 'queues.limit' and (i.old -> c.setting is distinct from i.new -> c.setting
+                 or i.old -> (c.setting || '_group') is distinct from i.new -> (c.setting || '_group')
                  or i.old -> replace(c.setting, 'rate', 'burst') is distinct from i.new -> replace(c.setting, 'rate', 'burst')) end
         order by i.at desc, i.event_id desc limit 1) e (changed_by, at) on true
     where c.action is not null
@@ -12962,13 +13597,15 @@ begin
     end loop;
 
     for v_row in
-        select i.its_queue as queue, count(*) as more from unnest(v_first, v_taken) i
-        where i.is_new and (i.starts_at > i.since) is not true group by 1
+        select i.its_queue as queue, count(*) as more, bool_or((i.starts_at > i.since) is not true) as is_ready from unnest(v_first, v_taken) i
+        where i.is_new group by 1
     loop
         if pg_sequence_last_value('forebay.limit_seq') is not null then
             perform forebay._require_below_max_waiting(v_row.queue, v_row.more);
         end if;
-        perform forebay._notify(v_row.queue);
+        if v_row.is_ready then
+            perform forebay._notify(v_row.queue);
+        end if;
     end loop;
     -- Their numbers were drawn after their xid, with the generations.
     insert into forebay.log (
@@ -13103,6 +13740,7 @@ begin
     if v_key_state <> 'ended' then
         -- Whatever the state of the predecessor, it does not start again.
         insert into forebay.tombstone (job_id, reason, recorded_at) values (v_last.job_id, 'r', v_now);
+        perform forebay._withdraw(array[v_last.job_id]);
         if v_key_state = 'waiting' then
             replaced := v_last.job_id;
         end if;
@@ -13111,6 +13749,9 @@ begin
         insert into forebay.tombstone (job_id, reason, recorded_at) values (job_id, 'k', v_now);
     end if;
 
+    if pg_sequence_last_value('forebay.limit_seq') is not null then
+        perform forebay._require_below_max_waiting(p_job.queue, 1);
+    end if;
     if v_start > v_now then
         insert into forebay.deferred (
             run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key,
@@ -13119,9 +13760,6 @@ begin
             v_start, v_lane, v_now, job_id, coalesce(p_job.expires_at, v_start + interval '30 days'), p_job.max_attempts,
             p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key, p_job.limit_key);
     else
-        if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_below_max_waiting(p_job.queue, 1);
-        end if;
         -- Its number was drawn after its xid, with the generation.
         insert into forebay.log (
             seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, limit_key)
@@ -13882,6 +14520,7 @@ begin
         select g.job_id, 'r'::"char", v_now from unnest(v_make.gone, v_made) g (job_id, made) where g.made is not null and g.job_id is not null
         union all
         select k.unnest, 'k', v_now from unnest(v_make.keys, v_made) k where k.unnest is not null and k.mode = 'c';
+        perform forebay._withdraw(array(select g.job_id from unnest(v_make.gone, v_made) g (job_id, made) where g.made is not null and g.job_id is not null));
     end if;
     return v_taken[1 : v_cut - 1];
 end

@@ -12,7 +12,7 @@ create table forebay.batch (
     pos_xid       xid8 not null,
     pos_seq       bigint not null,
     high_seq      bigint not null,       -- highest number in this and all earlier batches
-    handed_total  bigint not null,       -- running totals; in keyed lanes of jobs of public lanes only, each counted once
+    handed_total  bigint not null,       -- running totals; with limit keys, of jobs of that priority
     skipped_total bigint not null,
     claimed_at    timestamptz not null,
     seqs          bigint[],              -- jobs handed out, in order: offset 1 is the first

@@ -25,7 +25,7 @@ create unique index deferred_due on forebay.deferred (run_at, deferred_id);
 create index deferred_by_xid on forebay.deferred (xid);
 create index deferred_by_job on forebay.deferred (job_id);
 alter table forebay.deferred replica identity using index deferred_due;
-create index deferred_by_lane on forebay.deferred (lane);
+create index deferred_by_lane on forebay.deferred (lane, xid);
 
 -- The promoter's cursor, newest row first. Rows visible in snap at or below the position have been promoted.
 create table forebay.promotion (

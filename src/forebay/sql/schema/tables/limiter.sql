@@ -18,7 +18,8 @@ create table forebay.queue_limits (
     key_rate        double precision check (key_rate > 0),
     key_burst       integer check (key_burst >= 1),
     key_concurrency integer check (key_concurrency >= 1),
-    starts_set_at   timestamptz                              -- when one of these six last changed; null: none of them is set
+    starts_set_at   timestamptz,                             -- when one of these six last changed; null: none of them is set
+    max_waiting_group text   -- the group that max_waiting counts for; null: default
 );
 
 comment on table forebay.queue_limits is 'Limits of queues: waiting jobs, starts per second and concurrent jobs; set with forebay.limit_queue().';

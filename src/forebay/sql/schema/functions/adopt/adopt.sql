@@ -158,7 +158,10 @@ begin
     update forebay.queue_group g
     set start_after = '1:1:', closing_at = null, closing_snap = null, fenced_lane = null;
     delete from forebay.batch b using forebay.closed_group c where c.group_id = b.group_id;
-    delete from forebay.queue_count;  -- Counted by snapshots of the other cluster.
+    -- Counted by snapshots of the other cluster.
+    delete from forebay.queue_count;
+    delete from forebay.count_change;
+    delete from forebay.withdrawn;
     delete from forebay.limiter;
     -- Transaction ids of the other cluster.
     update forebay.lane l set state = 'used' where l.state = 'retired';

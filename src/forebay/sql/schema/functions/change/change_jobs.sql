@@ -70,6 +70,7 @@ begin
         into v_taken, v_asked from unnest(v_found) f;
         insert into forebay.tombstone (job_id, reason, recorded_at)
         select distinct f.job_id, 'c'::"char", forebay._now() from unnest(v_found) f order by 1;
+        perform forebay._withdraw(array(select distinct f.job_id from unnest(v_found) f where f.place = 'd'));
     elsif exists (select from unnest(v_found) f where f.answer = 'changed') then
         v_taken := forebay._move_deferred(v_act, v_options, array(select f.seq from unnest(v_found) f where f.place = 'd' and f.answer = 'changed'))
             || forebay._move_ready(v_act, v_options, array(select f from unnest(v_found) f where f.place = 'l' and f.answer = 'changed'));

@@ -16,6 +16,7 @@ declare
     v_to       bigint[];
     v_jobs     bigint[];
     v_lanes    bigint[];
+    v_left     record;
 begin
     if cardinality(p_ids) = 0 then
         return '{}';
@@ -47,7 +48,12 @@ begin
                g.headers, g.ordering_key, g.unique_key
         from gone g where v_is_due order by g.run_at, g.deferred_id
     )
-    select array_agg(distinct g.job_id), array_agg(distinct g.lane) filter (where v_is_due) into v_jobs, v_lanes from gone g;
+    select array_agg(distinct g.job_id) as jobs, array_agg(distinct g.lane) filter (where v_is_due) as due_lanes,
+           array_agg(g.lane) as lanes, array_agg(g.xid) as xids, array_agg(forebay._state_of_deferred(g.attempt, g.pauses)) as states
+    into v_left from gone g;
+    v_jobs := v_left.jobs;
+    v_lanes := v_left.due_lanes;
+    perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
     if v_lanes <> '{}' then
         perform forebay._use_lanes(v_lanes);
         perform forebay._notify(q.queue)
@@ -123,7 +129,8 @@ begin
         where g.closing_at is null
           and (c.snap_from is null or not forebay._is_consumed(f.xid, f.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq))
           and not exists (select from forebay.tombstone t
-                          where t.job_id = f.job_id and t.reason = 'm' and f.seq <= t.up_to and (t.group_id is null or t.group_id = g.group_id))
+                          where t.job_id = f.job_id and (t.reason = 'e' or t.reason = 'm' and f.seq <= t.up_to)
+                            and (t.group_id is null or t.group_id = g.group_id))
         order by f.seq
     loop
         if (v_row.lane, v_row.group_id) is distinct from (v_lane.lane, v_group_id) then
@@ -138,6 +145,7 @@ begin
         perform forebay._continue_job(v_log, v_target, coalesce(v_log.attempt, 0), coalesce(v_log.pauses, 0), (p_options ->> 'run_at')::timestamptz);
         insert into forebay.tombstone (job_id, group_id, reason, recorded_at, up_to)
         values (v_row.job_id, v_row.group_id, 'm', forebay._now(), v_row.seq);
+        perform forebay._record_skipped(v_lane.queue, v_row.group_id, v_lane.priority, 1);
         v_jobs := v_jobs || v_row.job_id;
     end loop;
     if p_act = 'reprioritise' and v_jobs <> '{}' then

@@ -28,6 +28,7 @@ declare
     v_used_up  boolean;
     v_tombstones boolean;
     v_dead     bigint[];
+    v_uncounted bigint := 0;             -- skipped rows that are in forebay.count_change: moved, or expired by the sweep
 begin
     -- include: lock_lane
 
@@ -133,8 +134,9 @@ begin
                array_agg((u.r).xid order by u.nr) filter (where u.verdict is null),
                array_agg(u.r order by u.nr) filter (where u.verdict is null),
                array_agg(forebay._write_dead_letter(p_group_id, c.queue, c.priority, u.r, 'expired', coalesce((u.r).attempt, 0)) order by u.nr)
-                   filter (where u.verdict = 'e')
-        into v_skipped, v_as, v_seqs, v_xids, v_taken, v_dead
+                   filter (where u.verdict = 'e'),
+               count(*) filter (where u.verdict in ('m', 'E'))
+        into v_skipped, v_as, v_seqs, v_xids, v_taken, v_dead, v_uncounted
         from (select unnest(v_rows) as r, unnest(v_verdicts) as verdict, generate_subscripts(v_rows, 1) as nr) u
         where u.nr <= v_count;
         if v_dead is not null then
@@ -165,7 +167,7 @@ begin
            case when v_used_up then 0 else v_rows[v_count].seq end,
            greatest(c.high_seq, v_high),
            coalesce(c.handed_total, 0) + coalesce(cardinality(v_seqs), 0),
-           coalesce(c.skipped_total, 0) + coalesce(cardinality(v_skipped), 0),
+           coalesce(c.skipped_total, 0) + coalesce(cardinality(v_skipped), 0) - v_uncounted,
            c.at, v_seqs, v_xids, v_skipped, v_as
     from (select where p_sweep
           union all

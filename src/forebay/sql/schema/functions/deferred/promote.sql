@@ -28,6 +28,7 @@ declare
     v_due    integer := 0;
     v_late   integer := 0;
     v_lanes  bigint[];
+    v_left   record;
 begin
     -- With a limit of 0 the position would move past jobs that were not promoted.
     if p_limit is null or p_limit not between 1 and 100000 then
@@ -53,6 +54,9 @@ begin
         delete from forebay.deferred d
         where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
           and pg_visible_in_snapshot(d.xid, v_cursor.snap);
+        delete from forebay.withdrawn w
+        where (w.run_at, w.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
+          and pg_visible_in_snapshot(w.row_xid, v_cursor.snap);
         v_cursor.run_at := v_at;
         v_cursor.deferred_id := 0;
     end if;
@@ -85,35 +89,55 @@ begin
     end if;
 
     if v_ids is not null then
-        with written as (
+        with due as materialized (
+            select d.* from forebay.deferred d
+            where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
+              and (d.run_at, d.deferred_id) <= (v_position, v_position_id)
+              and pg_visible_in_snapshot(d.xid, v_now)
+        ), written as (
             insert into forebay.log (
+                lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
+                ordering_key, unique_key, limit_key)
+            select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
+                   d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
+            from due d
+            order by d.run_at, d.deferred_id
+        )
+        select count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
+               array_agg(d.xid) filter (where d.kind <> '') as xids,
+               array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states
+        into v_left from due d;
+        v_due := v_left.jobs;
+        v_lanes := v_left.all_lanes;
+        perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
+    end if;
+
+    -- At or below the old position, and visible only since.
+    with late as materialized (
+        select d.*
+        from unnest(v_ranges) r (low, high), lateral (
+            select * from forebay.deferred i where i.xid >= r.low and i.xid < r.high
+            offset 0) d  -- Keeps the planner from reading everything below the position by time.
+        where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
+    ), written as (
+        insert into forebay.log (
             lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
             ordering_key, unique_key, limit_key)
         select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
                d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
-        from forebay.deferred d
-        where (d.run_at, d.deferred_id) > (v_cursor.run_at, v_cursor.deferred_id)
-          and (d.run_at, d.deferred_id) <= (v_position, v_position_id)
-          and pg_visible_in_snapshot(d.xid, v_now)
+        from late d
         order by d.run_at, d.deferred_id
-        returning lane)
-        select count(*), array_agg(distinct w.lane) into v_due, v_lanes from written w;
+    )
+    select count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
+               array_agg(d.xid) filter (where d.kind <> '') as xids,
+           array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states
+    into v_left from late d;
+    v_late := v_left.jobs;
+    if v_late > 0 then
+        v_lanes := v_lanes || v_left.all_lanes;
+        perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
     end if;
-
-    -- At or below the old position, and visible only since.
-    with written as (
-        insert into forebay.log (
-        lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
-        ordering_key, unique_key, limit_key)
-    select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
-           d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
-    from unnest(v_ranges) r (low, high), lateral (
-        select * from forebay.deferred i where i.xid >= r.low and i.xid < r.high
-        offset 0) d  -- Keeps the planner from reading everything below the position by time.
-    where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
-    order by d.run_at, d.deferred_id
-    returning lane)
-    select count(*), v_lanes || array_agg(distinct w.lane) into v_late, v_lanes from written w;
+    v_lanes := array(select distinct u from unnest(v_lanes) u);
     -- The lanes may have become dormant while the jobs waited.
     if v_lanes <> '{}' then
         perform forebay._use_lanes(v_lanes);

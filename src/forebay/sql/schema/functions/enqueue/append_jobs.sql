@@ -28,9 +28,7 @@ begin
     end loop;
     if pg_sequence_last_value('forebay.limit_seq') is not null then
         perform forebay._require_below_max_waiting(q.queue, q.more)
-        from (select u.queue, count(*) as more from unnest(p_jobs) u
-              where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
-              group by u.queue) q;
+        from (select u.queue, count(*) as more from unnest(p_jobs) u group by u.queue) q;
     end if;
 
     with written as (

@@ -115,7 +115,7 @@ begin
         if (num_nonnulls(enqueue.ordering_key, enqueue.limit_key) = 0
             and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
             v_lane := forebay._find_lane(enqueue.queue, enqueue.priority, enqueue.ordering_key, enqueue.limit_key);
-            if pg_sequence_last_value('forebay.limit_seq') is not null and (v_start > v_now) is not true then
+            if pg_sequence_last_value('forebay.limit_seq') is not null then
                 perform forebay._require_below_max_waiting(enqueue.queue, 1);
             end if;
         end if;

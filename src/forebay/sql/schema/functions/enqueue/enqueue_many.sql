@@ -212,6 +212,9 @@ begin
     else
         v_lanes := forebay._record_lanes(enqueue_many.queue, enqueue_many.priority, forebay._shards(array[enqueue_many.queue]));
     end if;
+    if pg_sequence_last_value('forebay.limit_seq') is not null then
+        perform forebay._require_below_max_waiting(enqueue_many.queue, cardinality(enqueue_many.args));
+    end if;
     if v_start > v_now then
         insert into forebay.deferred (
             run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key,
@@ -222,9 +225,6 @@ begin
                enqueue_many.ordering_key, enqueue_many.limit_key
         from unnest(enqueue_many.args) with ordinality a (args, nr);
     else
-        if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_below_max_waiting(enqueue_many.queue, cardinality(enqueue_many.args));
-        end if;
         insert into forebay.log (
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
         select v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, enqueue_many.expires_at, enqueue_many.max_attempts,

@@ -7,6 +7,9 @@
 -- its burst. max_waiting applies to enqueues from the commit on; the others apply to each group of the queue, from the next
 -- claim on, and jobs that run already count.
 --
+-- max_waiting counts the jobs that wait for one group: ready, scheduled, retrying or parked. max_waiting_group names the group, by default
+-- the group default. Other groups stop no enqueue. Removing max_waiting removes it.
+--
 -- Parameters: max_waiting, concurrency, key_concurrency, at least 1; rate, key_rate, starts per second, also below 1; burst,
 --   key_burst, how many jobs may start at once after an idle time: by default the starts of one second, at least 1.
 -- Errors: JQ001 a bad name or number.
@@ -14,7 +17,7 @@
 create function forebay.limit_queue(
     queue text, max_waiting bigint default null, rate double precision default null, burst integer default null,
     concurrency integer default null, key_rate double precision default null, key_burst integer default null,
-    key_concurrency integer default null, remove text[] default '{}')
+    key_concurrency integer default null, remove text[] default '{}', max_waiting_group text default null)
 returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -22,7 +25,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    v_names   constant text[] := '{max_waiting,rate,burst,concurrency,key_rate,key_burst,key_concurrency}';
+    v_names   constant text[] := '{max_waiting,max_waiting_group,rate,burst,concurrency,key_rate,key_burst,key_concurrency}';
     v_remove  text[] := coalesce(limit_queue.remove, '{}');
     v_given   forebay.queue_limits;
     v_before  forebay.queue_limits;
@@ -30,11 +33,13 @@ declare
     v_problem text;
 begin
     v_given := row(limit_queue.queue, limit_queue.max_waiting, limit_queue.rate, limit_queue.burst, limit_queue.concurrency,
-                   limit_queue.key_rate, limit_queue.key_burst, limit_queue.key_concurrency, null);
+                   limit_queue.key_rate, limit_queue.key_burst, limit_queue.key_concurrency, null, limit_queue.max_waiting_group);
     v_problem := case
         when (v_given.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true
             then format('queue %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(v_given.queue, 40)), 'null'))
         when v_given.max_waiting < 1 then format('max_waiting %s is below 1', v_given.max_waiting)
+        when (v_given.max_waiting_group ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is false
+            then format('max_waiting_group %s is not a name: letters, digits and _ . : - only, at most 128', quote_literal(left(v_given.max_waiting_group, 40)))
         when v_given.rate not between 0.000001 and 1000000 then format('rate %s is outside 0.000001 to 1000000 per second', v_given.rate)
         when v_given.burst not between 1 and 1000000 then format('burst %s is outside 1 to 1000000', v_given.burst)
         when v_given.concurrency not between 1 and 1000000 then format('concurrency %s is outside 1 to 1000000', v_given.concurrency)
@@ -49,11 +54,14 @@ begin
         lock table forebay.queue_limits in share row exclusive mode;
         select l.* into v_before from forebay.queue_limits l where l.queue = v_given.queue;
         v_remove := case when 'all' = any (v_remove) then v_names
-                         else v_remove || case when 'rate' = any (v_remove) then '{burst}'::text[] end
+                         else v_remove || case when 'max_waiting' = any (v_remove) then '{max_waiting_group}'::text[] end
+                                       || case when 'rate' = any (v_remove) then '{burst}'::text[] end
                                        || case when 'key_rate' = any (v_remove) then '{key_burst}'::text[] end end;
         v_after.queue := v_given.queue;
         v_after.starts_set_at := v_before.starts_set_at;
         v_after.max_waiting := coalesce(v_given.max_waiting, case when 'max_waiting' <> all (v_remove) then v_before.max_waiting end);
+        v_after.max_waiting_group := nullif(coalesce(
+            v_given.max_waiting_group, case when 'max_waiting_group' <> all (v_remove) then v_before.max_waiting_group end), 'default');
         v_after.rate := coalesce(v_given.rate, case when 'rate' <> all (v_remove) then v_before.rate end);
         v_after.burst := coalesce(v_given.burst, case when 'burst' <> all (v_remove) then v_before.burst end);
         v_after.concurrency := coalesce(v_given.concurrency, case when 'concurrency' <> all (v_remove) then v_before.concurrency end);
@@ -61,6 +69,8 @@ begin
         v_after.key_burst := coalesce(v_given.key_burst, case when 'key_burst' <> all (v_remove) then v_before.key_burst end);
         v_after.key_concurrency := coalesce(v_given.key_concurrency, case when 'key_concurrency' <> all (v_remove) then v_before.key_concurrency end);
         v_problem := case
+            when v_after.max_waiting_group is not null and v_after.max_waiting is null
+                then format('max_waiting_group %s without a max_waiting', v_after.max_waiting_group)
             when v_after.burst is not null and v_after.rate is null then format('burst %s without a rate', v_after.burst)
             when v_after.key_burst is not null and v_after.key_rate is null then format('key_burst %s without a key_rate', v_after.key_burst) end;
     end if;
@@ -86,16 +96,14 @@ begin
     else
         insert into forebay.queue_limits select v_after.*
         on conflict on constraint queue_limits_pkey do update
-        set max_waiting = excluded.max_waiting, rate = excluded.rate, burst = excluded.burst, concurrency = excluded.concurrency,
+        set max_waiting = excluded.max_waiting, max_waiting_group = excluded.max_waiting_group, rate = excluded.rate, burst = excluded.burst, concurrency = excluded.concurrency,
             key_rate = excluded.key_rate, key_burst = excluded.key_burst, key_concurrency = excluded.key_concurrency,
             starts_set_at = excluded.starts_set_at;
     end if;
-    if v_after.max_waiting is distinct from v_before.max_waiting and v_after.max_waiting is not null then
+    if v_after.max_waiting is not null
+       and (v_after.max_waiting, v_after.max_waiting_group) is distinct from (v_before.max_waiting, v_before.max_waiting_group) then
         -- The first count visits all waiting jobs; enqueues continue from it.
-        perform forebay._waiting(v_given.queue, g.group_id, -1, 0)
-        from (select i.group_id from forebay.queue_group i where i.queue = v_given.queue
-              union all
-              select 0 where not exists (select from forebay.queue_group i where i.queue = v_given.queue)) g;
+        perform forebay._waiting(v_given.queue, forebay._counting_group(v_given.queue, v_after.max_waiting_group), -1, 0);
     end if;
     if v_after.starts_set_at is distinct from v_before.starts_set_at then
         perform forebay._notify(v_given.queue);

@@ -168,9 +168,10 @@ begin
             order by i.reason = 'm' desc, i.reason = 'e' desc limit 1) n on true
         window o as (order by r.piece_no, (r.job).seq)
     ), kept as materialized (
-        select j.*, j.lane in (select l.lane from forebay.lane l where l.queue = v_here.queue and l.sort = 'limited' and l.audience = 0) as is_fresh,
-               row_number() over (partition by j.verdict is null order by j.piece_no, j.seq)::smallint as place
-        from job j where coalesce(j.before, 0) < forebay._claim_bytes()
+        select j.*, l.priority, row_number() over (partition by j.verdict is null order by j.piece_no, j.seq)::smallint as place
+        from job j
+        join (select distinct i.lane, i.priority from forebay.lane i where i.queue = v_here.queue and i.sort = 'limited') l on l.lane = j.lane
+        where coalesce(j.before, 0) < forebay._claim_bytes()
     ), piece as materialized (
         select k.piece_no, count(*) as jobs, max(k.seq) as seq from kept k group by k.piece_no
     ), run as materialized (
@@ -188,8 +189,12 @@ begin
            (select array_agg(forebay._write_dead_letter(p_group_id, v_here.queue, v_here.priority, k.job, 'expired',
                                                         coalesce((k.job).attempt, 0)) order by k.place)
             from kept k where k.verdict = 'e') as dead,
-           (select count(*) from kept k where k.verdict is null and k.is_fresh) as fresh,
-           (select count(*) from kept k where k.verdict is not null and k.is_fresh) as fresh_skipped,
+           -- Moved ones, and those that the sweep has expired, were counted by these.
+           (select count(*) from kept k where k.verdict is null and k.priority = v_here.priority) as counted,
+           (select count(*) from kept k where k.verdict in ('c', 'e') and k.priority = v_here.priority) as counted_skipped,
+           (select count(forebay._record_skipped(v_here.queue, p_group_id, k.priority, k.jobs))
+            from (select i.priority, count(*)::integer as jobs from kept i
+                  where i.priority <> v_here.priority and coalesce(i.verdict, 'c') in ('c', 'e') group by i.priority) k) as others,
            (select max(k.seq) from kept k) as high,
            array(select r.limit_key from run r order by r.limit_key) as run_keys,
            array(select r.jobs from run r order by r.limit_key) as run_jobs,
@@ -211,6 +216,7 @@ begin
         if v_pieces.nrs = '{}' then
             perform forebay._continue_job(r, r.lane, coalesce(r.attempt, 0), coalesce(r.pauses, 0), v.at + interval '1 second')
             from forebay._row(v_items[1].lane, v_items[1].xid, v_items[1].seq) r;
+            perform forebay._record_skipped(v_here.queue, p_group_id, v_here.priority, 1);
         end if;
         v_plan.used := 0;  -- Nothing is parked, whatever comes.
     end if;
@@ -312,7 +318,7 @@ begin
     select p_group_id, p_lane, p.no + 1,
            case when v_taken.seqs is not null then p_lease_id end, case when v_taken.seqs is not null then p_claim_no end, p_floor,
            p.snap_from, p.snap_to, p.pos_segment, p.pos_xid, p.pos_seq, greatest(p.high_seq, v_taken.high),
-           p.handed_total + v_taken.fresh, p.skipped_total + v_taken.fresh_skipped, v.at, v_taken.seqs,
+           p.handed_total + v_taken.counted, p.skipped_total + v_taken.counted_skipped, v.at, v_taken.seqs,
            case when v_taken.xids[1] = all (v_taken.xids) then v_taken.xids[:1] else v_taken.xids end, v_taken.skipped, v_taken.skipped_as,
            case when exists (select from unnest(v_taken.lanes) l where l <> p_lane) then v_taken.lanes end, v_taken.keys
     from (select from forebay.lease i

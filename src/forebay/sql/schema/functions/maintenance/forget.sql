@@ -222,7 +222,7 @@ begin
     with gone as (
         delete from forebay.lane l
         where l.row_no = any (v_rows) and l.row_no <> all (v_kept)
-        returning l.lane, l.queue, l.audience, l.sort),
+        returning l.lane, l.queue, l.priority, l.audience, l.sort),
     -- Where another row has the name, the lane stays, and its cursors.
     over as (
         select g.* from gone g
@@ -231,15 +231,15 @@ begin
         delete from forebay.batch b
         using over o, forebay.queue_group g
         where g.queue = o.queue and (o.audience = 0 or g.group_id = abs(o.audience)) and b.group_id = g.group_id and b.lane = o.lane
-        returning b.group_id, o.queue, o.audience = 0 or o.sort <> 'plain' as is_counted, b.handed_total + b.skipped_total as total,
+        returning b.group_id, o.queue, o.priority, o.sort <> 'keyed' as is_counted, b.handed_total + b.skipped_total as total,
                   b.lease_id, b.claim_no),
     settlements as (
         delete from forebay.settlement s using batches b where s.lease_id = b.lease_id and s.claim_no = b.claim_no),
     starts as (
         delete from forebay.suspect_start s using batches b where s.lease_id = b.lease_id and s.claim_no = b.claim_no)
-    -- forebay._waiting() counts on the totals of all lanes.
-    insert into forebay.forgotten (queue, group_id, total)
-    select b.queue, b.group_id, sum(b.total) from batches b where b.is_counted group by b.queue, b.group_id
+    -- Counts of waiting jobs subtract the totals of all plain lanes.
+    insert into forebay.forgotten (queue, group_id, priority, total)
+    select b.queue, b.group_id, b.priority, sum(b.total) from batches b where b.is_counted group by b.queue, b.group_id, b.priority
     on conflict on constraint forgotten_pkey do update set total = forgotten.total + excluded.total;
     return cardinality(v_rows) - cardinality(v_kept);
 end

@@ -17,7 +17,7 @@
 --
 -- Parameters:
 --   app        the name of the application: settings that it no longer declares are removed, those of other applications are not
---   queues     an array of objects with the queue's name as queue, and max_waiting, rate, burst, concurrency, key_rate, key_burst,
+--   queues     an array of objects with the queue's name as queue, and max_waiting, max_waiting_group, rate, burst, concurrency, key_rate, key_burst,
 --              key_concurrency as in forebay.limit_queue(), shards, dead_keep_days (a number or "forever"), groups (names).
 --              If no group of the queue was opened before, all of them start at the beginning.
 --   overwrite  take the declared value also for what is kept or in conflict
@@ -54,7 +54,8 @@ begin
         group by d.queue order by d.queue
     loop
         perform forebay.limit_queue(
-            v_row.queue, max_waiting => (v_row.v ->> 'max_waiting')::bigint,
+            v_row.queue, max_waiting => coalesce(v_row.v #>> '{max_waiting,max_waiting}', v_row.v ->> 'max_waiting')::bigint,
+            max_waiting_group => case when v_row.v -> 'max_waiting' <> 'null' then coalesce(v_row.v #>> '{max_waiting,max_waiting_group}', 'default') end,
             rate => (v_row.v #>> '{rate,rate}')::double precision, burst => (v_row.v #>> '{rate,burst}')::integer,
             concurrency => (v_row.v ->> 'concurrency')::integer,
             key_rate => (v_row.v #>> '{key_rate,rate}')::double precision, key_burst => (v_row.v #>> '{key_rate,burst}')::integer,

@@ -156,8 +156,7 @@ begin
             v_batch := forebay._keyed_batch_of(v_group.group_id, v_row.ordering_key, v_row.seq);
         elsif v_row.limit_key is not null then
             if forebay._is_limit_parked(v_group.group_id, v_row.limit_key, v_row.xid, v_row.seq) then
-                state := case when cancel_requested then 'cancelled' else 'ready' end;
-                attempt := attempt - cancel_requested::integer;
+                state := 'ready';
                 return next;
                 continue;
             end if;

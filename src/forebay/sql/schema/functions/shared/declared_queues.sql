@@ -32,6 +32,10 @@ begin
                      else (select format('group %s is not a name, or is named twice', left(g.name, 40))
                            from jsonb_array_elements_text(s.value) g (name)
                            group by g.name having count(*) > 1 or (g.name ~ v_name) is not true limit 1) end
+            when s.name = 'max_waiting_group' then
+                case when (jsonb_typeof(s.value) = 'string' and s.value #>> '{}' ~ v_name) is not true
+                          then format('max_waiting_group %s is not a name', left(s.value::text, 40))
+                     when coalesce(i.item -> 'max_waiting', 'null') = 'null' then 'max_waiting_group is given without max_waiting' end
             when b.name is null then format('%s is not a setting', left(s.name, 40))
             when s.name = 'dead_keep_days' and s.value = '"forever"' then null
             when jsonb_typeof(s.value) <> 'number' then format('%s is %s, not a number', s.name, left(s.value::text, 40))
@@ -51,7 +55,7 @@ begin
     from jsonb_array_elements(p_queues) i (item)
     cross join lateral (
         select s.no, 0::bigint, s.setting, nullif(s.value, 'null') from (values
-            (1, 'max_waiting', to_jsonb((i.item ->> 'max_waiting')::numeric::bigint)),
+            (1, 'max_waiting', forebay._waiting_setting((i.item ->> 'max_waiting')::numeric::bigint, i.item ->> 'max_waiting_group')),
             (2, 'rate', forebay._rate_setting((i.item ->> 'rate')::double precision, (i.item ->> 'burst')::numeric::integer)),
             (3, 'concurrency', to_jsonb((i.item ->> 'concurrency')::numeric::integer)),
             (4, 'key_rate', forebay._rate_setting((i.item ->> 'key_rate')::double precision, (i.item ->> 'key_burst')::numeric::integer)),
@@ -72,6 +76,15 @@ language sql immutable
 as $$ select case when p_rate is not null then jsonb_strip_nulls(jsonb_build_object('rate', p_rate, 'burst', p_burst)) end $$;
 
 
+-- A number, or for another group than default an object with the name of the group.
+create function forebay._waiting_setting(p_max_waiting bigint, p_group text) returns jsonb
+language sql immutable
+as $$
+    select case when nullif(p_group, 'default') is null then to_jsonb(p_max_waiting)
+                else jsonb_build_object('max_waiting', p_max_waiting, 'max_waiting_group', p_group) end
+$$;
+
+
 -- The settings that a queue has in the database, in the same form, without those that have their default.
 create function forebay._queue_settings(p_queue text, out setting text, out value jsonb) returns setof record
 language sql stable
@@ -80,7 +93,7 @@ as $$
     select s.setting, s.value
     from forebay.queue_limits l
     cross join lateral (values
-        ('max_waiting', to_jsonb(l.max_waiting)), ('rate', forebay._rate_setting(l.rate, l.burst)), ('concurrency', to_jsonb(l.concurrency)),
+        ('max_waiting', forebay._waiting_setting(l.max_waiting, l.max_waiting_group)), ('rate', forebay._rate_setting(l.rate, l.burst)), ('concurrency', to_jsonb(l.concurrency)),
         ('key_rate', forebay._rate_setting(l.key_rate, l.key_burst)), ('key_concurrency', to_jsonb(l.key_concurrency))) s (setting, value)
     where l.queue = p_queue and s.value is not null
     union all
@@ -130,6 +143,7 @@ as $$
             when c.setting = 'dead_keep_days' then i.act = 'dead.keep'
             when c.setting like 'group %' then i.act in ('groups.open', 'groups.close') and i.group_name = substr(c.setting, 7)
             else i.act = 'queues.limit' and (i.old -> c.setting is distinct from i.new -> c.setting
+                 or i.old -> (c.setting || '_group') is distinct from i.new -> (c.setting || '_group')
                  or i.old -> replace(c.setting, 'rate', 'burst') is distinct from i.new -> replace(c.setting, 'rate', 'burst')) end
         order by i.at desc, i.event_id desc limit 1) e (changed_by, at) on true
     where c.action is not null

@@ -90,13 +90,15 @@ begin
     end loop;
 
     for v_row in
-        select i.its_queue as queue, count(*) as more from unnest(v_first, v_taken) i
-        where i.is_new and (i.starts_at > i.since) is not true group by 1
+        select i.its_queue as queue, count(*) as more, bool_or((i.starts_at > i.since) is not true) as is_ready from unnest(v_first, v_taken) i
+        where i.is_new group by 1
     loop
         if pg_sequence_last_value('forebay.limit_seq') is not null then
             perform forebay._require_below_max_waiting(v_row.queue, v_row.more);
         end if;
-        perform forebay._notify(v_row.queue);
+        if v_row.is_ready then
+            perform forebay._notify(v_row.queue);
+        end if;
     end loop;
     -- Their numbers were drawn after their xid, with the generations.
     insert into forebay.log (

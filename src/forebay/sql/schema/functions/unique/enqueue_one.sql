@@ -77,6 +77,7 @@ begin
     if v_key_state <> 'ended' then
         -- Whatever the state of the predecessor, it does not start again.
         insert into forebay.tombstone (job_id, reason, recorded_at) values (v_last.job_id, 'r', v_now);
+        perform forebay._withdraw(array[v_last.job_id]);
         if v_key_state = 'waiting' then
             replaced := v_last.job_id;
         end if;
@@ -85,6 +86,9 @@ begin
         insert into forebay.tombstone (job_id, reason, recorded_at) values (job_id, 'k', v_now);
     end if;
 
+    if pg_sequence_last_value('forebay.limit_seq') is not null then
+        perform forebay._require_below_max_waiting(p_job.queue, 1);
+    end if;
     if v_start > v_now then
         insert into forebay.deferred (
             run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key,
@@ -93,9 +97,6 @@ begin
             v_start, v_lane, v_now, job_id, coalesce(p_job.expires_at, v_start + interval '30 days'), p_job.max_attempts,
             p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key, p_job.limit_key);
     else
-        if pg_sequence_last_value('forebay.limit_seq') is not null then
-            perform forebay._require_below_max_waiting(p_job.queue, 1);
-        end if;
         -- Its number was drawn after its xid, with the generation.
         insert into forebay.log (
             seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, limit_key)

@@ -125,6 +125,7 @@ begin
         select g.job_id, 'r'::"char", v_now from unnest(v_make.gone, v_made) g (job_id, made) where g.made is not null and g.job_id is not null
         union all
         select k.unnest, 'k', v_now from unnest(v_make.keys, v_made) k where k.unnest is not null and k.mode = 'c';
+        perform forebay._withdraw(array(select g.job_id from unnest(v_make.gone, v_made) g (job_id, made) where g.made is not null and g.job_id is not null));
     end if;
     return v_taken[1 : v_cut - 1];
 end

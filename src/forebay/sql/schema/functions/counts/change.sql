@@ -1,0 +1,42 @@
+-- Record that deferred jobs were cancelled or replaced before they were due, so that counts subtract them at once.
+create function forebay._withdraw(p_job_ids bigint[], p_group_id bigint default null) returns void
+language plpgsql volatile
+-- planner: in order
+as $$
+begin
+    insert into forebay.withdrawn (queue, priority, audience, group_id, state, row_xid, run_at, deferred_id)
+    select l.queue, l.priority, l.audience, p_group_id, forebay._state_of_deferred(d.attempt, d.pauses), d.xid, d.run_at, d.deferred_id
+    from unnest(p_job_ids) j (job_id)
+    cross join lateral (select i.* from forebay.deferred i where i.job_id = j.job_id offset 0) d
+    cross join lateral (select i.queue, i.priority, i.audience from forebay.lane i where i.lane = d.lane limit 1) l
+    left join lateral (select p.* from forebay.promotion p order by p.no desc limit 1) p on true
+    where (pg_visible_in_snapshot(d.xid, p.snap) and (d.run_at, d.deferred_id) <= (p.run_at, p.deferred_id)) is not true
+      and (p_group_id is null or l.audience in (0, p_group_id, -p_group_id));
+end
+$$;
+
+
+-- Record that deferred rows were promoted or moved. Arrays belong together.
+create function forebay._record_left(p_lanes bigint[], p_xids xid8[], p_states text[]) returns void
+language plpgsql volatile
+-- planner: in order
+as $$
+begin
+    insert into forebay.count_change (queue, priorities, audiences, states, row_xids, jobs)
+    select g.queue, array_agg(g.priority), array_agg(g.audience), array_agg(g.state), array_agg(g.xid), array_agg(g.jobs)
+    from (select l.queue, l.priority, l.audience, left(u.state, 1)::"char" as state, u.xid, sum(u.jobs)::integer as jobs
+          from (select i.lane, i.xid, i.state, count(*) as jobs from unnest(p_lanes, p_xids, p_states) i (lane, xid, state) group by 1, 2, 3) u
+          cross join lateral (select i.queue, i.priority, i.audience from forebay.lane i where i.lane = u.lane limit 1) l
+          group by 1, 2, 3, 4, 5) g
+    group by g.queue;
+end
+$$;
+
+
+-- Record that ready jobs of plain lanes were moved, or that the sweep has expired them: the claim that skips their rows does not count them.
+create function forebay._record_skipped(p_queue text, p_group_id bigint, p_priority integer, p_jobs integer) returns void
+language sql volatile
+as $$
+    insert into forebay.count_change (queue, group_id, priorities, audiences, states, row_xids, jobs)
+    values (p_queue, p_group_id, array[p_priority], array[0], array['w'::"char"], array['0'::xid8], array[p_jobs])
+$$;

@@ -1,0 +1,581 @@
+"""Counters agree: depth() is the sum over job(), whatever happened to the jobs, and it visits none of those that just wait."""
+
+import json
+import random
+from collections import Counter
+
+import psycopg
+import pytest
+
+from tests.support.engine import (
+    Reader,
+    connect,
+    enqueue,
+    enqueue_many,
+    one,
+    open_group,
+    shift_clock,
+    small_segments,
+    sqlstate,
+    state,
+    trim,
+)
+from tests.support.plans import pages
+
+_STATES = ("scheduled", "ready", "claimed", "running", "retrying")
+
+#: A page holds at least fifty rows of an index: what 5 ms visit is at most so many pages, in memory.
+_PAGES_OF_5_MS = 600
+
+
+@pytest.fixture
+def conn(database):
+    with connect(database) as conn:
+        yield conn
+
+
+def by_depth(conn) -> Counter:
+    """Return the numbers that depth() shows, by queue, priority, group and state."""
+    query = f"select queue, priority, group_name, {', '.join(_STATES)} from forebay.depth()"
+    found = Counter()
+    for *place, scheduled, ready, claimed, running, retrying in conn.execute(query):
+        numbers = (scheduled, ready, claimed, running, retrying)
+        found.update({(*place, name): n for name, n in zip(_STATES, numbers, strict=True) if n})
+    return found
+
+
+def by_job(conn, jobs) -> Counter:
+    """Return the same by asking for the state of each job."""
+    query = (
+        "select j.queue, j.priority, j.group_name, j.state, count(*)"
+        " from unnest(%s::bigint[]) i cross join lateral forebay.job(i) j where j.state = any (%s) group by 1, 2, 3, 4"
+    )
+    return Counter({tuple(key): n for *key, n in conn.execute(query, [list(jobs), list(_STATES)])})
+
+
+def agree(conn, jobs) -> None:
+    """Compare depth() with the states of all jobs, also when it begins from the last count and when it counts everything."""
+    with conn.transaction():
+        conn.execute("set transaction isolation level repeatable read")
+        expected = by_job(conn, jobs)
+        assert by_depth(conn) == expected
+    with conn.transaction(force_rollback=True):
+        conn.execute("delete from forebay.queue_count")
+        assert by_depth(conn) == by_job(conn, jobs)
+
+
+class Life:
+    """Random acts on jobs of two queues, one of them with two groups."""
+
+    def __init__(self, database, conn, seed: int, *, keyed: bool) -> None:
+        self.conn = conn
+        self.draw = random.Random(seed)
+        self.keyed = keyed
+        self.jobs: set[int] = set()
+        self.pending: set[int] = set()
+        self.clock = 0
+        self.readers = [
+            Reader(database),
+            Reader(database, group="second"),
+            Reader(database, queue="other"),
+        ]
+        self.held = [[] for _ in self.readers]
+        self.other = psycopg.connect(database)
+
+    def acts(self):
+        names = [name for name in dir(self) if name.startswith("do_")]
+        return [getattr(self, name) for name in names if self.keyed or "keyed" not in name]
+
+    def options(self, **more):
+        return {
+            "queue": self.draw.choice(["default", "default", "other"]),
+            "priority": self.draw.choice([100, 100, 5]),
+            **more,
+        }
+
+    def place(self):
+        if self.keyed and self.draw.random() < 0.6:
+            return {"ordering_key": self.draw.choice("abc")}
+        return {"limit_key": self.draw.choice("xy")} if self.draw.random() < 0.3 else {}
+
+    def do_enqueue(self):
+        for _ in range(self.draw.randint(1, 4)):
+            self.jobs.add(enqueue(self.conn, **self.options(**self.place())))
+
+    def do_enqueue_many(self):
+        jobs = [
+            {
+                "kind": "work",
+                **self.options(**self.place()),
+                **self.draw.choice([{}, {"delay": 20}]),
+            }
+            for _ in range(12)
+        ]
+        self.jobs.update(enqueue_many(self.conn, jobs))
+
+    def do_schedule(self):
+        self.jobs.add(
+            enqueue(
+                self.conn, delay=f"{self.draw.randint(1, 40)} s", **self.options(**self.place())
+            )
+        )
+
+    def do_expiring(self):
+        with self.conn.transaction():
+            now = one(self.conn, "select forebay._now() + interval '25 s'")
+            self.jobs.add(enqueue(self.conn, expires_at=now, **self.options()))
+
+    def do_unique(self):
+        mode = self.draw.choice(["debounce", "replace", "once", "coalesce"])
+        more = {"wait": 15} if mode == "debounce" else {}
+        delay = {"delay": "15 s"} if mode != "debounce" and self.draw.random() < 0.7 else {}
+        unique = json.dumps(
+            {mode: self.draw.choice("kl"), **({"wait": 15, "max_wait": 60} if more else {})}
+        )
+        options = {"queue": "default", **delay}
+        self.jobs.add(enqueue(self.conn, unique_as=unique, **options))
+
+    def do_unique_many(self):
+        unique = [{"unique_as": {"replace": key}, "delay": 15} for key in "klm"]
+        self.jobs.update(
+            enqueue_many(self.conn, [{"kind": "work", "queue": "other", **item} for item in unique])
+        )
+
+    def do_late_commit(self):
+        """Use a transaction that stays open over other acts; it sees its own jobs, and may append a count."""
+        act = self.draw.random()
+        if act < 0.6:
+            self.pending.add(enqueue(self.other, **self.options(**self.place())))
+            self.pending.add(enqueue(self.other, delay="5 s", **self.options()))
+            if self.draw.random() < 0.5:
+                group_id = self.draw.choice(self.readers[:2]).group_id
+                one(self.other, "select forebay._waiting('default', %s, -1, 0)", group_id)
+            assert by_depth(self.other) == by_job(self.other, self.jobs | self.pending)
+            return
+        if act < 0.85:
+            self.other.commit()
+            self.jobs |= self.pending
+        else:
+            self.other.rollback()
+        self.pending = set()
+
+    def do_cancel(self):
+        if self.jobs:
+            job = self.draw.choice(sorted(self.jobs))
+            group = self.draw.choice([None, None, "default"])
+            sqlstate(self.conn, "select forebay.cancel(%s, %s)", job, group)
+
+    def do_cancel_many(self):
+        where = {
+            "state": self.draw.choice(["scheduled", "retrying"]),
+            "queue": self.draw.choice(["default", "other"]),
+        }
+        self.change("cancel", where, most=self.draw.randint(1, 3))
+
+    def do_move(self):
+        act = self.draw.choice(["reprioritise", "reschedule", "retry"])
+        options = {
+            "reprioritise": {"priority": self.draw.choice([5, 100])},
+            "retry": {},
+            "reschedule": {
+                "run_at": str(one(self.conn, "select forebay._now() + interval '30 s'"))
+            },
+        }[act]
+        where = {"queue": self.draw.choice(["default", "other"])}
+        if act == "retry":
+            where["state"] = "scheduled"
+        self.change(act, where, options, most=self.draw.randint(1, 4))
+
+    def change(self, act, where, options=None, most=3):
+        self.conn.execute(
+            "select forebay.change_jobs(%s, %s, %s, most => %s)",
+            [act, json.dumps(where), json.dumps(options or {}), most],
+        )
+
+    def do_claim(self):
+        number = self.draw.randrange(len(self.readers))
+        reader = self.readers[number]
+        for lane in reader.ready():
+            batch = reader.claim(self.draw.randint(1, 6), lane["lane"])
+            if batch.jobs:
+                self.held[number].append(batch)
+                self.jobs.update(batch.job_ids)
+
+    def do_settle(self):
+        for reader, held in zip(self.readers, self.held, strict=True):
+            if not held:
+                continue
+            batch = held.pop(self.draw.randrange(len(held)))
+            done, ended = [], []
+            for job in batch.jobs:
+                outcome = self.draw.choice(
+                    [
+                        "done",
+                        "retried",
+                        "snoozed",
+                        "released",
+                        "unknown",
+                        "lost",
+                        "cancelled",
+                        "dead",
+                    ]
+                )
+                if outcome == "done":
+                    done.append(job["batch_offset"])
+                else:
+                    after = (
+                        self.draw.choice([0, 10, 30])
+                        if outcome in ("retried", "snoozed", "unknown", "lost")
+                        else None
+                    )
+                    reason = {"reason": "permanent"} if outcome == "dead" else {}
+                    ended.append(
+                        {
+                            "offset": job["batch_offset"],
+                            "outcome": outcome,
+                            "after": after,
+                            **reason,
+                        }
+                    )
+            reader.settle(batch.claim_no, done, ended=ended)
+            reader.open_claims.discard(batch.claim_no)
+
+    def do_heartbeat(self):
+        for reader, held in zip(self.readers, self.held, strict=True):
+            jobs = [job for batch in held for job in batch.job_ids][:3]
+            self.conn.execute(
+                "select * from forebay.heartbeat_v1(%s::bigint[], %s::bigint[])",
+                [[reader.lease_id], jobs],
+            )
+
+    def do_revoke(self):
+        if self.draw.random() < 0.3:
+            number = self.draw.randrange(len(self.readers))
+            self.readers[number].revoked_by(self.conn, suspects=self.draw.random() < 0.5)
+            self.readers[number].open_lease()
+            self.held[number] = []
+
+    def do_redrive(self):
+        dead = self.conn.execute(
+            "select dead_id from forebay.dead_letter where redriven_at is null limit 1"
+        ).fetchone()
+        if dead:
+            self.jobs.add(one(self.conn, "select forebay.redrive(%s)", dead[0]))
+
+    def do_wait(self):
+        self.clock += self.draw.choice([3, 9])
+        shift_clock(self.conn, self.clock)
+
+    def do_promote(self):
+        one(self.conn, "select forebay.promote_v1(%s)", self.draw.choice([2, 5000]))
+
+    def do_sweep(self):
+        one(self.conn, "select expired from forebay.sweep_v1()")
+
+    def do_renew(self):
+        one(self.conn, "select forebay.renew_counts_v1(%s)", self.draw.choice([0, 1, 20]))
+
+    def do_maintain(self):
+        one(self.conn, "select forebay.seal_v1()")
+        one(self.conn, "select forebay.extend_v1()")
+        for part in ("deferred", "late_deferred", "counts"):
+            trim(self.conn, part)
+
+    def close(self):
+        self.other.close()
+        for reader in self.readers:
+            reader.conn.close()
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
+def test_depth_is_the_sum_over_the_states_of_all_jobs(database, conn, seed, keyed):
+    """
+    After every random act, for two groups, priorities, limit keys, shards and ordering keys: depth() from the last count, and a full
+    recount, agree with job().
+    """
+    small_segments(conn)
+    life = Life(database, conn, seed, keyed=keyed)
+    if seed == 1:
+        one(conn, "select forebay.shard_queue('default', 3)")
+    acts = life.acts()
+    done = []
+    try:
+        for _ in range(120):
+            act = life.draw.choice(acts)
+            done.append(act.__name__)
+            act()
+            agree(conn, life.jobs)
+    except AssertionError as error:
+        raise AssertionError(f"after {done[-8:]}") from error
+    finally:
+        life.close()
+
+
+def renewed(conn) -> int:
+    """Append a count for each group."""
+    return one(conn, "select forebay.renew_counts_v1(0)")
+
+
+def is_full(conn, **options) -> bool:
+    given = "".join(f", {name} => %s" for name in options)
+    found = sqlstate(conn, f"select forebay.enqueue('work'{given})", *options.values())
+    assert found in (None, "53400"), found
+    return found is not None
+
+
+@pytest.mark.parametrize("renew", [False, True])
+def test_a_count_follows_the_jobs_of_ordering_keys(database, conn, renew):
+    """
+    From one count over a late commit below the cursor, parked, cancelled and requeued jobs, and a transaction that appends a count while
+    it has jobs, to the last one: with and without a new count after each step.
+    """
+    with (
+        Reader(database) as reader,
+        Reader(database) as second,
+        psycopg.connect(database) as late,
+    ):
+        jobs = [enqueue(conn, ordering_key="a") for _ in range(6)]
+        renewed(conn)
+
+        def step():
+            agree(conn, jobs)
+            if renew:
+                renewed(conn)
+                agree(conn, jobs)
+
+        below = enqueue(late, ordering_key="b")
+        one(late, "select forebay._waiting('default', %s, -1, 0)", reader.group_id)
+        jobs += [enqueue(conn, ordering_key=key) for key in "abc"]
+        step()
+        first = reader.claim_ready(3)
+        step()
+        late.commit()
+        jobs.append(below)
+        step()
+        second.claim_ready(2)
+        second.claim_ready(2)
+        step()
+        parked = conn.execute("select seq from forebay.parked order by parked_no").fetchall()
+        assert parked
+        assert one(conn, "select forebay.cancel(%s)", parked[-1][0]) == "cancelled"
+        step()
+        reader.settle(first.claim_no, [2], ended=[{"offset": 1, "outcome": "retried", "after": 30}])
+        step()
+        for each in (reader, second):
+            each.revoked_by(conn)
+            each.open_lease()
+            step()
+        reader.claim_all()
+        step()
+
+
+def test_a_cancelled_job_that_was_committed_past_due_is_subtracted(database, conn):
+    """The position of promotions has passed its time, and its row is not promoted."""
+    open_group(conn, "default")
+    jobs = [enqueue(conn, delay="1 s")]
+    with psycopg.connect(database) as late:
+        jobs.append(enqueue(late, delay="1 s"))
+        shift_clock(conn, 5)
+        one(conn, "select forebay.promote_v1()")
+        late.commit()
+    assert state(conn, jobs[1]) == "scheduled"
+    agree(conn, jobs)
+    assert one(conn, "select forebay.cancel(%s)", jobs[1]) == "cancelled"
+    agree(conn, jobs)
+    renewed(conn)
+    agree(conn, jobs)
+    one(conn, "select forebay.promote_v1()")
+    agree(conn, jobs)
+    assert one(conn, "select count(*) from forebay.withdrawn") == 1
+    trim(conn, "counts")
+    assert one(conn, "select count(*) from forebay.withdrawn") == 0
+
+
+def test_a_job_that_came_and_was_promoted_between_two_counts_is_subtracted_once(conn):
+    """The last count does not have its deferred row."""
+    open_group(conn, "default")
+    jobs = [enqueue(conn)]
+    assert renewed(conn) == 1
+    jobs.append(enqueue(conn, delay="1 s"))
+    shift_clock(conn, 5)
+    one(conn, "select forebay.promote_v1()")
+    agree(conn, jobs)
+    jobs.append(enqueue(conn, delay="1 s"))
+    renewed(conn)
+    shift_clock(conn, 10)
+    one(conn, "select forebay.promote_v1()")
+    agree(conn, jobs)
+    trim(conn, "deferred")
+    agree(conn, jobs)
+
+
+def test_a_count_that_an_old_transaction_appends_is_not_read(database, conn):
+    """What it would need was deleted, because a newer count has it."""
+    group_id = open_group(conn, "default")
+    jobs = [enqueue(conn, delay="1 s")]
+    with psycopg.connect(database) as old:
+        old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        one(old, "select 1")
+        shift_clock(conn, 5)
+        one(conn, "select forebay.promote_v1()")
+        renewed(conn)
+        trim(conn, "deferred")
+        trim(conn, "counts")
+        assert one(conn, "select count(*) from forebay.count_change") == 0
+        one(old, "select forebay._waiting('default', %s, -1, 0)", group_id)
+        old.commit()
+    assert one(conn, "select count(*) from forebay.queue_count") == 2
+    with conn.transaction():
+        assert by_depth(conn) == by_job(conn, jobs)
+
+
+def test_a_clock_that_is_set_back_does_not_bring_back_withdrawn_jobs(conn):
+    """Rows that were promoted are deleted then, and so is what tells of them."""
+    open_group(conn, "default")
+    shift_clock(conn, 1000)
+    jobs = [enqueue(conn, delay="1 s") for _ in range(3)]
+    assert one(conn, "select forebay.cancel(%s)", jobs[0]) == "cancelled"
+    renewed(conn)
+    shift_clock(conn, 1005)
+    one(conn, "select forebay.promote_v1()")
+    agree(conn, jobs)
+    shift_clock(conn, 0)
+    jobs.append(enqueue(conn, delay="1 hour"))
+    one(conn, "select forebay.promote_v1()")
+    agree(conn, jobs)
+
+
+@pytest.mark.parametrize("shape", ["plain", "scheduled", "keyed", "retrying"])
+def test_depth_visits_no_job_that_waits(database, conn, shape):
+    """It reads as few pages with 30,000 waiting jobs as with 3,000, also while a snapshot is held."""
+    options = {
+        "plain": "",
+        "scheduled": ", delay => '1 hour'",
+        "keyed": ", ordering_key => 'k'",
+        "retrying": "",
+    }[shape]
+    fill = f"select forebay.enqueue_many('work', array_fill('{{}}'::jsonb, array[%s]){options})"
+    read = {}
+    with Reader(database) as reader, psycopg.connect(database) as held:
+        held.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        one(held, "select 1")
+        for most in (3_000, 27_000):
+            one(conn, fill, most)
+            if shape == "retrying":
+                for batch in reader.claim_all():
+                    ended = [
+                        {"offset": job["batch_offset"], "outcome": "retried", "after": 3600}
+                        for job in batch.jobs
+                    ]
+                    reader.settle(batch.claim_no, [], ended=ended)
+            assert renewed(conn) == 1
+            reader.claim_ready(20)
+            enqueue(conn)
+            conn.execute("select * from forebay.depth()")  # The plans.
+            read[most] = pages(conn, "select * from forebay.depth()", [])
+            assert (
+                one(conn, "select sum(ready + scheduled + retrying + claimed) from forebay.depth()")
+                >= most
+            )
+            assert pages(conn, "select forebay.renew_counts_v1()", []) < 2 * _PAGES_OF_5_MS
+    assert max(read.values()) < _PAGES_OF_5_MS, read
+
+
+def test_max_waiting_counts_jobs_in_every_state_of_waiting(database, conn):
+    """Ready, scheduled, retrying, parked and released jobs count; running, cancelled and replaced ones do not. Nothing accepted is refused later."""
+    one(conn, "select forebay.limit_queue('default', max_waiting => 4)")
+    with Reader(database) as reader:
+        enqueue(conn)
+        later = enqueue(conn, delay="1 hour")
+        failing = enqueue(conn)
+        enqueue(conn, unique_as='{"replace": "k"}', delay="1 hour")
+        assert is_full(conn)
+        assert is_full(conn, delay="1 hour")
+        assert not is_full(conn, unique_as='{"replace": "k"}', delay="1 hour")  # It replaces one.
+        batch = reader.claim(2)
+        assert failing in batch.job_ids
+        assert not is_full(conn, delay="1 hour")
+        assert not is_full(conn)
+        ended = [
+            {"offset": 1, "outcome": "retried", "after": 60},
+            {"offset": 2, "outcome": "snoozed", "after": 60},
+        ]
+        assert reader.settle(batch.claim_no, [], ended=ended) == "settled"  # Six wait.
+        assert is_full(conn)
+        for job in (later, *batch.job_ids):
+            assert one(conn, "select forebay.cancel(%s)", job) == "cancelled"
+        assert not is_full(conn, ordering_key="a")
+        assert is_full(conn)
+        reader.revoked_by(conn)
+        assert is_full(conn)
+        shift_clock(conn, 7200)
+        assert one(conn, "select forebay.promote_v1()") > 0  # Those that were cancelled too.
+        assert is_full(conn)
+
+
+def test_parked_jobs_count_against_max_waiting(database, conn):
+    """The cursor has passed them while their key was taken."""
+    one(conn, "select forebay.limit_queue('default', max_waiting => 5)")
+    with Reader(database) as first, Reader(database) as second:
+        for _ in range(5):
+            enqueue(conn, ordering_key="k")
+        assert is_full(conn)
+        assert len(first.claim_ready(2).jobs) == 2
+        assert second.claim_ready(10).jobs == []
+        assert one(conn, "select count(*) from forebay.parked") > 0
+        assert [is_full(conn) for _ in range(3)] == [False, False, True]
+        with conn.transaction(force_rollback=True):
+            conn.execute("delete from forebay.queue_count")
+            assert is_full(conn)
+
+
+def test_a_group_without_workers_stops_nobody(database, conn):
+    """The group that max_waiting names counts, by default the group default."""
+    with Reader(database) as reader, Reader(database, group="second"):
+        one(conn, "select forebay.limit_queue('default', max_waiting => 5)")
+        for _ in range(4):
+            enqueue_many(conn, [{"kind": "work"}] * 5)
+            assert is_full(conn)
+            reader.claim_ready(5)
+        assert not is_full(conn)
+        one(conn, "select forebay.limit_queue('default', max_waiting_group => 'second')")
+        assert is_full(conn)
+        one(conn, "select forebay.limit_queue('default', max_waiting_group => 'unknown')")
+        assert not is_full(conn)
+        one(conn, "select forebay.limit_queue('default', remove => '{max_waiting_group}')")
+        assert (
+            one(conn, "select to_jsonb(l) ->> 'max_waiting_group' from forebay.queue_limits l")
+            is None
+        )
+        assert not is_full(conn)
+        query = "select forebay.limit_queue('other', max_waiting_group => 'second')"
+        assert sqlstate(conn, query) == "JQ001"
+        query = (
+            "select forebay.limit_queue('other', max_waiting => 3, max_waiting_group => 'no name')"
+        )
+        assert sqlstate(conn, query) == "JQ001"
+
+
+def test_an_enqueue_visits_few_rows_of_a_long_queue_without_a_worker(conn):
+    """30,000 scheduled jobs and a limit near them: what it visits does not grow, and a first count by an enqueue ends early."""
+    open_group(conn, "default")
+    one(conn, "select forebay.limit_queue('default', max_waiting => 30100)")
+    for _ in range(6):
+        one(
+            conn,
+            "select forebay.enqueue_many('work', array_fill('{}'::jsonb, array[5000]), delay => '1 hour')",
+        )
+    for _ in range(150):
+        is_full(conn, delay="1 hour")
+    assert is_full(conn)
+    query = "do $$ begin perform forebay.enqueue('work'); exception when sqlstate '53400' then null; end $$"
+    conn.execute(query)
+    last = "select 30100 - (scheduled[1] + totals[1]) from forebay.queue_count order by oldest desc, no desc limit 1"
+    assert one(conn, last) < 11_000
+    conn.execute("delete from forebay.queue_count")
+    query = (
+        "select forebay._waiting('default', group_id, 40000, 100, 10000) from forebay.queue_group"
+    )
+    assert 10_000 <= one(conn, query) < 11_000
+    assert one(conn, "select count(*) from forebay.queue_count") == 0
