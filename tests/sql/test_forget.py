@@ -314,6 +314,10 @@ def test_rows_and_cursors_go_with_the_segments(database, conn):
         conn.execute("select forebay.enqueue('work', '{}', ordering_key => 'o')")
         one(conn, "select forebay.renew_counts_v1(0)")
         assert len(finish_all(reader)) == 41
+        # The batches before are not open any more.
+        enqueue(conn, limit_key="k1")
+        one(conn, "select forebay.renew_counts_v1(0)")
+        assert len(finish_all(reader)) == 1
         late = enqueue(conn, delay="1 hour", priority=77)
         for _ in range(7):
             pass_segments(database, conn, reader)
@@ -323,7 +327,7 @@ def test_rows_and_cursors_go_with_the_segments(database, conn):
             "select priority, state from forebay.lane where queue = 'default' and sort in ('plain', 'keyed')"
         ).fetchall()
         assert left == [(77, "dormant")], "the lane of a delayed job"
-        # The limiter remembers the key that was claimed last.
+        # That of the newest batch.
         assert one(conn, "select count(*) from forebay.lane where sort = 'limited'") <= 1
         assert depth(conn, "default")["default"][0] == 0
         # 49 fit, as in a queue with nothing but the delayed job.

@@ -7603,12 +7603,14 @@ as $$
 $$;
 
 
--- The last batch with a row of a job with a limit key that was parked, or null.
-create function forebay._limited_batch_of(p_group_id bigint, p_limit_key text, p_seq bigint) returns forebay.batch
+-- The batch with a row of a job with a limit key, or null. It may be of another lane than the row: a claim reads the public lane and
+-- the private one, and takes parked jobs of any priority.
+create function forebay._limited_batch_of(p_group_id bigint, p_limit_key text, p_lane bigint, p_seq bigint) returns forebay.batch
 language plpgsql stable
 as $$
 declare
     v_batch forebay.batch;
+    v_lane  bigint;
 begin
     for v_batch in
         select b.* from forebay.limit_run t
@@ -7618,6 +7620,15 @@ begin
         order by t.no desc limit 1
     loop
         return v_batch;
+    end loop;
+    for v_lane in
+        select distinct i.lane from forebay.lane l join forebay.lane i on i.queue = l.queue and i.priority = l.priority and i.sort = 'limited'
+        where l.lane = p_lane and i.audience in (0, p_group_id, -p_group_id)
+    loop
+        v_batch := forebay._batch_of(p_group_id, v_lane, p_seq);
+        if v_batch.no is not null then
+            return v_batch;
+        end if;
     end loop;
     return null;
 end
@@ -11447,9 +11458,9 @@ begin
                 return next;
                 continue;
             end if;
-            v_batch := forebay._limited_batch_of(v_group.group_id, v_row.limit_key, v_row.seq);
+            v_batch := forebay._limited_batch_of(v_group.group_id, v_row.limit_key, v_row.lane, v_row.seq);
         end if;
-        if v_batch.seqs is null then
+        if v_row.limit_key is null and (v_row.ordering_key is null or v_batch.seqs is null) then
             v_batch := forebay._batch_of(v_group.group_id, v_row.lane, v_row.seq);
         end if;
         claimed_at := v_batch.claimed_at;
@@ -14136,9 +14147,12 @@ begin
         if forebay._is_limit_parked(p_group_id, v_key, p_xid, p_seq) then
             return 'waiting';
         end if;
-        select b.lease_id, b.claim_no, array_position(b.seqs, p_seq) as place, null::integer as skip, b.skipped_as
+        select b.lease_id, b.claim_no, array_position(b.seqs, p_seq) as place, array_position(b.skipped, p_seq) as skip, b.skipped_as
         into v_batch
-        from forebay._limited_batch_of(p_group_id, v_key, p_seq) b;
+        from forebay._limited_batch_of(p_group_id, v_key, p_lane, p_seq) b;
+        if v_batch.skip is not null then
+            return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'superseded' end;
+        end if;
     end if;
     if v_batch.place is null then
         return 'superseded';

@@ -17,12 +17,14 @@ as $$
 $$;
 
 
--- The last batch with a row of a job with a limit key that was parked, or null.
-create function forebay._limited_batch_of(p_group_id bigint, p_limit_key text, p_seq bigint) returns forebay.batch
+-- The batch with a row of a job with a limit key, or null. It may be of another lane than the row: a claim reads the public lane and
+-- the private one, and takes parked jobs of any priority.
+create function forebay._limited_batch_of(p_group_id bigint, p_limit_key text, p_lane bigint, p_seq bigint) returns forebay.batch
 language plpgsql stable
 as $$
 declare
     v_batch forebay.batch;
+    v_lane  bigint;
 begin
     for v_batch in
         select b.* from forebay.limit_run t
@@ -32,6 +34,15 @@ begin
         order by t.no desc limit 1
     loop
         return v_batch;
+    end loop;
+    for v_lane in
+        select distinct i.lane from forebay.lane l join forebay.lane i on i.queue = l.queue and i.priority = l.priority and i.sort = 'limited'
+        where l.lane = p_lane and i.audience in (0, p_group_id, -p_group_id)
+    loop
+        v_batch := forebay._batch_of(p_group_id, v_lane, p_seq);
+        if v_batch.no is not null then
+            return v_batch;
+        end if;
     end loop;
     return null;
 end

@@ -160,9 +160,9 @@ begin
                 return next;
                 continue;
             end if;
-            v_batch := forebay._limited_batch_of(v_group.group_id, v_row.limit_key, v_row.seq);
+            v_batch := forebay._limited_batch_of(v_group.group_id, v_row.limit_key, v_row.lane, v_row.seq);
         end if;
-        if v_batch.seqs is null then
+        if v_row.limit_key is null and (v_row.ordering_key is null or v_batch.seqs is null) then
             v_batch := forebay._batch_of(v_group.group_id, v_row.lane, v_row.seq);
         end if;
         claimed_at := v_batch.claimed_at;

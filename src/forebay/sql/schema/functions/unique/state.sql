@@ -61,9 +61,12 @@ begin
         if forebay._is_limit_parked(p_group_id, v_key, p_xid, p_seq) then
             return 'waiting';
         end if;
-        select b.lease_id, b.claim_no, array_position(b.seqs, p_seq) as place, null::integer as skip, b.skipped_as
+        select b.lease_id, b.claim_no, array_position(b.seqs, p_seq) as place, array_position(b.skipped, p_seq) as skip, b.skipped_as
         into v_batch
-        from forebay._limited_batch_of(p_group_id, v_key, p_seq) b;
+        from forebay._limited_batch_of(p_group_id, v_key, p_lane, p_seq) b;
+        if v_batch.skip is not null then
+            return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'superseded' end;
+        end if;
     end if;
     if v_batch.place is null then
         return 'superseded';
