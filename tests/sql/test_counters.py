@@ -432,6 +432,26 @@ def test_a_count_that_an_old_transaction_appends_is_not_read(database, conn):
         assert by_depth(conn) == by_job(conn, jobs)
 
 
+@pytest.mark.parametrize("act", ["reprioritise", "reschedule", "retry"])
+def test_a_job_that_was_cancelled_for_one_group_and_is_moved_is_subtracted_once(conn, act):
+    """Its new row is another one, at another time or priority, or in the log."""
+    for group in ("default", "second"):
+        open_group(conn, "default", group, "beginning")
+    jobs = [enqueue(conn, delay="1 hour"), enqueue(conn, priority=5)]
+    assert one(conn, "select forebay.cancel(%s, 'second')", jobs[0]) == "cancelled"
+    renewed(conn)
+    now = one(conn, "select forebay._now() + interval '2 hours'")
+    options = {"reprioritise": {"priority": 5}, "reschedule": {"run_at": str(now)}, "retry": {}}
+    query = "select answer from forebay.change_jobs(%s, %s, %s, most => 9)"
+    given = [act, json.dumps({"ids": [jobs[0]]}), json.dumps(options[act])]
+    assert one(conn, query, *given) == "changed"
+    agree(conn, jobs)
+    renewed(conn)
+    shift_clock(conn, 5400)
+    one(conn, "select forebay.promote_v1()")
+    agree(conn, jobs)
+
+
 def test_a_clock_that_is_set_back_does_not_bring_back_withdrawn_jobs(conn):
     """Rows that were promoted are deleted then, and so is what tells of them."""
     open_group(conn, "default")
