@@ -2,7 +2,9 @@
 
 import json
 import random
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
@@ -430,6 +432,26 @@ def test_a_count_that_an_old_transaction_appends_is_not_read(database, conn):
         assert by_depth(conn) == by_job(conn, jobs)
 
 
+@pytest.mark.parametrize("act", ["reprioritise", "reschedule", "retry"])
+def test_a_job_that_was_cancelled_for_one_group_and_is_moved_is_subtracted_once(conn, act):
+    """Its new row is another one, at another time or priority, or in the log."""
+    for group in ("default", "second"):
+        open_group(conn, "default", group, "beginning")
+    jobs = [enqueue(conn, delay="1 hour"), enqueue(conn, priority=5)]
+    assert one(conn, "select forebay.cancel(%s, 'second')", jobs[0]) == "cancelled"
+    renewed(conn)
+    now = one(conn, "select forebay._now() + interval '2 hours'")
+    options = {"reprioritise": {"priority": 5}, "reschedule": {"run_at": str(now)}, "retry": {}}
+    query = "select answer from forebay.change_jobs(%s, %s, %s, most => 9)"
+    given = [act, json.dumps({"ids": [jobs[0]]}), json.dumps(options[act])]
+    assert one(conn, query, *given) == "changed"
+    agree(conn, jobs)
+    renewed(conn)
+    shift_clock(conn, 5400)
+    one(conn, "select forebay.promote_v1()")
+    agree(conn, jobs)
+
+
 def test_a_clock_that_is_set_back_does_not_bring_back_withdrawn_jobs(conn):
     """Rows that were promoted are deleted then, and so is what tells of them."""
     open_group(conn, "default")
@@ -579,3 +601,32 @@ def test_an_enqueue_visits_few_rows_of_a_long_queue_without_a_worker(conn):
     )
     assert 10_000 <= one(conn, query) < 11_000
     assert one(conn, "select count(*) from forebay.queue_count") == 0
+
+
+def test_a_job_that_expires_while_a_move_waits_is_not_moved(database, conn):
+    """The sweep decided first: the job has its dead letter, does not run again, and is subtracted once."""
+    open_group(conn, "default")
+    jobs = [enqueue(conn, expires_at=one(conn, "select forebay._now() + interval '9 s'"))]
+    renewed(conn)
+    shift_clock(conn, 10)
+    waits = "select count(*) from pg_locks where relation = 'forebay.lock_sweep'::regclass and not granted"
+    with (
+        connect(database) as mover,
+        psycopg.connect(database) as sweeper,
+        ThreadPoolExecutor() as pool,
+    ):
+        sweeper.execute("lock table forebay.lock_sweep in share update exclusive mode")
+        query = "select forebay.change_jobs('reprioritise', '{\"all\": true}', '{\"priority\": 5}', most => 9)"
+        moved = pool.submit(mover.execute, query)
+        gives_up_at = time.monotonic() + 30
+        while not one(conn, waits):
+            assert time.monotonic() < gives_up_at
+        group = sweeper.execute("select group_id, start_after from forebay.queue_group").fetchone()
+        sweeper.execute(
+            "select forebay._expire_one(l, %s, 'default', 100, 0, %s) from forebay.log l", group
+        )
+        sweeper.commit()
+        moved.result()
+    assert state(conn, jobs[0]) == "expired"
+    assert by_depth(conn) == {}
+    agree(conn, jobs)

@@ -2369,6 +2369,7 @@ declare
     v_jobs     bigint[];
     v_lanes    bigint[];
     v_left     record;
+    v_withdrawn record;
 begin
     if cardinality(p_ids) = 0 then
         return '{}';
@@ -2401,11 +2402,24 @@ begin
         from gone g where v_is_due order by g.run_at, g.deferred_id
     )
     select array_agg(distinct g.job_id) as jobs, array_agg(distinct g.lane) filter (where v_is_due) as due_lanes,
-           array_agg(g.lane) as lanes, array_agg(g.xid) as xids, array_agg(forebay._state_of_deferred(g.attempt, g.pauses)) as states
+           array_agg(g.lane) as lanes, array_agg(g.xid) as xids, array_agg(forebay._state_of_deferred(g.attempt, g.pauses)) as states,
+           array_agg(g.run_at) as times, array_agg(g.deferred_id) as ids, array_agg(g.job_id) as row_jobs
     into v_left from gone g;
     v_jobs := v_left.jobs;
     v_lanes := v_left.due_lanes;
     perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
+    -- A job that was cancelled for one of several groups: the new row is withdrawn for it.
+    for v_withdrawn in
+        with old as (
+            delete from forebay.withdrawn w
+            using unnest(v_left.times, v_left.ids, v_left.row_jobs) u (run_at, deferred_id, job_id)
+            where w.run_at = u.run_at and w.deferred_id = u.deferred_id
+            returning u.job_id, w.group_id
+        )
+        select o.group_id, array_agg(distinct o.job_id) as jobs from old o group by o.group_id
+    loop
+        perform forebay._withdraw(v_withdrawn.jobs, v_withdrawn.group_id);
+    end loop;
     if v_lanes <> '{}' then
         perform forebay._use_lanes(v_lanes);
         perform forebay._notify(q.queue)
