@@ -355,6 +355,33 @@ def test_a_key_that_comes_late_is_served_at_once(database, conn):
 # --- nothing is lost, whatever the lane ---
 
 
+def test_a_job_that_waits_for_its_key_is_moved(database, conn):
+    """To another priority or time, like any ready job; it is not handed out twice."""
+    limit(conn, key_concurrency=1)
+    pass_first_second(database, conn)
+    first, second, third = jobs_of(conn, "a", 3)
+    with Reader(database, "q") as reader:
+        batch = reader.claim_ready(1)
+        assert batch.job_ids == [first]
+        assert reader.claim_ready(5).jobs == []
+        act = "select forebay.change_jobs(%s, %s::jsonb, %s::jsonb, most => 10)"
+        conn.execute(act, ["reprioritise", f'{{"ids": [{second}]}}', '{"priority": 5}'])
+        conn.execute(
+            "select forebay.change_jobs('reschedule', %s::jsonb,"
+            " jsonb_build_object('run_at', forebay._now() + interval '1 hour'), most => 10)",
+            [f'{{"ids": [{third}]}}'],
+        )
+        states = "select state, priority from forebay.job(%s)"
+        assert conn.execute(states, [second]).fetchone() == ("ready", 5)
+        assert conn.execute(states, [third]).fetchone() == ("scheduled", 100)
+        reader.finish(batch)
+        again = claim_open(reader)
+        assert [batch.job_ids for batch in again] == [[second]]
+        reader.finish(again[0])
+        assert claim_open(reader) == []
+        assert depth(conn, "q")["default"][0] == 0
+
+
 def test_jobs_with_limit_keys_go_every_way_that_jobs_go(database, conn):
     """Enqueued singly, in bulk, for later, under a unique key; retried, snoozed, released, dead and redriven: always as
     jobs of their key, each handed out once."""

@@ -324,7 +324,7 @@ def a_group_whose_resumption_commits_late_is_found(dsn: str) -> None:
 
 
 def a_limit_key_is_found(dsn: str) -> None:
-    """The first one of the queue: its lanes are the limiter's."""
+    """The first one of the queue."""
     for count in (1, 12):
         with Groups(dsn, count, f"limited_{count}") as groups:
             assert groups.ready() == set()
@@ -412,12 +412,6 @@ GUARDS = [
         id="old segments",
     ),
     pytest.param(
-        a_limit_key_is_found,
-        "_have_limit_keys",
-        ("i.sort in ('limited', 'dispatch')", "false"),
-        id="limit keys",
-    ),
-    pytest.param(
         a_limit_that_is_free_again_is_found,
         "ready_v1",
         ("v_poll.hash := null;", ""),
@@ -484,16 +478,4 @@ def test_a_poll_during_which_a_segment_was_begun_is_not_remembered(conn):
     one(conn, REMEMBER, group_id, hi - 1)
     assert not one(conn, REMEMBERS)
     one(conn, REMEMBER, group_id, hi)
-    assert one(conn, REMEMBERS)
-
-
-def test_a_poll_during_which_a_limit_key_came_is_not_remembered(conn):
-    """Its snapshot may show jobs of that key, for which it has not asked the limiter."""
-    group_id = open_group(conn, "default")
-    enqueue(conn, limit_key="tenant")
-    one(conn, REMEMBER, group_id, one(conn, "select last_value from forebay.log_seq"))
-    assert not one(conn, REMEMBERS)
-    enqueue(conn, queue="other", limit_key="tenant")
-    other = open_group(conn, "third")
-    one(conn, REMEMBER, other, one(conn, "select last_value from forebay.log_seq"))
     assert one(conn, REMEMBERS)

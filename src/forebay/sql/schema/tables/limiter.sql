@@ -4,8 +4,8 @@
 -- A claim from a queue with limits on starts passes the group's *limiter*: under one lock it counts the group's jobs in flight and
 -- the permits left. The state of the limiter is one row, appended and read newest first.
 --
--- Jobs with a limit key have lanes of their own. Their claims decide about keys under the same lock. What a claim decided about a key
--- is one row of `limit_run`. Jobs whose key may not go on, or has had its turn, are *parked*: the cursor has passed them, and a
+-- Jobs with a limit key have separate lanes. Their claims decide about keys under the same lock. What a claim decided about a key
+-- is one row of `limit_run`. Jobs whose key is at its limits, or has had its turn, are *parked*: the cursor has passed them, and a
 -- small row records each run of them. A *recheck row*, a row of the log without a kind, gives the key its next turn.
 
 -- The limits of a queue. null: no limit.
@@ -71,7 +71,7 @@ create table forebay.limit_run (
     parked_up_to bigint,                 -- the key's last row of limit_parked; null: none
     taken_up_to  bigint,                 -- its rows up to this one were taken,
     taken_seq    bigint,                 --   and of the next one the jobs up to this number,
-    taken_jobs   bigint,                 --   which are so many
+    taken_jobs   bigint,                 --   and their number
     is_full      boolean not null,       -- has as many in flight as it may have: the next settlement gives it a turn
     tat          timestamptz,            -- when its bucket is full again,
     decided_at   timestamptz,            --   as of this time
@@ -108,7 +108,7 @@ create type forebay._limit_state as (
     taken_jobs bigint, is_full boolean, tat timestamptz, leases bigint[], claims bigint[], offsets smallint[], permits bigint,
     tokens bigint);
 
--- A group's cursor in a lane of jobs with limit keys, and what a claim read there: so many items, the first `old` of them in the
+-- A group's cursor in a lane of jobs with limit keys, and the number of items that a claim read there: the first `old` of them in the
 -- cursor's current window, the others in the next one, which ends at `now`.
 create type forebay._limit_cursor as (
     lane bigint, no bigint, start pg_snapshot, stop pg_snapshot, has_window boolean, pos_segment bigint, pos_xid xid8, pos_seq bigint,

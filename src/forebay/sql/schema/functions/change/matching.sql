@@ -1,6 +1,6 @@
 -- The unfinished jobs that match a filter, and what an act would mean for each: one row for each group, and for each row of the log.
 --
--- place: l waiting in the log, p parked behind its ordering key, d in deferred, h in the hands of a worker. seq is the number in the log,
+-- place: l waiting in the log, or parked for its limit key, p parked for its ordering key, d in deferred, h in the hands of a worker. seq is the number in the log,
 -- or that in deferred. group_id is null in deferred, and where the queue has no group. answer:
 --
 --   changed         the act takes the job: cancelled before it starts, or moved
@@ -84,14 +84,19 @@ begin
             forebay._unread_sql(v_cursors, 'l.lane, l.xid, l.seq, l.job_id, l.kind, l.tag, l.correlation_id, l.ordering_key, l.unique_key, l.limit_key, l.enqueued_at, l.expires_at'),
             v_wanted, v_limit) using v_cursors, v_groups, v_priorities, p_taken;
     end if;
-    if coalesce(v_state, 'ready') = 'ready' and (p_act = 'cancel' or not p_taken) then
+    if coalesce(v_state, 'ready') = 'ready' and not (p_taken and p_act = 'retry') then
         return query execute format(
-            'select j.job_id, j.group_id, ''p''::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, $2
-             from (select coalesce((r.job).job_id, (r.job).seq) as job_id, r.group_id, (r.job).lane, (r.job).xid, (r.job).seq, (r.job).kind, (r.job).tag,
-                          (r.job).correlation_id, (r.job).ordering_key, (r.job).unique_key, (r.job).limit_key, (r.job).enqueued_at
-                   from forebay._parked_jobs($1) r) j
-             %s%s', v_wanted, v_limit)
-            using p_filter ->> 'queue', case p_act when 'cancel' then 'changed' when 'retry' then 'unchanged' else 'ordering key' end;
+            'select j.job_id, j.group_id, case when j.is_keyed then ''p'' else ''l'' end::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, j.answer
+             from (select j.*, %s as answer
+                   from (select coalesce((r.job).job_id, (r.job).seq) as job_id, r.group_id, (r.job).lane, (r.job).xid, (r.job).seq, (r.job).kind, (r.job).tag,
+                                (r.job).correlation_id, (r.job).ordering_key, (r.job).unique_key, (r.job).limit_key, (r.job).enqueued_at,
+                                (r.job).ordering_key is not null as is_keyed,
+                                coalesce((r.job).expires_at, (r.job).enqueued_at + interval ''30 days'') as expires_at,
+                                (select l.priority from forebay.lane l where l.lane = (r.job).lane limit 1) as priority
+                         from forebay._parked_jobs($1) r) j
+                   %s) j
+             where not $2 or j.answer = ''changed''%s', v_waiting, v_wanted, v_limit)
+            using p_filter ->> 'queue', p_taken;
     end if;
     if coalesce(v_state, 'scheduled') in ('scheduled', 'retrying') then
         select p.* into v_position from forebay.promotion p order by p.no desc limit 1;

@@ -100,7 +100,7 @@ $$;
 -- A claim and a move never both decide: both happen under the lock of the lane, and a later statement reads the cursor. The old row
 -- stays, with a tombstone: claims skip it, and a group that is opened later reads it. The new row is private to the group, like that of a retry.
 --
--- Locks: the sweep lock, then the lanes of the jobs.
+-- Locks: the sweep lock, for jobs with limit keys the limiters of their groups, then the lanes of the jobs.
 create function forebay._move_ready(p_act text, p_options jsonb, p_found forebay._match[]) returns bigint[]
 language plpgsql volatile
 -- planner: indexed
@@ -121,6 +121,17 @@ begin
     perform forebay._imply_group(q.queue)
     from (select distinct l.queue from unnest(p_found) f cross join lateral (select i.queue from forebay.lane i where i.lane = f.lane limit 1) l
           where f.group_id is null) q;
+    -- Before the lanes, as a claim does.
+    for v_row in
+        select distinct g.group_id, hashint8(g.group_id) & 63 as nr
+        from unnest(p_found) f
+        cross join lateral (select i.queue from forebay.lane i where i.lane = f.lane limit 1) l
+        join forebay.queue_group g on g.queue = l.queue and (g.group_id = f.group_id or f.group_id is null)
+        where f.lane & 1 = 1
+        order by 2
+    loop
+        perform forebay._lock_limiter(v_row.group_id, false);
+    end loop;
     -- In the order of the locks.
     for v_row in
         select distinct g.group_id, f.lane, hashint8(g.group_id # f.lane) & 127 as nr
@@ -141,7 +152,11 @@ begin
             from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
             where b.group_id = g.group_id and b.lane = f.lane order by b.no desc limit 1) c on true
         where g.closing_at is null
-          and (c.snap_from is null or not forebay._is_consumed(f.xid, f.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq))
+          and (c.snap_from is null
+               or not forebay._is_consumed(f.xid, f.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq)
+               -- A lane of jobs with limit keys.
+               or f.lane & 1 = 1
+                  and forebay._is_limit_parked(g.group_id, (forebay._row(f.lane, f.xid, f.seq)).limit_key, f.xid, f.seq))
           and not exists (select from forebay.tombstone t
                           where t.job_id = f.job_id and (t.reason = 'e' or t.reason = 'm' and f.seq <= t.up_to)
                             and (t.group_id is null or t.group_id = g.group_id))

@@ -76,17 +76,8 @@ end
 $$;
 
 
--- Have some of these queues lanes of limit keys?
-create function forebay._have_limit_keys(p_queues text[]) returns boolean
-language sql stable
-as $$
-    select exists (select from forebay.lane i where i.queue = any (p_queues) and i.sort in ('limited', 'dispatch') and i.state <> 'dormant')
-$$;
-
-
 -- The lanes of some groups with rows that an idle poll did not see, and the snapshot of this answer. Groups share the probe of a public
--- lane. p_segments are read; rows of transactions below p_before may be in older ones, and if such a one has ended since, lanes is null. So it is if
--- the queues have limit keys.
+-- lane. p_segments are read; rows of transactions below p_before may be in older ones, and if such a one has ended since, lanes is null.
 create function forebay._changed_lanes(
     p_group_ids bigint[], p_idle forebay._idle_poll, p_segments bigint[], p_sealed bigint, p_below xid8, p_before xid8,
     out lanes bigint[], out snap pg_snapshot)
@@ -101,14 +92,8 @@ begin
     select array_agg(row(null, l.lane, null, null, null, p_idle.snap, null)::forebay._place), array_agg(false), pg_current_snapshot()
     into v_places, v_moved, snap
     from (select distinct i.lane from forebay.lane i
-          where i.queue = any (p_idle.queues) and i.sort in ('plain', 'keyed') and i.state <> 'dormant'
+          where i.queue = any (p_idle.queues) and i.state <> 'dormant'
             and (i.audience = 0 or abs(i.audience) = any (p_group_ids))) l;
-    -- A limiter decides about lanes of limit keys.
-    if pg_sequence_last_value('forebay.limiter_seq') is not null then
-        if forebay._have_limit_keys(p_idle.queues) then
-            return;
-        end if;
-    end if;
     if p_before > pg_snapshot_xmin(p_idle.snap) then
         if p_before > pg_snapshot_xmax(p_idle.snap)
            or exists (select from pg_snapshot_xip(p_idle.snap) x where x < p_before and pg_visible_in_snapshot(x, snap)) then
@@ -156,13 +141,6 @@ begin
                array_agg(distinct forebay._wakeup(g.queue)::oid)
         into v.queues, v.flags
         from forebay.queue_group g where g.group_id = any (p_group_ids);
-    end if;
-    -- A lane of a limit key may have come during the poll, after that looked for limiters.
-    if pg_sequence_last_value('forebay.limiter_seq') is not null then
-        if forebay._have_limit_keys(coalesce(v.queues, array(
-            select g.queue from forebay.queue_group g where g.group_id = any (p_group_ids)))) then
-            return;
-        end if;
     end if;
     perform set_config('forebay.idle_' || (v.hash & 15), v::text, false);
 end

@@ -27,7 +27,7 @@ begin
     end if;
     v := forebay._read_limiter(p_group_id, v_lane.queue);
     if v.has_new_limits or v.seed_until >= v.at then
-        perform forebay._seed_limit_keys(v, p_group_id, p_lane);
+        perform forebay._seed_limit_keys(v, p_group_id);
     end if;
     if v.free_slots > 0 then
         v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, least(p_limit, v.free_slots)::integer,

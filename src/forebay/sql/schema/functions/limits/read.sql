@@ -105,19 +105,13 @@ $$;
 
 
 -- After limits for each key were set: record which jobs of each key are in flight, and give every key a turn that has parked jobs.
-create function forebay._seed_limit_keys(v forebay._limiter_view, p_group_id bigint, p_lane bigint) returns void
+create function forebay._seed_limit_keys(v forebay._limiter_view, p_group_id bigint) returns void
 language plpgsql volatile
 -- planner: arrays
 as $$
-declare
-    v_lane record;
 begin
-    if pg_sequence_last_value('forebay.limit_parked_seq') is not null then
-        select l.queue, l.priority into v_lane from forebay.lane l where l.lane = p_lane limit 1;
-        perform forebay._announce_limit_keys(
-            forebay._record_limited_lane(v_lane.queue, v_lane.priority, p_group_id), k.keys, null)
-        from (select array_agg(w.limit_key) as keys from forebay._waiting_limit_keys(p_group_id) w) k
-        where k.keys is not null;
+    if v.has_new_limits then
+        perform forebay._announce_waiting(p_group_id);
     end if;
     if (v.limits).key_concurrency is null then
         return;

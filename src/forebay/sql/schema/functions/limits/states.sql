@@ -65,6 +65,22 @@ as $$
 $$;
 
 
+-- Give a turn to all limit keys of a group that have parked jobs.
+create function forebay._announce_waiting(p_group_id bigint) returns void
+language sql volatile
+as $$
+    select forebay._announce_limit_keys(forebay._record_limited_lane(k.queue, k.priority, p_group_id), k.keys, null)
+    from (select l.queue, l.priority, array_agg(w.limit_key order by w.limit_key) as keys
+          from forebay._waiting_limit_keys(p_group_id) w
+          cross join lateral (select p.lane from forebay.limit_parked p
+                              where p.group_id = p_group_id and p.limit_key = w.limit_key and p.parked_no > coalesce(w.taken_up_to, 0)
+                              order by p.parked_no limit 1) p
+          cross join lateral (select i.queue, i.priority from forebay.lane i where i.lane = p.lane limit 1) l
+          where pg_sequence_last_value('forebay.limit_parked_seq') is not null
+          group by l.queue, l.priority) k
+$$;
+
+
 -- Give limit keys a turn when one of their jobs has ended, as far as jobs of them wait for that.
 --
 -- The states are read under the lock of the claims' decisions: a claim that parked a job by then is seen, and a later one sees this

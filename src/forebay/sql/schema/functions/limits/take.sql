@@ -2,7 +2,7 @@
 --
 -- Invariants "no more at once", "no more per second" for each key, "even turns". The claim reads runs of jobs and recheck rows from the
 -- public lane and the private lane, in the order of their numbers, until as many keys as jobs may be taken have had a turn. Each key
--- gets an even part. Jobs that it does not get are parked, and the key comes again at the end. A key with parked jobs goes on
+-- gets an even part. Jobs that it does not get are parked, and the key comes again at the end. A key with parked jobs is served
 -- only when a recheck row of its present turn is read; newer jobs are parked behind.
 --
 -- While jobs of a key are parked, something gives it a turn: an unread recheck row, one scheduled for the time when its bucket has a

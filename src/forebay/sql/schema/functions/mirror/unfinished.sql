@@ -6,7 +6,7 @@
 -- since.
 --
 -- Parameters: expires_seconds, how long after its due time a job of the kind expires.
--- Errors: none; no row when the queue is not known. Jobs parked behind an ordering key are not seen.
+-- Errors: none; no row when the queue is not known. Parked jobs are not seen.
 -- pages: 300 + 60 a lane + 1 a waiting job + 20 an open lease
 create function forebay.unfinished(
     kind text, queue text default 'default', group_name text default 'default', expires_seconds double precision default 2592000)

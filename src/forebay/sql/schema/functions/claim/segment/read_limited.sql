@@ -28,7 +28,7 @@ begin
                           order by i.xid, i.seq
                           limit p_most) l
                       limit p_most) r) x
-          -- A recheck row is an item of its own.
+          -- Each recheck row is one item.
           group by x.xid, x.limit_key, x.is_job, x.run, case when not x.is_job then x.nr end) i;
     if v_read >= p_most then
         v_last := v_items[cardinality(v_items)];
