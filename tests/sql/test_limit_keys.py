@@ -1,5 +1,6 @@
 """Jobs that wait for their limit key: parked, they are never forgotten, and they are seen, cancelled and kept like others."""
 
+import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
@@ -7,15 +8,22 @@ import psycopg
 import pytest
 
 from tests.support.engine import (
+    Batch,
     Reader,
     connect,
+    depth,
     enqueue,
     enqueue_many,
     one,
+    open_group,
     shift_clock,
+    small_segments,
     state,
+    trim,
 )
 from tests.support.mutant import break_function, violation
+from tests.support.plans import pages
+from tests.support.restore import create_database, drop_database
 from tests.support.waiting import wait_for
 
 
@@ -47,10 +55,14 @@ def put(conn: psycopg.Connection, key: str, count: int = 1, **options: object) -
 
 
 def take(reader: Reader, limit: int = 100) -> list:
-    """Claim until nothing more is handed out, also not after a claim that only announced keys; return the batches."""
+    """Claim until nothing is ready; return the batches. A claim that only moves jobs or announces keys is no end."""
     batches = []
-    while (batch := reader.claim_ready(limit)).jobs or (batch := reader.claim_ready(limit)).jobs:
-        batches.append(batch)
+    for _ in range(1000):
+        if not reader.ready():
+            break
+        batch = reader.claim_ready(limit)
+        if batch.jobs:
+            batches.append(batch)
     return batches
 
 
@@ -61,9 +73,13 @@ def ids(batches: list) -> list[int]:
 def drained(reader: Reader, limit: int = 100) -> list[int]:
     """Claim and finish until nothing is ready; return the ids in the order they were handed out."""
     got = []
-    while (batch := reader.claim_ready(limit)).jobs:
-        got += batch.job_ids
-        reader.finish(batch)
+    for _ in range(1000):
+        if not reader.ready():
+            break
+        batch = reader.claim_ready(limit)
+        if batch.jobs:
+            got += batch.job_ids
+            reader.finish(batch)
     return got
 
 
@@ -73,6 +89,11 @@ def keys_of(batches: list) -> Counter:
 
 def parked(conn: psycopg.Connection) -> int:
     return one(conn, "select coalesce(sum(jobs), 0)::int from forebay._all_limit_parked()")
+
+
+def running(reader: Reader) -> Batch:
+    """Return the batch with the first job that the reader has not finished, by its number only."""
+    return Batch(min(reader.open_claims), [])
 
 
 def unread_recheck_rows(conn: psycopg.Connection) -> Counter:
@@ -391,3 +412,263 @@ def test_without_announcements_a_raised_limit_would_leave_them(database, conn):
     break_function(database, "_seed_limit_keys", ("where k.keys is not null", "where false"))
     with violation():
         test_a_raised_limit_lets_parked_jobs_through_at_once(database, conn)
+
+
+# --- a parked job is seen and changed like others ---
+
+
+def test_a_parked_job_counts_as_ready(database, conn):
+    """For everybody who asks: about the job, the queue, its groups, or the key."""
+    with Reader(database, "q") as reader:
+        settled_limits(database, conn, key_concurrency=1)
+        (runs,) = put(conn, "a")
+        take(reader)
+        waits = put(conn, "a", 4)
+        enqueue(conn, queue="q", limit_key="b", delay="1 hour")
+        assert take(reader) == []
+        assert parked(conn) == 4
+        assert [state(conn, job) for job in [runs, *waits]] == ["claimed"] + ["ready"] * 4
+        assert depth(conn, "q") == {"default": (4, 1, 1)}
+        assert one(conn, "select unread from forebay.groups('q')") == 4
+        query = 'select job_id from forebay.jobs(only_state => %s, filter => \'{"limit_key": "a"}\') order by 1'
+        assert [job for (job,) in conn.execute(query, ["ready"]).fetchall()] == waits
+        assert [job for (job,) in conn.execute(query, ["claimed"]).fetchall()] == [runs]
+
+
+def test_a_cancelled_parked_job_never_runs(database, conn):
+    """Singly by its id, or all of a key: then no other key's."""
+    with Reader(database, "q") as reader:
+        waits = parked_behind_one(database, conn, reader)
+        a, b = waits[:7], waits[7:]
+        one(conn, "select forebay.cancel(%s)", b[2])
+        query = "select answer, jobs from forebay.change_jobs('cancel', %s, '{}')"
+        found = dict(
+            conn.execute(
+                query, [json.dumps({"limit_key": "a", "queue": "q", "state": "ready"})]
+            ).fetchall()
+        )
+        assert found == {"cancelled": 7}
+        reader.finish(running(reader))
+        got = drained(reader)
+        assert got == [job for job in b if job != b[2]]
+        assert {state(conn, job) for job in [*a, b[2]]} == {"cancelled"}
+        assert parked(conn) == 0
+        assert depth(conn, "q") == {"default": (0, 0, 0)}
+        new = put(conn, "a")
+        assert drained(reader) == new
+
+
+def test_an_expired_parked_job_becomes_a_dead_letter(database, conn):
+    """When its key has a turn; those behind it go on."""
+    with Reader(database, "q") as reader:
+        settled_limits(database, conn, key_concurrency=1)
+        put(conn, "a")
+        (batch,) = take(reader)
+        (old,) = put(conn, "a", expires_at="2035-01-01T00:00:00+00:00")
+        (new,) = put(conn, "a", expires_at="2095-01-01T00:00:00+00:00")
+        assert take(reader) == []
+        shift_clock(conn, 86400 * 365 * 20)
+        reader.finish(batch)
+        assert drained(reader) == [new]
+        assert state(conn, old) == "expired"
+        letters = conn.execute("select job_id, limit_key from forebay.dead_letter").fetchall()
+        assert letters == [(old, "a")]
+        assert parked(conn) == 0
+
+
+@pytest.mark.parametrize("mode", ["once", "coalesce", "replace"])
+def test_a_parked_job_keeps_its_unique_key(database, conn, mode):
+    """It waits: others join it or replace it. When it is done the key is free."""
+
+    def ask() -> tuple:
+        query = "select job_id, is_new, replaced from forebay.enqueue_unique('work', '{}', %s, 'q', limit_key => 'a')"
+        return conn.execute(query, [json.dumps({mode: "k"})]).fetchone()
+
+    with Reader(database, "q") as reader:
+        settled_limits(database, conn, key_concurrency=1)
+        put(conn, "a")
+        (batch,) = take(reader)
+        first, is_new, _ = ask()
+        assert is_new
+        assert take(reader) == []
+        assert parked(conn) == 1
+        again, is_new, replaced = ask()
+        if mode == "replace":
+            assert is_new
+            assert replaced == first
+        else:
+            assert (again, is_new) == (first, False)
+        assert take(reader) == []
+        reader.finish(batch)
+        assert drained(reader) == [again]
+        assert state(conn, first) == ("cancelled" if mode == "replace" else "done")
+        assert parked(conn) == 0
+        free, is_new, replaced = ask()
+        assert (is_new, replaced) == (True, None)
+        assert drained(reader) == [free]
+
+
+# --- what is kept, and what is deleted ---
+
+
+def later_segments(conn: psycopg.Connection, reader: Reader) -> None:
+    """Let the log go on for some segments, and empty and trim what may go."""
+    for _ in range(4):
+        one(conn, "select forebay.extend_v1()")
+        enqueue_many(conn, [{"kind": "work", "queue": "q"}] * 100)
+        drained(reader)
+    one(conn, "select forebay.seal_v1()")
+    enqueue(conn, queue="q")
+    drained(reader)
+    for _ in range(20):
+        if one(conn, "select emptied from forebay.retain_v1()") is None:
+            break
+    trim(conn)
+
+
+@pytest.fixture
+def short_history(conn):
+    """Segments of a hundred rows, emptied as soon as nothing of them is needed."""
+    small_segments(conn, rows=100, reserve=1000)
+    conn.execute("update forebay.segment set removed_at = now() where hi - lo > 100")
+    one(conn, "select forebay.configure('retention_days', 0)")
+
+
+@pytest.mark.usefixtures("short_history")
+def test_a_segment_with_parked_jobs_is_kept_with_the_state_of_their_key(database, conn):
+    """While one runs, and while they wait; afterwards nothing of the key is left."""
+    oldest = "select min(lo) from forebay.segment where removed_at is null"
+    rows = "select count(*) from forebay.{} where limit_key = 'a'"
+    with Reader(database, "q") as first, Reader(database, "q") as reader:
+        settled_limits(database, conn, key_concurrency=1)
+        put(conn, "a")
+        (batch,) = take(first)
+        waits = put(conn, "a", 3)
+        assert take(reader) == []
+        later_segments(conn, reader)
+        assert one(conn, oldest) <= waits[0]
+        assert state(conn, waits[0]) == "ready"
+        assert take(reader) == []
+        first.finish(batch)
+        (batch,) = take(reader)
+        assert batch.job_ids == waits[:1]
+        later_segments(conn, first)
+        assert one(conn, oldest) <= waits[0]
+        held = "select forebay.segment_held_by(min(segment_id)) from forebay.segment where removed_at is null"
+        assert one(conn, held)
+        reader.finish(batch)
+        assert drained(reader) == waits[1:]
+        for _ in range(2):
+            later_segments(conn, reader)
+        assert one(conn, oldest) > waits[-1]
+        assert one(conn, rows.format("limit_parked")) == 0
+        assert one(conn, rows.format("limit_run")) == 0
+
+
+@pytest.mark.usefixtures("short_history")
+def test_a_key_with_jobs_in_flight_keeps_its_state(database, conn):
+    """However long they run: no more of it start."""
+    with Reader(database, "q") as first, Reader(database, "q") as reader:
+        settled_limits(database, conn, key_concurrency=2)
+        put(conn, "a", 2)
+        (batch,) = take(first)
+        later_segments(conn, reader)
+        waits = put(conn, "a", 1)
+        assert take(reader) == []
+        first.settle(batch.claim_no, [1], flush_no=1)
+        assert ids(take(reader)) == waits
+
+
+def test_a_closed_group_leaves_no_state_of_keys(database, conn):
+    """Its jobs are given up, parked or not; another group keeps its own."""
+    count = "select count(*) from forebay.{} where group_id = %s"
+    open_group(conn, "q")
+    gone = open_group(conn, "q", "gone")
+    settled_limits(database, conn, key_concurrency=1)
+    with Reader(database, "q", "gone") as reader:
+        drained(reader)
+        put(conn, "a", 5)
+        (batch,) = take(reader)
+        assert parked(conn) == 4
+        reader.finish(batch)
+        conn.execute("select forebay.close_lease_v1(%s)", [reader.lease_id])
+    with Reader(database, "q") as other:
+        (batch,) = take(other)
+        assert parked(conn) == 8
+        conn.execute("select * from forebay.close_group('q', 'gone', true)")
+        while one(conn, "select forebay.close_groups()"):
+            pass
+        for table in ("limit_run", "limit_parked", "limiter"):
+            assert one(conn, count.format(table), gone) == 0, table
+        other.finish(batch)
+        assert len(drained(other)) == 4
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_an_adopted_log_has_its_parked_jobs_once_or_not_at_all(server, database, conn, resume):
+    """In a copy of the database, with a job that runs and jobs that are parked."""
+    with Reader(database, "q") as reader:
+        waits = parked_behind_one(database, conn, reader)
+    name = f"{conn.info.dbname}_copy"
+    source = conn.info.dbname
+    conn.close()
+    dsn = create_database(server, name, source)
+    try:
+        with connect(dsn) as copy:
+            adoption = copy.execute("select * from forebay.adopt_v1(%s)", [resume]).fetchone()
+        with connect(dsn) as copy, Reader(dsn, "q") as reader:
+            assert adoption == ((16, 0) if resume else (0, 16))
+            assert parked(copy) == 0
+            got = drained(reader)
+            assert len(got) == (16 if resume else 0)
+            assert set(got) >= (set(waits) if resume else set())
+            new = put(copy, "a", 2)
+            assert drained(reader) == new
+    finally:
+        drop_database(server, name)
+
+
+# --- what it costs ---
+
+
+def pages_with(database: str, conn: psycopg.Connection, keys: int) -> tuple[int, int]:
+    """Return the pages that a poll and a claim of a hundred jobs read with so many keys of which jobs are parked."""
+    with Reader(database, f"q{keys}") as reader:
+        jobs = [
+            {"kind": "work", "queue": reader.queue, "limit_key": f"{number}"}
+            for number in range(keys)
+            for _ in range(max(2, 4000 // keys))
+        ]
+        enqueue_many(conn, jobs)
+        for _ in range(2):  # From now on each key has parked jobs.
+            reader.finish(reader.claim_ready(1000))
+        lane = reader.ready()[0]["lane"]
+        poll = pages(
+            reader.conn, "select * from forebay.ready_v1(%s::bigint[])", [[reader.group_id]]
+        )
+        reader.claim_no += 1
+        claim = pages(
+            reader.conn,
+            "select forebay.claim_v1(%s, %s, %s, %s, %s, 100)",
+            [reader.lease_id, reader.claim_no, reader.claim_no, reader.group_id, lane],
+        )
+        return poll, claim
+
+
+def test_a_claim_reads_the_same_with_many_keys_as_with_few(database, conn):
+    """It looks at as many keys as it hands out jobs, not at those that wait."""
+    few = pages_with(database, conn, 10)
+    many = pages_with(database, conn, 2000)
+    assert many[0] <= 2 * few[0], (few, many)
+    assert many[1] <= 2 * few[1] + 10 * 90, (few, many)
+
+
+def test_many_jobs_of_one_key_do_not_hold_up_others(database, conn):
+    """Twenty keys of a few jobs come behind five thousand of another one."""
+    put(conn, "greedy", 5000)
+    for number in range(20):
+        put(conn, f"small {number}", 5)
+    with Reader(database, "q") as reader:
+        batches = [reader.claim_ready(25) for _ in range(3)]
+        counts = keys_of(batches)
+        assert len(counts) == 21, counts
