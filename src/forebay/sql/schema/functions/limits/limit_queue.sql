@@ -106,6 +106,12 @@ begin
         perform forebay._waiting(v_given.queue, forebay._counting_group(v_given.queue, v_after.max_waiting_group), -1, 0);
     end if;
     if v_after.starts_set_at is distinct from v_before.starts_set_at then
+        -- Jobs may be parked while nothing is left to claim. A recheck row of no key brings a claim, which gives the keys their turns.
+        perform forebay._announce_limit_keys(
+            forebay._record_limited_lane(v_given.queue, l.priority, g.group_id), array[''], null)
+        from forebay.queue_group g
+        cross join lateral (select i.priority from forebay.lane i where i.queue = g.queue and i.sort = 'limited' limit 1) l
+        where g.queue = v_given.queue;
         perform forebay._notify(v_given.queue);
     end if;
     if to_jsonb(v_after) - 'starts_set_at' <> to_jsonb(v_before) - 'starts_set_at' then

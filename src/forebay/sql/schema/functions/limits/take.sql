@@ -45,6 +45,7 @@ begin
     end if;
     if v_suspect and v_items <> '{}' then
         v_items := v_items[:1];
+        v_cursors[1].is_more := v_cursors[1].is_more or v_items[1].jobs > 1;  -- The rest of the run.
         v_items[1].seq_to := v_items[1].seq;
         v_items[1].jobs := 1;
     end if;
