@@ -623,8 +623,8 @@ create table forebay.worker_setting (
 -- A claim from a queue with limits on starts passes the group's *limiter*: under one lock it counts the group's jobs in flight and
 -- the permits left. The state of the limiter is one row, appended and read newest first.
 --
--- Jobs with a limit key have lanes of their own. Their claims decide about keys under the same lock. What a claim decided about a key
--- is one row of `limit_run`. Jobs whose key may not go on, or has had its turn, are *parked*: the cursor has passed them, and a
+-- Jobs with a limit key have separate lanes. Their claims decide about keys under the same lock. What a claim decided about a key
+-- is one row of `limit_run`. Jobs whose key is at its limits, or has had its turn, are *parked*: the cursor has passed them, and a
 -- small row records each run of them. A *recheck row*, a row of the log without a kind, gives the key its next turn.
 
 -- The limits of a queue. null: no limit.
@@ -690,7 +690,7 @@ create table forebay.limit_run (
     parked_up_to bigint,                 -- the key's last row of limit_parked; null: none
     taken_up_to  bigint,                 -- its rows up to this one were taken,
     taken_seq    bigint,                 --   and of the next one the jobs up to this number,
-    taken_jobs   bigint,                 --   which are so many
+    taken_jobs   bigint,                 --   and their number
     is_full      boolean not null,       -- has as many in flight as it may have: the next settlement gives it a turn
     tat          timestamptz,            -- when its bucket is full again,
     decided_at   timestamptz,            --   as of this time
@@ -727,7 +727,7 @@ create type forebay._limit_state as (
     taken_jobs bigint, is_full boolean, tat timestamptz, leases bigint[], claims bigint[], offsets smallint[], permits bigint,
     tokens bigint);
 
--- A group's cursor in a lane of jobs with limit keys, and what a claim read there: so many items, the first `old` of them in the
+-- A group's cursor in a lane of jobs with limit keys, and the number of items that a claim read there: the first `old` of them in the
 -- cursor's current window, the others in the next one, which ends at `now`.
 create type forebay._limit_cursor as (
     lane bigint, no bigint, start pg_snapshot, stop pg_snapshot, has_window boolean, pos_segment bigint, pos_xid xid8, pos_seq bigint,
@@ -2212,7 +2212,7 @@ $$;
 
 -- The unfinished jobs that match a filter, and what an act would mean for each: one row for each group, and for each row of the log.
 --
--- place: l waiting in the log, p parked behind its ordering key, d in deferred, h in the hands of a worker. seq is the number in the log,
+-- place: l waiting in the log, or parked for its limit key, p parked for its ordering key, d in deferred, h in the hands of a worker. seq is the number in the log,
 -- or that in deferred. group_id is null in deferred, and where the queue has no group. answer:
 --
 --   changed         the act takes the job: cancelled before it starts, or moved
@@ -2296,14 +2296,19 @@ begin
             forebay._unread_sql(v_cursors, 'l.lane, l.xid, l.seq, l.job_id, l.kind, l.tag, l.correlation_id, l.ordering_key, l.unique_key, l.limit_key, l.enqueued_at, l.expires_at'),
             v_wanted, v_limit) using v_cursors, v_groups, v_priorities, p_taken;
     end if;
-    if coalesce(v_state, 'ready') = 'ready' and (p_act = 'cancel' or not p_taken) then
+    if coalesce(v_state, 'ready') = 'ready' and not (p_taken and p_act = 'retry') then
         return query execute format(
-            'select j.job_id, j.group_id, ''p''::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, $2
-             from (select coalesce((r.job).job_id, (r.job).seq) as job_id, r.group_id, (r.job).lane, (r.job).xid, (r.job).seq, (r.job).kind, (r.job).tag,
-                          (r.job).correlation_id, (r.job).ordering_key, (r.job).unique_key, (r.job).limit_key, (r.job).enqueued_at
-                   from forebay._parked_jobs($1) r) j
-             %s%s', v_wanted, v_limit)
-            using p_filter ->> 'queue', case p_act when 'cancel' then 'changed' when 'retry' then 'unchanged' else 'ordering key' end;
+            'select j.job_id, j.group_id, case when j.is_keyed then ''p'' else ''l'' end::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, j.answer
+             from (select j.*, %s as answer
+                   from (select coalesce((r.job).job_id, (r.job).seq) as job_id, r.group_id, (r.job).lane, (r.job).xid, (r.job).seq, (r.job).kind, (r.job).tag,
+                                (r.job).correlation_id, (r.job).ordering_key, (r.job).unique_key, (r.job).limit_key, (r.job).enqueued_at,
+                                (r.job).ordering_key is not null as is_keyed,
+                                coalesce((r.job).expires_at, (r.job).enqueued_at + interval ''30 days'') as expires_at,
+                                (select l.priority from forebay.lane l where l.lane = (r.job).lane limit 1) as priority
+                         from forebay._parked_jobs($1) r) j
+                   %s) j
+             where not $2 or j.answer = ''changed''%s', v_waiting, v_wanted, v_limit)
+            using p_filter ->> 'queue', p_taken;
     end if;
     if coalesce(v_state, 'scheduled') in ('scheduled', 'retrying') then
         select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
@@ -2452,7 +2457,7 @@ $$;
 -- A claim and a move never both decide: both happen under the lock of the lane, and a later statement reads the cursor. The old row
 -- stays, with a tombstone: claims skip it, and a group that is opened later reads it. The new row is private to the group, like that of a retry.
 --
--- Locks: the sweep lock, then the lanes of the jobs.
+-- Locks: the sweep lock, for jobs with limit keys the limiters of their groups, then the lanes of the jobs.
 create function forebay._move_ready(p_act text, p_options jsonb, p_found forebay._match[]) returns bigint[]
 language plpgsql volatile
 set enable_seqscan = off
@@ -2474,6 +2479,17 @@ begin
     perform forebay._imply_group(q.queue)
     from (select distinct l.queue from unnest(p_found) f cross join lateral (select i.queue from forebay.lane i where i.lane = f.lane limit 1) l
           where f.group_id is null) q;
+    -- Before the lanes, as a claim does.
+    for v_row in
+        select distinct g.group_id, hashint8(g.group_id) & 63 as nr
+        from unnest(p_found) f
+        cross join lateral (select i.queue from forebay.lane i where i.lane = f.lane limit 1) l
+        join forebay.queue_group g on g.queue = l.queue and (g.group_id = f.group_id or f.group_id is null)
+        where f.lane & 1 = 1
+        order by 2
+    loop
+        perform forebay._lock_limiter(v_row.group_id, false);
+    end loop;
     -- In the order of the locks.
     for v_row in
         select distinct g.group_id, f.lane, hashint8(g.group_id # f.lane) & 127 as nr
@@ -2494,7 +2510,11 @@ begin
             from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment
             where b.group_id = g.group_id and b.lane = f.lane order by b.no desc limit 1) c on true
         where g.closing_at is null
-          and (c.snap_from is null or not forebay._is_consumed(f.xid, f.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq))
+          and (c.snap_from is null
+               or not forebay._is_consumed(f.xid, f.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq)
+               -- A lane of jobs with limit keys.
+               or f.lane & 1 = 1
+                  and forebay._is_limit_parked(g.group_id, (forebay._row(f.lane, f.xid, f.seq)).limit_key, f.xid, f.seq))
           and not exists (select from forebay.tombstone t
                           where t.job_id = f.job_id and (t.reason = 'e' or t.reason = 'm' and f.seq <= t.up_to)
                             and (t.group_id is null or t.group_id = g.group_id))
@@ -2802,17 +2822,8 @@ end
 $$;
 
 
--- Have some of these queues lanes of limit keys?
-create function forebay._have_limit_keys(p_queues text[]) returns boolean
-language sql stable
-as $$
-    select exists (select from forebay.lane i where i.queue = any (p_queues) and i.sort in ('limited', 'dispatch') and i.state <> 'dormant')
-$$;
-
-
 -- The lanes of some groups with rows that an idle poll did not see, and the snapshot of this answer. Groups share the probe of a public
--- lane. p_segments are read; rows of transactions below p_before may be in older ones, and if such a one has ended since, lanes is null. So it is if
--- the queues have limit keys.
+-- lane. p_segments are read; rows of transactions below p_before may be in older ones, and if such a one has ended since, lanes is null.
 create function forebay._changed_lanes(
     p_group_ids bigint[], p_idle forebay._idle_poll, p_segments bigint[], p_sealed bigint, p_below xid8, p_before xid8,
     out lanes bigint[], out snap pg_snapshot)
@@ -2827,14 +2838,8 @@ begin
     select array_agg(row(null, l.lane, null, null, null, p_idle.snap, null)::forebay._place), array_agg(false), pg_current_snapshot()
     into v_places, v_moved, snap
     from (select distinct i.lane from forebay.lane i
-          where i.queue = any (p_idle.queues) and i.sort in ('plain', 'keyed') and i.state <> 'dormant'
+          where i.queue = any (p_idle.queues) and i.state <> 'dormant'
             and (i.audience = 0 or abs(i.audience) = any (p_group_ids))) l;
-    -- A limiter decides about lanes of limit keys.
-    if pg_sequence_last_value('forebay.limiter_seq') is not null then
-        if forebay._have_limit_keys(p_idle.queues) then
-            return;
-        end if;
-    end if;
     if p_before > pg_snapshot_xmin(p_idle.snap) then
         if p_before > pg_snapshot_xmax(p_idle.snap)
            or exists (select from pg_snapshot_xip(p_idle.snap) x where x < p_before and pg_visible_in_snapshot(x, snap)) then
@@ -2882,13 +2887,6 @@ begin
                array_agg(distinct forebay._wakeup(g.queue)::oid)
         into v.queues, v.flags
         from forebay.queue_group g where g.group_id = any (p_group_ids);
-    end if;
-    -- A lane of a limit key may have come during the poll, after that looked for limiters.
-    if pg_sequence_last_value('forebay.limiter_seq') is not null then
-        if forebay._have_limit_keys(coalesce(v.queues, array(
-            select g.queue from forebay.queue_group g where g.group_id = any (p_group_ids)))) then
-            return;
-        end if;
     end if;
     perform set_config('forebay.idle_' || (v.hash & 15), v::text, false);
 end
@@ -3286,7 +3284,7 @@ begin
                           order by i.xid, i.seq
                           limit p_most) l
                       limit p_most) r) x
-          -- A recheck row is an item of its own.
+          -- Each recheck row is one item.
           group by x.xid, x.limit_key, x.is_job, x.run, case when not x.is_job then x.nr end) i;
     if v_read >= p_most then
         v_last := v_items[cardinality(v_items)];
@@ -7176,7 +7174,7 @@ begin
     end if;
     v := forebay._read_limiter(p_group_id, v_lane.queue);
     if v.has_new_limits or v.seed_until >= v.at then
-        perform forebay._seed_limit_keys(v, p_group_id, p_lane);
+        perform forebay._seed_limit_keys(v, p_group_id);
     end if;
     if v.free_slots > 0 then
         v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, least(p_limit, v.free_slots)::integer,
@@ -7844,21 +7842,15 @@ $$;
 
 
 -- After limits for each key were set: record which jobs of each key are in flight, and give every key a turn that has parked jobs.
-create function forebay._seed_limit_keys(v forebay._limiter_view, p_group_id bigint, p_lane bigint) returns void
+create function forebay._seed_limit_keys(v forebay._limiter_view, p_group_id bigint) returns void
 language plpgsql volatile
 set enable_nestloop = off
 set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
-declare
-    v_lane record;
 begin
-    if pg_sequence_last_value('forebay.limit_parked_seq') is not null then
-        select l.queue, l.priority into v_lane from forebay.lane l where l.lane = p_lane limit 1;
-        perform forebay._announce_limit_keys(
-            forebay._record_limited_lane(v_lane.queue, v_lane.priority, p_group_id), k.keys, null)
-        from (select array_agg(w.limit_key) as keys from forebay._waiting_limit_keys(p_group_id) w) k
-        where k.keys is not null;
+    if v.has_new_limits then
+        perform forebay._announce_waiting(p_group_id);
     end if;
     if (v.limits).key_concurrency is null then
         return;
@@ -7971,6 +7963,22 @@ as $$
 $$;
 
 
+-- Give a turn to all limit keys of a group that have parked jobs.
+create function forebay._announce_waiting(p_group_id bigint) returns void
+language sql volatile
+as $$
+    select forebay._announce_limit_keys(forebay._record_limited_lane(k.queue, k.priority, p_group_id), k.keys, null)
+    from (select l.queue, l.priority, array_agg(w.limit_key order by w.limit_key) as keys
+          from forebay._waiting_limit_keys(p_group_id) w
+          cross join lateral (select p.lane from forebay.limit_parked p
+                              where p.group_id = p_group_id and p.limit_key = w.limit_key and p.parked_no > coalesce(w.taken_up_to, 0)
+                              order by p.parked_no limit 1) p
+          cross join lateral (select i.queue, i.priority from forebay.lane i where i.lane = p.lane limit 1) l
+          where pg_sequence_last_value('forebay.limit_parked_seq') is not null
+          group by l.queue, l.priority) k
+$$;
+
+
 -- Give limit keys a turn when one of their jobs has ended, as far as jobs of them wait for that.
 --
 -- The states are read under the lock of the claims' decisions: a claim that parked a job by then is seen, and a later one sees this
@@ -8009,7 +8017,7 @@ $$;
 --
 -- Invariants "no more at once", "no more per second" for each key, "even turns". The claim reads runs of jobs and recheck rows from the
 -- public lane and the private lane, in the order of their numbers, until as many keys as jobs may be taken have had a turn. Each key
--- gets an even part. Jobs that it does not get are parked, and the key comes again at the end. A key with parked jobs goes on
+-- gets an even part. Jobs that it does not get are parked, and the key comes again at the end. A key with parked jobs is served
 -- only when a recheck row of its present turn is read; newer jobs are parked behind.
 --
 -- While jobs of a key are parked, something gives it a turn: an unread recheck row, one scheduled for the time when its bucket has a
@@ -10410,7 +10418,7 @@ $$;
 -- since.
 --
 -- Parameters: expires_seconds, how long after its due time a job of the kind expires.
--- Errors: none; no row when the queue is not known. Jobs parked behind an ordering key are not seen.
+-- Errors: none; no row when the queue is not known. Parked jobs are not seen.
 -- pages: 300 + 60 a lane + 1 a waiting job + 20 an open lease
 create function forebay.unfinished(
     kind text, queue text default 'default', group_name text default 'default', expires_seconds double precision default 2592000)
