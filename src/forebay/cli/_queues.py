@@ -237,7 +237,7 @@ def _show_limits(found: list[QueueLimits], queue: str | None, as_json: bool) -> 
             line.group,
             _number(line.running, "cyan"),
             _number(line.keys_waiting, "blue"),
-            _in_words(line.limits) or "no limits; limit keys share equally",
+            _in_words(line.limits) or "no limits; limit keys take turns",
         )
     out.print(rows)
 
