@@ -192,7 +192,10 @@ create view forebay.code (column_name, code, meaning) as values
     ('unique_key.mode', 'c', 'coalesce'),
     ('unique_key.mode', 'r', 'replace'),
     ('unique_key.mode', 'd', 'debounce'),
-    ('unique_key.mode', 't', 'throttle');
+    ('unique_key.mode', 't', 'throttle'),
+    ('count_change.states', 's', 'scheduled: promoted or moved'),
+    ('count_change.states', 'r', 'retrying: promoted or moved'),
+    ('count_change.states', 'w', 'ready: moved, or ended before a claim');
 
 comment on view forebay.code is 'Meanings of the one-letter codes in the columns of other tables.';
 
