@@ -409,7 +409,7 @@ def test_a_rate_instead_lets_parked_jobs_through_in_time(database, conn):
 
 def test_without_announcements_a_raised_limit_would_leave_them(database, conn):
     """The mutant: limits that change give no key its turn."""
-    break_function(database, "_seed_limit_keys", ("where k.keys is not null", "where false"))
+    break_function(database, "_seed_limit_keys", ("if v.has_new_limits then", "if false then"))
     with violation():
         test_a_raised_limit_lets_parked_jobs_through_at_once(database, conn)
 

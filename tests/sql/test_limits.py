@@ -375,10 +375,11 @@ def test_a_job_that_waits_for_its_key_is_moved(database, conn):
         assert conn.execute(states, [second]).fetchone() == ("ready", 5)
         assert conn.execute(states, [third]).fetchone() == ("scheduled", 100)
         reader.finish(batch)
-        again = claim_open(reader)
+        # Some claims find only rows that were moved.
+        again = [batch for _ in range(5) for batch in claim_open(reader)]
         assert [batch.job_ids for batch in again] == [[second]]
         reader.finish(again[0])
-        assert claim_open(reader) == []
+        assert [batch for _ in range(5) for batch in claim_open(reader)] == []
         assert depth(conn, "q")["default"][0] == 0
 
 
