@@ -112,7 +112,8 @@ as $$
 declare
     v_lane record;
 begin
-    if pg_sequence_last_value('forebay.limit_parked_seq') is not null then
+    -- Once: each turn of a full key would bring the next claim, and that one all turns again.
+    if v.has_new_limits and pg_sequence_last_value('forebay.limit_parked_seq') is not null then
         select l.queue, l.priority into v_lane from forebay.lane l where l.lane = p_lane limit 1;
         perform forebay._announce_limit_keys(
             forebay._record_limited_lane(v_lane.queue, v_lane.priority, p_group_id), k.keys, null)
