@@ -382,6 +382,30 @@ def test_a_raised_limit_lets_parked_jobs_through_at_once(database, conn):
         assert sorted(got) == waits
 
 
+def changed_limits_announce_once(database: str) -> None:
+    """Limits change while all keys are full; the claims of the next moment follow one another."""
+    with connect(database) as conn, Reader(database, "q") as reader:
+        parked_behind_one(database, conn, reader)
+        limit(conn, key_concurrency=1, key_rate=100.0)
+        written = "select count(*) from forebay.log where kind = ''"
+        before = one(conn, written)
+        for _ in range(5):
+            reader.claim_ready(10)
+        assert one(conn, written) - before == 2
+
+
+def test_changed_limits_announce_each_key_once(database):
+    """Not at each claim of the second in which jobs in flight are counted from the leases."""
+    changed_limits_announce_once(database)
+
+
+def test_otherwise_claims_would_follow_one_another_for_a_second(database):
+    """The same where each of these claims announces all keys."""
+    break_function(database, "_seed_limit_keys", ("if v.has_new_limits and", "if"))
+    with violation():
+        changed_limits_announce_once(database)
+
+
 def test_without_limits_parked_jobs_go_on(database, conn):
     """All limits are removed, and nobody settles."""
     with Reader(database, "q") as reader:
@@ -408,8 +432,15 @@ def test_a_rate_instead_lets_parked_jobs_through_in_time(database, conn):
 
 
 def test_without_announcements_a_raised_limit_would_leave_them(database, conn):
-    """The mutant: limits that change give no key its turn."""
+    """The mutant: the first claim under new limits gives no key its turn."""
     break_function(database, "_seed_limit_keys", ("where k.keys is not null", "where false"))
+    with violation():
+        test_a_raised_limit_lets_parked_jobs_through_at_once(database, conn)
+
+
+def test_without_a_claim_a_raised_limit_would_leave_them(database, conn):
+    """The mutant: nothing is written that a poll finds."""
+    break_function(database, "limit_queue", ("where g.queue = v_given.queue;", "where false;"))
     with violation():
         test_a_raised_limit_lets_parked_jobs_through_at_once(database, conn)
 
@@ -513,13 +544,20 @@ def test_a_parked_job_keeps_its_unique_key(database, conn, mode):
 
 def later_segments(conn: psycopg.Connection, reader: Reader) -> None:
     """Let the log go on for some segments, and empty and trim what may go."""
+
+    def drain() -> None:
+        while (batch := reader.claim(1000)).jobs:  # Of the lane of jobs without keys.
+            reader.finish(batch)
+
     for _ in range(4):
         one(conn, "select forebay.extend_v1()")
         enqueue_many(conn, [{"kind": "work", "queue": "q"}] * 100)
-        drained(reader)
+        drain()
     one(conn, "select forebay.seal_v1()")
     enqueue(conn, queue="q")
-    drained(reader)
+    drain()
+    if not parked(conn):
+        drained(reader)
     for _ in range(20):
         if one(conn, "select emptied from forebay.retain_v1()") is None:
             break
@@ -550,6 +588,8 @@ def test_a_segment_with_parked_jobs_is_kept_with_the_state_of_their_key(database
         assert state(conn, waits[0]) == "ready"
         assert take(reader) == []
         first.finish(batch)
+        later_segments(conn, first)
+        assert one(conn, oldest) <= waits[0]
         (batch,) = take(reader)
         assert batch.job_ids == waits[:1]
         later_segments(conn, first)
