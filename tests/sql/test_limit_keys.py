@@ -544,20 +544,13 @@ def test_a_parked_job_keeps_its_unique_key(database, conn, mode):
 
 def later_segments(conn: psycopg.Connection, reader: Reader) -> None:
     """Let the log go on for some segments, and empty and trim what may go."""
-
-    def drain() -> None:
-        while (batch := reader.claim(1000)).jobs:  # Of the lane of jobs without keys.
-            reader.finish(batch)
-
     for _ in range(4):
         one(conn, "select forebay.extend_v1()")
         enqueue_many(conn, [{"kind": "work", "queue": "q"}] * 100)
-        drain()
+        drained(reader)
     one(conn, "select forebay.seal_v1()")
     enqueue(conn, queue="q")
-    drain()
-    if not parked(conn):
-        drained(reader)
+    drained(reader)
     for _ in range(20):
         if one(conn, "select emptied from forebay.retain_v1()") is None:
             break
@@ -572,37 +565,55 @@ def short_history(conn):
     one(conn, "select forebay.configure('retention_days', 0)")
 
 
-@pytest.mark.usefixtures("short_history")
-def test_a_segment_with_parked_jobs_is_kept_with_the_state_of_their_key(database, conn):
-    """While one runs, and while they wait; afterwards nothing of the key is left."""
-    oldest = "select min(lo) from forebay.segment where removed_at is null"
+def kept_while_parked(database: str, conn: psycopg.Connection) -> None:
+    """Jobs wait for their key's bucket, and no worker has any, while the log goes on for some segments."""
+    kept = "select removed_at is null from forebay.segment where lo <= %s and hi > %s"
     rows = "select count(*) from forebay.{} where limit_key = 'a'"
-    with Reader(database, "q") as first, Reader(database, "q") as reader:
-        settled_limits(database, conn, key_concurrency=1)
+    with Reader(database, "q") as reader:
+        settled_limits(database, conn, key_rate=0.001, key_burst=1)
         put(conn, "a")
-        (batch,) = take(first)
-        waits = put(conn, "a", 3)
-        assert take(reader) == []
+        assert len(drained(reader)) == 1
         later_segments(conn, reader)
-        assert one(conn, oldest) <= waits[0]
-        assert state(conn, waits[0]) == "ready"
+        waits = put(conn, "a", 2)
         assert take(reader) == []
-        first.finish(batch)
-        later_segments(conn, first)
-        assert one(conn, oldest) <= waits[0]
-        (batch,) = take(reader)
-        assert batch.job_ids == waits[:1]
-        later_segments(conn, first)
-        assert one(conn, oldest) <= waits[0]
-        held = "select forebay.segment_held_by(min(segment_id)) from forebay.segment where removed_at is null"
-        assert one(conn, held)
-        reader.finish(batch)
+        assert parked(conn) == 2
+        shift_clock(conn, 2000)
+        later_segments(conn, reader)
+        assert one(conn, kept, waits[0], waits[0])
+        assert state(conn, waits[0]) == "ready"
+        one(conn, "select forebay.promote_v1()")
+        assert drained(reader) == waits[:1]
+        shift_clock(conn, 4000)
+        one(conn, "select forebay.promote_v1()")
         assert drained(reader) == waits[1:]
+        shift_clock(conn, 6000)
         for _ in range(2):
             later_segments(conn, reader)
-        assert one(conn, oldest) > waits[-1]
+        assert not one(conn, kept, waits[0], waits[0])
         assert one(conn, rows.format("limit_parked")) == 0
         assert one(conn, rows.format("limit_run")) == 0
+
+
+@pytest.mark.usefixtures("short_history")
+def test_a_segment_with_parked_jobs_is_kept_with_the_state_of_their_key(database, conn):
+    """As long as they wait; afterwards nothing of the key is left."""
+    kept_while_parked(database, conn)
+
+
+@pytest.mark.usefixtures("short_history")
+@pytest.mark.parametrize(
+    ("function", "guard", "instead"),
+    [
+        ("_segment_holders", "and s.segment_id = any (p_segments);", "and false;"),
+        ("_trim_limit_runs", "coalesce(t.waiting, 0) = 0 and", ""),
+    ],
+    ids=["the segment", "the state"],
+)
+def test_without_its_guard_they_would_not_be_kept(database, conn, function, guard, instead):
+    """The mutants: retention and trimming do not ask whether jobs are parked."""
+    break_function(database, function, (guard, instead))
+    with violation(psycopg.Error):
+        kept_while_parked(database, conn)
 
 
 @pytest.mark.usefixtures("short_history")
