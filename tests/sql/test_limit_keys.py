@@ -544,7 +544,7 @@ def test_a_parked_job_keeps_its_unique_key(database, conn, mode):
 
 def later_segments(conn: psycopg.Connection, reader: Reader) -> None:
     """Let the log go on for some segments, and empty and trim what may go."""
-    for _ in range(4):
+    for _ in range(2):
         one(conn, "select forebay.extend_v1()")
         enqueue_many(conn, [{"kind": "work", "queue": "q"}] * 100)
         drained(reader)
@@ -600,6 +600,7 @@ def test_a_segment_with_parked_jobs_is_kept_with_the_state_of_their_key(database
     kept_while_parked(database, conn)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_history")
 @pytest.mark.parametrize(
     ("function", "guard", "instead"),
