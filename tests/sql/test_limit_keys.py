@@ -709,10 +709,10 @@ def pages_with(database: str, conn: psycopg.Connection, keys: int) -> tuple[int,
 
 def test_a_claim_reads_the_same_with_many_keys_as_with_few(database, conn):
     """It looks at as many keys as it hands out jobs, not at those that wait."""
-    few = pages_with(database, conn, 10)
+    few = pages_with(database, conn, 100)
     many = pages_with(database, conn, 2000)
     assert many[0] <= 2 * few[0], (few, many)
-    assert many[1] <= 2 * few[1] + 10 * 90, (few, many)
+    assert many[1] <= 2 * few[1], (few, many)
 
 
 def test_many_jobs_of_one_key_do_not_hold_up_others(database, conn):
