@@ -717,7 +717,6 @@ create table forebay.limit_parked (
     jobs      bigint not null,
     primary key (group_id, limit_key, parked_no)
 );
-create index limit_parked_by_seq on forebay.limit_parked (seq_to);
 
 
 -- Jobs of one key that a claim met, with consecutive numbers in one lane and transaction; or a recheck row (jobs is 0).
@@ -3286,6 +3285,7 @@ begin
                             and i.xid < (r.xids).high
                           order by i.xid, i.seq
                           limit p_most) l
+                      order by l.xid, l.seq
                       limit p_most) r) x
           -- Each recheck row is one item.
           group by x.xid, x.limit_key, x.is_job, x.run, case when not x.is_job then x.nr end) i;
@@ -7852,8 +7852,18 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
+<<<<<<< HEAD
     if v.has_new_limits then
         perform forebay._announce_waiting(p_group_id);
+=======
+    -- Once: each turn of a full key would bring the next claim, and that one all turns again.
+    if v.has_new_limits and pg_sequence_last_value('forebay.limit_parked_seq') is not null then
+        select l.queue, l.priority into v_lane from forebay.lane l where l.lane = p_lane limit 1;
+        perform forebay._announce_limit_keys(
+            forebay._record_limited_lane(v_lane.queue, v_lane.priority, p_group_id), k.keys, null)
+        from (select array_agg(w.limit_key) as keys from forebay._waiting_limit_keys(p_group_id) w) k
+        where k.keys is not null;
+>>>>>>> limtests
     end if;
     if (v.limits).key_concurrency is null then
         return;
@@ -8531,6 +8541,7 @@ declare
     v_segment bigint;
     v_xid     xid8;
     v_seq     bigint;
+    v_rounds  integer := 0;
 begin
     items := '{}';
     looked := 0;
@@ -8549,8 +8560,10 @@ begin
         v_xid := case when v_segment = p_pos_segment then p_pos_xid else '0'::xid8 end;
         v_seq := case when v_segment = p_pos_segment then p_pos_seq else 0 end;
         loop
-            is_more := cardinality(items) >= p_most;
+            -- Long runs are many rows and few items: what was read so far is enough then.
+            is_more := cardinality(items) >= p_most or v_rounds >= 8;
             exit when is_more;
+            v_rounds := v_rounds + 1;
             execute 'select forebay._read_limited_' || v_segment || '($1, $2, $3, $4, $5, $6)'
                 into v_piece using v_segment, p_lane, p_ranges, v_xid, v_seq, p_most;
             items := items || v_piece;

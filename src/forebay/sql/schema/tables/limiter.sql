@@ -95,7 +95,6 @@ create table forebay.limit_parked (
     jobs      bigint not null,
     primary key (group_id, limit_key, parked_no)
 );
-create index limit_parked_by_seq on forebay.limit_parked (seq_to);
 
 
 -- Jobs of one key that a claim met, with consecutive numbers in one lane and transaction; or a recheck row (jobs is 0).

@@ -11,6 +11,7 @@ declare
     v_segment bigint;
     v_xid     xid8;
     v_seq     bigint;
+    v_rounds  integer := 0;
 begin
     items := '{}';
     looked := 0;
@@ -29,8 +30,10 @@ begin
         v_xid := case when v_segment = p_pos_segment then p_pos_xid else '0'::xid8 end;
         v_seq := case when v_segment = p_pos_segment then p_pos_seq else 0 end;
         loop
-            is_more := cardinality(items) >= p_most;
+            -- Long runs are many rows and few items: what was read so far is enough then.
+            is_more := cardinality(items) >= p_most or v_rounds >= 8;
             exit when is_more;
+            v_rounds := v_rounds + 1;
             execute 'select forebay._read_limited_' || v_segment || '($1, $2, $3, $4, $5, $6)'
                 into v_piece using v_segment, p_lane, p_ranges, v_xid, v_seq, p_most;
             items := items || v_piece;

@@ -27,6 +27,7 @@ begin
                             and i.xid < (r.xids).high
                           order by i.xid, i.seq
                           limit p_most) l
+                      order by l.xid, l.seq
                       limit p_most) r) x
           -- Each recheck row is one item.
           group by x.xid, x.limit_key, x.is_job, x.run, case when not x.is_job then x.nr end) i;
