@@ -401,7 +401,7 @@ def test_changed_limits_announce_each_key_once(database):
 
 def test_otherwise_claims_would_follow_one_another_for_a_second(database):
     """The same where each of these claims announces all keys."""
-    break_function(database, "_seed_limit_keys", ("if v.has_new_limits and", "if"))
+    break_function(database, "_seed_limit_keys", ("if v.has_new_limits then", "if true then"))
     with violation():
         changed_limits_announce_once(database)
 
@@ -432,13 +432,8 @@ def test_a_rate_instead_lets_parked_jobs_through_in_time(database, conn):
 
 
 def test_without_announcements_a_raised_limit_would_leave_them(database, conn):
-<<<<<<< HEAD
-    """The mutant: limits that change give no key its turn."""
-    break_function(database, "_seed_limit_keys", ("if v.has_new_limits then", "if false then"))
-=======
     """The mutant: the first claim under new limits gives no key its turn."""
-    break_function(database, "_seed_limit_keys", ("where k.keys is not null", "where false"))
->>>>>>> limtests
+    break_function(database, "_seed_limit_keys", ("if v.has_new_limits then", "if false then"))
     with violation():
         test_a_raised_limit_lets_parked_jobs_through_at_once(database, conn)
 

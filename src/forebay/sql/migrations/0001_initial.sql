@@ -7852,18 +7852,9 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
 begin
-<<<<<<< HEAD
+    -- Once: each turn of a full key would bring the next claim, and that one all turns again.
     if v.has_new_limits then
         perform forebay._announce_waiting(p_group_id);
-=======
-    -- Once: each turn of a full key would bring the next claim, and that one all turns again.
-    if v.has_new_limits and pg_sequence_last_value('forebay.limit_parked_seq') is not null then
-        select l.queue, l.priority into v_lane from forebay.lane l where l.lane = p_lane limit 1;
-        perform forebay._announce_limit_keys(
-            forebay._record_limited_lane(v_lane.queue, v_lane.priority, p_group_id), k.keys, null)
-        from (select array_agg(w.limit_key) as keys from forebay._waiting_limit_keys(p_group_id) w) k
-        where k.keys is not null;
->>>>>>> limtests
     end if;
     if (v.limits).key_concurrency is null then
         return;
