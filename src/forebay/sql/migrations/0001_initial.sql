@@ -8554,12 +8554,12 @@ begin
             -- Long runs are many rows and few items: what was read so far is enough then.
             is_more := cardinality(items) >= p_most or v_rounds >= 8;
             exit when is_more;
-            v_rounds := v_rounds + 1;
             execute 'select forebay._read_limited_' || v_segment || '($1, $2, $3, $4, $5, $6)'
                 into v_piece using v_segment, p_lane, p_ranges, v_xid, v_seq, p_most;
             items := items || v_piece;
             -- Fewer jobs than were asked for: the segment has no more in the window.
             exit when (select coalesce(sum(greatest(u.jobs, 1)), 0) from unnest(v_piece) u) < p_most;
+            v_rounds := v_rounds + 1;
             v_last := v_piece[cardinality(v_piece)];
             v_xid := v_last.xid;
             v_seq := v_last.seq_to;
