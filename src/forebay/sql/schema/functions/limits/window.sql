@@ -31,7 +31,7 @@ begin
         v_seq := case when v_segment = p_pos_segment then p_pos_seq else 0 end;
         loop
             -- Long runs are many rows and few items: what was read so far is enough then.
-            is_more := cardinality(items) >= p_most or v_rounds >= 8;
+            is_more := cardinality(items) >= p_most or v_rounds >= greatest(4, 4000 / p_most);
             exit when is_more;
             execute 'select forebay._read_limited_' || v_segment || '($1, $2, $3, $4, $5, $6)'
                 into v_piece using v_segment, p_lane, p_ranges, v_xid, v_seq, p_most;
