@@ -3567,7 +3567,7 @@ begin
         v_xids := v_xids[:1];
     end if;
     if v_tombstones and v_seqs is not null then
-        perform forebay._follow_up(v_taken);
+        perform forebay._follow_up(v_taken, p_group_id);
     end if;
 
     -- The window of the last row, or an empty one at now when everything is used up.
@@ -5053,11 +5053,6 @@ begin
     end if;
     perform forebay._check_jobs(v_jobs);
     if p_jobs @? '$[*].unique_as ? (@ != null)' then
-        if p_jobs @? '$[*] ? (@.unique_as != null && @.ordering_key != null)' then
-            raise exception using errcode = 'JQ001',
-                message = 'ordering_key and unique_as exclude each other',
-                hint = 'Nothing was enqueued: a bulk call is all or none.';
-        end if;
         select m.ids, m.news into ids, news from forebay._enqueue_mixed(v_jobs, array(
             select nullif(e.value -> 'unique_as', 'null') from jsonb_array_elements(p_jobs) with ordinality e order by e.ordinality)) m;
         return;
@@ -6240,7 +6235,7 @@ begin
 
         with row_of as materialized (
             select u.seq, u.lane, u.xid, coalesce(u.job_id, u.seq) as job_id, u as job,
-                   case when n.reason = 'c' then 'c'
+                   case when n.reason in ('c', 'r') then 'c'
                         when n.reason = 'e' then 'E'
                         when coalesce(u.expires_at, u.enqueued_at + interval '30 days') <= c.at then 'e' end as verdict
             from unnest(v_rows || forebay._fetch(v_found.fetch_lanes, v_found.fetch_seqs)) u
@@ -6248,7 +6243,7 @@ begin
                 select i.reason from forebay.tombstone i
                 where v_tombstones and i.job_id = coalesce(u.job_id, u.seq) and (i.group_id is null or i.group_id = p_group_id)
                   and i.reason <> 'k'
-                order by i.reason desc limit 1) n on true
+                order by i.reason = 'e' desc limit 1) n on true
             where u.kind <> ''
         ), candidate as materialized (
             select x.key, x.class, x.nr, x.parked_no, r.lane, r.seq, r.xid, r.job_id, r.job, r.verdict,
@@ -6328,6 +6323,10 @@ begin
         if v_taken.dead is not null then
             perform forebay._report_deaths(v_taken.dead);
         end if;
+    end if;
+
+    if v_tombstones and v_taken.seqs is not null then
+        perform forebay._follow_up(v_taken.jobs, p_group_id);
     end if;
 
     v_from := c.start;
@@ -8231,7 +8230,7 @@ begin
         perform forebay._report_deaths(v_taken.dead);
     end if;
     if v_taken.seqs is not null and pg_sequence_last_value('forebay.tombstone_seq') is not null then
-        perform forebay._follow_up(v_taken.jobs);
+        perform forebay._follow_up(v_taken.jobs, p_group_id);
     end if;
 
     if v_suspect then
@@ -13581,9 +13580,11 @@ begin
         end if;
     end loop;
     for v_row in
-        select distinct j.queue, j.priority, j.limit_key is not null as is_limited from unnest(p_jobs, p_unique_as) j where j.unnest is not null
+        select distinct j.queue, j.priority, j.ordering_key is not null as is_keyed, j.limit_key is not null as is_limited from unnest(p_jobs, p_unique_as) j where j.unnest is not null
     loop
-        if v_row.is_limited then
+        if v_row.is_keyed then
+            perform forebay._record_keyed_lane(v_row.queue, v_row.priority, 0);
+        elsif v_row.is_limited then
             perform forebay._record_limited_lane(v_row.queue, v_row.priority, 0);
         else
             perform forebay._record_lanes(v_row.queue, v_row.priority, v_shards);
@@ -13593,7 +13594,8 @@ begin
         select row(u.nr, first_value(u.nr) over same, u.digest <> first_value(u.digest) over same, u.queue, left(u.mode, 1)::"char", u.word,
                    u.unique_as, u.lane, u.start, u.expires_at, u.digest)::forebay._key_input
         from (select j.ordinality as nr, j.queue, j.mode, j.unique_as ->> j.mode as word, j.unique_as, j.expires_at,
-                     case when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0)
+                     case when j.ordering_key is not null then forebay._keyed_lane_id(j.queue, j.priority, 0)
+                          when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0)
                           else forebay._lane_for_place(j.queue, j.priority, j.ordinality, v_shards) end as lane,
                      coalesce(j.run_at, v_now + make_interval(secs => j.delay)) as start,
                      case when j.mode = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest
@@ -13656,15 +13658,17 @@ begin
     end loop;
     -- Their numbers were drawn after their xid, with the generations.
     insert into forebay.log (
-        seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, limit_key)
+        seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, ordering_key,
+        limit_key)
     select i.stands_for, i.its_lane, i.since, i.ends, j.max_attempts, j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word,
-           j.limit_key
+           j.ordering_key, j.limit_key
     from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
     where i.is_new and (i.starts_at > i.since) is not true;
     insert into forebay.deferred (
-        run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, limit_key)
+        run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, ordering_key,
+        limit_key)
     select i.starts_at, i.its_lane, i.since, i.stands_for, coalesce(i.ends, i.starts_at + interval '30 days'), j.max_attempts,
-           j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word, j.limit_key
+           j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word, j.ordering_key, j.limit_key
     from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
     where i.is_new and i.starts_at > i.since;
 
@@ -13739,8 +13743,9 @@ begin
     if v_mode = 'idempotent' then
         v_payload := sha256(convert_to(p_job.kind || ' ' || p_job.args::text, 'UTF8'));
     end if;
-    v_lane := case when p_job.limit_key is null then forebay._pick_lane(p_job.queue, p_job.priority)
-                   else forebay._record_limited_lane(p_job.queue, p_job.priority, 0) end;
+    v_lane := case when p_job.ordering_key is not null then forebay._record_keyed_lane(p_job.queue, p_job.priority, 0)
+                   when p_job.limit_key is not null then forebay._record_limited_lane(p_job.queue, p_job.priority, 0)
+                   else forebay._pick_lane(p_job.queue, p_job.priority) end;
     loop
         replaced := null;
         v_key_state := 'ended';
@@ -13802,17 +13807,18 @@ begin
     if v_start > v_now then
         insert into forebay.deferred (
             run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key,
-            limit_key)
+            ordering_key, limit_key)
         values (
             v_start, v_lane, v_now, job_id, coalesce(p_job.expires_at, v_start + interval '30 days'), p_job.max_attempts,
-            p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key, p_job.limit_key);
+            p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key, p_job.ordering_key, p_job.limit_key);
     else
         -- Its number was drawn after its xid, with the generation.
         insert into forebay.log (
-            seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, limit_key)
+            seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, ordering_key,
+            limit_key)
         values (
             job_id, v_lane, v_now, p_job.expires_at, p_job.max_attempts, p_job.kind, p_job.args, p_job.tag,
-            p_job.correlation_id, p_job.headers, v_key, p_job.limit_key);
+            p_job.correlation_id, p_job.headers, v_key, p_job.ordering_key, p_job.limit_key);
         perform forebay._notify(p_job.queue);
     end if;
 end
@@ -13895,7 +13901,6 @@ begin
             enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, enqueue_unique.delay,
             enqueue_unique.run_at, enqueue_unique.expires_at, enqueue_unique.max_attempts, enqueue_unique.tag,
             enqueue_unique.correlation_id, enqueue_unique.headers, enqueue_unique.ordering_key, enqueue_unique.limit_key),
-        case when enqueue_unique.ordering_key is not null then 'ordering_key and unique_as exclude each other' end,
         forebay._unique_problem(enqueue_unique.unique_as, enqueue_unique.delay, enqueue_unique.run_at, enqueue_unique.expires_at));
     if v_problem is not null then
         raise exception using errcode = 'JQ001', message = v_problem,
@@ -13906,7 +13911,7 @@ begin
     from forebay._enqueue_unique(
         row(enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, null, null,
             enqueue_unique.expires_at, enqueue_unique.max_attempts, enqueue_unique.tag, enqueue_unique.correlation_id,
-            enqueue_unique.headers, null, enqueue_unique.limit_key)::forebay._job_input,
+            enqueue_unique.headers, enqueue_unique.ordering_key, enqueue_unique.limit_key)::forebay._job_input,
         coalesce(enqueue_unique.run_at, forebay._now() + enqueue_unique.delay), enqueue_unique.unique_as, '') u;
     job_id := v_made.job_id;
     is_new := v_made.is_new;
@@ -13953,8 +13958,9 @@ $$;
 -- The successor waits briefly for that transaction to end. If it has not ended, the successor is followed up too, later
 -- each time, up to ten seconds. The claim itself waits for no transaction.
 --
+-- Parameters: p_group_id, the group whose claim takes the rows.
 -- Locks: the follow-up lock; the rows of the generations, without waiting.
-create function forebay._follow_up(p_rows forebay.log[]) returns void
+create function forebay._follow_up(p_rows forebay.log[], p_group_id bigint) returns void
 language plpgsql volatile
 as $$
 #variable_conflict use_column
@@ -13981,7 +13987,7 @@ begin
         -- A key with a newer generation, or started by another group, has been followed up.
         continue when exists (select from forebay.unique_key u
                               where u.queue = v_key.queue and u.mode = 'c' and u.key = v_key.key and u.gen > v_key.gen);
-        continue when forebay._key_state(v_key) <> 'waiting';
+        continue when forebay._key_state(v_key, p_group_id) <> 'waiting';
         v_free := array(
             select u.gen from forebay.unique_key u
             where u.queue = v_key.queue and u.mode = 'c' and u.key = v_key.key and u.gen between v_key.origin and v_key.gen
@@ -14135,7 +14141,8 @@ declare
     v_passed boolean;
     v_batch  record;
     v_code   "char";
-    v_key    text;
+    v_row    forebay.log;
+    v_other  forebay.batch;
 begin
     if p_seq < forebay._archived_below() then
         return 'superseded';
@@ -14177,15 +14184,23 @@ begin
     from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_hi;
     if v_batch.skip is not null then
         return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'superseded' end;
-    elsif v_batch.place is null and p_lane & 1 = 1 then
-        -- A lane of jobs with limit keys: the row was parked when its batch passed it.
-        v_key := (forebay._row(p_lane, p_xid, p_seq)).limit_key;
-        if forebay._is_limit_parked(p_group_id, v_key, p_xid, p_seq) then
-            return 'waiting';
+    elsif v_batch.place is null then
+        -- Jobs with keys: the row may have been parked when its batch passed it.
+        v_row := forebay._row(p_lane, p_xid, p_seq);
+        if v_row.ordering_key is not null then
+            if forebay._is_parked(p_group_id, v_row.ordering_key, p_seq) then
+                return 'waiting';
+            end if;
+            v_other := forebay._keyed_batch_of(p_group_id, v_row.ordering_key, p_seq);
+        elsif v_row.limit_key is not null then
+            if forebay._is_limit_parked(p_group_id, v_row.limit_key, p_xid, p_seq) then
+                return 'waiting';
+            end if;
+            v_other := forebay._limited_batch_of(p_group_id, v_row.limit_key, p_lane, p_seq);
         end if;
-        select b.lease_id, b.claim_no, array_position(b.seqs, p_seq) as place, array_position(b.skipped, p_seq) as skip, b.skipped_as
-        into v_batch
-        from forebay._limited_batch_of(p_group_id, v_key, p_lane, p_seq) b;
+        select v_other.lease_id, v_other.claim_no, array_position(v_other.seqs, p_seq) as place, array_position(v_other.skipped, p_seq) as skip,
+               v_other.skipped_as
+        into v_batch;
         if v_batch.skip is not null then
             return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'superseded' end;
         end if;
@@ -14198,6 +14213,19 @@ begin
     where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no
       and (s.offsets is null or v_batch.place::smallint = any (s.offsets))
     limit 1;
+    if v_code = 'k' then  -- Requeued behind an earlier job of its ordering key.
+        v_row := forebay._row(p_lane, p_xid, p_seq);
+        if forebay._is_parked(p_group_id, v_row.ordering_key, p_seq) then
+            return 'waiting';
+        end if;
+        v_other := forebay._keyed_batch_of(p_group_id, v_row.ordering_key, p_seq);
+        if (v_other.lease_id, v_other.claim_no) is distinct from (v_batch.lease_id, v_batch.claim_no) then
+            v_code := (select coalesce(s.outcomes[array_position(s.offsets, array_position(v_other.seqs, p_seq)::smallint)], 'd')
+                       from forebay.settlement s
+                       where s.lease_id = v_other.lease_id and s.claim_no = v_other.claim_no
+                         and (s.offsets is null or array_position(v_other.seqs, p_seq)::smallint = any (s.offsets)) limit 1);
+        end if;
+    end if;
     return case when v_code is null then 'running' when v_code in ('d', 'c', 'x') then 'ended' else 'superseded' end;
 end
 $$;
@@ -14268,8 +14296,9 @@ end
 $$;
 
 
--- State of the job of a generation: waiting (for every group of its queue), ended (for every group), else running.
-create function forebay._key_state(p_key forebay.unique_key) returns text
+-- State of the job of a generation: waiting (for every group of its queue), ended (for every group), else running. For the group
+-- p_claiming, whose claim is taking the job, it counts as waiting.
+create function forebay._key_state(p_key forebay.unique_key, p_claiming bigint default null) returns text
 language plpgsql stable
 as $$
 declare
@@ -14285,7 +14314,8 @@ begin
         order by g.created_at, g.group_id
     loop
         v_any := true;
-        v_key_state := forebay._key_state_in(p_key, v_group.group_id, v_group.start_after);
+        v_key_state := case when v_group.group_id = p_claiming then 'waiting'
+                            else forebay._key_state_in(p_key, v_group.group_id, v_group.start_after) end;
         if v_key_state = 'running' then
             return v_key_state;
         end if;

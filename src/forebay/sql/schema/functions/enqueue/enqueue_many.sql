@@ -100,11 +100,6 @@ begin
     end if;
     perform forebay._check_jobs(v_jobs);
     if p_jobs @? '$[*].unique_as ? (@ != null)' then
-        if p_jobs @? '$[*] ? (@.unique_as != null && @.ordering_key != null)' then
-            raise exception using errcode = 'JQ001',
-                message = 'ordering_key and unique_as exclude each other',
-                hint = 'Nothing was enqueued: a bulk call is all or none.';
-        end if;
         select m.ids, m.news into ids, news from forebay._enqueue_mixed(v_jobs, array(
             select nullif(e.value -> 'unique_as', 'null') from jsonb_array_elements(p_jobs) with ordinality e order by e.ordinality)) m;
         return;

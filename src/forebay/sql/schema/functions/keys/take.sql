@@ -246,7 +246,7 @@ begin
 
         with row_of as materialized (
             select u.seq, u.lane, u.xid, coalesce(u.job_id, u.seq) as job_id, u as job,
-                   case when n.reason = 'c' then 'c'
+                   case when n.reason in ('c', 'r') then 'c'
                         when n.reason = 'e' then 'E'
                         when coalesce(u.expires_at, u.enqueued_at + interval '30 days') <= c.at then 'e' end as verdict
             from unnest(v_rows || forebay._fetch(v_found.fetch_lanes, v_found.fetch_seqs)) u
@@ -254,7 +254,7 @@ begin
                 select i.reason from forebay.tombstone i
                 where v_tombstones and i.job_id = coalesce(u.job_id, u.seq) and (i.group_id is null or i.group_id = p_group_id)
                   and i.reason <> 'k'
-                order by i.reason desc limit 1) n on true
+                order by i.reason = 'e' desc limit 1) n on true
             where u.kind <> ''
         ), candidate as materialized (
             select x.key, x.class, x.nr, x.parked_no, r.lane, r.seq, r.xid, r.job_id, r.job, r.verdict,
@@ -334,6 +334,10 @@ begin
         if v_taken.dead is not null then
             perform forebay._report_deaths(v_taken.dead);
         end if;
+    end if;
+
+    if v_tombstones and v_taken.seqs is not null then
+        perform forebay._follow_up(v_taken.jobs, p_group_id);
     end if;
 
     v_from := c.start;

@@ -27,9 +27,11 @@ begin
         end if;
     end loop;
     for v_row in
-        select distinct j.queue, j.priority, j.limit_key is not null as is_limited from unnest(p_jobs, p_unique_as) j where j.unnest is not null
+        select distinct j.queue, j.priority, j.ordering_key is not null as is_keyed, j.limit_key is not null as is_limited from unnest(p_jobs, p_unique_as) j where j.unnest is not null
     loop
-        if v_row.is_limited then
+        if v_row.is_keyed then
+            perform forebay._record_keyed_lane(v_row.queue, v_row.priority, 0);
+        elsif v_row.is_limited then
             perform forebay._record_limited_lane(v_row.queue, v_row.priority, 0);
         else
             perform forebay._record_lanes(v_row.queue, v_row.priority, v_shards);
@@ -39,7 +41,8 @@ begin
         select row(u.nr, first_value(u.nr) over same, u.digest <> first_value(u.digest) over same, u.queue, left(u.mode, 1)::"char", u.word,
                    u.unique_as, u.lane, u.start, u.expires_at, u.digest)::forebay._key_input
         from (select j.ordinality as nr, j.queue, j.mode, j.unique_as ->> j.mode as word, j.unique_as, j.expires_at,
-                     case when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0)
+                     case when j.ordering_key is not null then forebay._keyed_lane_id(j.queue, j.priority, 0)
+                          when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0)
                           else forebay._lane_for_place(j.queue, j.priority, j.ordinality, v_shards) end as lane,
                      coalesce(j.run_at, v_now + make_interval(secs => j.delay)) as start,
                      case when j.mode = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest
@@ -102,15 +105,17 @@ begin
     end loop;
     -- Their numbers were drawn after their xid, with the generations.
     insert into forebay.log (
-        seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, limit_key)
+        seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, ordering_key,
+        limit_key)
     select i.stands_for, i.its_lane, i.since, i.ends, j.max_attempts, j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word,
-           j.limit_key
+           j.ordering_key, j.limit_key
     from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
     where i.is_new and (i.starts_at > i.since) is not true;
     insert into forebay.deferred (
-        run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, limit_key)
+        run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, ordering_key,
+        limit_key)
     select i.starts_at, i.its_lane, i.since, i.stands_for, coalesce(i.ends, i.starts_at + interval '30 days'), j.max_attempts,
-           j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word, j.limit_key
+           j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word, j.ordering_key, j.limit_key
     from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
     where i.is_new and i.starts_at > i.since;
 

@@ -29,8 +29,9 @@ begin
     if v_mode = 'idempotent' then
         v_payload := sha256(convert_to(p_job.kind || ' ' || p_job.args::text, 'UTF8'));
     end if;
-    v_lane := case when p_job.limit_key is null then forebay._pick_lane(p_job.queue, p_job.priority)
-                   else forebay._record_limited_lane(p_job.queue, p_job.priority, 0) end;
+    v_lane := case when p_job.ordering_key is not null then forebay._record_keyed_lane(p_job.queue, p_job.priority, 0)
+                   when p_job.limit_key is not null then forebay._record_limited_lane(p_job.queue, p_job.priority, 0)
+                   else forebay._pick_lane(p_job.queue, p_job.priority) end;
     loop
         replaced := null;
         v_key_state := 'ended';
@@ -92,17 +93,18 @@ begin
     if v_start > v_now then
         insert into forebay.deferred (
             run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key,
-            limit_key)
+            ordering_key, limit_key)
         values (
             v_start, v_lane, v_now, job_id, coalesce(p_job.expires_at, v_start + interval '30 days'), p_job.max_attempts,
-            p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key, p_job.limit_key);
+            p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key, p_job.ordering_key, p_job.limit_key);
     else
         -- Its number was drawn after its xid, with the generation.
         insert into forebay.log (
-            seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, limit_key)
+            seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, ordering_key,
+            limit_key)
         values (
             job_id, v_lane, v_now, p_job.expires_at, p_job.max_attempts, p_job.kind, p_job.args, p_job.tag,
-            p_job.correlation_id, p_job.headers, v_key, p_job.limit_key);
+            p_job.correlation_id, p_job.headers, v_key, p_job.ordering_key, p_job.limit_key);
         perform forebay._notify(p_job.queue);
     end if;
 end

@@ -38,7 +38,6 @@ begin
             enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, enqueue_unique.delay,
             enqueue_unique.run_at, enqueue_unique.expires_at, enqueue_unique.max_attempts, enqueue_unique.tag,
             enqueue_unique.correlation_id, enqueue_unique.headers, enqueue_unique.ordering_key, enqueue_unique.limit_key),
-        case when enqueue_unique.ordering_key is not null then 'ordering_key and unique_as exclude each other' end,
         forebay._unique_problem(enqueue_unique.unique_as, enqueue_unique.delay, enqueue_unique.run_at, enqueue_unique.expires_at));
     if v_problem is not null then
         raise exception using errcode = 'JQ001', message = v_problem,
@@ -49,7 +48,7 @@ begin
     from forebay._enqueue_unique(
         row(enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, null, null,
             enqueue_unique.expires_at, enqueue_unique.max_attempts, enqueue_unique.tag, enqueue_unique.correlation_id,
-            enqueue_unique.headers, null, enqueue_unique.limit_key)::forebay._job_input,
+            enqueue_unique.headers, enqueue_unique.ordering_key, enqueue_unique.limit_key)::forebay._job_input,
         coalesce(enqueue_unique.run_at, forebay._now() + enqueue_unique.delay), enqueue_unique.unique_as, '') u;
     job_id := v_made.job_id;
     is_new := v_made.is_new;

@@ -4,8 +4,9 @@
 -- The successor waits briefly for that transaction to end. If it has not ended, the successor is followed up too, later
 -- each time, up to ten seconds. The claim itself waits for no transaction.
 --
+-- Parameters: p_group_id, the group whose claim takes the rows.
 -- Locks: the follow-up lock; the rows of the generations, without waiting.
-create function forebay._follow_up(p_rows forebay.log[]) returns void
+create function forebay._follow_up(p_rows forebay.log[], p_group_id bigint) returns void
 language plpgsql volatile
 as $$
 #variable_conflict use_column
@@ -32,7 +33,7 @@ begin
         -- A key with a newer generation, or started by another group, has been followed up.
         continue when exists (select from forebay.unique_key u
                               where u.queue = v_key.queue and u.mode = 'c' and u.key = v_key.key and u.gen > v_key.gen);
-        continue when forebay._key_state(v_key) <> 'waiting';
+        continue when forebay._key_state(v_key, p_group_id) <> 'waiting';
         v_free := array(
             select u.gen from forebay.unique_key u
             where u.queue = v_key.queue and u.mode = 'c' and u.key = v_key.key and u.gen between v_key.origin and v_key.gen

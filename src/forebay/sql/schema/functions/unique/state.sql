@@ -13,7 +13,8 @@ declare
     v_passed boolean;
     v_batch  record;
     v_code   "char";
-    v_key    text;
+    v_row    forebay.log;
+    v_other  forebay.batch;
 begin
     if p_seq < forebay._archived_below() then
         return 'superseded';
@@ -55,15 +56,23 @@ begin
     from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_hi;
     if v_batch.skip is not null then
         return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'superseded' end;
-    elsif v_batch.place is null and p_lane & 1 = 1 then
-        -- A lane of jobs with limit keys: the row was parked when its batch passed it.
-        v_key := (forebay._row(p_lane, p_xid, p_seq)).limit_key;
-        if forebay._is_limit_parked(p_group_id, v_key, p_xid, p_seq) then
-            return 'waiting';
+    elsif v_batch.place is null then
+        -- Jobs with keys: the row may have been parked when its batch passed it.
+        v_row := forebay._row(p_lane, p_xid, p_seq);
+        if v_row.ordering_key is not null then
+            if forebay._is_parked(p_group_id, v_row.ordering_key, p_seq) then
+                return 'waiting';
+            end if;
+            v_other := forebay._keyed_batch_of(p_group_id, v_row.ordering_key, p_seq);
+        elsif v_row.limit_key is not null then
+            if forebay._is_limit_parked(p_group_id, v_row.limit_key, p_xid, p_seq) then
+                return 'waiting';
+            end if;
+            v_other := forebay._limited_batch_of(p_group_id, v_row.limit_key, p_lane, p_seq);
         end if;
-        select b.lease_id, b.claim_no, array_position(b.seqs, p_seq) as place, array_position(b.skipped, p_seq) as skip, b.skipped_as
-        into v_batch
-        from forebay._limited_batch_of(p_group_id, v_key, p_lane, p_seq) b;
+        select v_other.lease_id, v_other.claim_no, array_position(v_other.seqs, p_seq) as place, array_position(v_other.skipped, p_seq) as skip,
+               v_other.skipped_as
+        into v_batch;
         if v_batch.skip is not null then
             return case when v_batch.skipped_as[v_batch.skip] in ('c', 'e') then 'ended' else 'superseded' end;
         end if;
@@ -76,6 +85,19 @@ begin
     where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no
       and (s.offsets is null or v_batch.place::smallint = any (s.offsets))
     limit 1;
+    if v_code = 'k' then  -- Requeued behind an earlier job of its ordering key.
+        v_row := forebay._row(p_lane, p_xid, p_seq);
+        if forebay._is_parked(p_group_id, v_row.ordering_key, p_seq) then
+            return 'waiting';
+        end if;
+        v_other := forebay._keyed_batch_of(p_group_id, v_row.ordering_key, p_seq);
+        if (v_other.lease_id, v_other.claim_no) is distinct from (v_batch.lease_id, v_batch.claim_no) then
+            v_code := (select coalesce(s.outcomes[array_position(s.offsets, array_position(v_other.seqs, p_seq)::smallint)], 'd')
+                       from forebay.settlement s
+                       where s.lease_id = v_other.lease_id and s.claim_no = v_other.claim_no
+                         and (s.offsets is null or array_position(v_other.seqs, p_seq)::smallint = any (s.offsets)) limit 1);
+        end if;
+    end if;
     return case when v_code is null then 'running' when v_code in ('d', 'c', 'x') then 'ended' else 'superseded' end;
 end
 $$;
@@ -146,8 +168,9 @@ end
 $$;
 
 
--- State of the job of a generation: waiting (for every group of its queue), ended (for every group), else running.
-create function forebay._key_state(p_key forebay.unique_key) returns text
+-- State of the job of a generation: waiting (for every group of its queue), ended (for every group), else running. For the group
+-- p_claiming, whose claim is taking the job, it counts as waiting.
+create function forebay._key_state(p_key forebay.unique_key, p_claiming bigint default null) returns text
 language plpgsql stable
 as $$
 declare
@@ -163,7 +186,8 @@ begin
         order by g.created_at, g.group_id
     loop
         v_any := true;
-        v_key_state := forebay._key_state_in(p_key, v_group.group_id, v_group.start_after);
+        v_key_state := case when v_group.group_id = p_claiming then 'waiting'
+                            else forebay._key_state_in(p_key, v_group.group_id, v_group.start_after) end;
         if v_key_state = 'running' then
             return v_key_state;
         end if;
