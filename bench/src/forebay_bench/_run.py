@@ -38,6 +38,7 @@ SCENARIOS: Final = {
     "fleet": "1 to 64 worker processes on one queue",
     "lanes": "1 to 1,000 lanes, one of them busy",
     "groups": "a worker of 100 groups of one queue: polls and claims, beside one of a single group",
+    "keys": "polls and claims by the number of limit keys that wait",
     "crash": "load with kills, then a full audit",
     "outage": "how soon jobs run again after the server was away",
 }

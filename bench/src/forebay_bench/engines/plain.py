@@ -24,7 +24,8 @@ create table plain_job (
     correlation_id text,
     headers        jsonb,
     ordering_key   text,
-    unique_key     text
+    unique_key     text,
+    limit_key      text
 );
 create index plain_job_claim on plain_job (lane, xid, seq);
 """
