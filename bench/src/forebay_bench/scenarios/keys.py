@@ -1,6 +1,6 @@
 """keys: what a poll, a claim and a settlement cost by the number of limit keys that wait.
 
-Three queues take turns, each with a session of its own: one without keys; one with ten keys, each with many jobs and as many slots
+Three queues take turns, each with a separate session: one without keys; one with ten keys, each with many jobs and as many slots
 as a claim takes; and one with a hundred thousand keys, each with one job and one slot. What is measured is the CPU time of the
 server's process, and the write-ahead log of a job from its enqueue to its settlement.
 """
