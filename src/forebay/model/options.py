@@ -52,7 +52,7 @@ class JobOptions:
         ordering_key: jobs of the queue with the same key run one at a time, in the order they were enqueued, also across
             retries; at most 200 characters.
         limit_key: the tenant of the job. Jobs of the queue with the same key share the limits per key, and
-            all keys share the queue equally; at most 200 characters. Not together with ``ordering_key``.
+            all keys of the queue take turns; at most 200 characters. Not together with ``ordering_key``.
 
     Raises:
         InvalidJob: an option has the wrong type or is out of range.

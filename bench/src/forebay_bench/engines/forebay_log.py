@@ -34,7 +34,7 @@ select forebay.enqueue_many(
     delay => make_interval(secs => nullif(%s, 0)))
 """
 
-#: Half of them with an ordering key, half with a unique one: a job cannot have both.
+#: Half of them with an ordering key, half with a unique one.
 _ENQUEUE_KEYED: Final = """
 select forebay.enqueue_many(jsonb_agg(
     jsonb_build_object('kind', 'noop', 'queue', %s::text, 'args', jsonb_build_object('i', i))

@@ -4855,7 +4855,7 @@ $$;
 --   headers         JSON object of strings
 --   ordering_key    jobs of the queue with the same key run one at a time, in the order they were enqueued
 --   unique_as       a unique key and its mode, see forebay.enqueue_unique; the id may be that of an existing job
---   limit_key       the job's tenant: jobs of the queue with the same key share its limits per key, and all keys share the queue evenly
+--   limit_key       the job's tenant: jobs of the queue with the same key share its limits per key, and all keys take turns
 -- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; JQ006 another
 --   queue or priority has the same internal number; 53400 the queue is full. On an error nothing is written.
 -- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
