@@ -82,7 +82,7 @@ def test_a_parked_job_holds_its_unique_key(database, conn, sort):
 
 @pytest.mark.parametrize("sort", KEYS)
 def test_a_parked_job_that_is_replaced_does_not_run(database, conn, sort):
-    """Only the newest job of the unique key does, and the key goes on behind it."""
+    """Only the newest job of the unique key does, and the next job of the key runs after it."""
     reader, batch = first_runs(conn, database, sort)
     other = Reader(database, "q")
     old = put(conn, sort, "replace")

@@ -55,7 +55,7 @@ def put(conn: psycopg.Connection, key: str, count: int = 1, **options: object) -
 
 
 def take(reader: Reader, limit: int = 100) -> list:
-    """Claim until nothing is ready; return the batches. A claim that only moves jobs or announces keys is no end."""
+    """Claim until nothing is ready; return the batches. It continues after a claim that only moves jobs or announces keys."""
     batches = []
     for _ in range(1000):
         if not reader.ready():
@@ -324,7 +324,7 @@ def test_without_the_number_of_the_turn_it_would(database):
 
 
 def test_settlements_of_full_keys_do_not_pile_up_recheck_rows(database, conn):
-    """Each job is settled on its own; a claim passes all the rows of a key at once, and both keys go on evenly."""
+    """Each job is settled separately; a claim passes all the rows of a key at once, and both keys keep even turns."""
     settled_limits(database, conn, key_concurrency=5)
     put(conn, "a", 60)
     put(conn, "b", 60)
@@ -407,7 +407,7 @@ def test_otherwise_claims_would_follow_one_another_for_a_second(database):
 
 
 def test_without_limits_parked_jobs_go_on(database, conn):
-    """All limits are removed, and nobody settles."""
+    """All limits are removed, and no job is settled."""
     with Reader(database, "q") as reader:
         waits = parked_behind_one(database, conn, reader)
         limit(conn, remove=["all"])
@@ -490,7 +490,7 @@ def test_a_cancelled_parked_job_never_runs(database, conn):
 
 
 def test_an_expired_parked_job_becomes_a_dead_letter(database, conn):
-    """When its key has a turn; those behind it go on."""
+    """When its key has a turn; those behind it run."""
     with Reader(database, "q") as reader:
         settled_limits(database, conn, key_concurrency=1)
         put(conn, "a")
@@ -543,7 +543,7 @@ def test_a_parked_job_keeps_its_unique_key(database, conn, mode):
 
 
 def later_segments(conn: psycopg.Connection, reader: Reader) -> None:
-    """Let the log go on for some segments, and empty and trim what may go."""
+    """Fill some more segments, and empty and trim what is not needed."""
     for _ in range(2):
         one(conn, "select forebay.extend_v1()")
         enqueue_many(conn, [{"kind": "work", "queue": "q"}] * 100)
@@ -566,7 +566,7 @@ def short_history(conn):
 
 
 def kept_while_parked(database: str, conn: psycopg.Connection) -> None:
-    """Jobs wait for their key's bucket, and no worker has any, while the log goes on for some segments."""
+    """Jobs wait for their key's bucket, and no worker has any, while some more segments are filled."""
     kept = "select removed_at is null from forebay.segment where lo <= %s and hi > %s"
     rows = "select count(*) from forebay.{} where limit_key = 'a'"
     with Reader(database, "q") as reader:

@@ -2214,7 +2214,8 @@ $$;
 
 -- The unfinished jobs that match a filter, and what an act would mean for each: one row for each group, and for each row of the log.
 --
--- place: l waiting in the log, or parked for its limit key, p parked for its ordering key, d in deferred, h in the hands of a worker. seq is the number in the log,
+-- place: l waiting in the log, or parked for its limit key, p parked for its ordering key, d in deferred, h in the hands of a worker.
+-- seq is the number in the log,
 -- or that in deferred. group_id is null in deferred, and where the queue has no group. answer:
 --
 --   changed         the act takes the job: cancelled before it starts, or moved
@@ -7244,8 +7245,8 @@ $$;
 -- functions/limits/cursors.sql
 
 -- Lock lanes of jobs with limit keys of one priority for a claim and read them, each from its cursor: the public lane and the
--- group's private lane, or the lane of suspects alone. A lane that another session has locked is left out, except p_lane. The items are in the order of their numbers, as far as that leaves each lane
--- in its order. Null cursors: the group is paused.
+-- group's private lane, or the lane of suspects alone. A lane that another session has locked is left out, except p_lane. The items are
+-- in the order of their numbers, as far as that leaves each lane in its order. Null cursors: the group is paused.
 create function forebay._read_limited(
     p_group_id bigint, p_lane bigint, p_queue text, p_priority integer, p_alone boolean, p_most integer,
     out cursors forebay._limit_cursor[], out items forebay._limit_item[])
@@ -7281,7 +7282,7 @@ begin
     items := '{}';
     foreach v_lane in array v_lanes loop
         -- A later statement than the locks.
-        select pg_current_snapshot() as now, f.xid as seal_xid, g.paused_at,
+        select f.xid as seal_xid, g.paused_at,
                array(select s.segment_id from forebay.segment s
                      where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
                      order by s.lo) as unsealed,
@@ -7304,7 +7305,7 @@ begin
             return;
         end if;
         v_cursor := v_read.cursor;
-        perform forebay._require_not_ahead(v_lane, v_cursor.stop, v_read.now);
+        perform forebay._require_not_ahead(v_lane, v_cursor.stop, v_cursor.now);
         v_items := '{}';
         if v_cursor.has_window then
             v_window := forebay._window_limited(v_lane, forebay._xid_ranges(v_cursor.start, v_cursor.stop), v_cursor.pos_segment,
@@ -7315,7 +7316,7 @@ begin
             v_cursor.is_more := v_window.is_more;
         end if;
         if not v_cursor.is_more then
-            v_window := forebay._window_limited(v_lane, forebay._xid_ranges(v_cursor.stop, v_read.now), 0, '0', 0, p_most,
+            v_window := forebay._window_limited(v_lane, forebay._xid_ranges(v_cursor.stop, v_cursor.now), 0, '0', 0, p_most,
                                                 v_read.unsealed, v_read.seal_xid);
             v_items := v_items || v_window.items;
             v_cursor.looked := v_cursor.looked + v_window.looked;

@@ -1,6 +1,7 @@
 -- The unfinished jobs that match a filter, and what an act would mean for each: one row for each group, and for each row of the log.
 --
--- place: l waiting in the log, or parked for its limit key, p parked for its ordering key, d in deferred, h in the hands of a worker. seq is the number in the log,
+-- place: l waiting in the log, or parked for its limit key, p parked for its ordering key, d in deferred, h in the hands of a worker.
+-- seq is the number in the log,
 -- or that in deferred. group_id is null in deferred, and where the queue has no group. answer:
 --
 --   changed         the act takes the job: cancelled before it starts, or moved
