@@ -76,9 +76,12 @@ class Groups:
 
     def drain(self) -> None:
         """Claim until no lane is ready for any group."""
-        while lanes := ready(self.reader.conn, self.ids):
+        for _ in range(1000):
+            if not (lanes := ready(self.reader.conn, self.ids)):
+                return
             for group_id, lane in lanes:
                 self.claim(group_id, lane)
+        pytest.fail(f"lanes stay ready, and a claim finds nothing: {lanes}")
 
 
 def ready(conn: psycopg.Connection, ids: list[int]) -> set[tuple[int, int]]:

@@ -3068,9 +3068,10 @@ begin
          as p (group_id, lane, queue, priority, audience, snap, claimed_at, moved, nr)
     where p.group_id <> all (v_shut) and case
         when p.moved then true
-        -- A late committer of an older segment: let the claim read.
+        -- A late committer of an older segment: let the claim read. It would not read for one that was rolled back, nor move.
         when pg_snapshot_xmin(p.snap) <> pg_snapshot_xmax(p.snap) and v_before > pg_snapshot_xmin(p.snap)
-             and exists (select from pg_snapshot_xip(p.snap) x where x < v_before and pg_visible_in_snapshot(x, v_now)) then true
+             and exists (select from pg_snapshot_xip(p.snap) x
+                         where x < v_before and pg_visible_in_snapshot(x, v_now) and pg_xact_status(x) is distinct from 'aborted') then true
         else forebay._should_move(p.snap, v_now, p.claimed_at) end;
     v_any := found;
     if v_shut <> '{}' then
