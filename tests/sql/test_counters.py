@@ -5,6 +5,7 @@ import random
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import psycopg
 import pytest
@@ -22,6 +23,7 @@ from tests.support.engine import (
     state,
     trim,
 )
+from tests.support.mutant import break_function
 from tests.support.plans import pages
 
 _STATES = ("scheduled", "ready", "claimed", "running", "retrying")
@@ -412,8 +414,8 @@ def test_a_job_that_came_and_was_promoted_between_two_counts_is_subtracted_once(
     agree(conn, jobs)
 
 
-def test_a_count_that_an_old_transaction_appends_is_not_read(database, conn):
-    """What it would need was deleted, because a newer count has it."""
+def test_an_old_transaction_appends_no_count(database, conn):
+    """What its count would need was deleted, because a newer count has it."""
     group_id = open_group(conn, "default")
     jobs = [enqueue(conn, delay="1 s")]
     with psycopg.connect(database) as old:
@@ -427,9 +429,48 @@ def test_a_count_that_an_old_transaction_appends_is_not_read(database, conn):
         assert one(conn, "select count(*) from forebay.count_change") == 0
         one(old, "select forebay._waiting('default', %s, -1, 0)", group_id)
         old.commit()
-    assert one(conn, "select count(*) from forebay.queue_count") == 2
+    assert one(conn, "select count(*) from forebay.queue_count") == 1
     with conn.transaction():
         assert by_depth(conn) == by_job(conn, jobs)
+
+
+def done_and_emptied(dsn, conn, keys) -> None:
+    """Let a count be older than jobs that are done, and empty their segments."""
+    small_segments(conn, rows=100, reserve=1000)
+    one(conn, "select forebay.configure('retention_days', 0)")
+    reader = Reader(dsn)
+    with closing(reader.conn):
+        enqueue(conn, **keys)
+        renewed(conn)
+        for _ in range(250):
+            enqueue(conn, **keys)
+        for batch in reader.claim_all():
+            reader.finish(batch)
+        for _ in range(3):
+            enqueue(conn)
+        assert one(conn, "select forebay.seal_v1()") >= 2
+        assert len(reader.claim_ready(1).jobs) == 1
+        assert len(reader.claim_ready().jobs) == 2
+        while one(conn, "select emptied from forebay.retain_v1()") is not None:
+            pass
+        for _ in range(2):
+            enqueue(conn)
+
+
+@pytest.mark.parametrize("keys", [{}, {"ordering_key": "k"}, {"limit_key": "k"}])
+def test_a_segment_is_emptied_when_the_counts_have_its_jobs(database, conn, keys):
+    """A count from before the jobs were enqueued would visit them in vain; and the jobs would be subtracted, being taken."""
+    done_and_emptied(database, conn, keys)
+    (waiting,) = conn.execute("select sum(ready) from forebay.depth()").fetchone()
+    assert waiting == 2
+
+
+def test_depth_is_wrong_without_the_renewal_before_a_segment_is_emptied(database, conn):
+    """The control."""
+    break_function(database, "retain_v1", ("v_queues <> '{}'", "false"))
+    done_and_emptied(database, conn, {})
+    (waiting,) = conn.execute("select sum(ready) from forebay.depth()").fetchone()
+    assert waiting < 0
 
 
 @pytest.mark.parametrize("act", ["reprioritise", "reschedule", "retry"])

@@ -66,7 +66,7 @@ alter table forebay.withdrawn replica identity full;
 
 -- What is counted: a queue and a group, with the last count, and the transactions whose rows it does not have.
 create type forebay._count_base as (
-    nr bigint, queue text, group_id bigint, group_name text, start pg_snapshot, snap pg_snapshot, priorities integer[], totals bigint[],
+    nr bigint, queue text, group_id bigint, group_name text, start pg_snapshot, no bigint, snap pg_snapshot, priorities integer[], totals bigint[],
     scheduled bigint[], retrying bigint[], keyed forebay._keyed_count[], ranges forebay._xid_range[]);
 
 -- A lane of it: what its newest batch has handed out and skipped, the cursor and the highest number behind it; for a keyed lane, what

@@ -4,10 +4,11 @@
 -- what was appended, promoted, moved and, in keyed lanes, claimed since; and the cancelled scheduled jobs that are not due yet.
 --
 -- Parameters: p_most, a first count ends there: then visited is at least p_most and the numbers are lower bounds.
--- Returns: last, the count to append, without the caller's own rows; its no and its numbers of sequences are null. visited: rows.
+-- Returns: last, the count to append, without the caller's own rows; its no and its numbers of sequences are null. base_no: the number
+--   of the count that it begins with. visited: rows.
 create function forebay._count_waiting(p_queues text[], p_group_id bigint default null, p_most bigint default null)
 returns table (queue text, group_id bigint, group_name text, priorities integer[], ready bigint[], scheduled bigint[], retrying bigint[],
-               last forebay.queue_count, visited bigint, is_first boolean)
+               last forebay.queue_count, base_no bigint, visited bigint, is_first boolean)
 language plpgsql stable
 -- planner: hot
 as $$
@@ -22,7 +23,7 @@ declare
     v_position forebay.promotion;
 begin
     v_bases := array(
-        select row(row_number() over (order by w.queue, w.name), w.queue, w.group_id, w.name, w.start, c.snap, c.priorities, c.totals, c.scheduled,
+        select row(row_number() over (order by w.queue, w.name), w.queue, w.group_id, w.name, w.start, c.no, c.snap, c.priorities, c.totals, c.scheduled,
                    c.retrying, c.keyed,
                    case when c.snap is not null then forebay._xid_ranges(c.snap, v_now) || forebay._own_xid_range() end)::forebay._count_base
         from (select q.queue, coalesce(g.group_id, 0) as group_id, coalesce(g.name, 'default') as name, coalesce(g.start_after, '1:1:') as start
@@ -151,7 +152,7 @@ begin
            row(b.queue, b.group_id, null, null, null, null, forebay._snapshot_of_others(v_now), null,
                coalesce(s.waiting, 0), coalesce(s.consumed, 0), coalesce(s.all_priorities, '{}'), coalesce(s.all_totals, '{}'),
                coalesce(s.all_scheduled, '{}'), coalesce(s.all_retrying, '{}'), coalesce(k.keyed, '{}'))::forebay.queue_count,
-           coalesce(s.visited, 0)::bigint, b.snap is null
+           b.no, coalesce(s.visited, 0)::bigint, b.snap is null
     from unnest(v_bases) b
     left join (
         select c.base, sum(c.visited) as visited, sum(c.consumed)::bigint as consumed,

@@ -24,14 +24,14 @@ declare
 begin
     perform forebay._require_same_cluster();
     for v_found in
-        select w.last
+        select w.last, w.base_no
         from forebay._count_waiting(p_queues) w
         left join lateral (select c.counted_at, c.consumed from forebay.queue_count c
                            where c.queue = w.queue and c.group_id = w.group_id order by c.oldest desc, c.no desc limit 1) c on true
         where w.is_first or w.visited >= p_least
            or (w.visited > 0 or c.consumed <> (w.last).consumed) and c.counted_at not between forebay._now() - interval '1 minute' and forebay._now()
     loop
-        perform forebay._keep_count(v_found.last, v_last, v_deferred);
+        perform forebay._keep_count(v_found.last, v_found.base_no, v_last, v_deferred);
         v_renewed := v_renewed + 1;
     end loop;
     return v_renewed;

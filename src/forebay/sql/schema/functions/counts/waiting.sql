@@ -43,7 +43,7 @@ begin
         return v_waiting;
     end if;
     if v_found.visited >= p_keep_from or v_drawn >= p_most or v_found.is_first and p_keep_from is not null then
-        perform forebay._keep_count(v_found.last, v_last, v_deferred);
+        perform forebay._keep_count(v_found.last, v_found.base_no, v_last, v_deferred);
     end if;
     return v_waiting;
 end
@@ -51,14 +51,19 @@ $$;
 
 
 -- Append a count; p_seq and p_deferred_seq are the last numbers before its snapshot.
-create function forebay._keep_count(p_count forebay.queue_count, p_seq bigint, p_deferred_seq bigint) returns void
+--
+-- Nothing where another count was appended since the one that it begins with, p_base_no: forebay.retain_v1() renews counts and then
+-- empties a segment, and this one may have missed the rows. A transaction with one snapshot for all statements cannot tell, and keeps none.
+create function forebay._keep_count(p_count forebay.queue_count, p_base_no bigint, p_seq bigint, p_deferred_seq bigint) returns void
 language sql volatile
 as $$
     insert into forebay.queue_count (
         queue, group_id, oldest, seq, deferred_seq, snap, counted_at, waiting, consumed, priorities, totals, scheduled, retrying, keyed)
-    values (
-        p_count.queue, p_count.group_id, pg_snapshot_xmin(p_count.snap), p_seq, p_deferred_seq, p_count.snap, forebay._now(), p_count.waiting,
-        p_count.consumed, p_count.priorities, p_count.totals, p_count.scheduled, p_count.retrying, p_count.keyed)
+    select p_count.queue, p_count.group_id, pg_snapshot_xmin(p_count.snap), p_seq, p_deferred_seq, p_count.snap, forebay._now(), p_count.waiting,
+           p_count.consumed, p_count.priorities, p_count.totals, p_count.scheduled, p_count.retrying, p_count.keyed
+    where current_setting('transaction_isolation') = 'read committed'
+      and p_base_no is not distinct from (select c.no from forebay.queue_count c where c.queue = p_count.queue and c.group_id = p_count.group_id
+                                          order by c.oldest desc, c.no desc limit 1)
 $$;
 
 
