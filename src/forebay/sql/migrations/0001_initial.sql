@@ -430,6 +430,26 @@ create index guard_event_by_time on forebay.guard_event (at);
 comment on table forebay.guard_event is 'Transactions that forebay guard ended, or tried to end; kept as long as errors of jobs.';
 
 
+-- tables/key_pause.sql
+
+-- Paused keys: no claim takes jobs of them, of any group. A row whose time is over pauses nothing. See "Paused keys" in
+-- docs/design/limits.md and docs/design/ordering.md.
+create table forebay.key_pause (
+    queue     text not null,
+    sort      text not null check (sort in ('ordering', 'limit')),
+    key       text collate "C" not null,
+    paused_at timestamptz not null,
+    resume_at timestamptz,               -- null: until it is resumed
+    primary key (queue, sort, key)
+);
+create index key_pause_by_end on forebay.key_pause (resume_at);
+
+comment on table forebay.key_pause is 'Paused ordering keys and limit keys of queues; set with forebay.pause_key().';
+
+-- Lets a claim see, without reading a table, that no key was ever paused.
+create sequence forebay.key_pause_seq as bigint cache 1;
+
+
 -- tables/keys.sql
 
 -- Ordering keys: jobs of one key run one at a time, in order. See docs/design/ordering.md.
@@ -5800,6 +5820,75 @@ as $$
 $$;
 
 
+-- functions/keys/paused.sql
+
+-- Of some keys those that are paused, with the end of each pause, null for none.
+create function forebay._paused_keys(p_queue text, p_sort text, p_keys text[], p_at timestamptz, out keys text[], out ends timestamptz[])
+language sql stable
+as $$
+    select coalesce(array_agg(p.key order by p.key), '{}'), coalesce(array_agg(p.resume_at order by p.key), '{}')
+    from forebay.key_pause p
+    where p.queue = p_queue and p.sort = p_sort and p.key = any (p_keys) and coalesce(p.resume_at > p_at, true)
+$$;
+
+
+-- What a claim does about the paused ordering keys that it met, before it parks their jobs. The lock of the group's keys is held.
+--
+-- A job on its way (a retry, for example) that has come back becomes the first of the key's requeued jobs; returns the numbers of such
+-- rows. A suspect does not: it returns to its own lane.
+--
+-- Invariant "a paused key is not forgotten": when the pause has an end, the key gets a recheck row at that time, unless something that was
+-- there before makes a claim look at the key again.
+create function forebay._hold_keys(
+    p_group_id bigint, p_queue text, p_priority integer, p_audience bigint, p_keys text[], p_ends timestamptz[],
+    p_rows forebay.log[], p_at timestamptz)
+returns bigint[]
+language plpgsql volatile
+set enable_nestloop = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_key     record;
+    v_private bigint;
+    v_seqs    bigint[] := '{}';
+begin
+    for v_key in
+        select s.*, p.ends, h.lane, h.seq,
+               s.waiting_seqs <> '{}'
+               or exists (select from forebay.parked i
+                          where i.group_id = p_group_id and i.ordering_key = s.ordering_key and i.parked_no > s.taken_up_to) as has_waiting,
+               exists (select from unnest(p_rows) r where r.ordering_key = s.ordering_key and r.kind = '') as is_recheck
+        from forebay._key_states(p_group_id, p_keys) s
+        join unnest(p_keys, p_ends) p (key, ends) on p.key = s.ordering_key
+        left join lateral (select r.lane, r.seq from unnest(p_rows) r
+                           where p_audience >= 0 and s.open = 0 and r.ordering_key = s.ordering_key and r.kind <> ''
+                             and coalesce(r.job_id, r.seq) = s.head limit 1) h on true
+    loop
+        if v_key.seq is not null then
+            v_seqs := v_seqs || v_key.seq;
+            insert into forebay.key_run (
+                group_id, ordering_key, no, since, taken_up_to, rest_lanes, rest_seqs, low_seq, high_seq, is_suspect, taken_at)
+            select p_group_id, v_key.ordering_key, v_key.no + 1, v_key.no + 1, v_key.taken_up_to, v_key.lane || v_key.waiting_lanes,
+                   v_key.seq || v_key.waiting_seqs, min(u), max(u), false, p_at
+            from unnest(v_key.seq || v_key.waiting_seqs) u;
+        end if;
+        if v_key.ends is not null and (v_key.is_recheck or v_key.seq is not null or not v_key.has_waiting) then
+            v_private := forebay._record_keyed_lane(p_queue, p_priority, p_group_id);
+            -- One is enough, if it was not promoted before the clock was set back.
+            if not exists (select from forebay.deferred d
+                           where d.run_at = v_key.ends and d.lane = v_private and d.ordering_key = v_key.ordering_key and d.kind = ''
+                             and d.run_at > coalesce((select p.run_at from forebay.promotion p order by p.no desc limit 1), '-infinity')) then
+                insert into forebay.deferred (run_at, lane, enqueued_at, job_id, kind, args, ordering_key)
+                values (v_key.ends, v_private, p_at, 0, '', '{}', v_key.ordering_key);
+            end if;
+        end if;
+    end loop;
+    return v_seqs;
+end
+$$;
+
+
 -- functions/keys/release.sql
 
 -- The outcomes of a flush, with k for every job that would run again although an earlier job of its key has not ended: it
@@ -5993,6 +6082,8 @@ $$;
 -- All key runs of a group are decided under one lock. While jobs of a key wait, something will make a claim look at the key again:
 -- an open key run, a job in a new row in one of the group's lanes, or an unread recheck row.
 --
+-- A paused key is taken for every lease; see forebay._hold_keys().
+--
 -- A lease that has a key gets more of its jobs while none of them must run again, and while at most v_ahead of those it has are
 -- open. v_ahead grows with the request: jobs behind a slow one should stay in the log, where they can be cancelled.
 create function forebay._take_keyed(
@@ -6025,6 +6116,9 @@ declare
     v_is_plain   boolean := false;
     v_parked_no  bigint;                 -- see batch.parked_no
     v_public   bigint[];                 -- the queue's keyed public lanes
+    v_paused   text[] := '{}';           -- paused keys, and the ends of the pauses
+    v_ends     timestamptz[];
+    v_held     bigint[] := '{}';         -- rows of paused keys that were requeued
 begin
     execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
     -- Before the snapshot and before this transaction draws an id: see batch.low_from. The segments are chosen by a later value:
@@ -6109,8 +6203,17 @@ begin
     -- From here on no other session decides about the group's keys, and later statements see earlier decisions.
     perform forebay._lock_keys(p_group_id, false);
 
+    if pg_sequence_last_value('forebay.key_pause_seq') is not null then
+        -- A later statement than the one that read the lane: it sees the call that appended a recheck row that was read.
+        select p.keys, p.ends into v_paused, v_ends
+        from forebay._paused_keys(c.queue, 'ordering', array(select u.ordering_key from unnest(v_rows) u), c.at) p;
+        if v_paused <> '{}' then
+            v_held := forebay._hold_keys(p_group_id, c.queue, c.priority, c.audience, v_paused, v_ends, v_rows, c.at);
+        end if;
+    end if;
+
     -- Nearly always each key is free or belongs to this lease, no job of it waits or runs again, and all rows read are taken.
-    if c.audience = 0 then
+    if c.audience = 0 and v_paused = '{}' then
         with met as materialized (
             select u.ordering_key as key, u.ordinality::smallint as place, u.seq, u.xid, coalesce(u.job_id, u.seq) as job_id,
                    coalesce(u.expires_at, u.enqueued_at + interval '30 days') as expires
@@ -6180,18 +6283,19 @@ begin
         with met as materialized (
             select u.ordering_key as key, u.ordinality as nr, u.lane, u.seq, u.kind = '' as is_recheck, coalesce(u.job_id, u.seq) as job_id
             from unnest(v_rows) with ordinality u
+            where u.seq <> all (v_held)
         ), stands as materialized (
-            select s.*, s.open > 0 as is_busy,
+            select s.*, s.open > 0 as is_busy, s.ordering_key = any (v_paused) as is_paused,
                    s.head is not null
                    and not exists (select from met m where m.key = s.ordering_key and m.job_id = s.head and not m.is_recheck) as waits,
                    s.open between 1 and v_ahead and s.holder = p_lease_id and not s.is_suspect and c.audience >= 0
                    and s.head is null and s.waiting_seqs = '{}' as continues
             from forebay._key_states(p_group_id, array(select distinct m.key from met m)) s
         ), state as materialized (
-            select s.ordering_key as key, s.no, s.taken_up_to, s.head, s.is_busy, s.waiting_lanes, s.waiting_seqs, t.is_taken,
+            select s.ordering_key as key, s.no, s.taken_up_to, s.head, s.is_busy, s.is_paused, s.waiting_lanes, s.waiting_seqs, t.is_taken,
                    case when s.continues then s.first_open else s.no + 1 end as since,
                    greatest(1, v_limit / greatest(1, count(*) filter (where not t.is_taken) over ()))::integer as quota
-            from stands s cross join lateral (select s.is_busy and not s.continues or s.waits as is_taken) t
+            from stands s cross join lateral (select s.is_busy and not s.continues or s.waits or s.is_paused as is_taken) t
         ), parked as materialized (
             select s.key, i.parked_no, i.lane, i.seq
             from state s, lateral (
@@ -6205,7 +6309,7 @@ begin
             -- A key's jobs in the order in which they are to be taken. 0: the key's next job, in a new row.
             select s.key, 0 as class, m.nr, m.lane, m.seq, null::bigint as parked_no
             from met m join state s on s.key = m.key
-            where m.job_id = s.head and not m.is_recheck and not s.is_busy
+            where m.job_id = s.head and not m.is_recheck and not s.is_busy and not s.is_paused
             union all
             -- 1: requeued. 2: parked.
             select s.key, 1, u.nr, u.lane, u.seq, null
@@ -6221,10 +6325,10 @@ begin
             from met m join state s on s.key = m.key left join behind b on b.key = m.key
             where m.job_id is distinct from s.head and not m.is_recheck
             union all
-            -- 5: returned while other jobs of its key run have not ended, as their holder is about to report.
+            -- 5: returned while other jobs of its key run have not ended, as their holder is about to report; or a suspect of a paused key.
             select s.key, 5, m.nr, m.lane, m.seq, null
             from met m join state s on s.key = m.key
-            where m.job_id = s.head and not m.is_recheck and s.is_busy
+            where m.job_id = s.head and not m.is_recheck and (s.is_busy or s.is_paused)
         ), listed as materialized (
             select x.*, row_number() over (order by x.key, x.class, x.nr) as place from candidate x
         )
@@ -6321,7 +6425,9 @@ begin
                (select array_agg(lower(i.verdict)::"char" order by i.nr) from skipped i) as skipped_as,
                (select array_agg(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)) order by i.nr)
                 from skipped i where i.verdict = 'e') as dead,
-               (select count(forebay._append_again(i.job, c.at)) from candidate i where i.class = 5) as appended_again,
+               (select count(forebay._append_again(i.job, c.at + case when i.key = any (v_paused) and c.audience < 0 then interval '10 seconds'
+                                                                  else interval '0.2 seconds' end))
+                from candidate i where i.class = 5) as appended_again,
                -- No job of these keys is taken, and more may wait than were read, or their first jobs did not fit into the claim.
                array(select i.key from reach i where i.places is null and (i.upto is not null or i.runs)) as again
         into v_taken;
@@ -6381,11 +6487,11 @@ $$;
 
 
 -- Append a key's next job again, to return in a moment, because it came too early.
-create function forebay._append_again(p_row forebay.log, p_at timestamptz) returns boolean
+create function forebay._append_again(p_row forebay.log, p_run_at timestamptz) returns boolean
 language plpgsql volatile
 as $$
 begin
-    perform forebay._continue_job(p_row, p_row.lane, p_row.attempt, p_row.pauses, p_at + interval '0.2 seconds');
+    perform forebay._continue_job(p_row, p_row.lane, p_row.attempt, p_row.pauses, p_run_at);
     return true;
 end
 $$;
@@ -8034,7 +8140,11 @@ $$;
 -- While jobs of a key are parked, something gives it a turn: an unread recheck row, one scheduled for the time when its bucket has a
 -- token, or, if it is full, the settlement of one of its jobs.
 --
--- A suspect is claimed alone from its lane. While its key is full it goes back to its lane, to return after a second.
+-- A paused key has no permit, and its jobs are parked. Its next turn comes from a recheck row for the end of the pause, or from the call
+-- that resumes it.
+--
+-- A suspect is claimed alone from its lane. While its key is full it goes back to its lane, to return after a second; while the key is
+-- paused, after ten.
 create function forebay._take_limited(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer, v forebay._limiter_view)
 returns forebay.log[]
@@ -8051,6 +8161,8 @@ declare
     v_items   forebay._limit_item[];
     v_keys    text[];
     v_states  forebay._limit_state[];
+    v_paused  text[] := '{}';            -- paused keys, and the ends of the pauses
+    v_ends    timestamptz[] := '{}';
     v_plan    record;
     v_pieces  record;
     v_is_plain boolean := false;
@@ -8083,6 +8195,16 @@ begin
     end if;
     v_keys := array(select distinct i.limit_key from unnest(v_items) i);
     v_states := forebay._limit_states(p_group_id, v_keys, v.limits, v.at);
+    if pg_sequence_last_value('forebay.key_pause_seq') is not null then
+        -- A later statement than the one that read the lanes: it sees the call that appended a recheck row that was read.
+        select p.keys, p.ends into v_paused, v_ends from forebay._paused_keys(v_here.queue, 'limit', v_keys, v.at) p;
+        for v_nr in 1 .. cardinality(v_states) loop
+            if v_states[v_nr].limit_key = any (v_paused) then
+                v_states[v_nr].permits := 0;
+                v_states[v_nr].tokens := 0;
+            end if;
+        end loop;
+    end if;
 
     -- Nearly always no job of these keys waits, and all that is read may be taken.
     if not v_suspect then
@@ -8243,7 +8365,8 @@ begin
 
     if v_suspect then
         if v_pieces.nrs = '{}' then
-            perform forebay._continue_job(r, r.lane, coalesce(r.attempt, 0), coalesce(r.pauses, 0), v.at + interval '1 second')
+            perform forebay._continue_job(r, r.lane, coalesce(r.attempt, 0), coalesce(r.pauses, 0),
+                                          v.at + case when v_items[1].limit_key = any (v_paused) then interval '10 seconds' else interval '1 second' end)
             from forebay._row(v_items[1].lane, v_items[1].xid, v_items[1].seq) r;
             perform forebay._record_skipped(v_here.queue, p_group_id, v_here.priority, 1);
         end if;
@@ -8315,9 +8438,12 @@ begin
                or n.run > 0 and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
             returning limit_key, turn
         ), again as materialized (
-            select w.limit_key, w.turn, n.fills, n.tokens > 0 as has_tokens, forebay._next_start(n.tat, (v.limits).key_rate, (v.limits).key_burst) as at
+            select w.limit_key, w.turn, n.fills, n.tokens > 0 as has_tokens,
+                   case when p.key is null then forebay._next_start(n.tat, (v.limits).key_rate, (v.limits).key_burst) else p.ends end as at
             from written w join next n on n.limit_key = w.limit_key
+            left join unnest(v_paused, v_ends) p (key, ends) on p.key = w.limit_key
             where n.left > 0 and not n.is_behind
+              and (p.key is null or p.ends is not null or n.fills)  -- Else the call that resumes the key gives it a turn.
         )
         select array(select a.limit_key from again a where not a.fills and a.has_tokens order by a.limit_key) as now_keys,
                array(select a.turn from again a where not a.fills and a.has_tokens order by a.limit_key) as now_turns,
@@ -11957,6 +12083,118 @@ end
 $$;
 
 
+-- functions/operate/pause_key.sql
+
+-- grant: operator
+
+-- Pause one key of a queue, an ordering key or a limit key, for all groups: claims take no more jobs of it. Claimed jobs finish, and
+-- enqueueing continues. Waiting jobs keep their places. Returns whether that changed anything. A paused key gets the new time.
+--
+-- Invariant "a paused key is not forgotten" (docs/design/limits.md).
+-- Parameters: ordering_key, limit_key, exactly one of them; resume_after, positive: the pause ends by itself then. null: it ends with
+--   forebay.resume_key().
+-- Errors: JQ001 a bad name, key or time.
+-- Locks: the row of the key; the table queue_group, in a mode that makes only openings of new groups wait, until the transaction ends.
+create function forebay.pause_key(
+    queue text, ordering_key text default null, limit_key text default null, resume_after interval default null)
+returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_sort   constant text := forebay._require_key(pause_key.queue, pause_key.ordering_key, pause_key.limit_key);
+    v_key    constant text := coalesce(pause_key.ordering_key, pause_key.limit_key);
+    v_at     constant timestamptz := forebay._now();
+    v_until  constant timestamptz := v_at + resume_after;
+    v_before forebay.key_pause;
+    v_was_paused boolean;
+begin
+    if resume_after <= interval '0' or resume_after > interval '10 years' then
+        raise exception using errcode = 'JQ001', column = 'resume_after',
+            message = format('resume_after %s is not within ten years', resume_after);
+    end if;
+    perform nextval('forebay.key_pause_seq');
+    -- A row that pauses nothing, or the one that is there, locked: of two calls for one key the later one sees what the first has set.
+    insert into forebay.key_pause as p (queue, sort, key, paused_at, resume_at) values (pause_key.queue, v_sort, v_key, v_at, v_at)
+    on conflict on constraint key_pause_pkey do update set key = p.key
+    returning p.* into v_before;
+    v_was_paused := coalesce(v_before.resume_at > v_at, true);
+    if v_was_paused and v_before.resume_at is not distinct from v_until then
+        return false;
+    end if;
+    update forebay.key_pause p
+    set resume_at = v_until, paused_at = case when v_was_paused then v_before.paused_at else v_at end
+    where p.queue = pause_key.queue and p.sort = v_sort and p.key = v_key;
+    delete from forebay.key_pause p
+    where (p.queue, p.sort, p.key) in (
+        select i.queue, i.sort, i.key from forebay.key_pause i
+        where i.resume_at <= v_at order by i.resume_at limit 10 for update skip locked);
+    -- The claims look at the key again, and arrange that it is looked at when the pause ends.
+    perform forebay._announce_key(pause_key.queue, v_sort, v_key);
+    perform forebay._record_event(
+        'keys.pause', pause_key.queue,
+        p_old => case when v_was_paused then jsonb_build_object('resume_at', v_before.resume_at) end,
+        p_new => jsonb_build_object(v_sort || '_key', v_key, 'resume_at', v_until));
+    return true;
+end
+$$;
+
+
+-- Is exactly one key named, of a queue? Returns its sort.
+create function forebay._require_key(p_queue text, p_ordering_key text, p_limit_key text) returns text
+language plpgsql stable
+as $$
+declare
+    v_problem text := case
+        when (p_queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true
+            then format('queue %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(p_queue, 40)), 'null'))
+        when num_nonnulls(p_ordering_key, p_limit_key) <> 1 then 'exactly one of ordering_key and limit_key is needed'
+        when length(coalesce(p_ordering_key, p_limit_key)) not between 1 and 200
+            then format('the key %s must have 1 to 200 characters', quote_literal(left(coalesce(p_ordering_key, p_limit_key), 40))) end;
+begin
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', message = v_problem,
+            hint = 'Name the key as its jobs were enqueued: ordering_key => or limit_key =>.';
+    end if;
+    return case when p_ordering_key is not null then 'ordering' else 'limit' end;
+end
+$$;
+
+
+-- Make the claims of every group of a queue look at a key again: append a recheck row of the key for each group.
+--
+-- Whether jobs of the key wait is not looked at: that would need the locks of the claims' decisions, and an operator's transaction may
+-- be open for long. A claim in progress has a snapshot older than these rows, so the next one reads them, after what the first parked.
+-- A group that is opened now would not have a row: it waits for the end of this transaction.
+create function forebay._announce_key(p_queue text, p_sort text, p_key text) returns void
+language plpgsql volatile
+as $$
+declare
+    v_group record;
+begin
+    lock table forebay.queue_group in row exclusive mode;
+    for v_group in
+        select g.group_id, l.priority
+        from forebay.queue_group g
+        cross join lateral (select i.priority from forebay.lane i
+                            where i.queue = g.queue and i.sort = case p_sort when 'ordering' then 'keyed' else 'limited' end limit 1) l
+        where g.queue = p_queue and g.closing_at is null
+    loop
+        if p_sort = 'ordering' then
+            perform forebay._announce_keys(p_queue, v_group.priority, v_group.group_id, array[p_key]);
+        else
+            perform forebay._announce_limit_keys(
+                forebay._record_limited_lane(p_queue, v_group.priority, v_group.group_id), array[p_key], null);
+        end if;
+    end loop;
+    perform forebay._notify(p_queue);
+end
+$$;
+
+
 -- functions/operate/pause_queue.sql
 
 -- grant: operator
@@ -12175,6 +12413,43 @@ begin
             p_count => v_count);
     end if;
     return v_count;
+end
+$$;
+
+
+-- functions/operate/resume_key.sql
+
+-- grant: operator
+
+-- Resume a paused key of a queue, for all groups. Returns whether it was paused.
+--
+-- Invariant "a paused key is not forgotten" (docs/design/limits.md).
+-- Errors: JQ001 a bad name or key.
+-- Locks: as forebay.pause_key().
+create function forebay.resume_key(queue text, ordering_key text default null, limit_key text default null) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_sort   constant text := forebay._require_key(resume_key.queue, resume_key.ordering_key, resume_key.limit_key);
+    v_key    constant text := coalesce(resume_key.ordering_key, resume_key.limit_key);
+    v_before forebay.key_pause;
+begin
+    delete from forebay.key_pause p
+    where p.queue = resume_key.queue and p.sort = v_sort and p.key = v_key returning * into v_before;
+    if v_before.queue is null then
+        return false;
+    end if;
+    perform forebay._announce_key(resume_key.queue, v_sort, v_key);
+    if v_before.resume_at <= forebay._now() then
+        return false;
+    end if;
+    perform forebay._record_event(
+        'keys.resume', resume_key.queue, p_old => jsonb_build_object(v_sort || '_key', v_key, 'resume_at', v_before.resume_at));
+    return true;
 end
 $$;
 
@@ -12621,10 +12896,10 @@ begin
                 'apply_queues', 'cancel', 'change_jobs', 'close_group', 'close_groups', 'compare_queues',
                 'dead_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history',
                 'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'mute_cause',
-                'open_group', 'pause_queue', 'plan_change', 'purge_dead', 'queue_known', 'queue_of', 'record_act',
-                'record_audit', 'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'result',
-                'resume_queue', 'sample_mirror', 'schema_version', 'segment_held_by', 'set_concurrency',
-                'shard_queue', 'unfinished', 'unmute_cause', 'workers']
+                'open_group', 'pause_key', 'pause_queue', 'plan_change', 'purge_dead', 'queue_known', 'queue_of',
+                'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redrive', 'redrive_matching',
+                'result', 'resume_key', 'resume_queue', 'sample_mirror', 'schema_version', 'segment_held_by',
+                'set_concurrency', 'shard_queue', 'unfinished', 'unmute_cause', 'workers']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job',
                 'job_history', 'jobs', 'limits', 'mirror_audits', 'mirror_status', 'queue_known', 'queue_of',

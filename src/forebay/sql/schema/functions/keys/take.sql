@@ -5,6 +5,8 @@
 -- All key runs of a group are decided under one lock. While jobs of a key wait, something will make a claim look at the key again:
 -- an open key run, a job in a new row in one of the group's lanes, or an unread recheck row.
 --
+-- A paused key is taken for every lease; see forebay._hold_keys().
+--
 -- A lease that has a key gets more of its jobs while none of them must run again, and while at most v_ahead of those it has are
 -- open. v_ahead grows with the request: jobs behind a slow one should stay in the log, where they can be cancelled.
 create function forebay._take_keyed(
@@ -35,6 +37,9 @@ declare
     v_is_plain   boolean := false;
     v_parked_no  bigint;                 -- see batch.parked_no
     v_public   bigint[];                 -- the queue's keyed public lanes
+    v_paused   text[] := '{}';           -- paused keys, and the ends of the pauses
+    v_ends     timestamptz[];
+    v_held     bigint[] := '{}';         -- rows of paused keys that were requeued
 begin
     -- include: lock_lane
     -- Before the snapshot and before this transaction draws an id: see batch.low_from. The segments are chosen by a later value:
@@ -112,8 +117,17 @@ begin
     -- From here on no other session decides about the group's keys, and later statements see earlier decisions.
     perform forebay._lock_keys(p_group_id, false);
 
+    if pg_sequence_last_value('forebay.key_pause_seq') is not null then
+        -- A later statement than the one that read the lane: it sees the call that appended a recheck row that was read.
+        select p.keys, p.ends into v_paused, v_ends
+        from forebay._paused_keys(c.queue, 'ordering', array(select u.ordering_key from unnest(v_rows) u), c.at) p;
+        if v_paused <> '{}' then
+            v_held := forebay._hold_keys(p_group_id, c.queue, c.priority, c.audience, v_paused, v_ends, v_rows, c.at);
+        end if;
+    end if;
+
     -- Nearly always each key is free or belongs to this lease, no job of it waits or runs again, and all rows read are taken.
-    if c.audience = 0 then
+    if c.audience = 0 and v_paused = '{}' then
         with met as materialized (
             select u.ordering_key as key, u.ordinality::smallint as place, u.seq, u.xid, coalesce(u.job_id, u.seq) as job_id,
                    coalesce(u.expires_at, u.enqueued_at + interval '30 days') as expires
@@ -183,18 +197,19 @@ begin
         with met as materialized (
             select u.ordering_key as key, u.ordinality as nr, u.lane, u.seq, u.kind = '' as is_recheck, coalesce(u.job_id, u.seq) as job_id
             from unnest(v_rows) with ordinality u
+            where u.seq <> all (v_held)
         ), stands as materialized (
-            select s.*, s.open > 0 as is_busy,
+            select s.*, s.open > 0 as is_busy, s.ordering_key = any (v_paused) as is_paused,
                    s.head is not null
                    and not exists (select from met m where m.key = s.ordering_key and m.job_id = s.head and not m.is_recheck) as waits,
                    s.open between 1 and v_ahead and s.holder = p_lease_id and not s.is_suspect and c.audience >= 0
                    and s.head is null and s.waiting_seqs = '{}' as continues
             from forebay._key_states(p_group_id, array(select distinct m.key from met m)) s
         ), state as materialized (
-            select s.ordering_key as key, s.no, s.taken_up_to, s.head, s.is_busy, s.waiting_lanes, s.waiting_seqs, t.is_taken,
+            select s.ordering_key as key, s.no, s.taken_up_to, s.head, s.is_busy, s.is_paused, s.waiting_lanes, s.waiting_seqs, t.is_taken,
                    case when s.continues then s.first_open else s.no + 1 end as since,
                    greatest(1, v_limit / greatest(1, count(*) filter (where not t.is_taken) over ()))::integer as quota
-            from stands s cross join lateral (select s.is_busy and not s.continues or s.waits as is_taken) t
+            from stands s cross join lateral (select s.is_busy and not s.continues or s.waits or s.is_paused as is_taken) t
         ), parked as materialized (
             select s.key, i.parked_no, i.lane, i.seq
             from state s, lateral (
@@ -208,7 +223,7 @@ begin
             -- A key's jobs in the order in which they are to be taken. 0: the key's next job, in a new row.
             select s.key, 0 as class, m.nr, m.lane, m.seq, null::bigint as parked_no
             from met m join state s on s.key = m.key
-            where m.job_id = s.head and not m.is_recheck and not s.is_busy
+            where m.job_id = s.head and not m.is_recheck and not s.is_busy and not s.is_paused
             union all
             -- 1: requeued. 2: parked.
             select s.key, 1, u.nr, u.lane, u.seq, null
@@ -224,10 +239,10 @@ begin
             from met m join state s on s.key = m.key left join behind b on b.key = m.key
             where m.job_id is distinct from s.head and not m.is_recheck
             union all
-            -- 5: returned while other jobs of its key run have not ended, as their holder is about to report.
+            -- 5: returned while other jobs of its key run have not ended, as their holder is about to report; or a suspect of a paused key.
             select s.key, 5, m.nr, m.lane, m.seq, null
             from met m join state s on s.key = m.key
-            where m.job_id = s.head and not m.is_recheck and s.is_busy
+            where m.job_id = s.head and not m.is_recheck and (s.is_busy or s.is_paused)
         ), listed as materialized (
             select x.*, row_number() over (order by x.key, x.class, x.nr) as place from candidate x
         )
@@ -324,7 +339,9 @@ begin
                (select array_agg(lower(i.verdict)::"char" order by i.nr) from skipped i) as skipped_as,
                (select array_agg(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)) order by i.nr)
                 from skipped i where i.verdict = 'e') as dead,
-               (select count(forebay._append_again(i.job, c.at)) from candidate i where i.class = 5) as appended_again,
+               (select count(forebay._append_again(i.job, c.at + case when i.key = any (v_paused) and c.audience < 0 then interval '10 seconds'
+                                                                  else interval '0.2 seconds' end))
+                from candidate i where i.class = 5) as appended_again,
                -- No job of these keys is taken, and more may wait than were read, or their first jobs did not fit into the claim.
                array(select i.key from reach i where i.places is null and (i.upto is not null or i.runs)) as again
         into v_taken;
@@ -379,11 +396,11 @@ $$;
 
 
 -- Append a key's next job again, to return in a moment, because it came too early.
-create function forebay._append_again(p_row forebay.log, p_at timestamptz) returns boolean
+create function forebay._append_again(p_row forebay.log, p_run_at timestamptz) returns boolean
 language plpgsql volatile
 as $$
 begin
-    perform forebay._continue_job(p_row, p_row.lane, p_row.attempt, p_row.pauses, p_at + interval '0.2 seconds');
+    perform forebay._continue_job(p_row, p_row.lane, p_row.attempt, p_row.pauses, p_run_at);
     return true;
 end
 $$;

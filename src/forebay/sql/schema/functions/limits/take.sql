@@ -8,7 +8,11 @@
 -- While jobs of a key are parked, something gives it a turn: an unread recheck row, one scheduled for the time when its bucket has a
 -- token, or, if it is full, the settlement of one of its jobs.
 --
--- A suspect is claimed alone from its lane. While its key is full it goes back to its lane, to return after a second.
+-- A paused key has no permit, and its jobs are parked. Its next turn comes from a recheck row for the end of the pause, or from the call
+-- that resumes it.
+--
+-- A suspect is claimed alone from its lane. While its key is full it goes back to its lane, to return after a second; while the key is
+-- paused, after ten.
 create function forebay._take_limited(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer, v forebay._limiter_view)
 returns forebay.log[]
@@ -23,6 +27,8 @@ declare
     v_items   forebay._limit_item[];
     v_keys    text[];
     v_states  forebay._limit_state[];
+    v_paused  text[] := '{}';            -- paused keys, and the ends of the pauses
+    v_ends    timestamptz[] := '{}';
     v_plan    record;
     v_pieces  record;
     v_is_plain boolean := false;
@@ -55,6 +61,16 @@ begin
     end if;
     v_keys := array(select distinct i.limit_key from unnest(v_items) i);
     v_states := forebay._limit_states(p_group_id, v_keys, v.limits, v.at);
+    if pg_sequence_last_value('forebay.key_pause_seq') is not null then
+        -- A later statement than the one that read the lanes: it sees the call that appended a recheck row that was read.
+        select p.keys, p.ends into v_paused, v_ends from forebay._paused_keys(v_here.queue, 'limit', v_keys, v.at) p;
+        for v_nr in 1 .. cardinality(v_states) loop
+            if v_states[v_nr].limit_key = any (v_paused) then
+                v_states[v_nr].permits := 0;
+                v_states[v_nr].tokens := 0;
+            end if;
+        end loop;
+    end if;
 
     -- Nearly always no job of these keys waits, and all that is read may be taken.
     if not v_suspect then
@@ -215,7 +231,8 @@ begin
 
     if v_suspect then
         if v_pieces.nrs = '{}' then
-            perform forebay._continue_job(r, r.lane, coalesce(r.attempt, 0), coalesce(r.pauses, 0), v.at + interval '1 second')
+            perform forebay._continue_job(r, r.lane, coalesce(r.attempt, 0), coalesce(r.pauses, 0),
+                                          v.at + case when v_items[1].limit_key = any (v_paused) then interval '10 seconds' else interval '1 second' end)
             from forebay._row(v_items[1].lane, v_items[1].xid, v_items[1].seq) r;
             perform forebay._record_skipped(v_here.queue, p_group_id, v_here.priority, 1);
         end if;
@@ -287,9 +304,12 @@ begin
                or n.run > 0 and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
             returning limit_key, turn
         ), again as materialized (
-            select w.limit_key, w.turn, n.fills, n.tokens > 0 as has_tokens, forebay._next_start(n.tat, (v.limits).key_rate, (v.limits).key_burst) as at
+            select w.limit_key, w.turn, n.fills, n.tokens > 0 as has_tokens,
+                   case when p.key is null then forebay._next_start(n.tat, (v.limits).key_rate, (v.limits).key_burst) else p.ends end as at
             from written w join next n on n.limit_key = w.limit_key
+            left join unnest(v_paused, v_ends) p (key, ends) on p.key = w.limit_key
             where n.left > 0 and not n.is_behind
+              and (p.key is null or p.ends is not null or n.fills)  -- Else the call that resumes the key gives it a turn.
         )
         select array(select a.limit_key from again a where not a.fills and a.has_tokens order by a.limit_key) as now_keys,
                array(select a.turn from again a where not a.fills and a.has_tokens order by a.limit_key) as now_turns,

@@ -1,0 +1,107 @@
+-- grant: operator
+
+-- Pause one key of a queue, an ordering key or a limit key, for all groups: claims take no more jobs of it. Claimed jobs finish, and
+-- enqueueing continues. Waiting jobs keep their places. Returns whether that changed anything. A paused key gets the new time.
+--
+-- Invariant "a paused key is not forgotten" (docs/design/limits.md).
+-- Parameters: ordering_key, limit_key, exactly one of them; resume_after, positive: the pause ends by itself then. null: it ends with
+--   forebay.resume_key().
+-- Errors: JQ001 a bad name, key or time.
+-- Locks: the row of the key; the table queue_group, in a mode that makes only openings of new groups wait, until the transaction ends.
+create function forebay.pause_key(
+    queue text, ordering_key text default null, limit_key text default null, resume_after interval default null)
+returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+#variable_conflict use_column
+declare
+    v_sort   constant text := forebay._require_key(pause_key.queue, pause_key.ordering_key, pause_key.limit_key);
+    v_key    constant text := coalesce(pause_key.ordering_key, pause_key.limit_key);
+    v_at     constant timestamptz := forebay._now();
+    v_until  constant timestamptz := v_at + resume_after;
+    v_before forebay.key_pause;
+    v_was_paused boolean;
+begin
+    if resume_after <= interval '0' or resume_after > interval '10 years' then
+        raise exception using errcode = 'JQ001', column = 'resume_after',
+            message = format('resume_after %s is not within ten years', resume_after);
+    end if;
+    perform nextval('forebay.key_pause_seq');
+    -- A row that pauses nothing, or the one that is there, locked: of two calls for one key the later one sees what the first has set.
+    insert into forebay.key_pause as p (queue, sort, key, paused_at, resume_at) values (pause_key.queue, v_sort, v_key, v_at, v_at)
+    on conflict on constraint key_pause_pkey do update set key = p.key
+    returning p.* into v_before;
+    v_was_paused := coalesce(v_before.resume_at > v_at, true);
+    if v_was_paused and v_before.resume_at is not distinct from v_until then
+        return false;
+    end if;
+    update forebay.key_pause p
+    set resume_at = v_until, paused_at = case when v_was_paused then v_before.paused_at else v_at end
+    where p.queue = pause_key.queue and p.sort = v_sort and p.key = v_key;
+    delete from forebay.key_pause p
+    where (p.queue, p.sort, p.key) in (
+        select i.queue, i.sort, i.key from forebay.key_pause i
+        where i.resume_at <= v_at order by i.resume_at limit 10 for update skip locked);
+    -- The claims look at the key again, and arrange that it is looked at when the pause ends.
+    perform forebay._announce_key(pause_key.queue, v_sort, v_key);
+    perform forebay._record_event(
+        'keys.pause', pause_key.queue,
+        p_old => case when v_was_paused then jsonb_build_object('resume_at', v_before.resume_at) end,
+        p_new => jsonb_build_object(v_sort || '_key', v_key, 'resume_at', v_until));
+    return true;
+end
+$$;
+
+
+-- Is exactly one key named, of a queue? Returns its sort.
+create function forebay._require_key(p_queue text, p_ordering_key text, p_limit_key text) returns text
+language plpgsql stable
+as $$
+declare
+    v_problem text := case
+        when (p_queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true
+            then format('queue %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(p_queue, 40)), 'null'))
+        when num_nonnulls(p_ordering_key, p_limit_key) <> 1 then 'exactly one of ordering_key and limit_key is needed'
+        when length(coalesce(p_ordering_key, p_limit_key)) not between 1 and 200
+            then format('the key %s must have 1 to 200 characters', quote_literal(left(coalesce(p_ordering_key, p_limit_key), 40))) end;
+begin
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', message = v_problem,
+            hint = 'Name the key as its jobs were enqueued: ordering_key => or limit_key =>.';
+    end if;
+    return case when p_ordering_key is not null then 'ordering' else 'limit' end;
+end
+$$;
+
+
+-- Make the claims of every group of a queue look at a key again: append a recheck row of the key for each group.
+--
+-- Whether jobs of the key wait is not looked at: that would need the locks of the claims' decisions, and an operator's transaction may
+-- be open for long. A claim in progress has a snapshot older than these rows, so the next one reads them, after what the first parked.
+-- A group that is opened now would not have a row: it waits for the end of this transaction.
+create function forebay._announce_key(p_queue text, p_sort text, p_key text) returns void
+language plpgsql volatile
+as $$
+declare
+    v_group record;
+begin
+    lock table forebay.queue_group in row exclusive mode;
+    for v_group in
+        select g.group_id, l.priority
+        from forebay.queue_group g
+        cross join lateral (select i.priority from forebay.lane i
+                            where i.queue = g.queue and i.sort = case p_sort when 'ordering' then 'keyed' else 'limited' end limit 1) l
+        where g.queue = p_queue and g.closing_at is null
+    loop
+        if p_sort = 'ordering' then
+            perform forebay._announce_keys(p_queue, v_group.priority, v_group.group_id, array[p_key]);
+        else
+            perform forebay._announce_limit_keys(
+                forebay._record_limited_lane(p_queue, v_group.priority, v_group.group_id), array[p_key], null);
+        end if;
+    end loop;
+    perform forebay._notify(p_queue);
+end
+$$;
