@@ -162,6 +162,22 @@ def test_a_paused_queue(explain, forebay, database, conn):
         assert explain(job_id, "paused")["hint"] == "forebay queues resume default"
 
 
+@pytest.mark.parametrize("sort", ["limit", "ordering"])
+def test_a_paused_key(explain, forebay, database, conn, sort):
+    """
+    The hint resumes it; a pause with an end tells how long it lasts.
+    """
+    job_id = enqueue(conn, **{f"{sort}_key": "customer 1"})
+    with Reader(database) as reader:
+        lead(conn, reader)
+        forebay("keys", "pause", "default", f"--{sort}-key", "customer 1", "--for", "10m")
+        assert reader.claim_ready().jobs == []
+        found = explain(job_id, "paused")
+        assert found["answer"].startswith(f"its {sort} key customer 1 has been paused for ")
+        assert "for another" in found["answer"]
+        assert found["hint"] == f"forebay keys resume default --{sort}-key 'customer 1'"
+
+
 def test_a_kind_that_no_worker_has_declared_and_a_wrong_queue(explain, database, conn):
     """
     Workers record their kinds: a misspelt kind, and a queue that its workers do not serve, are named.

@@ -293,6 +293,20 @@ def test_queues_pause_and_resume(client):
         client.pause_queue("mail", group="nobody")
 
 
+def test_a_key_is_paused_and_resumed(client):
+    """
+    Each call tells whether something changed; exactly one key is named.
+    """
+    assert client.pause_key("mail", limit_key="acme") is True
+    assert client.pause_key("mail", limit_key="acme") is False
+    assert client.pause_key("mail", limit_key="acme", for_=timedelta(minutes=5)) is True
+    assert client.resume_key("mail", ordering_key="acme") is False
+    assert client.resume_key("mail", limit_key="acme") is True
+    for bad in ({}, {"ordering_key": "a", "limit_key": "b"}, {"limit_key": "a", "for_": -1}):
+        with pytest.raises(InvalidJob):
+            client.pause_key("mail", **bad)
+
+
 def test_dead_letters_are_listed_shown_redriven_and_purged(client, database):
     """
     The whole life of a dead letter: each keeps its history, is redriven once, and names its heir.

@@ -27,6 +27,7 @@ from forebay.cli import (
     _guard,
     _jobs,
     _mirror,
+    _paused_keys,
     _queues,
     _schema,
     _worker,
@@ -80,6 +81,7 @@ program.command("guard", rich_help_panel=_OPERATE)(_guard.guard)
 program.add_typer(_jobs.commands, name="jobs", rich_help_panel=_OPERATE)
 program.add_typer(_dead.commands, name="dead", rich_help_panel=_OPERATE)
 program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)
+program.add_typer(_paused_keys.commands, name="keys", rich_help_panel=_OPERATE)
 program.add_typer(_groups.commands, name="groups", rich_help_panel=_OPERATE)
 program.add_typer(_workers.commands, name="workers", rich_help_panel=_OPERATE)
 program.add_typer(_events.commands, name="events", rich_help_panel=_OPERATE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Final, Literal
 
 from forebay.model import checks
@@ -117,6 +118,39 @@ def resume_queue(queue: str, group: str | None = None) -> Operation[int]:
         "select forebay.resume_queue(queue => %(queue)s, group_name => %(group)s)",
         _number,
         {"queue": queue, "group": group},
+    )
+
+
+def pause_key(
+    queue: str,
+    *,
+    ordering_key: str | None = None,
+    limit_key: str | None = None,
+    for_: float | timedelta | None = None,
+) -> Operation[bool]:
+    """Return the call that pauses one key of a queue; it returns whether something changed."""
+    return Operation(
+        "select forebay.pause_key(queue => %(queue)s, ordering_key => %(ordering_key)s, limit_key => %(limit_key)s,"
+        " resume_after => make_interval(secs => %(seconds)s::double precision))",
+        lambda rows: bool(scalar(rows)),
+        {
+            "queue": queue,
+            "ordering_key": ordering_key,
+            "limit_key": limit_key,
+            "seconds": None if for_ is None else checks.checked_seconds(for_, "for_"),
+        },
+    )
+
+
+def resume_key(
+    queue: str, *, ordering_key: str | None = None, limit_key: str | None = None
+) -> Operation[bool]:
+    """Return the call that resumes one key of a queue; it returns whether the key was paused."""
+    return Operation(
+        "select forebay.resume_key("
+        "queue => %(queue)s, ordering_key => %(ordering_key)s, limit_key => %(limit_key)s)",
+        lambda rows: bool(scalar(rows)),
+        {"queue": queue, "ordering_key": ordering_key, "limit_key": limit_key},
     )
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -50,6 +51,8 @@ class Facts:
     ordering_key: str | None = None
     key_job: int | None = None
     limit_key: str | None = None
+    key_paused_at: datetime | None = None
+    key_resume_at: datetime | None = None
     limits: dict[str, float | None] | None = None
     running: int = 0
     key_running: int = 0
@@ -289,6 +292,22 @@ def _paused(case: _Case) -> _Found:
     )
 
 
+def _key_paused(case: _Case) -> _Found | None:
+    facts = case.facts
+    if facts.key_paused_at is None:
+        return None
+    key, sort = facts.limit_key, "limit"
+    if facts.ordering_key is not None:
+        key, sort = facts.ordering_key, "ordering"
+    end = facts.key_resume_at
+    until = "" if end is None else f", for another {case.length(end)}"
+    return _Found(
+        f"its {sort} key {key} has been paused for {case.length(facts.key_paused_at)}{until}",
+        "paused",
+        f"forebay keys resume {case.job.queue} --{sort}-key {shlex.quote(key or '')}",
+    )
+
+
 def _handler(case: _Case) -> _Found | None:
     facts = case.facts
     if facts.kind_queue is not None or not facts.has_kinds:
@@ -384,6 +403,7 @@ _QUESTIONS: Final[tuple[tuple[str, Callable[[_Case], _Found | None]], ...]] = (
     ("claimed", _held),
     ("served", _served),
     ("paused", _paused),
+    ("key paused", _key_paused),
     ("closing", _closing),
     ("handler", _handler),
     ("limits", _limits),

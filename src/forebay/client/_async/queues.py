@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 
 from forebay.client._async.base import AsyncClientBase
 from forebay.db.drivers import AsyncConnection
@@ -107,6 +108,57 @@ class AsyncQueues(AsyncClientBase):
             GroupNotFound: the queue or group does not exist.
         """
         return await self._run(conn, queues.resume_queue(queue, group))
+
+    async def pause_key(
+        self,
+        queue: str,
+        *,
+        ordering_key: str | None = None,
+        limit_key: str | None = None,
+        for_: float | timedelta | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> bool:
+        """Stop claiming jobs of one key of a queue, in all groups; return whether something changed.
+
+        Claimed jobs finish; enqueueing continues. Jobs that wait keep their places and use no attempt; other keys of the
+        queue run. To pause a paused key gives it the new time.
+
+        Args:
+            queue: the queue.
+            ordering_key: the ordering key; either this or ``limit_key``.
+            limit_key: the limit key.
+            for_: when the pause ends by itself, in seconds or as a timedelta. Default: until ``resume_key``.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            InvalidArguments: both keys are given, or neither; or a bad name, key or time.
+        """
+        operation = queues.pause_key(
+            queue, ordering_key=ordering_key, limit_key=limit_key, for_=for_
+        )
+        return await self._run(conn, operation)
+
+    async def resume_key(
+        self,
+        queue: str,
+        *,
+        ordering_key: str | None = None,
+        limit_key: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> bool:
+        """Claim jobs of a paused key again; return whether it was paused.
+
+        Args:
+            queue: the queue.
+            ordering_key: the ordering key; either this or ``limit_key``.
+            limit_key: the limit key.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            InvalidArguments: both keys are given, or neither.
+        """
+        operation = queues.resume_key(queue, ordering_key=ordering_key, limit_key=limit_key)
+        return await self._run(conn, operation)
 
     async def shard_queue(
         self, queue: str, lanes: int, *, conn: AsyncConnection | None = None

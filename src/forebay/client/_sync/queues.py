@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import timedelta
 
 from forebay.client._sync.base import ClientBase
 from forebay.db.drivers import SyncConnection
@@ -108,6 +109,57 @@ class Queues(ClientBase):
             GroupNotFound: the queue or group does not exist.
         """
         return self._run(conn, queues.resume_queue(queue, group))
+
+    def pause_key(
+        self,
+        queue: str,
+        *,
+        ordering_key: str | None = None,
+        limit_key: str | None = None,
+        for_: float | timedelta | None = None,
+        conn: SyncConnection | None = None,
+    ) -> bool:
+        """Stop claiming jobs of one key of a queue, in all groups; return whether something changed.
+
+        Claimed jobs finish; enqueueing continues. Jobs that wait keep their places and use no attempt; other keys of the
+        queue run. To pause a paused key gives it the new time.
+
+        Args:
+            queue: the queue.
+            ordering_key: the ordering key; either this or ``limit_key``.
+            limit_key: the limit key.
+            for_: when the pause ends by itself, in seconds or as a timedelta. Default: until ``resume_key``.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            InvalidArguments: both keys are given, or neither; or a bad name, key or time.
+        """
+        operation = queues.pause_key(
+            queue, ordering_key=ordering_key, limit_key=limit_key, for_=for_
+        )
+        return self._run(conn, operation)
+
+    def resume_key(
+        self,
+        queue: str,
+        *,
+        ordering_key: str | None = None,
+        limit_key: str | None = None,
+        conn: SyncConnection | None = None,
+    ) -> bool:
+        """Claim jobs of a paused key again; return whether it was paused.
+
+        Args:
+            queue: the queue.
+            ordering_key: the ordering key; either this or ``limit_key``.
+            limit_key: the limit key.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            InvalidArguments: both keys are given, or neither.
+        """
+        operation = queues.resume_key(queue, ordering_key=ordering_key, limit_key=limit_key)
+        return self._run(conn, operation)
 
     def shard_queue(self, queue: str, lanes: int, *, conn: SyncConnection | None = None) -> int:
         """Trade ordering for parallel claims: split a queue into shards; return the previous number of shards.

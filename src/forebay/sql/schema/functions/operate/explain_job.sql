@@ -14,6 +14,7 @@
 --   last_claim_at, last_claim_by, last_claim_alive  of the group, in any lane
 --   holder                 of a claimed or running job: worker, silent_seconds, suspect_seconds, lease_seconds, jobs, running
 --   ordering_key, key_job  the job of the key that must end first
+--   key_paused_at, key_resume_at  while a key of the job is paused: since when, and when the pause ends, null: when it is resumed
 --   limit_key, limits, running, key_running, permits, key_permits, next_start_at, key_next_start_at
 --   before                 ready jobs that come first: of a better priority, or earlier in the job's lane; at most 10,001
 --   is_suspect             it was running when its worker was lost: it runs alone
@@ -55,6 +56,10 @@ begin
                  || forebay._explain_workers(v_group.group_id, v_group.queue, group_name, v_row.seq)
                  || forebay._explain_key(v_group.group_id, v_row.ordering_key, v_id)
                  || forebay._explain_limits(v_group.group_id, v_group.queue, v_row.limit_key)
+                 || coalesce((select jsonb_build_object('key_paused_at', p.paused_at, 'key_resume_at', p.resume_at)
+                              from forebay.key_pause p
+                              where p.queue = v_group.queue and coalesce(p.resume_at > forebay._now(), true)
+                                and (p.sort, p.key) in (('ordering', v_row.ordering_key), ('limit', v_row.limit_key))), '{}')
                  || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.seq));
         return next;
     end loop;

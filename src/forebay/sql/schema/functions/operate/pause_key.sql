@@ -48,7 +48,7 @@ begin
     perform forebay._announce_key(pause_key.queue, v_sort, v_key);
     perform forebay._record_event(
         'keys.pause', pause_key.queue,
-        p_old => case when v_was_paused then jsonb_build_object('resume_at', v_before.resume_at) end,
+        p_old => case when v_was_paused then jsonb_build_object(v_sort || '_key', v_key, 'resume_at', v_before.resume_at) end,
         p_new => jsonb_build_object(v_sort || '_key', v_key, 'resume_at', v_until));
     return true;
 end

@@ -1,0 +1,91 @@
+"""forebay keys: pause and resume one key of a queue."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from forebay.cli._help import Commands
+from forebay.cli._served import check_queue_in_use
+from forebay.cli.options import Dsn, Json, duration
+from forebay.cli.output import console, print_json
+from forebay.client import Client
+from forebay.errors import shown
+
+commands = Commands(help="Ordering keys and limit keys: pause, resume.")
+
+Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
+OrderingKey = Annotated[
+    str | None,
+    typer.Option("--ordering-key", metavar="KEY", help="The ordering key.", show_default=False),
+]
+LimitKey = Annotated[
+    str | None,
+    typer.Option("--limit-key", metavar="KEY", help="The limit key.", show_default=False),
+]
+
+
+@commands.command("pause")
+def pause(
+    queue: Queue,
+    *,
+    ordering_key: OrderingKey = None,
+    limit_key: LimitKey = None,
+    for_: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="TIME", help="10m, 2h. Default: until resumed.", show_default=False
+        ),
+    ] = None,
+    new: Annotated[
+        bool, typer.Option("--new", help="The queue may have no jobs and no workers yet.")
+    ] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Stop claiming jobs of one key of a queue, in all groups. Claimed jobs finish; enqueueing continues.
+
+    Jobs that wait keep their places and use no attempt. The other keys of the queue run.
+    """
+    name = _one_key(ordering_key, limit_key)
+    after = duration(for_, "--for")
+    if not new:
+        check_queue_in_use(dsn, queue)
+    changed = Client(dsn).pause_key(
+        queue, ordering_key=ordering_key, limit_key=limit_key, for_=after
+    )
+    if as_json:
+        print_json({"queue": queue, "paused": changed})
+    elif not changed:
+        console().print(f"queue {queue}: {name} was already paused", markup=False)
+    else:
+        until = "" if for_ is None else f" for {for_}"
+        console().print(f"queue {queue}: {name} paused{until}", markup=False)
+
+
+@commands.command("resume")
+def resume(
+    queue: Queue,
+    *,
+    ordering_key: OrderingKey = None,
+    limit_key: LimitKey = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Claim jobs of a paused key again."""
+    name = _one_key(ordering_key, limit_key)
+    changed = Client(dsn).resume_key(queue, ordering_key=ordering_key, limit_key=limit_key)
+    if as_json:
+        print_json({"queue": queue, "resumed": changed})
+    else:
+        what = "resumed" if changed else "was not paused"
+        console().print(f"queue {queue}: {name} {what}", markup=False)
+
+
+def _one_key(ordering_key: str | None, limit_key: str | None) -> str:
+    if (ordering_key is None) is (limit_key is None):
+        raise typer.BadParameter("give --ordering-key or --limit-key, and not both")
+    if ordering_key is not None:
+        return f"ordering key {shown(ordering_key)}"
+    return f"limit key {shown(limit_key)}"

@@ -1,0 +1,49 @@
+"""forebay keys pause and resume."""
+
+import pytest
+
+from tests.support.engine import Reader, enqueue
+
+
+def test_a_key_is_paused_and_resumed(forebay, database, conn):
+    """Both calls say whether something changed, and the event log has them."""
+    job = enqueue(conn, queue="mail", limit_key="customer [1]")
+    key = ("mail", "--limit-key", "customer [1]")
+    assert forebay("keys", "pause", *key).out == "queue mail: limit key 'customer [1]' paused\n"
+    assert "was already paused" in forebay("keys", "pause", *key).out
+    assert forebay("keys", "pause", *key, "--for", "10m").out.endswith("paused for 10m\n")
+    acts = forebay("events", "list", "--act", "keys", "--json").json
+    assert [event["act"] for event in acts] == ["keys.pause", "keys.pause"]
+    assert "limit_key=customer [1]" in forebay("events", "list").out
+    with Reader(database, "mail") as reader:
+        assert reader.claim_ready().jobs == []
+        assert (
+            forebay("keys", "resume", *key).out == "queue mail: limit key 'customer [1]' resumed\n"
+        )
+        assert "was not paused" in forebay("keys", "resume", *key).out
+        assert reader.claim_ready().job_ids == [job]
+
+
+def test_json_says_whether_something_changed(forebay):
+    """The same for an ordering key of a queue that is not in use yet."""
+    key = ("mail", "--ordering-key", "k", "--json")
+    assert forebay("keys", "pause", *key).code != 0
+    assert forebay("keys", "pause", *key, "--new").json == {"queue": "mail", "paused": True}
+    assert forebay("keys", "pause", *key, "--new").json == {"queue": "mail", "paused": False}
+    assert forebay("keys", "resume", *key).json == {"queue": "mail", "resumed": True}
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume"])
+@pytest.mark.parametrize("keys", [(), ("--ordering-key", "a", "--limit-key", "b")])
+def test_exactly_one_key_is_needed(forebay, verb, keys):
+    """Before anything is asked of the database."""
+    answer = forebay("keys", verb, "mail", *keys)
+    assert answer.code == 2
+    assert "--ordering-key or --limit-key" in answer.err
+
+
+def test_a_time_is_checked(forebay):
+    """A word is no duration, and zero is none either."""
+    for time in ("soon", "0s"):
+        answer = forebay("keys", "pause", "mail", "--limit-key", "k", "--new", "--for", time)
+        assert answer.code == 2
