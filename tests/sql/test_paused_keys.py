@@ -17,6 +17,7 @@ from tests.support.engine import (
     state,
 )
 from tests.support.mutant import break_function, violation
+from tests.support.restore import create_database, drop_database
 from tests.support.waiting import wait_for
 
 SORTS = ["limit_key", "ordering_key"]
@@ -180,8 +181,10 @@ def retried_while_paused(database: str, sort: str, outcome: str, after: int) -> 
         assert take(reader) == []
         at(conn, 30)
         assert take(reader) == []
+        rows = one(conn, "select count(*) from forebay.log where kind <> ''")
         at(conn, 60)
         assert take(reader) == []
+        assert rows == one(conn, "select count(*) from forebay.log where kind <> ''")
         assert depth(conn, "q") == {"default": (4, 0, 0)}
         assert [state(conn, job) for job in jobs] == ["ready"] * 4
         assert resume(conn, sort)
@@ -484,6 +487,38 @@ def test_a_resumption_that_looks_for_waiting_jobs_would_forget_it(database, sort
         parked_while_resumed(database, sort)
 
 
+def first_job_while_resumed(database: str, sort: str) -> None:
+    """The first job of the queue that has a key comes, and is parked, between the resumption and its commit."""
+    with (
+        connect(database) as conn,
+        Reader(database, "q") as reader,
+        psycopg.connect(database) as operator,
+    ):
+        pause(conn, sort)
+        assert resume(operator, sort)
+        jobs = put(conn, sort, 2)
+        assert take(reader) == []
+        operator.commit()
+        assert drained(reader) == jobs
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_the_first_job_with_a_key_that_comes_while_it_is_resumed_is_not_forgotten(database, sort):
+    """The recheck row is written though no lane is known yet."""
+    first_job_while_resumed(database, sort)
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_it_would_be_if_the_recheck_row_needed_a_lane(database, sort):
+    """The same where nothing is written without a lane."""
+    break_function(
+        database, "_announce_key", ("coalesce(min(i.priority), 100)", "min(i.priority)"),
+        ("and g.closing_at is null", "and g.closing_at is null and l.priority is not null"),
+    )  # fmt: skip
+    with violation():
+        first_job_while_resumed(database, sort)
+
+
 def opened_while_resumed(database: str, sort: str) -> None:
     """A group is opened, and claims, between the resumption and its commit."""
     with (
@@ -545,6 +580,31 @@ def test_an_open_transaction_of_an_operator_holds_up_no_claim(database, conn):
             assert take(reader) == []
             operator.commit()
             assert drained(reader) == jobs
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_a_key_stays_paused_in_an_adopted_log(server, database, conn, sort):
+    """With a job that came back, and those behind it; then they run, once each."""
+    with Reader(database, "q") as reader:
+        jobs = put(conn, sort, 3)
+        batch = reader.claim_ready(1)
+        pause(conn, sort, seconds=60)
+        again = {"offset": 1, "outcome": "retried"}
+        assert reader.settle(batch.claim_no, ended=[again]) == "settled"
+        assert take(reader) == []
+    name = f"{conn.info.dbname}_copy"
+    source = conn.info.dbname
+    conn.close()
+    dsn = create_database(server, name, source)
+    try:
+        with connect(dsn) as copy:
+            copy.execute("select * from forebay.adopt_v1(true)")
+        with connect(dsn) as copy, Reader(dsn, "q") as reader:
+            assert take(reader) == []
+            at(copy, 61)
+            assert sorted(drained(reader)) == jobs
+    finally:
+        drop_database(server, name)
 
 
 # --- the call ---

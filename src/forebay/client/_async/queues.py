@@ -131,7 +131,7 @@ class AsyncQueues(AsyncClientBase):
             conn: the connection whose transaction to use.
 
         Raises:
-            InvalidArguments: both keys are given, or neither; or a bad name, key or time.
+            InvalidJob: both keys are given, or neither; or a bad name, key or time.
         """
         operation = queues.pause_key(
             queue, ordering_key=ordering_key, limit_key=limit_key, for_=for_
@@ -155,7 +155,7 @@ class AsyncQueues(AsyncClientBase):
             conn: the connection whose transaction to use.
 
         Raises:
-            InvalidArguments: both keys are given, or neither.
+            InvalidJob: both keys are given, or neither.
         """
         operation = queues.resume_key(queue, ordering_key=ordering_key, limit_key=limit_key)
         return await self._run(conn, operation)

@@ -7,7 +7,7 @@
 -- Parameters: ordering_key, limit_key, exactly one of them; resume_after, positive: the pause ends by itself then. null: it ends with
 --   forebay.resume_key().
 -- Errors: JQ001 a bad name, key or time.
--- Locks: the row of the key; the table queue_group, in a mode that makes only openings of new groups wait, until the transaction ends.
+-- Locks, until the transaction ends: the row of the key, and the table queue_group in a mode that makes only the opening of new groups wait.
 create function forebay.pause_key(
     queue text, ordering_key text default null, limit_key text default null, resume_after interval default null)
 returns boolean
@@ -44,8 +44,10 @@ begin
     where (p.queue, p.sort, p.key) in (
         select i.queue, i.sort, i.key from forebay.key_pause i
         where i.resume_at <= v_at order by i.resume_at limit 10 for update skip locked);
-    -- The claims look at the key again, and arrange that it is looked at when the pause ends.
-    perform forebay._announce_key(pause_key.queue, v_sort, v_key);
+    if v_was_paused then
+        -- Claims have parked jobs until the end of the earlier pause. They look again, and schedule a recheck row for the new end.
+        perform forebay._announce_key(pause_key.queue, v_sort, v_key);
+    end if;
     perform forebay._record_event(
         'keys.pause', pause_key.queue,
         p_old => case when v_was_paused then jsonb_build_object(v_sort || '_key', v_key, 'resume_at', v_before.resume_at) end,
@@ -80,7 +82,8 @@ $$;
 --
 -- Whether jobs of the key wait is not looked at: that would need the locks of the claims' decisions, and an operator's transaction may
 -- be open for long. A claim in progress has a snapshot older than these rows, so the next one reads them, after what the first parked.
--- A group that is opened now would not have a row: it waits for the end of this transaction.
+-- A group that is opened now would not have a row: it waits for the end of this transaction. A job that is enqueued now may be the first one
+-- with a key: the row is written even if no lane is known yet.
 create function forebay._announce_key(p_queue text, p_sort text, p_key text) returns void
 language plpgsql volatile
 as $$
@@ -91,8 +94,8 @@ begin
     for v_group in
         select g.group_id, l.priority
         from forebay.queue_group g
-        cross join lateral (select i.priority from forebay.lane i
-                            where i.queue = g.queue and i.sort = case p_sort when 'ordering' then 'keyed' else 'limited' end limit 1) l
+        cross join lateral (select coalesce(min(i.priority), 100) as priority from forebay.lane i
+                            where i.queue = g.queue and i.sort = case p_sort when 'ordering' then 'keyed' else 'limited' end) l
         where g.queue = p_queue and g.closing_at is null
     loop
         if p_sort = 'ordering' then
