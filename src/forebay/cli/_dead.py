@@ -1,4 +1,4 @@
-"""forebay dead: dead letters; list, show, groups, summary, redrive, keep, purge, mute, unmute."""
+"""forebay dead: dead letters; list, show, groups, summary, redrive, skip, keep, purge, mute, unmute."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from forebay.ops.dead import Reason
 
 commands = Commands(
-    help="Dead letters: list, show, groups, summary, redrive, keep, purge, mute, unmute."
+    help="Dead letters: list, show, groups, summary, redrive, skip, keep, purge, mute, unmute."
 )
 
 ReasonOption = Annotated[
@@ -435,6 +435,26 @@ def redrive(
         print_json({"redriven": count})
     else:
         console().print(f"redriven dead letters: {count:,}")
+
+
+@commands.command("skip")
+def skip(
+    dead_ids: Annotated[
+        list[int], typer.Argument(metavar="DEAD_ID...", help="Dead letters that hold their key.")
+    ],
+    *,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Let the ordering keys that dead letters hold go on without these jobs. The dead letters stay."""
+    client = Client(dsn)
+    held = {dead_id: client.skip_dead(dead_id) for dead_id in dead_ids}
+    if as_json:
+        print_json([{"dead_id": dead, "held_key": was} for dead, was in held.items()])
+        return
+    for dead, was in held.items():
+        what = "its ordering key goes on" if was else "it holds no ordering key"
+        console().print(f"dead letter {dead}: {what}")
 
 
 @commands.command("purge")

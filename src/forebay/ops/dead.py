@@ -115,6 +115,15 @@ def redrive(dead_id: int) -> Operation[int]:
     )
 
 
+def skip_dead(dead_id: int) -> Operation[bool]:
+    """Return the call that lets the ordering key of a dead letter go on."""
+    return Operation(
+        "select forebay.skip_dead(%(dead_id)s::bigint)",
+        lambda rows: bool(rows[0][0]),
+        {"dead_id": checked_id(dead_id, "dead_id")},
+    )
+
+
 def redrive_matching(
     *,
     queue: str | None = None,
