@@ -1,9 +1,12 @@
 """A dead letter holds its ordering key: later jobs wait until it is redriven, in its place, skipped or purged."""
 
+import asyncio
 from contextlib import closing
 
 import pytest
 
+import forebay
+from forebay.doctor.examine import examine
 from tests.support.engine import (
     Reader,
     connect,
@@ -296,3 +299,32 @@ def test_a_redriven_job_loses_its_place_where_the_hold_does_not_end(database, co
     assert ran(reader) == [again, *rest]
     keyed(conn, 1)
     assert ran(reader) == []
+
+
+def held_keys(database):
+    """Return what the doctor finds about held keys."""
+    (found,) = [one for one in asyncio.run(examine(database)) if one.check == "held keys"]
+    return found
+
+
+def test_doctor_names_the_letter(database, conn, reader):
+    """For a job that waits, and after an hour for the database."""
+    client = forebay.Client(database)
+    first, waiting = keyed(conn, 2)
+    dies(reader, reader.claim_ready())
+    dead_id = letter(conn, first)
+    explained = client.explain(waiting)
+    assert "held" in {one.cause for one in explained}, explained
+    assert any(f"dead letter {dead_id}" in one.answer for one in explained)
+    found = held_keys(database)
+    assert found.level.name == "OK"
+    conn.execute("update forebay.dead_letter set died_at = died_at - interval '2 hours'")
+    found = held_keys(database)
+    assert found.level.name == "WARNING"
+    assert f"forebay dead skip {dead_id}" in (found.remedy or "")
+    assert client.dead_letter(dead_id).holds_key
+    assert client.skip_dead(dead_id)
+    found = held_keys(database)
+    assert found.what == "no dead letter holds its ordering key"
+    acts = [event.act for event in client.events()]
+    assert acts[:2] == ["keys.skip", "keys.hold"]

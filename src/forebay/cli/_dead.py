@@ -517,6 +517,9 @@ def _facts(letter: DeadLetter) -> object:
     ):
         if value is not None:
             rows.add_row(name, str(value))
+    if letter.ordering_key is not None:
+        what = "" if not letter.holds_key else ", which this letter holds: later jobs wait"
+        rows.add_row("ordering key", f"{letter.ordering_key}{what}")
     if letter.redriven_as is not None:
         rows.add_row("redriven", f"as job {letter.redriven_as}, {moment(letter.redriven_at)}")
     return rows
