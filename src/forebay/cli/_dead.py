@@ -446,14 +446,14 @@ def skip(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Let the ordering keys that dead letters hold go on without these jobs. The dead letters stay."""
+    """Free the ordering keys that dead letters hold, without running their jobs. The dead letters stay."""
     client = Client(dsn)
     held = {dead_id: client.skip_dead(dead_id) for dead_id in dead_ids}
     if as_json:
         print_json([{"dead_id": dead, "held_key": was} for dead, was in held.items()])
         return
     for dead, was in held.items():
-        what = "its ordering key goes on" if was else "it holds no ordering key"
+        what = "its ordering key is free" if was else "it holds no ordering key"
         console().print(f"dead letter {dead}: {what}")
 
 

@@ -64,7 +64,7 @@ def _finding(row: Sequence[Any]) -> Finding:
     )
 
 
-#: A dead letter that has held its ordering key for so long has perhaps not been seen.
+#: A dead letter that has held its ordering key for longer has perhaps not been seen.
 _HELD_SECONDS: Final = 3600
 
 _HELD_SQL: Final = f"""

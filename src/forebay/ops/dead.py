@@ -117,7 +117,7 @@ def redrive(dead_id: int) -> Operation[int]:
 
 
 def skip_dead(dead_id: int) -> Operation[bool]:
-    """Return the call that lets the ordering key of a dead letter go on."""
+    """Return the call that frees the ordering key of a dead letter."""
     return Operation(
         "select forebay.skip_dead(%(dead_id)s::bigint)",
         lambda rows: bool(rows[0][0]),

@@ -84,7 +84,7 @@ class AsyncDeadLetters(AsyncClientBase):
         return await self._run(conn, dead.redrive(dead_id))
 
     async def skip_dead(self, dead_id: int, *, conn: AsyncConnection | None = None) -> bool:
-        """Let the ordering key that a dead letter holds go on without its job; return whether it held the key.
+        """Free the ordering key that a dead letter holds, without running its job; return whether it held the key.
 
         The dead letter stays. See ``on_dead`` of ``App.job``.
 

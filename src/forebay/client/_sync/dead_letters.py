@@ -85,7 +85,7 @@ class DeadLetters(ClientBase):
         return self._run(conn, dead.redrive(dead_id))
 
     def skip_dead(self, dead_id: int, *, conn: SyncConnection | None = None) -> bool:
-        """Let the ordering key that a dead letter holds go on without its job; return whether it held the key.
+        """Free the ordering key that a dead letter holds, without running its job; return whether it held the key.
 
         The dead letter stays. See ``on_dead`` of ``App.job``.
 

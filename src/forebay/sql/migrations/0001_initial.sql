@@ -11790,7 +11790,7 @@ $$;
 
 
 -- Delete and count at most p_most dead letters of a queue, and of a cause unless it is null, that died before a time, the oldest first; returns their number.
--- p_ends_holds: also those that hold their key, which goes on; otherwise these stay.
+-- p_ends_holds: also those that hold their key, which is free then; otherwise these stay.
 create function forebay._delete_dead(p_queue text, p_before timestamptz, p_most integer, p_cause text default null,
                                      p_ends_holds boolean default false) returns bigint
 language plpgsql volatile
@@ -12044,7 +12044,7 @@ $$;
 
 -- grant: operator
 
--- Delete dead letters that died longer ago than `age`, and count them for forebay.dead_summary(); returns their number. Ordering keys that they hold go on.
+-- Delete dead letters that died longer ago than `age`, and count them for forebay.dead_summary(); returns their number. Ordering keys that they hold are free.
 --
 -- Parameters: age, not negative; queue and cause, null for all.
 -- Errors: JQ001 a bad age.
@@ -12344,7 +12344,7 @@ $$;
 
 -- grant: operator
 
--- Let the ordering key that a dead letter holds go on without its job; returns whether it held the key. The dead letter stays, and
+-- Free the ordering key that a dead letter holds, without its job; returns whether it held the key. The dead letter stays, and
 -- can be redriven later: then as a new job, behind the others of its key.
 --
 -- Errors: JQ015 no such dead letter, JQ016 it was redriven, and the key waits for that job.
@@ -13195,7 +13195,7 @@ end
 $$;
 
 
--- End what dead letters hold: their keys go on. Claims look at the keys again.
+-- End what dead letters hold: the next jobs of their keys may run. Claims look at the keys again.
 create function forebay._end_holds(p_dead_ids bigint[]) returns bigint
 language plpgsql volatile
 as $$

@@ -78,7 +78,7 @@ $$;
 
 
 -- Delete and count at most p_most dead letters of a queue, and of a cause unless it is null, that died before a time, the oldest first; returns their number.
--- p_ends_holds: also those that hold their key, which goes on; otherwise these stay.
+-- p_ends_holds: also those that hold their key, which is free then; otherwise these stay.
 create function forebay._delete_dead(p_queue text, p_before timestamptz, p_most integer, p_cause text default null,
                                      p_ends_holds boolean default false) returns bigint
 language plpgsql volatile

@@ -1,6 +1,6 @@
 -- grant: operator
 
--- Delete dead letters that died longer ago than `age`, and count them for forebay.dead_summary(); returns their number. Ordering keys that they hold go on.
+-- Delete dead letters that died longer ago than `age`, and count them for forebay.dead_summary(); returns their number. Ordering keys that they hold are free.
 --
 -- Parameters: age, not negative; queue and cause, null for all.
 -- Errors: JQ001 a bad age.

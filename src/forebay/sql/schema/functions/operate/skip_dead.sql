@@ -1,6 +1,6 @@
 -- grant: operator
 
--- Let the ordering key that a dead letter holds go on without its job; returns whether it held the key. The dead letter stays, and
+-- Free the ordering key that a dead letter holds, without its job; returns whether it held the key. The dead letter stays, and
 -- can be redriven later: then as a new job, behind the others of its key.
 --
 -- Errors: JQ015 no such dead letter, JQ016 it was redriven, and the key waits for that job.

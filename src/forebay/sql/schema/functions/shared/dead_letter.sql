@@ -75,7 +75,7 @@ end
 $$;
 
 
--- End what dead letters hold: their keys go on. Claims look at the keys again.
+-- End what dead letters hold: the next jobs of their keys may run. Claims look at the keys again.
 create function forebay._end_holds(p_dead_ids bigint[]) returns bigint
 language plpgsql volatile
 as $$
