@@ -50,6 +50,7 @@ class Facts:
     holder: dict[str, Any] | None = None
     ordering_key: str | None = None
     key_job: int | None = None
+    held_by: int | None = None
     limit_key: str | None = None
     key_paused_at: datetime | None = None
     key_resume_at: datetime | None = None
@@ -364,6 +365,12 @@ def _key(case: _Case) -> _Found:
         return _Found("none")
     if facts.key_job is None:
         return _Found(f"{facts.ordering_key}: no job before it")
+    if facts.held_by is not None:
+        return _Found(
+            f"dead letter {facts.held_by}, of job {facts.key_job}, holds its ordering key {facts.ordering_key}",
+            "held",
+            f"forebay dead redrive {facts.held_by} runs that job first; forebay dead skip {facts.held_by} does without it.",
+        )
     return _Found(
         f"job {facts.key_job} of its ordering key {facts.ordering_key} must end first",
         "ordering key",

@@ -46,6 +46,10 @@ begin
             select p_group_id, v_key.ordering_key, v_key.no + 1, v_key.no + 1, v_key.taken_up_to, v_key.lane || v_key.waiting_lanes,
                    v_key.seq || v_key.waiting_seqs, min(u), max(u), false, p_at
             from unnest(v_key.seq || v_key.waiting_seqs) u;
+            -- A redriven job has its place now: its dead letter holds the key no longer.
+            update forebay.dead_letter d set holds_key = false
+            where pg_sequence_last_value('forebay.hold_seq') is not null
+              and d.group_id = p_group_id and d.ordering_key = v_key.ordering_key and d.holds_key and d.redriven_as = v_key.head;
         end if;
         if v_key.ends is not null and (v_key.is_recheck or v_key.seq is not null or not v_key.has_waiting) then
             v_private := forebay._record_keyed_lane(p_queue, p_priority, p_group_id);
