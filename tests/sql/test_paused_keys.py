@@ -281,6 +281,40 @@ def test_without_the_guard_a_suspect_of_a_limit_key_would_come_back_each_second(
         suspect_of_a_paused_key(database, "limit_key")
 
 
+def redriven_while_paused(database: str) -> None:
+    """The dead letter of a job holds its ordering key; the job is redriven while the key is paused."""
+    with connect(database) as conn, Reader(database, "q") as reader:
+        jobs = put(conn, "ordering_key", 3)
+        batch = reader.claim_ready(1)
+        death = {"offset": 1, "outcome": "dead", "reason": "permanent", "holds_key": True}
+        assert reader.settle(batch.claim_no, ended=[death]) == "settled"
+        reader.open_claims.clear()
+        assert take(reader) == []
+        pause(conn, "ordering_key")
+        again = one(
+            conn,
+            "select forebay.redrive(dead_id) from forebay.dead_letter where job_id = %s",
+            jobs[0],
+        )
+        assert take(reader) == []
+        resume(conn, "ordering_key")
+        assert drained(reader) == [again, *jobs[1:]]
+
+
+def test_a_redriven_job_of_a_held_and_paused_key_takes_its_place(database):
+    """It is requeued like a job that came back, and the dead letter holds the key no longer."""
+    redriven_while_paused(database)
+
+
+def test_without_the_end_of_the_hold_its_key_would_wait_for_ever(database):
+    """The same where the dead letter still holds the key after that."""
+    break_function(
+        database, "_hold_keys", ("and d.holds_key and d.redriven_as", "and false and d.redriven_as")
+    )
+    with violation():
+        redriven_while_paused(database)
+
+
 # --- a pause with an end ---
 
 
