@@ -14,6 +14,7 @@
 --   last_claim_at, last_claim_by, last_claim_alive  of the group, in any lane
 --   holder                 of a claimed or running job: worker, silent_seconds, suspect_seconds, lease_seconds, jobs, running
 --   ordering_key, key_job  the job of the key that must end first
+--   key                    of a job that is parked behind its key: the row of forebay.key()
 --   limit_key, limits, running, key_running, permits, key_permits, next_start_at, key_next_start_at
 --   before                 ready jobs that come first: of a better priority, or earlier in the job's lane; at most 10,001
 --   is_suspect             it was running when its worker was lost: it runs alone
@@ -55,6 +56,7 @@ begin
                  || forebay._explain_workers(v_group.group_id, v_group.queue, group_name, v_row.seq)
                  || forebay._explain_key(v_group.group_id, v_row.ordering_key, v_id)
                  || forebay._explain_limits(v_group.group_id, v_group.queue, v_row.limit_key)
+                 || forebay._explain_parked(v_group.group_id, v_row.ordering_key, v_row.limit_key, v_row.xid, v_row.seq)
                  || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.seq));
         return next;
     end loop;
@@ -160,6 +162,25 @@ begin
                             where p.group_id = p_group_id and p.ordering_key = p_ordering_key and p.parked_no > v_key.taken_up_to
                             order by p.parked_no limit 1)));
     return jsonb_build_object('ordering_key', p_ordering_key, 'key_job', nullif(v_first, p_job_id));
+end
+$$;
+
+
+-- Of a job that is parked behind its key: why the key does not run.
+create function forebay._explain_parked(p_group_id bigint, p_ordering_key text, p_limit_key text, p_xid xid8, p_seq bigint) returns jsonb
+language plpgsql volatile
+as $$
+begin
+    if p_group_id is null
+       or not case when p_ordering_key is not null then forebay._is_parked(p_group_id, p_ordering_key, p_seq)
+                   when p_limit_key is not null then forebay._is_limit_parked(p_group_id, p_limit_key, p_xid, p_seq)
+                   else false end then
+        return '{}';
+    end if;
+    return (select jsonb_build_object('key', to_jsonb(k) || jsonb_build_object('queue', g.queue, 'group', g.name))
+            from forebay.queue_group g
+            cross join lateral forebay._show_keys(g.group_id, array_remove(array[p_ordering_key], null), array_remove(array[p_limit_key], null)) k
+            where g.group_id = p_group_id);
 end
 $$;
 
