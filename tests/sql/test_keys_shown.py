@@ -3,7 +3,7 @@
 import pytest
 from psycopg.rows import dict_row
 
-from tests.support.engine import Reader, connect, enqueue, enqueue_many, one, shift_clock, sqlstate
+from tests.support.engine import Reader, connect, enqueue_many, one, shift_clock, sqlstate
 
 WORKER = "default@test"
 
@@ -29,7 +29,7 @@ def keys(conn, *args: object) -> list[dict]:
 
 def key(conn, **which: str) -> dict:
     """Return one key of queue q, in its only group."""
-    (name, value), = which.items()
+    ((name, value),) = which.items()
     with conn.cursor(row_factory=dict_row) as cursor:
         (found,) = cursor.execute(
             f"select * from forebay.key('q', {name} => %s)", [value]
@@ -103,7 +103,9 @@ def test_a_key_is_behind_a_job_that_runs_again(database, conn, reader, outcome):
         assert reason(conn, ordering_key="k") == ("retry", 2, 0)
         found = key(conn, ordering_key="k")
         assert (found["blocking_jobs"], found["blocking_workers"]) == ([jobs[0]], [None])
-        assert found["until"] == one(conn, "select max(run_at) from forebay.deferred where kind <> ''")
+        assert found["until"] == one(
+            conn, "select max(run_at) from forebay.deferred where kind <> ''"
+        )
         shift_clock(conn, 86400)
         assert one(conn, "select forebay.promote_v1(1000)") == 1
         assert reason(conn, ordering_key="k")[0] == "retry"

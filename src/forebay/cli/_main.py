@@ -26,6 +26,7 @@ from forebay.cli import (
     _groups,
     _guard,
     _jobs,
+    _keys,
     _mirror,
     _queues,
     _schema,
@@ -80,6 +81,7 @@ program.command("guard", rich_help_panel=_OPERATE)(_guard.guard)
 program.add_typer(_jobs.commands, name="jobs", rich_help_panel=_OPERATE)
 program.add_typer(_dead.commands, name="dead", rich_help_panel=_OPERATE)
 program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)
+program.add_typer(_keys.commands, name="keys", rich_help_panel=_OPERATE)
 program.add_typer(_groups.commands, name="groups", rich_help_panel=_OPERATE)
 program.add_typer(_workers.commands, name="workers", rich_help_panel=_OPERATE)
 program.add_typer(_events.commands, name="events", rich_help_panel=_OPERATE)

@@ -11175,20 +11175,16 @@ $$;
 
 -- Of a job that is parked behind its key: why the key does not run.
 create function forebay._explain_parked(p_group_id bigint, p_ordering_key text, p_limit_key text, p_xid xid8, p_seq bigint) returns jsonb
-language plpgsql volatile
+language sql volatile
 as $$
-begin
-    if p_group_id is null
-       or not case when p_ordering_key is not null then forebay._is_parked(p_group_id, p_ordering_key, p_seq)
+    select coalesce((
+        select jsonb_build_object('key', to_jsonb(k) || jsonb_build_object('queue', g.queue, 'group', g.name))
+        from forebay.queue_group g
+        cross join lateral forebay._show_keys(g.group_id, array_remove(array[p_ordering_key], null), array_remove(array[p_limit_key], null)) k
+        where g.group_id = p_group_id
+          and case when p_ordering_key is not null then forebay._is_parked(p_group_id, p_ordering_key, p_seq)
                    when p_limit_key is not null then forebay._is_limit_parked(p_group_id, p_limit_key, p_xid, p_seq)
-                   else false end then
-        return '{}';
-    end if;
-    return (select jsonb_build_object('key', to_jsonb(k) || jsonb_build_object('queue', g.queue, 'group', g.name))
-            from forebay.queue_group g
-            cross join lateral forebay._show_keys(g.group_id, array_remove(array[p_ordering_key], null), array_remove(array[p_limit_key], null)) k
-            where g.group_id = p_group_id);
-end
+                   else false end), '{}')
 $$;
 
 
