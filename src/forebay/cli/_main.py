@@ -57,8 +57,8 @@ program = Commands(
     name="forebay",
     cls=AllCommands,
     help="Forebay is a transactional job queue and outbox for Python and PostgreSQL.",
-    epilog="Exit codes: 0 done · 1 not done, or problems found · 2 wrong usage or"
-    " configuration · 3 database not usable",
+    # One row of 80 columns.
+    epilog="Exit codes: 0 done · 1 not done, or problems · 2 wrong usage · 3 no database",
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
