@@ -417,7 +417,8 @@ class EngineMachine(RuleBasedStateMachine):
             counted = [0, 0, 0]
             swept = 0
             for job in self.jobs.values():
-                if job.place[group] in WAITING:
+                is_withdrawn = job.place[group] == DEFERRED and group in job.cancelled
+                if job.place[group] in WAITING and not is_withdrawn:
                     counted[WAITING.index(job.place[group])] += 1
                     swept += job.place[group] == READY and group in job.swept
             ready, held, deferred = told.get(group, (0, 0, 0))

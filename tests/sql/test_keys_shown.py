@@ -114,6 +114,23 @@ def test_a_key_is_behind_a_job_that_runs_again(database, conn, reader, outcome):
         assert reason(conn, ordering_key="k") == ("running", 2, 1)
 
 
+def test_a_key_that_a_dead_letter_holds(database, conn, reader):
+    """Until the letter is skipped, or redriven: then the key is behind the new job."""
+    jobs = put(conn, 3, ordering_key="k")
+    with Reader(database, "q") as other:
+        batch = taken_by(reader, other, jobs)
+        dead = {"offset": 1, "outcome": "dead", "reason": "permanent", "holds_key": True}
+        assert reader.settle(batch.claim_no, [], ended=[dead]) == "settled"
+        assert reason(conn, ordering_key="k") == ("held", 2, 0)
+        found = key(conn, ordering_key="k")
+        assert found["held_by"] == one(conn, "select max(dead_id) from forebay.dead_letter")
+        assert (found["blocking_jobs"], found["blocking_workers"]) == (jobs[:1], [None])
+        new = one(conn, "select forebay.redrive(%s)", found["held_by"])
+        assert reason(conn, ordering_key="k") == ("retry", 2, 0)
+        assert key(conn, ordering_key="k")["blocking_jobs"] == [new]
+        assert key(conn, ordering_key="k")["held_by"] is None
+
+
 def test_requeued_jobs_wait_before_parked_ones(database, conn, reader):
     """Those that a worker gave back behind a job that runs again; the first of them is named."""
     jobs = put(conn, 5, ordering_key="k")

@@ -166,6 +166,7 @@ class App(AppQueues, AppEvents):
         unique_by: Sequence[str] = (),
         unique: Callable[[str], Unique] = Once,
         keep_result: bool | float | timedelta = False,
+        on_dead: Literal["skip", "hold"] = "skip",
         executor: Literal["process"] | None = None,
         memory_bytes: int | None = None,
         cpu_seconds: float | None = None,
@@ -197,6 +198,8 @@ class App(AppQueues, AppEvents):
             unique: the uniqueness mode of these keys: ``Once``, ``Coalesce``, or ``lambda key: Debounce(key, wait=10)``.
             keep_result: keep what the handler returns, as JSON, for this time; True for a week. Read it with
                 ``handle(job_id).result()``.
+            on_dead: what a dead letter means for later jobs of its ordering key: "skip" lets them run; with "hold" they wait
+                until it is redriven, in its place, or skipped or purged.
             executor: "process" runs the handler in a separate process, which is reused and is killed at the timeout.
             memory_bytes: with "process", on Linux: maximum memory above that at its start; beyond it the handler gets a
                 MemoryError.
@@ -227,6 +230,7 @@ class App(AppQueues, AppEvents):
         expires_in: float | timedelta | None = None,
         unique_by: Sequence[str] = (),
         unique: Callable[[str], Unique] = Once,
+        on_dead: Literal["skip", "hold"] = "skip",
         executor: Literal["process"] | None = None,
         memory_bytes: int | None = None,
         cpu_seconds: float | None = None,
@@ -256,6 +260,7 @@ class App(AppQueues, AppEvents):
             expires_in: ...
             unique_by: ...
             unique: ...
+            on_dead: ...
             executor: ...
             memory_bytes: ...
             cpu_seconds: ...
@@ -281,6 +286,7 @@ class App(AppQueues, AppEvents):
                 expires_in=expires_in,
                 unique_by=unique_by,
                 unique=unique,
+                on_dead=on_dead,
                 executor=executor,
                 memory_bytes=memory_bytes,
                 cpu_seconds=cpu_seconds,

@@ -55,6 +55,7 @@ class Kind:
         batch_size: maximum number of jobs per call; None for a handler of single jobs.
         linger_seconds: how long a worker waits for a fuller call; None for not at all.
         keep_result_seconds: how long its results are kept; None for not at all.
+        holds_key: whether a dead letter holds its ordering key.
         in_process: whether it runs in a separate process, which is killed at the hard timeout.
         memory_bytes: maximum memory of a call in that process; None for no limit.
         cpu_seconds: maximum processor time of a call in that process; None for no limit.
@@ -77,6 +78,7 @@ class Kind:
     batch_size: int | None = None
     linger_seconds: float | None = None
     keep_result_seconds: float | None = None
+    holds_key: bool = False
     in_process: bool = False
     memory_bytes: int | None = None
     cpu_seconds: float | None = None
@@ -99,6 +101,7 @@ class Kind:
         batch_size: int | None = None,
         linger: object = None,
         keep_result: object = False,
+        on_dead: object = "skip",
         executor: object = None,
         memory_bytes: int | None = None,
         cpu_seconds: float | None = None,
@@ -144,6 +147,7 @@ class Kind:
             batch_size=batch_size,
             linger_seconds=_checked_linger(name, linger),
             keep_result_seconds=keep_seconds,
+            holds_key=_checked_on_dead(name, on_dead),
             in_process=executor == "process",
             memory_bytes=memory_bytes,
             cpu_seconds=cpu_seconds,
@@ -395,6 +399,14 @@ def _check_executor(name: str, executor: object, memory: object, cpu: object) ->
                 f"is {shown(value)}, not a number of at least {least}",
                 value=value,
             )
+
+
+def _checked_on_dead(name: str, on_dead: object) -> bool:
+    if on_dead not in ("skip", "hold"):
+        raise ConfigError(
+            f"kind {name}: on_dead", f"is {shown(on_dead)}, not 'skip' or 'hold'", value=on_dead
+        )
+    return on_dead == "hold"
 
 
 def _checked_keep(name: str, keep: object) -> float | None:

@@ -1,4 +1,4 @@
-"""forebay dead: dead letters; list, show, groups, summary, redrive, keep, purge, mute, unmute."""
+"""forebay dead: dead letters; list, show, groups, summary, redrive, skip, keep, purge, mute, unmute."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from forebay.ops.dead import Reason
 
 commands = Commands(
-    help="Dead letters: list, show, groups, summary, redrive, keep, purge, mute, unmute."
+    help="Dead letters: list, show, groups, summary, redrive, skip, keep, purge, mute, unmute."
 )
 
 ReasonOption = Annotated[
@@ -437,6 +437,26 @@ def redrive(
         console().print(f"redriven dead letters: {count:,}")
 
 
+@commands.command("skip")
+def skip(
+    dead_ids: Annotated[
+        list[int], typer.Argument(metavar="DEAD_ID...", help="Dead letters that hold their key.")
+    ],
+    *,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Free the ordering keys that dead letters hold, without running their jobs. The dead letters stay."""
+    client = Client(dsn)
+    held = {dead_id: client.skip_dead(dead_id) for dead_id in dead_ids}
+    if as_json:
+        print_json([{"dead_id": dead, "held_key": was} for dead, was in held.items()])
+        return
+    for dead, was in held.items():
+        what = "its ordering key is free" if was else "it holds no ordering key"
+        console().print(f"dead letter {dead}: {what}")
+
+
 @commands.command("purge")
 def purge(
     *,
@@ -497,6 +517,9 @@ def _facts(letter: DeadLetter) -> object:
     ):
         if value is not None:
             rows.add_row(name, str(value))
+    if letter.ordering_key is not None:
+        what = "" if not letter.holds_key else ", which this letter holds: later jobs wait"
+        rows.add_row("ordering key", f"{letter.ordering_key}{what}")
     if letter.redriven_as is not None:
         rows.add_row("redriven", f"as job {letter.redriven_as}, {moment(letter.redriven_at)}")
     return rows

@@ -45,6 +45,7 @@ CHECKS: Final = (
     Check("workers", _log.leases()),
     Check("queues", _log.queues()),
     Check("kinds", _kinds.kinds()),
+    Check("held keys", _kinds.held_keys()),
     Check("scheduled", _log.overdue()),
     Check("failures", _log.failures()),
     Check("reserve", _log.reserve()),

@@ -1,4 +1,4 @@
-"""Kinds whose queue is in dispute between versions of an application."""
+"""Kinds whose queue is in dispute between versions of an application, and keys that their dead letters hold."""
 
 from __future__ import annotations
 
@@ -62,3 +62,37 @@ def _finding(row: Sequence[Any]) -> Finding:
         " both.",
         facts,
     )
+
+
+#: A dead letter that has held its ordering key for longer has perhaps not been seen.
+_HELD_SECONDS: Final = 3600
+
+_HELD_SQL: Final = f"""
+select count(*), count(*) filter (where i.seconds > {_HELD_SECONDS}), max(i.seconds)::float8, (array_agg(i.dead_id order by i.dead_id))[1],
+       (array_agg(i.queue order by i.dead_id))[1]
+from (select d.dead_id, d.queue, extract(epoch from clock_timestamp() - d.died_at) as seconds
+      from forebay.dead_letter d where d.holds_key and d.redriven_as is null limit 10000) i
+"""
+
+
+def held_keys() -> Operation[list[Finding]]:
+    """Ordering keys that dead letters hold, for long."""
+    return Operation(_HELD_SQL, _judge_held)
+
+
+def _judge_held(rows: ResultRows) -> list[Finding]:
+    held, old, seconds, dead_id, queue = rows[0]
+    check, facts = "held keys", {"held": held, "old": old}
+    if not held:
+        return [Finding(check, Level.OK, "no dead letter holds its ordering key", facts=facts)]
+    what = (
+        f"{counted(held, 'dead letter')} {'holds its' if held == 1 else 'hold their'} ordering key, the oldest, {dead_id} of queue"
+        f" {queue}, for {human_duration(seconds)}"
+    )
+    if not old:
+        return [Finding(check, Level.OK, what, facts=facts)]
+    remedy = (
+        f"Later jobs of the key wait. Mend the cause, then run forebay dead redrive {dead_id};"
+        f" or forebay dead skip {dead_id} to do without the job."
+    )
+    return [Finding(check, Level.WARNING, what, remedy, facts)]

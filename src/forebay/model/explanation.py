@@ -9,7 +9,7 @@ from typing import Literal
 #: What decides at present whether a job starts. ``soon``: nothing holds it back. ``trouble``: a problem of the database.
 Cause = Literal[
     "unknown", "ended", "restored", "scheduled", "retrying", "no handler", "overdue", "running", "claimed",
-    "worker silent", "not served", "paused", "closing", "limit", "ordering key", "jobs before", "busy", "soon", "trouble",
+    "worker silent", "not served", "paused", "closing", "limit", "ordering key", "held", "jobs before", "busy", "soon", "trouble",
 ]  # fmt: skip
 
 

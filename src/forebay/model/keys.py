@@ -12,7 +12,7 @@ KeySort = Literal["ordering", "limit"]
 
 #: Why the next job of a key does not run; the entry of ``forebay.keys`` in the reference of SQL functions explains the words.
 KeyReason = Literal[
-    "group_closing", "group_paused", "retry", "running", "concurrency", "rate",
+    "group_closing", "group_paused", "held", "retry", "running", "concurrency", "rate",
     "queue_concurrency", "queue_rate", "due", "free",
 ]  # fmt: skip
 
@@ -32,6 +32,7 @@ class KeyInfo:
         until: when a job that runs again or the next start of a rate is due; None if no time is known.
         blocking_jobs: the job of the ordering key that must end first, or running jobs of the limit key, at most 10.
         blocking_workers: the worker of each of them; None: no worker has it.
+        held_by: the dead letter that holds the ordering key; None for none.
         first_job_id: the first waiting job; None if none waits.
     """
 
@@ -45,4 +46,5 @@ class KeyInfo:
     until: datetime | None
     blocking_jobs: Sequence[int]
     blocking_workers: Sequence[str | None]
+    held_by: int | None
     first_job_id: int | None

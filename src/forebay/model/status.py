@@ -145,6 +145,8 @@ class DeadLetter:
         errors: every failed attempt, oldest first.
         redriven_as: the new job; None if it was not redriven.
         cause: the id of the cause by which dead letters are grouped.
+        ordering_key: the job's ordering key; None for none.
+        holds_key: whether later jobs of the ordering key wait for this letter, or for the job it was redriven as.
         place: the innermost function of the application that raised the last error; None if it is not known.
     """
 
@@ -169,6 +171,8 @@ class DeadLetter:
     redriven_as: int | None
     cause: str
     place: str | None
+    ordering_key: str | None
+    holds_key: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

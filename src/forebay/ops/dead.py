@@ -25,7 +25,8 @@ select json_build_object(
     'enqueued_at', d.enqueued_at,
     'expires_at', case when d.expires_at < '9999-01-01' then d.expires_at end, 'tag', d.tag,
     'correlation_id', d.correlation_id, 'headers', d.headers, 'errors', d.errors,
-    'redriven_at', d.redriven_at, 'redriven_as', d.redriven_as, 'cause', d.cause, 'place', d.place)::text
+    'redriven_at', d.redriven_at, 'redriven_as', d.redriven_as, 'cause', d.cause, 'place', d.place,
+    'ordering_key', d.ordering_key, 'holds_key', d.holds_key)::text
 from forebay.dead_letter d
 join (select group_id, name from forebay.queue_group
       union all select group_id, name from forebay.closed_group) g on g.group_id = d.group_id"""
@@ -111,6 +112,15 @@ def redrive(dead_id: int) -> Operation[int]:
     return Operation(
         "select forebay.redrive(%(dead_id)s::bigint)",
         _number,
+        {"dead_id": checked_id(dead_id, "dead_id")},
+    )
+
+
+def skip_dead(dead_id: int) -> Operation[bool]:
+    """Return the call that frees the ordering key of a dead letter."""
+    return Operation(
+        "select forebay.skip_dead(%(dead_id)s::bigint)",
+        lambda rows: bool(rows[0][0]),
         {"dead_id": checked_id(dead_id, "dead_id")},
     )
 

@@ -11,7 +11,7 @@ from forebay.ops.operation import Operation
 _FIELDS: Final = ", ".join(
     f"'{name}', k.{name}"
     for name in (
-        "sort", "key", "waiting", "running", "reason", "until", "blocking_jobs", "blocking_workers", "first_job_id",
+        "sort", "key", "waiting", "running", "reason", "until", "blocking_jobs", "blocking_workers", "held_by", "first_job_id",
     )
 )  # fmt: skip
 

@@ -164,6 +164,7 @@ class Ended:
         reason: for a dead letter: exhausted, permanent or worker lost.
         error: type, message, traceback and max_attempts, kept in the job's history.
         kept: with the outcome done: the result of the handler.
+        holds_key: with the outcome dead: later jobs of its ordering key wait until the dead letter is redriven or skipped.
     """
 
     offset: int
@@ -172,6 +173,7 @@ class Ended:
     reason: str | None = None
     error: dict[str, Any] | None = None
     kept: Kept | msgspec.UnsetType = msgspec.UNSET
+    holds_key: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(slots=True)
@@ -226,13 +228,26 @@ def open_group(queue: str, name: str) -> Operation[int]:
     )
 
 
-def record_kinds(worker: str, queues: Mapping[str, str]) -> Operation[list[tuple[str, str, str]]]:
-    """Return the call that records the queues of kinds; it returns the kinds that had another one, with both queues."""
+def record_kinds(
+    worker: str, queues: Mapping[str, str], holding: Collection[str] = ()
+) -> Operation[list[tuple[str, str, str]]]:
+    """Return the call that records the queues of kinds; it returns the kinds that had another one, with both queues.
+
+    Args:
+        worker: the name of the worker.
+        queues: the queue of each kind.
+        holding: the kinds whose dead letters hold their ordering key.
+    """
     return Operation(
         "select kind, queue, previous_queue from forebay.record_kinds_v1("
-        "%(worker)s, %(kinds)s::text[], %(queues)s::text[])",
+        "%(worker)s, %(kinds)s::text[], %(queues)s::text[], %(holding)s::text[])",
         lambda rows: [(str(kind), str(queue), str(before)) for kind, queue, before in rows],
-        {"worker": worker, "kinds": list(queues), "queues": list(queues.values())},
+        {
+            "worker": worker,
+            "kinds": list(queues),
+            "queues": list(queues.values()),
+            "holding": list(holding),
+        },
     )
 
 

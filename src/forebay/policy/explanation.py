@@ -51,6 +51,7 @@ class Facts:
     holder: dict[str, Any] | None = None
     ordering_key: str | None = None
     key_job: int | None = None
+    held_by: int | None = None
     key: KeyInfo | None = None
     limit_key: str | None = None
     limits: dict[str, float | None] | None = None
@@ -319,6 +320,12 @@ def _parked(case: _Case) -> _Found | None:
         return None
     answer = f"{key.sort} key {key.key}: {key_answer(key, case.facts.read_at)}"
     match key.reason:
+        case "held":
+            return _Found(
+                answer,
+                "held",
+                f"forebay dead redrive {key.held_by} runs that job first; forebay dead skip {key.held_by} does without it.",
+            )
         case "running" | "retry" if key.blocking_jobs:
             return _Found(answer, "ordering key", f"forebay doctor --job {key.blocking_jobs[0]}")
         case "concurrency" | "rate" | "queue_concurrency" | "queue_rate":
@@ -367,6 +374,12 @@ def _key(case: _Case) -> _Found:
         return _Found("none")
     if facts.key_job is None:
         return _Found(f"{facts.ordering_key}: no job before it")
+    if facts.held_by is not None:
+        return _Found(
+            f"dead letter {facts.held_by}, of job {facts.key_job}, holds its ordering key {facts.ordering_key}",
+            "held",
+            f"forebay dead redrive {facts.held_by} runs that job first; forebay dead skip {facts.held_by} does without it.",
+        )
     return _Found(
         f"job {facts.key_job} of its ordering key {facts.ordering_key} must end first",
         "ordering key",

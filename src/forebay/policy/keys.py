@@ -24,6 +24,8 @@ def key_answer(info: KeyInfo, now: datetime) -> str:
             return "the consumer group is being closed"
         case "group_paused":
             return "the consumer group is paused"
+        case "held":
+            return f"dead letter {info.held_by} of {_jobs(info)} holds it"
         case "retry":
             again = "is ready to run again"
             if info.until is not None:

@@ -1,7 +1,7 @@
 """Jobs of ordering keys that wait in this worker for an earlier job of their key.
 
-Invariant: the worker runs one job of a key at a time, in order. A job that will run again blocks its key: later jobs of the
-key that were claimed before the database knew this are released, so that they run after it.
+Invariant: the worker runs one job of a key at a time, in order. A job that will run again, or whose dead letter holds the
+key, blocks its key: later jobs that were claimed before the database knew this are released, so that they run after it.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ class KeyQueues:
     def next_after(self, held: HeldJob, ended: Ended | None) -> HeldJob | None:
         """A job of a key ended: return the next job of the key, which may start; None if there is none.
 
-        If the ended job will run again, release all jobs that wait for it.
+        If the ended job will run again, or holds its key as a dead letter, release all jobs that wait for it.
         """
         held.follows = None
-        if ended is not None and ended.outcome in _CONTINUES:
+        if ended is not None and (ended.outcome in _CONTINUES or ended.holds_key is True):
             self._record_continuing(held)
             self.release_behind(held)
             return None

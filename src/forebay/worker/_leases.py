@@ -52,6 +52,7 @@ class LeaseKeeper:
         name: the worker's name.
         queues: the queues that it serves.
         kinds: the kinds of its application, with their queues.
+        holding: the kinds whose dead letters hold their ordering key.
         group: the consumer group that it serves in each queue.
         describe: returns what the worker reports of itself with each lease.
         on_groups: called with the ids of its groups once they are known.
@@ -70,6 +71,7 @@ class LeaseKeeper:
         name: str,
         queues: Collection[str],
         kinds: Mapping[str, str],
+        holding: Collection[str],
         group: str,
         describe: Callable[[], Mapping[str, object]],
         on_groups: Callable[[Collection[int]], None],
@@ -84,6 +86,7 @@ class LeaseKeeper:
         self._name = name
         self._queues = queues
         self._kinds = kinds
+        self._holding = holding
         self._group = group
         self._describe = describe
         self._on_groups = on_groups
@@ -169,7 +172,7 @@ class LeaseKeeper:
         found = await self._session.run(schema_version())
         require_version(found, newer_is_fine=True)
         for kind, queue, before in await self._session.run(
-            protocol.record_kinds(self._name, self._kinds)
+            protocol.record_kinds(self._name, self._kinds, self._holding)
         ):
             log.info(
                 "jobs of %s enqueued without a queue go to %s now, not to %s", kind, queue, before

@@ -217,7 +217,7 @@ def decode(
         return kind, decode_item(kind, held, group)
     except InvalidJob as error:
         held.raised = Raised(error)
-        return bad_arguments(job_of(held, kind, group), error)
+        return bad_arguments(kind, job_of(held, kind, group), error)
     except Exception as error:
         # The application's code in an argument type raised it: treat it as an error of the handler.
         held.raised = Raised(error)
@@ -292,7 +292,7 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
     if isinstance(result, Retry):
         error = _error(job, "Retry", result.reason or "the handler asked for a retry")
         if job.is_last_attempt:
-            return Ended(0, "dead", reason="exhausted", error=error)
+            return dead(kind, job, "exhausted", error)
         after = result.after_seconds
         return Ended(
             0,
@@ -309,15 +309,19 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
             error=_error(job, "Cancel", result.reason) if result.reason else None,
         )
     if isinstance(result, Dead):
-        return Ended(
-            0,
-            "dead",
-            reason="permanent",
-            error=_error(job, "Dead", result.reason or "the handler returned Dead"),
-        )
+        error = _error(job, "Dead", result.reason or "the handler returned Dead")
+        return dead(kind, job, "permanent", error)
     if kind.keep_result_seconds is not None:
         return Ended(0, "done", kept=kept(result, kind.keep_result_seconds))
     return None
+
+
+def dead(kind: Kind, job: Job, reason: str, error: dict[str, Any]) -> Ended:
+    """Return the outcome of a job that becomes a dead letter, and holds its ordering key if its kind says so."""
+    ended = Ended(0, "dead", reason=reason, error=error)
+    if kind.holds_key and job.ordering_key is not None:
+        ended.holds_key = True
+    return ended
 
 
 def failures(call: Call, error: BaseException) -> list[Ended]:
@@ -342,7 +346,7 @@ def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
         return Ended(0, "cancelled", error=described)
     decision = kind.retry.decide(error, job.attempt, random.random(), max_attempts=job.max_attempts)
     if isinstance(decision, GiveUp):
-        return Ended(0, "dead", reason=decision.reason, error=described)
+        return dead(kind, job, decision.reason, described)
     return Ended(0, "retried", after=decision.seconds, error=described)
 
 
@@ -350,7 +354,7 @@ def lost_child(kind: Kind, job: Job, how: str) -> Ended:
     """Return how a job ended after its child process died."""
     error = _error(job, "WorkerLost", f"the process that ran this job alone died: {how}")
     if job.is_last_attempt:
-        return Ended(0, "dead", reason="worker lost", error=error)
+        return dead(kind, job, "worker lost", error)
     return Ended(
         0,
         "lost",
@@ -370,10 +374,10 @@ def unknown_kind(row: ClaimedJob, error: BaseException) -> Ended:
     )
 
 
-def bad_arguments(job: Job, error: InvalidJob) -> Ended:
+def bad_arguments(kind: Kind, job: Job, error: InvalidJob) -> Ended:
     """Return the outcome of a job whose arguments do not fit its handler."""
     record = describe_exception(error)
-    return Ended(0, "dead", reason="permanent", error=_error(job, record.type, record.message))
+    return dead(kind, job, "permanent", _error(job, record.type, record.message))
 
 
 def raised_because(call: Call, error: BaseException) -> BaseException:

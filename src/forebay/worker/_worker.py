@@ -306,6 +306,7 @@ class Worker:
             name=self.name,
             queues=self._weights,
             kinds={kind.name: kind.queue for kind in self._app.kinds},
+            holding=[kind.name for kind in self._app.kinds if kind.holds_key],
             group=self._group,
             describe=self._describe,
             on_groups=self._on_groups,

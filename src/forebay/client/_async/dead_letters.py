@@ -74,13 +74,25 @@ class AsyncDeadLetters(AsyncClientBase):
         """Enqueue a new job from a dead letter, for its group; return the new job's id.
 
         The new job keeps arguments, priority, tag, correlation id and headers; attempts and expiry start
-        again. Job and dead letter refer to each other.
+        again. Job and dead letter refer to each other. If the dead letter holds its ordering key, the new job takes its
+        place: it runs before the later jobs of the key.
 
         Raises:
             DeadLetterNotFound: no dead letter has this id.
             AlreadyRedriven: the dead letter was redriven before.
         """
         return await self._run(conn, dead.redrive(dead_id))
+
+    async def skip_dead(self, dead_id: int, *, conn: AsyncConnection | None = None) -> bool:
+        """Free the ordering key that a dead letter holds, without running its job; return whether it held the key.
+
+        The dead letter stays. See ``on_dead`` of ``App.job``.
+
+        Raises:
+            DeadLetterNotFound: no dead letter has this id.
+            AlreadyRedriven: it was redriven, and its key waits for the new job.
+        """
+        return await self._run(conn, dead.skip_dead(dead_id))
 
     async def redrive_matching(
         self,

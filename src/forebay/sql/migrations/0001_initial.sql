@@ -168,11 +168,13 @@ create sequence forebay.same_cluster_seq as bigint minvalue -9223372036854775808
 -- a reason to skip a job, a request to cancel a job, and a uniqueness mode.
 --
 -- The outcomes d, c and x are final. With r, l, s, u and h, for jobs that were started or could have been, the job continues in a
--- new row. With k it has no new row: it was requeued behind one of these because of its ordering key.
+-- new row. With k it has no new row: it was requeued behind one of these, or behind y, because of its ordering key. y is final for
+-- the job, not for its key.
 create view forebay.code (column_name, code, meaning) as values
     ('settlement.outcomes', 'd'::"char", 'done'),
     ('settlement.outcomes', 'c', 'cancelled'),
     ('settlement.outcomes', 'x', 'dead'),
+    ('settlement.outcomes', 'y', 'dead, and holds its ordering key'),
     ('settlement.outcomes', 'r', 'retried'),
     ('settlement.outcomes', 'l', 'lost'),
     ('settlement.outcomes', 's', 'snoozed'),
@@ -228,12 +230,17 @@ create table forebay.dead_letter (
     redriven_as    bigint,               -- job_id of the new job
     cause          text collate "C" not null default '',  -- see forebay._cause()
     place          text,                 -- the innermost function of the application that raised the last error; null: unknown
+    holds_key      boolean not null default false,  -- later jobs of its ordering key wait for it, or for the job it was redriven as
     check ((redriven_at is null) = (redriven_as is null))
 );
 create index dead_letter_by_job on forebay.dead_letter (job_id);
 create index dead_letter_by_new_job on forebay.dead_letter (redriven_as) where redriven_as is not null;
 create index dead_letter_by_queue on forebay.dead_letter (queue, died_at);
+create index dead_letter_holding on forebay.dead_letter (group_id, ordering_key) where holds_key;
 create index dead_letter_by_cause on forebay.dead_letter (cause, died_at);
+
+-- Lets a claim see, without reading a table, that no dead letter ever held an ordering key.
+create sequence forebay.hold_seq as bigint cache 1;
 
 -- Causes whose deaths are expected for a time: recorded and counted, but no error in the log, and no finding of the doctor.
 create table forebay.muted_cause (
@@ -482,6 +489,7 @@ create index parked_by_seq on forebay.parked (seq);
 create table forebay.kind_queue (
     kind           text collate "C" primary key,
     queue          text not null,
+    holds_key      boolean not null default false,  -- a dead letter of the kind holds its ordering key
     recorded_at    timestamptz not null,
     recorded_by    text not null,        -- the worker
     previous_queue text,                 -- before it was recorded; null: the kind was not known
@@ -5633,12 +5641,12 @@ $$;
 
 -- functions/keys/before.sql
 
--- Keys of a batch whose next job is in a new row, by the settlements of the batch.
+-- Keys of a batch whose next job is in a new row, or that a dead letter holds, by the settlements of the batch.
 create function forebay._keys_in_transit(p_lease_id bigint, p_claim_no bigint, p_keys text[]) returns text[]
 language sql stable
 as $$
     select array(select p_keys[u.place] from forebay.settlement s, unnest(s.offsets, s.outcomes) u (place, code)
-                 where s.lease_id = p_lease_id and s.claim_no = p_claim_no and u.code in ('r', 'l', 's', 'u', 'h'))
+                 where s.lease_id = p_lease_id and s.claim_no = p_claim_no and u.code in ('r', 'l', 's', 'u', 'h', 'y'))
 $$;
 
 
@@ -5880,11 +5888,11 @@ begin
                                            where s.lease_id = p_lease_id and s.claim_no = p_claim_no and o = any (s.offsets)));
         end if;
     else
-        -- Where a job continues in a new row, the key waits for that row.
+        -- Where a job continues in a new row, or holds its key, the key waits for that.
         v_tails := array(
             select p_tails[u.place] from unnest(p_offsets, p_outcomes) u (place, code)
             group by 1
-            having bool_or(u.code in ('r', 'l', 's', 'u', 'h')) is not true);
+            having bool_or(u.code in ('r', 'l', 's', 'u', 'h', 'y')) is not true);
     end if;
     if v_tails = '{}' then
         return;
@@ -5914,7 +5922,7 @@ $$;
 -- The states of keys for a group: one row for each.
 --
 -- open: unsettled jobs of its newest key runs; the lease holder has them, the first is of key run first_open. head: the
--- id of a job that must come first and is in a new row, for example a retry. waiting_*: requeued jobs, in order; the first of
+-- id of a job that must come first and is in a new row, for example a retry; or of a dead letter's job that holds the key. waiting_*: requeued jobs, in order; the first of
 -- them is next, before all parked ones.
 create function forebay._key_states(p_group_id bigint, p_keys text[])
 returns table (
@@ -5975,12 +5983,20 @@ as $$
                min(p.job) filter (where p.code in ('r', 'l', 's', 'u', 'h')) as head
         from partial p
         group by p.key
+    ), held as materialized (
+        -- A dead letter's own job never comes. The one that it is redriven as does.
+        select l.key, d.head
+        from last l
+        cross join lateral (select coalesce(i.redriven_as, i.job_id) as head from forebay.dead_letter i
+                            where i.group_id = p_group_id and i.ordering_key = l.key and i.holds_key order by i.dead_id limit 1) d
+        where pg_sequence_last_value('forebay.hold_seq') is not null
     )
-    select l.key, coalesce(l.no, 0), coalesce(l.since, 0), coalesce(l.taken_up_to, 0), coalesce(l.is_suspect, false), coalesce(s.open, 0), s.holder, s.first_open, s.head,
+    select l.key, coalesce(l.no, 0), coalesce(l.since, 0), coalesce(l.taken_up_to, 0), coalesce(l.is_suspect, false), coalesce(s.open, 0), s.holder, s.first_open, coalesce(h.head, s.head),
            coalesce(k.lanes || l.rest_lanes, k.lanes, l.rest_lanes, '{}'), coalesce(k.seqs || l.rest_seqs, k.seqs, l.rest_seqs, '{}')
     from last l
     left join state s on s.key = l.key
     left join kept k on k.key = l.key
+    left join held h on h.key = l.key
 $$;
 
 
@@ -6022,6 +6038,7 @@ declare
     v_found    record;                   -- jobs that may be taken, and their keys, as arrays
     v_taken    record;                   -- jobs taken and skipped
     v_tombstones boolean;
+    v_holds      boolean;                -- a dead letter held its key once
     v_is_plain   boolean := false;
     v_parked_no  bigint;                 -- see batch.parked_no
     v_public   bigint[];                 -- the queue's keyed public lanes
@@ -6108,6 +6125,7 @@ begin
 
     -- From here on no other session decides about the group's keys, and later statements see earlier decisions.
     perform forebay._lock_keys(p_group_id, false);
+    v_holds := pg_sequence_last_value('forebay.hold_seq') is not null;
 
     -- Nearly always each key is free or belongs to this lease, no job of it waits or runs again, and all rows read are taken.
     if c.audience = 0 then
@@ -6123,7 +6141,9 @@ begin
             select k.key, t.no, t.since, t.lease_id, t.claim_no, t.taken_up_to, t.is_suspect,
                    t.has_rest is true
                    or exists (select from forebay.parked p
-                              where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.taken_up_to, 0)) as waits
+                              where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.taken_up_to, 0))
+                   or v_holds and exists (select from forebay.dead_letter d
+                                          where d.group_id = p_group_id and d.ordering_key = k.key and d.holds_key) as waits
             from key k
             left join lateral (select i.no, i.since, i.lease_id, i.claim_no, i.taken_up_to, i.is_suspect, i.rest_seqs is not null as has_rest
                                from forebay.key_run i
@@ -6143,7 +6163,7 @@ begin
             from (select t.lease_id, t.claim_no, bool_or(t.is_suspect) as is_suspect from key_run t group by t.lease_id, t.claim_no) b
             cross join lateral (
                 select coalesce(bool_or(s.offsets is null), false) as is_whole, coalesce(sum(cardinality(s.offsets)), 0) as ended,
-                       coalesce(bool_or(s.outcomes && '{r,l,s,u,h,k}'), false) as continues
+                       coalesce(bool_or(s.outcomes && '{r,l,s,u,h,k,y}'), false) as continues
                 from forebay.settlement s where s.lease_id = b.lease_id and s.claim_no = b.claim_no) s
             left join lateral (select cardinality(i.seqs) as size from forebay.batch i
                                where i.lease_id = b.lease_id and i.claim_no = b.claim_no offset 0) i on true
@@ -6330,6 +6350,13 @@ begin
         end if;
         if v_taken.dead is not null then
             perform forebay._report_deaths(v_taken.dead);
+        end if;
+        if v_holds then
+            -- The redriven job has its place: the dead letter holds the key no longer.
+            update forebay.dead_letter d set holds_key = false
+            from unnest(v_rows) r
+            where d.group_id = p_group_id and d.ordering_key = r.ordering_key and d.holds_key and d.redriven_as = coalesce(r.job_id, r.seq)
+              and (r.seq = any (v_taken.seqs) or r.seq = any (v_taken.skipped));
         end if;
     end if;
 
@@ -6734,10 +6761,11 @@ as $$ select coalesce(max(m.version), 0) from forebay.schema_migration m where s
 -- Record in which queue the jobs of each kind of a worker wait; returns the kinds that had another queue, with both queues. Kinds
 -- whose queue is recorded already are not written. Of two versions of an application that disagree, the last caller is right.
 --
+-- Parameters: p_holding, the kinds whose dead letters hold their ordering key.
 -- Errors: JQ001 a bad name.
 -- Locks: the rows of the kinds that change, in their order.
 -- pages: 20 + 5 a kind
-create function forebay.record_kinds_v1(p_worker text, p_kinds text[], p_queues text[])
+create function forebay.record_kinds_v1(p_worker text, p_kinds text[], p_queues text[], p_holding text[] default '{}')
 returns table (kind text, queue text, previous_queue text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -6753,10 +6781,14 @@ begin
         raise exception using errcode = 'JQ001', message = 'a kind or its queue is not a name',
             hint = 'Names have letters, digits and _ . : - only, at most 128.';
     end if;
+    with other as materialized (
+        select k.kind from forebay.kind_queue k
+        where k.kind = any (p_kinds) and k.holds_key <> (k.kind = any (p_holding)) order by k.kind for update)
+    update forebay.kind_queue k set holds_key = not k.holds_key from other o where k.kind = o.kind;
     return query
     with changed as (
-        insert into forebay.kind_queue as k (kind, queue, recorded_at, recorded_by)
-        select distinct on (n.kind collate "C") n.kind, n.queue, forebay._now(), left(p_worker, 200)
+        insert into forebay.kind_queue as k (kind, queue, holds_key, recorded_at, recorded_by)
+        select distinct on (n.kind collate "C") n.kind, n.queue, n.kind = any (p_holding), forebay._now(), left(p_worker, 200)
         from unnest(p_kinds, p_queues) n (kind, queue)
         where not exists (select from forebay.kind_queue i where i.kind = n.kind and i.queue = n.queue)
         order by n.kind collate "C"
@@ -6828,6 +6860,7 @@ declare
     v_held    text[];  -- keys whose next job is in a new row
     v_dead    text[];
     v_letters bigint[] := '{}';
+    v_holds   boolean;
 begin
     select l.worker into v_worker from forebay.lease l
     where l.lease_id = p_lease_id and l.closed_at is null for update;
@@ -6881,11 +6914,15 @@ begin
                     jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone',
                                        'max_attempts', 20), v_worker);
                 if v_attempt >= coalesce(v_row.max_attempts, 20) then
+                    v_holds := v_row.ordering_key is not null
+                               and exists (select from forebay.kind_queue k where k.kind = v_row.kind and k.holds_key);
                     v_letters := v_letters || forebay._write_dead_letter(
-                        v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt);
+                        v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt, v_holds);
                     insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
-                    values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array['x'::"char"]);
-                    if v_row.ordering_key is not null then
+                    values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array[case when v_holds then 'y' else 'x' end::"char"]);
+                    if v_holds then
+                        v_held := v_held || v_row.ordering_key;
+                    elsif v_row.ordering_key is not null then
                         v_dead := v_dead || v_row.ordering_key;
                     end if;
                     continue;
@@ -11020,6 +11057,7 @@ $$;
 --   last_claim_at, last_claim_by, last_claim_alive  of the group, in any lane
 --   holder                 of a claimed or running job: worker, silent_seconds, suspect_seconds, lease_seconds, jobs, running
 --   ordering_key, key_job  the job of the key that must end first
+--   held_by                the dead letter that holds the key
 --   key                    of a job that is parked behind its key: the row of forebay.key()
 --   limit_key, limits, running, key_running, permits, key_permits, next_start_at, key_next_start_at
 --   before                 ready jobs that come first: of a better priority, or earlier in the job's lane; at most 10,001
@@ -11168,7 +11206,11 @@ begin
         forebay._job_id_of((select p.seq from forebay.parked p
                             where p.group_id = p_group_id and p.ordering_key = p_ordering_key and p.parked_no > v_key.taken_up_to
                             order by p.parked_no limit 1)));
-    return jsonb_build_object('ordering_key', p_ordering_key, 'key_job', nullif(v_first, p_job_id));
+    return jsonb_build_object(
+        'ordering_key', p_ordering_key, 'key_job', nullif(v_first, p_job_id),
+        'held_by', (select d.dead_id from forebay.dead_letter d
+                    where d.group_id = p_group_id and d.ordering_key = p_ordering_key and d.holds_key and d.redriven_as is null
+                    order by d.dead_id limit 1));
 end
 $$;
 
@@ -11550,7 +11592,7 @@ begin
           and (s.offsets is null or array_position(v_batch.seqs, v_row.seq)::smallint = any (s.offsets))
         limit 1;
         ended_at := v_end.settled_at;
-        if v_end.code in ('d', 'c', 'x') then
+        if v_end.code in ('d', 'c', 'x', 'y') then
             state := case v_end.code when 'd' then 'done' when 'c' then 'cancelled' else 'dead' end;
         elsif v_batch.seqs is not null and v_end.code is distinct from 'k' then
             state := case when v_id = any (forebay._running_jobs(v_batch.lease_id, v_batch.claimed_at))
@@ -11765,17 +11807,26 @@ $$;
 
 
 -- Delete and count at most p_most dead letters of a queue, and of a cause unless it is null, that died before a time, the oldest first; returns their number.
-create function forebay._delete_dead(p_queue text, p_before timestamptz, p_most integer, p_cause text default null) returns bigint
+-- p_ends_holds: also those that hold their key, which is free then; otherwise these stay.
+create function forebay._delete_dead(p_queue text, p_before timestamptz, p_most integer, p_cause text default null,
+                                     p_ends_holds boolean default false) returns bigint
 language plpgsql volatile
 as $$
 declare
     v_count bigint;
+    v_ids   bigint[];
 begin
+    -- With the time set for them: a letter that holds its key waits for an operator.
+    v_ids := array(
+        select i.dead_id from forebay.dead_letter i
+        where i.queue = p_queue and i.died_at <= p_before and (p_cause is null or i.cause = p_cause) and (not i.holds_key or p_ends_holds and i.redriven_as is null)
+        order by i.died_at limit p_most for update skip locked);
+    if p_ends_holds then
+        perform forebay._end_holds(v_ids);
+    end if;
     with gone as (
         delete from forebay.dead_letter d
-        where d.ctid = any (array(
-            select i.ctid from forebay.dead_letter i
-            where i.queue = p_queue and i.died_at <= p_before and (p_cause is null or i.cause = p_cause) order by i.died_at limit p_most for update skip locked))
+        where d.dead_id = any (v_ids)
         returning d.queue, d.kind, d.reason, d.died_at, d.errors),
     sorts as (
         select (g.died_at at time zone 'UTC')::date as died_on, g.queue, g.kind, g.reason,
@@ -11803,7 +11854,7 @@ $$;
 -- pages: 500 + 40 an open lease + 2 a waiting job
 create function forebay.key(queue text, ordering_key text default null, limit_key text default null)
 returns table (group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], first_job_id bigint)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -11835,6 +11886,7 @@ $$;
 -- their turn comes. running: jobs of the key that workers have. first_job_id: the first waiting one.
 -- reason: why the next job of the key does not run:
 --   group_closing, group_paused   the consumer group is being closed, or paused
+--   held                          the dead letter held_by holds the ordering key
 --   retry                         it is behind a job that runs again at `until`; null: that job is ready again
 --   running                       it is behind a job that a worker has
 --   concurrency, rate             the limit key has as many jobs running as it may have, or has no start left before `until`
@@ -11851,7 +11903,7 @@ $$;
 -- pages: 500 + 2 a lane + 30 a waiting key + 2 a waiting job + 40 an open lease
 create function forebay.keys(only_queue text default null, most integer default 100)
 returns table (queue text, group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], first_job_id bigint)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -11893,7 +11945,7 @@ $$;
 -- Some keys of a group, as forebay.keys() shows them.
 create function forebay._show_keys(p_group_id bigint, p_ordering_keys text[], p_limit_keys text[])
 returns table (sort text, key text, waiting bigint, running bigint, reason text, until timestamptz, blocking_jobs bigint[],
-               blocking_workers text[], first_job_id bigint)
+               blocking_workers text[], held_by bigint, first_job_id bigint)
 language plpgsql volatile
 set enable_seqscan = off
 set jit = off
@@ -11924,7 +11976,7 @@ begin
         where r.rank <= case r.sort when 'ordering' then 1 else 10 end
         group by r.sort, r.key),
     ordering_keys as (
-        select 'ordering' as sort, s.ordering_key as key, cardinality(s.waiting_seqs) + p.jobs as waiting, s.open > 0 as is_taken, s.head,
+        select 'ordering' as sort, s.ordering_key as key, cardinality(s.waiting_seqs) + p.jobs as waiting, s.open > 0 as is_taken, s.head, h.held_by,
                (select min(d.run_at) from forebay.deferred d
                 join lateral (select l.audience from forebay.lane l where l.lane = d.lane limit 1) i on i.audience in (g.group_id, -g.group_id)
                 where d.job_id = s.head
@@ -11933,11 +11985,15 @@ begin
                null::bigint as tokens, null::timestamptz as start_at,
                forebay._job_id_of(coalesce(s.waiting_seqs[1], p.first)) as first_job_id
         from forebay._key_states(p_group_id, p_ordering_keys) s
+        -- A redriven letter does not stand in the way: its new job is the head.
+        left join lateral (
+            select case when d.redriven_as is null then d.dead_id end as held_by from forebay.dead_letter d
+            where d.group_id = p_group_id and d.ordering_key = s.ordering_key and d.holds_key order by d.dead_id limit 1) h on true
         cross join lateral (
             select count(*) as jobs, (array_agg(i.seq order by i.parked_no))[1] as first from forebay.parked i
             where i.group_id = p_group_id and i.ordering_key = s.ordering_key and i.parked_no > s.taken_up_to) p),
     limit_keys as (
-        select 'limit' as sort, s.limit_key as key, s.waiting, false as is_taken, null::bigint as head, null::timestamptz as retry_at, s.tokens,
+        select 'limit' as sort, s.limit_key as key, s.waiting, false as is_taken, null::bigint as head, null::bigint as held_by, null::timestamptz as retry_at, s.tokens,
                forebay._next_start(s.tat, (v.limits).key_rate, (v.limits).key_burst) as start_at,
                (select coalesce(j.job_id, j.seq)
                 from (select i.* from forebay.limit_parked i
@@ -11952,6 +12008,7 @@ begin
         select k.*, coalesce(r.jobs, 0) as running, r.job_ids, r.workers,
                case when g.closing_at is not null then 'group_closing'
                     when g.paused_at is not null then 'group_paused'
+                    when k.held_by is not null then 'held'
                     when k.head is not null then 'retry'
                     when k.is_taken then 'running'
                     when k.sort = 'limit' and r.jobs >= (v.limits).key_concurrency then 'concurrency'
@@ -11968,7 +12025,7 @@ begin
                          when 'queue_rate' then forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst) end,
            case when k.head is not null then array[k.head] else coalesce(k.job_ids, '{}') end,
            case when k.head is not null then array[null::text] else coalesce(k.workers, '{}') end,
-           k.first_job_id
+           k.held_by, k.first_job_id
     from keys k;
 end
 $$;
@@ -12211,7 +12268,7 @@ $$;
 
 -- grant: operator
 
--- Delete dead letters that died longer ago than `age`, and count them for forebay.dead_summary(); returns their number.
+-- Delete dead letters that died longer ago than `age`, and count them for forebay.dead_summary(); returns their number. Ordering keys that they hold are free.
 --
 -- Parameters: age, not negative; queue and cause, null for all.
 -- Errors: JQ001 a bad age.
@@ -12237,7 +12294,7 @@ begin
           and (purge_dead.cause is null or d.cause = purge_dead.cause)
         order by 1
     loop
-        v_count := v_count + forebay._delete_dead(v_queue, forebay._now() - age, null, purge_dead.cause);
+        v_count := v_count + forebay._delete_dead(v_queue, forebay._now() - age, null, purge_dead.cause, true);
     end loop;
     if v_count > 0 then
         perform forebay._record_event('dead.purge', purge_dead.queue, p_new => jsonb_strip_nulls(jsonb_build_object('age', age::text, 'cause', purge_dead.cause)), p_count => v_count);
@@ -12503,6 +12560,46 @@ begin
         perform forebay._record_event('queues.shard', queue, p_old => to_jsonb(v_before), p_new => to_jsonb(lanes));
     end if;
     return v_before;
+end
+$$;
+
+
+-- functions/operate/skip_dead.sql
+
+-- grant: operator
+
+-- Free the ordering key that a dead letter holds, without its job; returns whether it held the key. The dead letter stays, and
+-- can be redriven later: then as a new job, behind the others of its key.
+--
+-- Errors: JQ015 no such dead letter, JQ016 it was redriven, and the key waits for that job.
+-- Locks: the dead letter's row.
+create function forebay.skip_dead(dead_id bigint) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    d forebay.dead_letter;
+begin
+    select i.* into d from forebay.dead_letter i where i.dead_id = skip_dead.dead_id for update;
+    if not found then
+        raise exception using errcode = 'JQ015',
+            message = format('dead letter %s not found', coalesce(skip_dead.dead_id::text, 'null')),
+            hint = 'List dead letters with forebay dead list.';
+    elsif d.holds_key and d.redriven_as is not null then
+        raise exception using errcode = 'JQ016',
+            message = format('dead letter %s was redriven as job %s', d.dead_id, d.redriven_as),
+            detail = jsonb_build_object('job_id', d.job_id, 'new_job_id', d.redriven_as),
+            hint = 'Its ordering key waits for that job. To skip it, cancel it.';
+    elsif not d.holds_key then
+        return false;
+    end if;
+    perform forebay._end_holds(array[d.dead_id]);
+    perform forebay._record_event('keys.skip', d.queue, forebay._group_name(d.group_id), d.kind, d.dead_id,
+                                  p_new => jsonb_build_object('ordering_key', d.ordering_key));
+    return true;
 end
 $$;
 
@@ -12842,7 +12939,7 @@ begin
                 'mute_cause', 'open_group', 'pause_queue', 'plan_change', 'purge_dead', 'queue_known', 'queue_of',
                 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redrive', 'redrive_matching',
                 'result', 'resume_queue', 'sample_mirror', 'schema_version', 'segment_held_by', 'set_concurrency',
-                'shard_queue', 'unfinished', 'unmute_cause', 'workers']
+                'shard_queue', 'skip_dead', 'unfinished', 'unmute_cause', 'workers']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job',
                 'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits', 'mirror_status', 'queue_known',
@@ -12902,7 +12999,7 @@ $$;
 --    "counters": [..], for forebay._record_counters(), counted if and only if the flush is settled}
 --   An entry of "ended" with outcome done has the handler's return value, which is kept for some seconds.
 --   outcome: retried (costs an attempt), lost (the same, returns as a suspect), snoozed, unknown (kind),
---   released, cancelled, dead (reason exhausted, permanent or worker lost).
+--   released, cancelled, dead (reason exhausted, permanent or worker lost; with "holds_key": true it holds its ordering key).
 --   A job with a request to cancel is cancelled instead of retried, snoozed or released.
 --   A job with an ordering key that would run again while an earlier one of its key in the lease has not ended is requeued
 --   behind it instead, whatever its outcome, without using an attempt.
@@ -13005,7 +13102,8 @@ begin
             end if;
             if v_ended <> '[]'::jsonb then
                 v_outcomes := array_fill('d'::"char", array[v_done]) || array(
-                    select forebay._outcome_code(e.value ->> 'outcome', v_batch.seqs[(e.value ->> 'offset')::integer],
+                    select forebay._outcome_code(case when (e.value ->> 'holds_key')::boolean and v_batch.keys[(e.value ->> 'offset')::integer] is not null
+                                                           and e.value ->> 'outcome' = 'dead' then 'held' else e.value ->> 'outcome' end, v_batch.seqs[(e.value ->> 'offset')::integer],
                                                  coalesce(v_batch.lanes[(e.value ->> 'offset')::integer], v_batch.lane),
                                                  v_batch.xids, (e.value ->> 'offset')::integer, v_batch.group_id)
                     from jsonb_array_elements(v_ended) e);
@@ -13073,6 +13171,8 @@ begin
         return 'c';
     elsif p_outcome = 'dead' then
         return 'x';
+    elsif p_outcome = 'held' then
+        return 'y';
     elsif p_outcome is null or p_outcome not in ('retried', 'snoozed', 'released', 'unknown', 'lost') then
         raise exception using errcode = 'JQ001', message = format('unknown outcome %s', coalesce(quote_literal(p_outcome), 'null')),
             hint = 'One of done, retried, lost, snoozed, unknown, released, cancelled, dead.';
@@ -13099,7 +13199,7 @@ language plpgsql volatile
 as $$
 declare
     v_lane    record;
-    v_attempt integer := coalesce(p_row.attempt, 0) + case when p_code in ('r', 'l', 'x') then 1 else 0 end;
+    v_attempt integer := coalesce(p_row.attempt, 0) + case when p_code in ('r', 'l', 'x', 'y') then 1 else 0 end;
     v_target  bigint;
     v_run_at  timestamptz;
 begin
@@ -13109,13 +13209,13 @@ begin
     if p_item ? 'error' and jsonb_typeof(p_item -> 'error') = 'object' then
         perform forebay._record_failure(
             p_row, p_group_id, coalesce(p_row.attempt, 0) + 1,
-            case p_code when 'r' then 'retried' when 'l' then 'worker lost' when 'x' then 'dead' when 'c' then 'cancelled'
+            case p_code when 'r' then 'retried' when 'l' then 'worker lost' when 'x' then 'dead' when 'y' then 'dead' when 'c' then 'cancelled'
                         when 'u' then 'unknown kind' when 's' then 'snoozed' else 'released' end,
             p_item -> 'error', p_worker);
     end if;
-    if p_code = 'x' then
+    if p_code in ('x', 'y') then
         perform forebay._write_dead_letter(
-            p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt);
+            p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt, p_code = 'y');
     elsif p_code in ('r', 'l', 's', 'u', 'h') then
         -- A suspect that is released unstarted remains a suspect; a suspect that ended normally is cleared.
         v_target := forebay._record_private_lane(
@@ -13133,7 +13233,7 @@ begin
     if p_code = 'd' and p_item ? 'kept' then
         perform forebay._keep_result(p_row, p_group_id, p_item -> 'kept');
     end if;
-    if p_code in ('d', 'x', 'c') then
+    if p_code in ('d', 'x', 'y', 'c') then
         perform forebay._announce_ended(coalesce(p_row.job_id, p_row.seq));
     end if;
 end
@@ -13249,22 +13349,23 @@ language sql immutable
 as $$ select left(encode(sha256(convert_to(concat_ws(E'\n', p_kind, p_what), 'UTF8')), 'hex'), 10) $$;
 
 
--- Write a dead letter, with the whole error history of the job in this group; returns the dead letter's id.
+-- Write a dead letter, with the whole error history of the job in this group; returns the dead letter's id. p_holds: it holds its ordering key.
 create function forebay._write_dead_letter(
-    p_group_id bigint, p_queue text, p_priority integer, p_row forebay.log, p_reason text, p_attempt integer)
+    p_group_id bigint, p_queue text, p_priority integer, p_row forebay.log, p_reason text, p_attempt integer,
+    p_holds boolean default false)
 returns bigint
 language sql volatile
 as $$
     insert into forebay.dead_letter (
         group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, expires_at, attempt, max_attempts,
-        kind, args, tag, correlation_id, headers, ordering_key, unique_key, limit_key, cause, place, errors)
+        kind, args, tag, correlation_id, headers, ordering_key, unique_key, limit_key, cause, place, holds_key, errors)
     select
         p_group_id, coalesce(p_row.job_id, p_row.seq), p_row.seq, p_reason, forebay._now(), p_queue, p_priority,
         p_row.enqueued_at, coalesce(p_row.expires_at, p_row.enqueued_at + interval '30 days'), p_attempt,
         p_row.max_attempts, p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
         p_row.ordering_key, p_row.unique_key, p_row.limit_key,
         coalesce(last.cause, forebay._cause(p_row.kind, coalesce(last.error_type, p_reason))), last.place,
-        coalesce((select jsonb_agg(jsonb_build_object(
+        p_holds and forebay._begin_hold(p_group_id, p_queue, p_row), coalesce((select jsonb_agg(jsonb_build_object(
                              'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome,
                              'type', f.error_type, 'message', f.message, 'traceback', f.traceback, 'worker', f.worker,
                              'max_attempts', f.max_attempts)
@@ -13299,6 +13400,44 @@ begin
                         order by i.nr)
                  from unnest(p_dead_ids[:20]) with ordinality i (dead_id, nr)
                  cross join lateral (select l.* from forebay.dead_letter l where l.dead_id = i.dead_id offset 0) d));
+end
+$$;
+
+
+-- Record that a dead letter begins to hold its key, for claims and operators; true.
+create function forebay._begin_hold(p_group_id bigint, p_queue text, p_row forebay.log) returns boolean
+language plpgsql volatile
+as $$
+begin
+    if pg_sequence_last_value('forebay.hold_seq') is null then
+        perform nextval('forebay.hold_seq');
+    end if;
+    perform forebay._record_event('keys.hold', p_queue, forebay._group_name(p_group_id), p_row.kind, coalesce(p_row.job_id, p_row.seq),
+                                  p_new => jsonb_build_object('ordering_key', p_row.ordering_key));
+    return true;
+end
+$$;
+
+
+-- End what dead letters hold: the next jobs of their keys may run. Claims look at the keys again.
+create function forebay._end_holds(p_dead_ids bigint[]) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_key  record;
+    v_keys bigint := 0;
+begin
+    for v_key in
+        with ended as (
+            update forebay.dead_letter d set holds_key = false
+            where d.dead_id = any (p_dead_ids) and d.holds_key returning d.queue, d.priority, d.group_id, d.ordering_key)
+        select e.queue, e.priority, e.group_id, array_agg(distinct e.ordering_key) as keys from ended e group by 1, 2, 3 order by 1, 2, 3
+    loop
+        v_keys := v_keys + cardinality(v_key.keys);
+        perform forebay._announce_keys(v_key.queue, v_key.priority, v_key.group_id, v_key.keys);
+        perform forebay._notify(v_key.queue);
+    end loop;
+    return v_keys;
 end
 $$;
 
@@ -14462,7 +14601,7 @@ begin
                          and (s.offsets is null or array_position(v_other.seqs, p_seq)::smallint = any (s.offsets)) limit 1);
         end if;
     end if;
-    return case when v_code is null then 'running' when v_code in ('d', 'c', 'x') then 'ended' else 'superseded' end;
+    return case when v_code is null then 'running' when v_code in ('d', 'c', 'x', 'y') then 'ended' else 'superseded' end;
 end
 $$;
 
@@ -14674,7 +14813,7 @@ begin
             select q.place,
                    case when f.at is not null and b.is_whole then 'ended'
                         when f.at is not null then coalesce((
-                            select case when coalesce(s.outcomes[array_position(s.offsets, f.at)], 'd') in ('d', 'c', 'x') then 'ended' else '?' end
+                            select case when coalesce(s.outcomes[array_position(s.offsets, f.at)], 'd') in ('d', 'c', 'x', 'y') then 'ended' else '?' end
                             from forebay.settlement s
                             where s.lease_id = b.lease_id and s.claim_no = b.claim_no and f.at = any (s.offsets) limit 1), 'running')
                         when b.skipped_as[array_position(b.skipped, q.seq)] in ('c', 'e') then 'ended'

@@ -2,11 +2,13 @@
 -- a reason to skip a job, a request to cancel a job, and a uniqueness mode.
 --
 -- The outcomes d, c and x are final. With r, l, s, u and h, for jobs that were started or could have been, the job continues in a
--- new row. With k it has no new row: it was requeued behind one of these because of its ordering key.
+-- new row. With k it has no new row: it was requeued behind one of these, or behind y, because of its ordering key. y is final for
+-- the job, not for its key.
 create view forebay.code (column_name, code, meaning) as values
     ('settlement.outcomes', 'd'::"char", 'done'),
     ('settlement.outcomes', 'c', 'cancelled'),
     ('settlement.outcomes', 'x', 'dead'),
+    ('settlement.outcomes', 'y', 'dead, and holds its ordering key'),
     ('settlement.outcomes', 'r', 'retried'),
     ('settlement.outcomes', 'l', 'lost'),
     ('settlement.outcomes', 's', 'snoozed'),

@@ -24,12 +24,17 @@ create table forebay.dead_letter (
     redriven_as    bigint,               -- job_id of the new job
     cause          text collate "C" not null default '',  -- see forebay._cause()
     place          text,                 -- the innermost function of the application that raised the last error; null: unknown
+    holds_key      boolean not null default false,  -- later jobs of its ordering key wait for it, or for the job it was redriven as
     check ((redriven_at is null) = (redriven_as is null))
 );
 create index dead_letter_by_job on forebay.dead_letter (job_id);
 create index dead_letter_by_new_job on forebay.dead_letter (redriven_as) where redriven_as is not null;
 create index dead_letter_by_queue on forebay.dead_letter (queue, died_at);
+create index dead_letter_holding on forebay.dead_letter (group_id, ordering_key) where holds_key;
 create index dead_letter_by_cause on forebay.dead_letter (cause, died_at);
+
+-- Lets a claim see, without reading a table, that no dead letter ever held an ordering key.
+create sequence forebay.hold_seq as bigint cache 1;
 
 -- Causes whose deaths are expected for a time: recorded and counted, but no error in the log, and no finding of the doctor.
 create table forebay.muted_cause (

@@ -2,6 +2,7 @@
 create table forebay.kind_queue (
     kind           text collate "C" primary key,
     queue          text not null,
+    holds_key      boolean not null default false,  -- a dead letter of the kind holds its ordering key
     recorded_at    timestamptz not null,
     recorded_by    text not null,        -- the worker
     previous_queue text,                 -- before it was recorded; null: the kind was not known

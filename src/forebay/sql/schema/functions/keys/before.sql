@@ -1,9 +1,9 @@
--- Keys of a batch whose next job is in a new row, by the settlements of the batch.
+-- Keys of a batch whose next job is in a new row, or that a dead letter holds, by the settlements of the batch.
 create function forebay._keys_in_transit(p_lease_id bigint, p_claim_no bigint, p_keys text[]) returns text[]
 language sql stable
 as $$
     select array(select p_keys[u.place] from forebay.settlement s, unnest(s.offsets, s.outcomes) u (place, code)
-                 where s.lease_id = p_lease_id and s.claim_no = p_claim_no and u.code in ('r', 'l', 's', 'u', 'h'))
+                 where s.lease_id = p_lease_id and s.claim_no = p_claim_no and u.code in ('r', 'l', 's', 'u', 'h', 'y'))
 $$;
 
 

@@ -74,11 +74,11 @@ begin
                                            where s.lease_id = p_lease_id and s.claim_no = p_claim_no and o = any (s.offsets)));
         end if;
     else
-        -- Where a job continues in a new row, the key waits for that row.
+        -- Where a job continues in a new row, or holds its key, the key waits for that.
         v_tails := array(
             select p_tails[u.place] from unnest(p_offsets, p_outcomes) u (place, code)
             group by 1
-            having bool_or(u.code in ('r', 'l', 's', 'u', 'h')) is not true);
+            having bool_or(u.code in ('r', 'l', 's', 'u', 'h', 'y')) is not true);
     end if;
     if v_tails = '{}' then
         return;

@@ -1,7 +1,7 @@
 -- The states of keys for a group: one row for each.
 --
 -- open: unsettled jobs of its newest key runs; the lease holder has them, the first is of key run first_open. head: the
--- id of a job that must come first and is in a new row, for example a retry. waiting_*: requeued jobs, in order; the first of
+-- id of a job that must come first and is in a new row, for example a retry; or of a dead letter's job that holds the key. waiting_*: requeued jobs, in order; the first of
 -- them is next, before all parked ones.
 create function forebay._key_states(p_group_id bigint, p_keys text[])
 returns table (
@@ -60,10 +60,18 @@ as $$
                min(p.job) filter (where p.code in ('r', 'l', 's', 'u', 'h')) as head
         from partial p
         group by p.key
+    ), held as materialized (
+        -- A dead letter's own job never comes. The one that it is redriven as does.
+        select l.key, d.head
+        from last l
+        cross join lateral (select coalesce(i.redriven_as, i.job_id) as head from forebay.dead_letter i
+                            where i.group_id = p_group_id and i.ordering_key = l.key and i.holds_key order by i.dead_id limit 1) d
+        where pg_sequence_last_value('forebay.hold_seq') is not null
     )
-    select l.key, coalesce(l.no, 0), coalesce(l.since, 0), coalesce(l.taken_up_to, 0), coalesce(l.is_suspect, false), coalesce(s.open, 0), s.holder, s.first_open, s.head,
+    select l.key, coalesce(l.no, 0), coalesce(l.since, 0), coalesce(l.taken_up_to, 0), coalesce(l.is_suspect, false), coalesce(s.open, 0), s.holder, s.first_open, coalesce(h.head, s.head),
            coalesce(k.lanes || l.rest_lanes, k.lanes, l.rest_lanes, '{}'), coalesce(k.seqs || l.rest_seqs, k.seqs, l.rest_seqs, '{}')
     from last l
     left join state s on s.key = l.key
     left join kept k on k.key = l.key
+    left join held h on h.key = l.key
 $$;

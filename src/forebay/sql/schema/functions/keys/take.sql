@@ -32,6 +32,7 @@ declare
     v_found    record;                   -- jobs that may be taken, and their keys, as arrays
     v_taken    record;                   -- jobs taken and skipped
     v_tombstones boolean;
+    v_holds      boolean;                -- a dead letter held its key once
     v_is_plain   boolean := false;
     v_parked_no  bigint;                 -- see batch.parked_no
     v_public   bigint[];                 -- the queue's keyed public lanes
@@ -111,6 +112,7 @@ begin
 
     -- From here on no other session decides about the group's keys, and later statements see earlier decisions.
     perform forebay._lock_keys(p_group_id, false);
+    v_holds := pg_sequence_last_value('forebay.hold_seq') is not null;
 
     -- Nearly always each key is free or belongs to this lease, no job of it waits or runs again, and all rows read are taken.
     if c.audience = 0 then
@@ -126,7 +128,9 @@ begin
             select k.key, t.no, t.since, t.lease_id, t.claim_no, t.taken_up_to, t.is_suspect,
                    t.has_rest is true
                    or exists (select from forebay.parked p
-                              where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.taken_up_to, 0)) as waits
+                              where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.taken_up_to, 0))
+                   or v_holds and exists (select from forebay.dead_letter d
+                                          where d.group_id = p_group_id and d.ordering_key = k.key and d.holds_key) as waits
             from key k
             left join lateral (select i.no, i.since, i.lease_id, i.claim_no, i.taken_up_to, i.is_suspect, i.rest_seqs is not null as has_rest
                                from forebay.key_run i
@@ -146,7 +150,7 @@ begin
             from (select t.lease_id, t.claim_no, bool_or(t.is_suspect) as is_suspect from key_run t group by t.lease_id, t.claim_no) b
             cross join lateral (
                 select coalesce(bool_or(s.offsets is null), false) as is_whole, coalesce(sum(cardinality(s.offsets)), 0) as ended,
-                       coalesce(bool_or(s.outcomes && '{r,l,s,u,h,k}'), false) as continues
+                       coalesce(bool_or(s.outcomes && '{r,l,s,u,h,k,y}'), false) as continues
                 from forebay.settlement s where s.lease_id = b.lease_id and s.claim_no = b.claim_no) s
             left join lateral (select cardinality(i.seqs) as size from forebay.batch i
                                where i.lease_id = b.lease_id and i.claim_no = b.claim_no offset 0) i on true
@@ -333,6 +337,13 @@ begin
         end if;
         if v_taken.dead is not null then
             perform forebay._report_deaths(v_taken.dead);
+        end if;
+        if v_holds then
+            -- The redriven job has its place: the dead letter holds the key no longer.
+            update forebay.dead_letter d set holds_key = false
+            from unnest(v_rows) r
+            where d.group_id = p_group_id and d.ordering_key = r.ordering_key and d.holds_key and d.redriven_as = coalesce(r.job_id, r.seq)
+              and (r.seq = any (v_taken.seqs) or r.seq = any (v_taken.skipped));
         end if;
     end if;
 

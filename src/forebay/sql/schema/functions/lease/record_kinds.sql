@@ -3,10 +3,11 @@
 -- Record in which queue the jobs of each kind of a worker wait; returns the kinds that had another queue, with both queues. Kinds
 -- whose queue is recorded already are not written. Of two versions of an application that disagree, the last caller is right.
 --
+-- Parameters: p_holding, the kinds whose dead letters hold their ordering key.
 -- Errors: JQ001 a bad name.
 -- Locks: the rows of the kinds that change, in their order.
 -- pages: 20 + 5 a kind
-create function forebay.record_kinds_v1(p_worker text, p_kinds text[], p_queues text[])
+create function forebay.record_kinds_v1(p_worker text, p_kinds text[], p_queues text[], p_holding text[] default '{}')
 returns table (kind text, queue text, previous_queue text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -21,10 +22,14 @@ begin
         raise exception using errcode = 'JQ001', message = 'a kind or its queue is not a name',
             hint = 'Names have letters, digits and _ . : - only, at most 128.';
     end if;
+    with other as materialized (
+        select k.kind from forebay.kind_queue k
+        where k.kind = any (p_kinds) and k.holds_key <> (k.kind = any (p_holding)) order by k.kind for update)
+    update forebay.kind_queue k set holds_key = not k.holds_key from other o where k.kind = o.kind;
     return query
     with changed as (
-        insert into forebay.kind_queue as k (kind, queue, recorded_at, recorded_by)
-        select distinct on (n.kind collate "C") n.kind, n.queue, forebay._now(), left(p_worker, 200)
+        insert into forebay.kind_queue as k (kind, queue, holds_key, recorded_at, recorded_by)
+        select distinct on (n.kind collate "C") n.kind, n.queue, n.kind = any (p_holding), forebay._now(), left(p_worker, 200)
         from unnest(p_kinds, p_queues) n (kind, queue)
         where not exists (select from forebay.kind_queue i where i.kind = n.kind and i.queue = n.queue)
         order by n.kind collate "C"

@@ -26,6 +26,7 @@ declare
     v_held    text[];  -- keys whose next job is in a new row
     v_dead    text[];
     v_letters bigint[] := '{}';
+    v_holds   boolean;
 begin
     select l.worker into v_worker from forebay.lease l
     where l.lease_id = p_lease_id and l.closed_at is null for update;
@@ -79,11 +80,15 @@ begin
                     jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone',
                                        'max_attempts', 20), v_worker);
                 if v_attempt >= coalesce(v_row.max_attempts, 20) then
+                    v_holds := v_row.ordering_key is not null
+                               and exists (select from forebay.kind_queue k where k.kind = v_row.kind and k.holds_key);
                     v_letters := v_letters || forebay._write_dead_letter(
-                        v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt);
+                        v_batch.group_id, v_lane.queue, v_lane.priority, v_row, 'worker lost', v_attempt, v_holds);
                     insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
-                    values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array['x'::"char"]);
-                    if v_row.ordering_key is not null then
+                    values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array[case when v_holds then 'y' else 'x' end::"char"]);
+                    if v_holds then
+                        v_held := v_held || v_row.ordering_key;
+                    elsif v_row.ordering_key is not null then
                         v_dead := v_dead || v_row.ordering_key;
                     end if;
                     continue;

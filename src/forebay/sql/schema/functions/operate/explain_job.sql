@@ -14,6 +14,7 @@
 --   last_claim_at, last_claim_by, last_claim_alive  of the group, in any lane
 --   holder                 of a claimed or running job: worker, silent_seconds, suspect_seconds, lease_seconds, jobs, running
 --   ordering_key, key_job  the job of the key that must end first
+--   held_by                the dead letter that holds the key
 --   key                    of a job that is parked behind its key: the row of forebay.key()
 --   limit_key, limits, running, key_running, permits, key_permits, next_start_at, key_next_start_at
 --   before                 ready jobs that come first: of a better priority, or earlier in the job's lane; at most 10,001
@@ -161,7 +162,11 @@ begin
         forebay._job_id_of((select p.seq from forebay.parked p
                             where p.group_id = p_group_id and p.ordering_key = p_ordering_key and p.parked_no > v_key.taken_up_to
                             order by p.parked_no limit 1)));
-    return jsonb_build_object('ordering_key', p_ordering_key, 'key_job', nullif(v_first, p_job_id));
+    return jsonb_build_object(
+        'ordering_key', p_ordering_key, 'key_job', nullif(v_first, p_job_id),
+        'held_by', (select d.dead_id from forebay.dead_letter d
+                    where d.group_id = p_group_id and d.ordering_key = p_ordering_key and d.holds_key and d.redriven_as is null
+                    order by d.dead_id limit 1));
 end
 $$;
 

@@ -182,7 +182,7 @@ begin
           and (s.offsets is null or array_position(v_batch.seqs, v_row.seq)::smallint = any (s.offsets))
         limit 1;
         ended_at := v_end.settled_at;
-        if v_end.code in ('d', 'c', 'x') then
+        if v_end.code in ('d', 'c', 'x', 'y') then
             state := case v_end.code when 'd' then 'done' when 'c' then 'cancelled' else 'dead' end;
         elsif v_batch.seqs is not null and v_end.code is distinct from 'k' then
             state := case when v_id = any (forebay._running_jobs(v_batch.lease_id, v_batch.claimed_at))

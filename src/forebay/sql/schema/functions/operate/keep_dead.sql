@@ -78,17 +78,26 @@ $$;
 
 
 -- Delete and count at most p_most dead letters of a queue, and of a cause unless it is null, that died before a time, the oldest first; returns their number.
-create function forebay._delete_dead(p_queue text, p_before timestamptz, p_most integer, p_cause text default null) returns bigint
+-- p_ends_holds: also those that hold their key, which is free then; otherwise these stay.
+create function forebay._delete_dead(p_queue text, p_before timestamptz, p_most integer, p_cause text default null,
+                                     p_ends_holds boolean default false) returns bigint
 language plpgsql volatile
 as $$
 declare
     v_count bigint;
+    v_ids   bigint[];
 begin
+    -- With the time set for them: a letter that holds its key waits for an operator.
+    v_ids := array(
+        select i.dead_id from forebay.dead_letter i
+        where i.queue = p_queue and i.died_at <= p_before and (p_cause is null or i.cause = p_cause) and (not i.holds_key or p_ends_holds and i.redriven_as is null)
+        order by i.died_at limit p_most for update skip locked);
+    if p_ends_holds then
+        perform forebay._end_holds(v_ids);
+    end if;
     with gone as (
         delete from forebay.dead_letter d
-        where d.ctid = any (array(
-            select i.ctid from forebay.dead_letter i
-            where i.queue = p_queue and i.died_at <= p_before and (p_cause is null or i.cause = p_cause) order by i.died_at limit p_most for update skip locked))
+        where d.dead_id = any (v_ids)
         returning d.queue, d.kind, d.reason, d.died_at, d.errors),
     sorts as (
         select (g.died_at at time zone 'UTC')::date as died_on, g.queue, g.kind, g.reason,

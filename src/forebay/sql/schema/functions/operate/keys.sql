@@ -6,6 +6,7 @@
 -- their turn comes. running: jobs of the key that workers have. first_job_id: the first waiting one.
 -- reason: why the next job of the key does not run:
 --   group_closing, group_paused   the consumer group is being closed, or paused
+--   held                          the dead letter held_by holds the ordering key
 --   retry                         it is behind a job that runs again at `until`; null: that job is ready again
 --   running                       it is behind a job that a worker has
 --   concurrency, rate             the limit key has as many jobs running as it may have, or has no start left before `until`
@@ -22,7 +23,7 @@
 -- pages: 500 + 2 a lane + 30 a waiting key + 2 a waiting job + 40 an open lease
 create function forebay.keys(only_queue text default null, most integer default 100)
 returns table (queue text, group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], first_job_id bigint)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
@@ -62,7 +63,7 @@ $$;
 -- Some keys of a group, as forebay.keys() shows them.
 create function forebay._show_keys(p_group_id bigint, p_ordering_keys text[], p_limit_keys text[])
 returns table (sort text, key text, waiting bigint, running bigint, reason text, until timestamptz, blocking_jobs bigint[],
-               blocking_workers text[], first_job_id bigint)
+               blocking_workers text[], held_by bigint, first_job_id bigint)
 language plpgsql volatile
 -- planner: in order
 as $$
@@ -91,7 +92,7 @@ begin
         where r.rank <= case r.sort when 'ordering' then 1 else 10 end
         group by r.sort, r.key),
     ordering_keys as (
-        select 'ordering' as sort, s.ordering_key as key, cardinality(s.waiting_seqs) + p.jobs as waiting, s.open > 0 as is_taken, s.head,
+        select 'ordering' as sort, s.ordering_key as key, cardinality(s.waiting_seqs) + p.jobs as waiting, s.open > 0 as is_taken, s.head, h.held_by,
                (select min(d.run_at) from forebay.deferred d
                 join lateral (select l.audience from forebay.lane l where l.lane = d.lane limit 1) i on i.audience in (g.group_id, -g.group_id)
                 where d.job_id = s.head
@@ -100,11 +101,15 @@ begin
                null::bigint as tokens, null::timestamptz as start_at,
                forebay._job_id_of(coalesce(s.waiting_seqs[1], p.first)) as first_job_id
         from forebay._key_states(p_group_id, p_ordering_keys) s
+        -- A redriven letter does not stand in the way: its new job is the head.
+        left join lateral (
+            select case when d.redriven_as is null then d.dead_id end as held_by from forebay.dead_letter d
+            where d.group_id = p_group_id and d.ordering_key = s.ordering_key and d.holds_key order by d.dead_id limit 1) h on true
         cross join lateral (
             select count(*) as jobs, (array_agg(i.seq order by i.parked_no))[1] as first from forebay.parked i
             where i.group_id = p_group_id and i.ordering_key = s.ordering_key and i.parked_no > s.taken_up_to) p),
     limit_keys as (
-        select 'limit' as sort, s.limit_key as key, s.waiting, false as is_taken, null::bigint as head, null::timestamptz as retry_at, s.tokens,
+        select 'limit' as sort, s.limit_key as key, s.waiting, false as is_taken, null::bigint as head, null::bigint as held_by, null::timestamptz as retry_at, s.tokens,
                forebay._next_start(s.tat, (v.limits).key_rate, (v.limits).key_burst) as start_at,
                (select coalesce(j.job_id, j.seq)
                 from (select i.* from forebay.limit_parked i
@@ -119,6 +124,7 @@ begin
         select k.*, coalesce(r.jobs, 0) as running, r.job_ids, r.workers,
                case when g.closing_at is not null then 'group_closing'
                     when g.paused_at is not null then 'group_paused'
+                    when k.held_by is not null then 'held'
                     when k.head is not null then 'retry'
                     when k.is_taken then 'running'
                     when k.sort = 'limit' and r.jobs >= (v.limits).key_concurrency then 'concurrency'
@@ -135,7 +141,7 @@ begin
                          when 'queue_rate' then forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst) end,
            case when k.head is not null then array[k.head] else coalesce(k.job_ids, '{}') end,
            case when k.head is not null then array[null::text] else coalesce(k.workers, '{}') end,
-           k.first_job_id
+           k.held_by, k.first_job_id
     from keys k;
 end
 $$;

@@ -1,6 +1,6 @@
 -- grant: operator
 
--- Delete dead letters that died longer ago than `age`, and count them for forebay.dead_summary(); returns their number.
+-- Delete dead letters that died longer ago than `age`, and count them for forebay.dead_summary(); returns their number. Ordering keys that they hold are free.
 --
 -- Parameters: age, not negative; queue and cause, null for all.
 -- Errors: JQ001 a bad age.
@@ -24,7 +24,7 @@ begin
           and (purge_dead.cause is null or d.cause = purge_dead.cause)
         order by 1
     loop
-        v_count := v_count + forebay._delete_dead(v_queue, forebay._now() - age, null, purge_dead.cause);
+        v_count := v_count + forebay._delete_dead(v_queue, forebay._now() - age, null, purge_dead.cause, true);
     end loop;
     if v_count > 0 then
         perform forebay._record_event('dead.purge', purge_dead.queue, p_new => jsonb_strip_nulls(jsonb_build_object('age', age::text, 'cause', purge_dead.cause)), p_count => v_count);

@@ -14,7 +14,7 @@
 --    "counters": [..], for forebay._record_counters(), counted if and only if the flush is settled}
 --   An entry of "ended" with outcome done has the handler's return value, which is kept for some seconds.
 --   outcome: retried (costs an attempt), lost (the same, returns as a suspect), snoozed, unknown (kind),
---   released, cancelled, dead (reason exhausted, permanent or worker lost).
+--   released, cancelled, dead (reason exhausted, permanent or worker lost; with "holds_key": true it holds its ordering key).
 --   A job with a request to cancel is cancelled instead of retried, snoozed or released.
 --   A job with an ordering key that would run again while an earlier one of its key in the lease has not ended is requeued
 --   behind it instead, whatever its outcome, without using an attempt.
@@ -114,7 +114,8 @@ begin
             end if;
             if v_ended <> '[]'::jsonb then
                 v_outcomes := array_fill('d'::"char", array[v_done]) || array(
-                    select forebay._outcome_code(e.value ->> 'outcome', v_batch.seqs[(e.value ->> 'offset')::integer],
+                    select forebay._outcome_code(case when (e.value ->> 'holds_key')::boolean and v_batch.keys[(e.value ->> 'offset')::integer] is not null
+                                                           and e.value ->> 'outcome' = 'dead' then 'held' else e.value ->> 'outcome' end, v_batch.seqs[(e.value ->> 'offset')::integer],
                                                  coalesce(v_batch.lanes[(e.value ->> 'offset')::integer], v_batch.lane),
                                                  v_batch.xids, (e.value ->> 'offset')::integer, v_batch.group_id)
                     from jsonb_array_elements(v_ended) e);
@@ -182,6 +183,8 @@ begin
         return 'c';
     elsif p_outcome = 'dead' then
         return 'x';
+    elsif p_outcome = 'held' then
+        return 'y';
     elsif p_outcome is null or p_outcome not in ('retried', 'snoozed', 'released', 'unknown', 'lost') then
         raise exception using errcode = 'JQ001', message = format('unknown outcome %s', coalesce(quote_literal(p_outcome), 'null')),
             hint = 'One of done, retried, lost, snoozed, unknown, released, cancelled, dead.';
@@ -208,7 +211,7 @@ language plpgsql volatile
 as $$
 declare
     v_lane    record;
-    v_attempt integer := coalesce(p_row.attempt, 0) + case when p_code in ('r', 'l', 'x') then 1 else 0 end;
+    v_attempt integer := coalesce(p_row.attempt, 0) + case when p_code in ('r', 'l', 'x', 'y') then 1 else 0 end;
     v_target  bigint;
     v_run_at  timestamptz;
 begin
@@ -218,13 +221,13 @@ begin
     if p_item ? 'error' and jsonb_typeof(p_item -> 'error') = 'object' then
         perform forebay._record_failure(
             p_row, p_group_id, coalesce(p_row.attempt, 0) + 1,
-            case p_code when 'r' then 'retried' when 'l' then 'worker lost' when 'x' then 'dead' when 'c' then 'cancelled'
+            case p_code when 'r' then 'retried' when 'l' then 'worker lost' when 'x' then 'dead' when 'y' then 'dead' when 'c' then 'cancelled'
                         when 'u' then 'unknown kind' when 's' then 'snoozed' else 'released' end,
             p_item -> 'error', p_worker);
     end if;
-    if p_code = 'x' then
+    if p_code in ('x', 'y') then
         perform forebay._write_dead_letter(
-            p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt);
+            p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt, p_code = 'y');
     elsif p_code in ('r', 'l', 's', 'u', 'h') then
         -- A suspect that is released unstarted remains a suspect; a suspect that ended normally is cleared.
         v_target := forebay._record_private_lane(
@@ -242,7 +245,7 @@ begin
     if p_code = 'd' and p_item ? 'kept' then
         perform forebay._keep_result(p_row, p_group_id, p_item -> 'kept');
     end if;
-    if p_code in ('d', 'x', 'c') then
+    if p_code in ('d', 'x', 'y', 'c') then
         perform forebay._announce_ended(coalesce(p_row.job_id, p_row.seq));
     end if;
 end

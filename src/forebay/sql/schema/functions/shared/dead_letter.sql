@@ -5,22 +5,23 @@ language sql immutable
 as $$ select left(encode(sha256(convert_to(concat_ws(E'\n', p_kind, p_what), 'UTF8')), 'hex'), 10) $$;
 
 
--- Write a dead letter, with the whole error history of the job in this group; returns the dead letter's id.
+-- Write a dead letter, with the whole error history of the job in this group; returns the dead letter's id. p_holds: it holds its ordering key.
 create function forebay._write_dead_letter(
-    p_group_id bigint, p_queue text, p_priority integer, p_row forebay.log, p_reason text, p_attempt integer)
+    p_group_id bigint, p_queue text, p_priority integer, p_row forebay.log, p_reason text, p_attempt integer,
+    p_holds boolean default false)
 returns bigint
 language sql volatile
 as $$
     insert into forebay.dead_letter (
         group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, expires_at, attempt, max_attempts,
-        kind, args, tag, correlation_id, headers, ordering_key, unique_key, limit_key, cause, place, errors)
+        kind, args, tag, correlation_id, headers, ordering_key, unique_key, limit_key, cause, place, holds_key, errors)
     select
         p_group_id, coalesce(p_row.job_id, p_row.seq), p_row.seq, p_reason, forebay._now(), p_queue, p_priority,
         p_row.enqueued_at, coalesce(p_row.expires_at, p_row.enqueued_at + interval '30 days'), p_attempt,
         p_row.max_attempts, p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
         p_row.ordering_key, p_row.unique_key, p_row.limit_key,
         coalesce(last.cause, forebay._cause(p_row.kind, coalesce(last.error_type, p_reason))), last.place,
-        coalesce((select jsonb_agg(jsonb_build_object(
+        p_holds and forebay._begin_hold(p_group_id, p_queue, p_row), coalesce((select jsonb_agg(jsonb_build_object(
                              'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome,
                              'type', f.error_type, 'message', f.message, 'traceback', f.traceback, 'worker', f.worker,
                              'max_attempts', f.max_attempts)
@@ -55,5 +56,43 @@ begin
                         order by i.nr)
                  from unnest(p_dead_ids[:20]) with ordinality i (dead_id, nr)
                  cross join lateral (select l.* from forebay.dead_letter l where l.dead_id = i.dead_id offset 0) d));
+end
+$$;
+
+
+-- Record that a dead letter begins to hold its key, for claims and operators; true.
+create function forebay._begin_hold(p_group_id bigint, p_queue text, p_row forebay.log) returns boolean
+language plpgsql volatile
+as $$
+begin
+    if pg_sequence_last_value('forebay.hold_seq') is null then
+        perform nextval('forebay.hold_seq');
+    end if;
+    perform forebay._record_event('keys.hold', p_queue, forebay._group_name(p_group_id), p_row.kind, coalesce(p_row.job_id, p_row.seq),
+                                  p_new => jsonb_build_object('ordering_key', p_row.ordering_key));
+    return true;
+end
+$$;
+
+
+-- End what dead letters hold: the next jobs of their keys may run. Claims look at the keys again.
+create function forebay._end_holds(p_dead_ids bigint[]) returns bigint
+language plpgsql volatile
+as $$
+declare
+    v_key  record;
+    v_keys bigint := 0;
+begin
+    for v_key in
+        with ended as (
+            update forebay.dead_letter d set holds_key = false
+            where d.dead_id = any (p_dead_ids) and d.holds_key returning d.queue, d.priority, d.group_id, d.ordering_key)
+        select e.queue, e.priority, e.group_id, array_agg(distinct e.ordering_key) as keys from ended e group by 1, 2, 3 order by 1, 2, 3
+    loop
+        v_keys := v_keys + cardinality(v_key.keys);
+        perform forebay._announce_keys(v_key.queue, v_key.priority, v_key.group_id, v_key.keys);
+        perform forebay._notify(v_key.queue);
+    end loop;
+    return v_keys;
 end
 $$;

@@ -98,7 +98,7 @@ begin
                          and (s.offsets is null or array_position(v_other.seqs, p_seq)::smallint = any (s.offsets)) limit 1);
         end if;
     end if;
-    return case when v_code is null then 'running' when v_code in ('d', 'c', 'x') then 'ended' else 'superseded' end;
+    return case when v_code is null then 'running' when v_code in ('d', 'c', 'x', 'y') then 'ended' else 'superseded' end;
 end
 $$;
 

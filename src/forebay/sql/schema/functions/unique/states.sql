@@ -104,7 +104,7 @@ begin
             select q.place,
                    case when f.at is not null and b.is_whole then 'ended'
                         when f.at is not null then coalesce((
-                            select case when coalesce(s.outcomes[array_position(s.offsets, f.at)], 'd') in ('d', 'c', 'x') then 'ended' else '?' end
+                            select case when coalesce(s.outcomes[array_position(s.offsets, f.at)], 'd') in ('d', 'c', 'x', 'y') then 'ended' else '?' end
                             from forebay.settlement s
                             where s.lease_id = b.lease_id and s.claim_no = b.claim_no and f.at = any (s.offsets) limit 1), 'running')
                         when b.skipped_as[array_position(b.skipped, q.seq)] in ('c', 'e') then 'ended'
