@@ -24,6 +24,22 @@ def test_a_key_is_paused_and_resumed(forebay, database, conn):
         assert reader.claim_ready().job_ids == [job]
 
 
+@pytest.mark.parametrize("sort", ["limit", "ordering"])
+def test_a_paused_key_is_shown_as_paused(forebay, database, conn, sort):
+    """In the list of keys with its end, and without one as just paused."""
+    enqueue(conn, queue="mail", **{f"{sort}_key": "k"})
+    key = ("mail", f"--{sort}-key", "k")
+    forebay("keys", "pause", *key)
+    with Reader(database, "mail") as reader:
+        assert reader.claim_ready().jobs == []
+    assert " paused\n" in forebay("keys", "list").out
+    forebay("keys", "pause", *key, "--for", "2d")
+    (shown,) = forebay("keys", "show", *key, "--json").json
+    assert shown["reason"] == "paused"
+    assert shown["until"] is not None
+    assert "paused until 20" in forebay("keys", "show", *key).out
+
+
 def test_json_says_whether_something_changed(forebay):
     """The same for an ordering key of a queue that is not in use yet."""
     key = ("mail", "--ordering-key", "k", "--json")

@@ -167,6 +167,31 @@ def test_the_other_lists_fit(screen, busy_queue):
     assert answer[-1].endswith("--queue notifications_europe")
 
 
+def test_keys_fit(screen, database):
+    """
+    The list and one key, with a long name of the worker.
+    """
+    worker = "worker-7.europe.example.net:31337:a8f3c2"
+    queue = "notifications_europe"
+    with (
+        connect(database) as conn,
+        Reader(database, queue) as reader,
+        Reader(database, queue) as other,
+    ):
+        for name in ("customer 1", "customer 2"):
+            for _ in range(3):
+                enqueue(conn, queue=queue, ordering_key=name)
+        conn.execute("update forebay.lease set worker = %s", [worker])
+        reader.claim_ready(1)
+        other.claim_ready(10)
+        lines = screen("keys", "list")
+        assert lines[0].split() == ["queue", "key", "sort", "waiting", "running", "why"]
+        assert len(lines) <= ROWS
+        lines = screen("keys", "show", queue, "--ordering-key", "customer 1")
+        assert lines[-1].split() == ["why", "behind", "job", "1", "of", worker]
+        assert "waiting       2, first job 2" in [line.rstrip() for line in lines]
+
+
 def test_empty_lists_say_what_there_is_none_of(screen):
     """
     An empty table would look like an error.
@@ -174,3 +199,4 @@ def test_empty_lists_say_what_there_is_none_of(screen):
     assert screen("jobs", "list") == ["No jobs."]
     assert screen("dead", "list") == ["No dead letters."]
     assert screen("queues", "list") == ["No queues."]
+    assert screen("keys", "list") == ["No job waits for its key."]

@@ -241,6 +241,11 @@ class Session:
         yield Call("cancel", "select forebay.cancel(%s)", [self.job], self._segments())
         yield Call("jobs", "select * from forebay.jobs(most => 20)", [], {"job": 20})
         yield Call("limits", "select * from forebay.limits()", [], {**self._leases(), **lanes})
+        of_key = {"waiting job": 0, **self._leases()}
+        yield Call("key", "select * from forebay.key('keyed', ordering_key => 'k')", [], of_key)
+        yield Call("key", "select * from forebay.key('shared', limit_key => 'k')", [], of_key)
+        of_keys = {**lanes, "waiting key": 0, **of_key}
+        yield Call("keys", "select * from forebay.keys()", [], of_keys)
         every = {**lanes, "waiting job": waiting + 1000, **self._leases()}
         yield Call("depth", "select * from forebay.depth()", [], every)
         yield Call("unfinished", "select * from forebay.unfinished('mirror', 'idle')", [], every)

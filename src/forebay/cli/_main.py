@@ -26,8 +26,8 @@ from forebay.cli import (
     _groups,
     _guard,
     _jobs,
+    _keys,
     _mirror,
-    _paused_keys,
     _queues,
     _schema,
     _worker,
@@ -57,8 +57,8 @@ program = Commands(
     name="forebay",
     cls=AllCommands,
     help="Forebay is a transactional job queue and outbox for Python and PostgreSQL.",
-    epilog="Exit codes: 0 done · 1 not done, or problems found · 2 wrong usage or"
-    " configuration · 3 database not usable",
+    # One row of 80 columns.
+    epilog="Exit codes: 0 done · 1 not done, or problems · 2 wrong usage · 3 no database",
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -81,7 +81,7 @@ program.command("guard", rich_help_panel=_OPERATE)(_guard.guard)
 program.add_typer(_jobs.commands, name="jobs", rich_help_panel=_OPERATE)
 program.add_typer(_dead.commands, name="dead", rich_help_panel=_OPERATE)
 program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)
-program.add_typer(_paused_keys.commands, name="keys", rich_help_panel=_OPERATE)
+program.add_typer(_keys.commands, name="keys", rich_help_panel=_OPERATE)
 program.add_typer(_groups.commands, name="groups", rich_help_panel=_OPERATE)
 program.add_typer(_workers.commands, name="workers", rich_help_panel=_OPERATE)
 program.add_typer(_events.commands, name="events", rich_help_panel=_OPERATE)

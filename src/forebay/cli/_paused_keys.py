@@ -6,14 +6,11 @@ from typing import Annotated
 
 import typer
 
-from forebay.cli._help import Commands
 from forebay.cli._served import check_queue_in_use
 from forebay.cli.options import Dsn, Json, duration
 from forebay.cli.output import console, print_json
 from forebay.client import Client
 from forebay.errors import shown
-
-commands = Commands(help="Ordering keys and limit keys: pause, resume.")
 
 Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
 OrderingKey = Annotated[
@@ -26,7 +23,6 @@ LimitKey = Annotated[
 ]
 
 
-@commands.command("pause")
 def pause(
     queue: Queue,
     *,
@@ -64,7 +60,6 @@ def pause(
         console().print(f"queue {queue}: {name} paused{until}", markup=False)
 
 
-@commands.command("resume")
 def resume(
     queue: Queue,
     *,

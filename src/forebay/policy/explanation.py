@@ -13,8 +13,10 @@ from typing import Any, Final
 
 from forebay.model import JobState
 from forebay.model.explanation import Cause, Explanation, Step
+from forebay.model.keys import KeyInfo
 from forebay.model.status import Failure, JobStatus
 from forebay.model.text import counted
+from forebay.policy.keys import key_answer
 from forebay.policy.retry import human_duration
 
 #: A due job that is not ready after this time is overdue; workers look for due jobs about once a second.
@@ -51,6 +53,7 @@ class Facts:
     ordering_key: str | None = None
     key_job: int | None = None
     held_by: int | None = None
+    key: KeyInfo | None = None
     limit_key: str | None = None
     key_paused_at: datetime | None = None
     key_resume_at: datetime | None = None
@@ -330,6 +333,31 @@ def _closing(case: _Case) -> _Found | None:
     )
 
 
+def _parked(case: _Case) -> _Found | None:
+    key, queue = case.facts.key, case.job.queue
+    if key is None:
+        return None
+    answer = f"{key.sort} key {key.key}: {key_answer(key, case.facts.read_at)}"
+    match key.reason:
+        case "held":
+            return _Found(
+                answer,
+                "held",
+                f"forebay dead redrive {key.held_by} runs that job first; forebay dead skip {key.held_by} does without it.",
+            )
+        case "running" | "retry" if key.blocking_jobs:
+            return _Found(answer, "ordering key", f"forebay doctor --job {key.blocking_jobs[0]}")
+        case "concurrency" | "rate" | "queue_concurrency" | "queue_rate":
+            option = key.reason.removeprefix("queue_")
+            if key.reason == option:
+                option = f"key-{option}"
+            return _Found(
+                answer, "limit", f"forebay queues limit {queue} --{option} NUMBER raises the limit."
+            )
+        case _:
+            return _Found(answer)
+
+
 def _limits(case: _Case) -> _Found:
     facts = case.facts
     limits = facts.limits or {}
@@ -413,6 +441,7 @@ _QUESTIONS: Final[tuple[tuple[str, Callable[[_Case], _Found | None]], ...]] = (
     ("key paused", _key_paused),
     ("closing", _closing),
     ("handler", _handler),
+    ("key", _parked),
     ("limits", _limits),
     ("ordering key", _key),
     ("jobs before", _before),

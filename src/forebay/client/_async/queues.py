@@ -9,8 +9,9 @@ from forebay.client._async.base import AsyncClientBase
 from forebay.db.drivers import AsyncConnection
 from forebay.model.declared import Queue, QueueDifference
 from forebay.model.groups import ClosedGroup, GroupOverview
+from forebay.model.keys import KeyInfo
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
-from forebay.ops import declared, queues
+from forebay.ops import declared, keys, queues
 
 
 class AsyncQueues(AsyncClientBase):
@@ -237,6 +238,46 @@ class AsyncQueues(AsyncClientBase):
             conn: the connection to use.
         """
         return await self._run(conn, queues.limits(queue))
+
+    async def keys(
+        self, queue: str | None = None, *, limit: int = 100, conn: AsyncConnection | None = None
+    ) -> list[KeyInfo]:
+        """Return the ordering keys and limit keys that jobs wait for, and why they do not run.
+
+        The key with the most waiting jobs is first. The call visits every key.
+
+        Args:
+            queue: only this queue.
+            limit: maximum number of keys, 1 to 1000.
+            conn: the connection to use.
+
+        Raises:
+            InvalidJob: ``limit`` is out of range.
+        """
+        return await self._run(conn, keys.keys(queue, limit))
+
+    async def key(
+        self,
+        queue: str,
+        *,
+        ordering_key: str | None = None,
+        limit_key: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> list[KeyInfo]:
+        """Return one key, for each consumer group of its queue: what waits and runs, and why the next job does not run.
+
+        Args:
+            queue: the queue.
+            ordering_key: the ordering key; either this or ``limit_key``.
+            limit_key: the limit key.
+            conn: the connection to use.
+
+        Raises:
+            InvalidJob: both keys are given, or neither.
+        """
+        return await self._run(
+            conn, keys.key(queue, ordering_key=ordering_key, limit_key=limit_key)
+        )
 
     async def apply_queues(
         self,

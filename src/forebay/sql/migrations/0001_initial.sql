@@ -11189,6 +11189,7 @@ $$;
 --   ordering_key, key_job  the job of the key that must end first
 --   held_by                the dead letter that holds the key
 --   key_paused_at, key_resume_at  while a key of the job is paused: since when, and when the pause ends, null: when it is resumed
+--   key                    of a job that is parked behind its key: the row of forebay.key()
 --   limit_key, limits, running, key_running, permits, key_permits, next_start_at, key_next_start_at
 --   before                 ready jobs that come first: of a better priority, or earlier in the job's lane; at most 10,001
 --   is_suspect             it was running when its worker was lost: it runs alone
@@ -11235,6 +11236,7 @@ begin
                               from forebay.key_pause p
                               where p.queue = v_group.queue and coalesce(p.resume_at > forebay._now(), true)
                                 and (p.sort, p.key) in (('ordering', v_row.ordering_key), ('limit', v_row.limit_key))), '{}')
+                 || forebay._explain_parked(v_group.group_id, v_row.ordering_key, v_row.limit_key, v_row.xid, v_row.seq)
                  || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.seq));
         return next;
     end loop;
@@ -11345,6 +11347,21 @@ begin
                     where d.group_id = p_group_id and d.ordering_key = p_ordering_key and d.holds_key and d.redriven_as is null
                     order by d.dead_id limit 1));
 end
+$$;
+
+
+-- Of a job that is parked behind its key: why the key does not run.
+create function forebay._explain_parked(p_group_id bigint, p_ordering_key text, p_limit_key text, p_xid xid8, p_seq bigint) returns jsonb
+language sql volatile
+as $$
+    select coalesce((
+        select jsonb_build_object('key', to_jsonb(k) || jsonb_build_object('queue', g.queue, 'group', g.name))
+        from forebay.queue_group g
+        cross join lateral forebay._show_keys(g.group_id, array_remove(array[p_ordering_key], null), array_remove(array[p_limit_key], null)) k
+        where g.group_id = p_group_id
+          and case when p_ordering_key is not null then forebay._is_parked(p_group_id, p_ordering_key, p_seq)
+                   when p_limit_key is not null then forebay._is_limit_parked(p_group_id, p_limit_key, p_xid, p_seq)
+                   else false end), '{}')
 $$;
 
 
@@ -11958,6 +11975,217 @@ begin
     select coalesce(sum(s.deleted), 0) into v_count from sorts s;
     return v_count;
 end
+$$;
+
+
+-- functions/operate/key.sql
+
+-- grant: operator, reader
+
+-- One key of a queue, with the columns of forebay.keys(): a row for each consumer group, also when no job of the key waits.
+--
+-- Parameters: the ordering key or the limit key, not both.
+-- Errors: JQ001 both keys or neither.
+-- pages: 500 + 40 an open lease + 2 a waiting job
+create function forebay.key(queue text, ordering_key text default null, limit_key text default null)
+returns table (group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+begin
+    if num_nonnulls(key.ordering_key, key.limit_key) <> 1 then
+        raise exception using errcode = 'JQ001', column = 'key', message = 'key: give an ordering_key or a limit_key, and not both';
+    end if;
+    return query
+    select g.name, k.*
+    from forebay.queue_group g
+    cross join lateral forebay._show_keys(g.group_id, array_remove(array[key.ordering_key], null), array_remove(array[key.limit_key], null)) k
+    where g.queue = key.queue
+    order by g.name;
+end
+$$;
+
+
+-- functions/operate/keys.sql
+
+-- grant: operator, reader
+
+-- The keys of which jobs wait, most waiting jobs first: a row for each consumer group.
+--
+-- waiting: jobs that a claim has met and that wait for their key; jobs that no claim has met yet are not counted, cancelled ones are until
+-- their turn comes. running: jobs of the key that workers have. first_job_id: the first waiting one.
+-- reason: why the next job of the key does not run:
+--   group_closing, group_paused   the consumer group is being closed, or paused
+--   paused                        the key is paused, until `until`; null: until it is resumed
+--   held                          the dead letter held_by holds the ordering key
+--   retry                         it is behind a job that runs again at `until`; null: that job is ready again
+--   running                       it is behind a job that a worker has
+--   concurrency, rate             the limit key has as many jobs running as it may have, or has no start left before `until`
+--   queue_concurrency, queue_rate the same of the queue
+--   due                           nothing: a claim takes it
+--   free                          nothing holds the key back, and no job waits for it; only forebay.key() returns it
+-- blocking_jobs, blocking_workers: the job of the ordering key that must end first, or the running jobs of the limit key, at most 10,
+-- and the worker of each; null: no worker has it.
+--
+-- Visits every key that the log knows, and every job that waits for its ordering key.
+--
+-- Parameters: only_queue, null: all; most, 1 to 1000 rows.
+-- Errors: JQ001 a bad most.
+-- pages: 500 + 2 a lane + 30 a waiting key + 2 a waiting job + 40 an open lease
+create function forebay.keys(only_queue text default null, most integer default 100)
+returns table (queue text, group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+begin
+    if keys.most is null or keys.most not between 1 and 1000 then
+        raise exception using errcode = 'JQ001', column = 'most',
+            message = format('most %s is outside 1 to 1000', coalesce(keys.most::text, 'null'));
+    end if;
+    return query
+    with found as materialized (
+        select g.queue, g.name, w.*
+        from (select p.group_id, p.ordering_key, null as limit_key, count(*) as waiting
+              from forebay._all_ordering_parked() p
+              where pg_sequence_last_value('forebay.key_seq') is not null
+              group by p.group_id, p.ordering_key
+              union all
+              select i.group_id, null, t.limit_key, t.waiting
+              from forebay.queue_group i cross join lateral forebay._waiting_limit_keys(i.group_id) t
+              where pg_sequence_last_value('forebay.limit_parked_seq') is not null) w
+        join forebay.queue_group g on g.group_id = w.group_id
+        where keys.only_queue is null or g.queue = keys.only_queue
+        order by w.waiting desc, g.queue, g.name, w.limit_key, w.ordering_key
+        limit keys.most)
+    select f.queue, f.name, k.*
+    from (select i.group_id, i.queue, i.name,
+                 coalesce(array_agg(i.ordering_key) filter (where i.ordering_key is not null), '{}') as ordering_keys,
+                 coalesce(array_agg(i.limit_key) filter (where i.limit_key is not null), '{}') as limit_keys
+          from found i group by i.group_id, i.queue, i.name) f
+    cross join lateral forebay._show_keys(f.group_id, f.ordering_keys, f.limit_keys) k
+    order by k.waiting desc, f.queue, f.name, k.sort, k.key;
+end
+$$;
+
+
+-- Some keys of a group, as forebay.keys() shows them.
+create function forebay._show_keys(p_group_id bigint, p_ordering_keys text[], p_limit_keys text[])
+returns table (sort text, key text, waiting bigint, running bigint, reason text, until timestamptz, blocking_jobs bigint[],
+               blocking_workers text[], held_by bigint, first_job_id bigint)
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    g          forebay.queue_group;
+    v          forebay._limiter_view;
+    v_position forebay.promotion;
+    v_full     boolean;  -- the queue has as many jobs running as it may have
+begin
+    select i.* into g from forebay.queue_group i where i.group_id = p_group_id;
+    v := forebay._read_limiter(p_group_id, g.queue);
+    v_full := coalesce((select sum(o) from unnest(v.opens) o) >= (v.limits).concurrency, false);
+    select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
+
+    return query
+    with running as materialized (
+        select o.*, row_number() over (partition by o.sort, o.key order by o.nr) as rank, count(*) over (partition by o.sort, o.key) as jobs
+        from forebay._running_of_keys(p_group_id, p_ordering_keys, p_limit_keys) o),
+    -- Of an ordering key only the first one blocks.
+    first_running as materialized (
+        select r.sort, r.key, max(r.jobs) as jobs, array_agg(coalesce(j.job_id, r.seq) order by r.rank) as job_ids,
+               array_agg(r.worker order by r.rank) as workers
+        from running r
+        cross join lateral forebay._job_ids(array[r.lane], array[r.xid], array[r.seq]) j
+        where r.rank <= case r.sort when 'ordering' then 1 else 10 end
+        group by r.sort, r.key),
+    ordering_keys as (
+        select 'ordering' as sort, s.ordering_key as key, cardinality(s.waiting_seqs) + p.jobs as waiting, s.open > 0 as is_taken, s.head, h.held_by,
+               (select min(d.run_at) from forebay.deferred d
+                join lateral (select l.audience from forebay.lane l where l.lane = d.lane limit 1) i on i.audience in (g.group_id, -g.group_id)
+                where d.job_id = s.head
+                  and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
+                           and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))) as retry_at,
+               null::bigint as tokens, null::timestamptz as start_at,
+               forebay._job_id_of(coalesce(s.waiting_seqs[1], p.first)) as first_job_id
+        from forebay._key_states(p_group_id, p_ordering_keys) s
+        -- A redriven letter does not stand in the way: its new job is the head.
+        left join lateral (
+            select case when d.redriven_as is null then d.dead_id end as held_by from forebay.dead_letter d
+            where d.group_id = p_group_id and d.ordering_key = s.ordering_key and d.holds_key order by d.dead_id limit 1) h on true
+        cross join lateral (
+            select count(*) as jobs, (array_agg(i.seq order by i.parked_no))[1] as first from forebay.parked i
+            where i.group_id = p_group_id and i.ordering_key = s.ordering_key and i.parked_no > s.taken_up_to) p),
+    limit_keys as (
+        select 'limit' as sort, s.limit_key as key, s.waiting, false as is_taken, null::bigint as head, null::bigint as held_by, null::timestamptz as retry_at, s.tokens,
+               forebay._next_start(s.tat, (v.limits).key_rate, (v.limits).key_burst) as start_at,
+               (select coalesce(j.job_id, j.seq)
+                from (select i.* from forebay.limit_parked i
+                      where s.waiting > 0 and i.group_id = p_group_id and i.limit_key = s.limit_key
+                        and i.parked_no > s.taken_up_to order by i.parked_no limit 1) p
+                cross join lateral forebay._fetch_limited(
+                    array[1::bigint], array[p.lane], array[p.xid], array[greatest(p.seq - 1, s.taken_seq)], array[p.seq_to], array[1::bigint]) f
+                cross join lateral unnest(f.jobs) j) as first_job_id
+        from unnest(forebay._limit_states(p_group_id, p_limit_keys, v.limits, v.at)) s),
+    -- The only place that decides about the reason.
+    keys as (
+        select k.*, coalesce(r.jobs, 0) as running, r.job_ids, r.workers, z.resume_at,
+               case when g.closing_at is not null then 'group_closing'
+                    when g.paused_at is not null then 'group_paused'
+                    when z.key is not null then 'paused'
+                    when k.held_by is not null then 'held'
+                    when k.head is not null then 'retry'
+                    when k.is_taken then 'running'
+                    when k.sort = 'limit' and r.jobs >= (v.limits).key_concurrency then 'concurrency'
+                    when k.tokens = 0 then 'rate'
+                    when v_full then 'queue_concurrency'
+                    when v.free_slots <= 0 then 'queue_rate'
+                    when k.waiting > 0 then 'due'
+                    else 'free' end as reason
+        from (select * from ordering_keys union all select * from limit_keys) k
+        left join forebay.key_pause z on z.queue = g.queue and z.sort = k.sort and z.key = k.key and coalesce(z.resume_at > v.at, true)
+        left join first_running r on r.sort = k.sort and r.key = k.key)
+    select k.sort, k.key, k.waiting, k.running, k.reason,
+           case k.reason when 'paused' then k.resume_at
+                         when 'retry' then k.retry_at
+                         when 'rate' then k.start_at
+                         when 'queue_rate' then forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst) end,
+           case when k.head is not null then array[k.head] else coalesce(k.job_ids, '{}') end,
+           case when k.head is not null then array[null::text] else coalesce(k.workers, '{}') end,
+           k.held_by, k.first_job_id
+    from keys k;
+end
+$$;
+
+
+-- The unsettled jobs of some keys in batches of open leases, in the order in which they were claimed.
+create function forebay._running_of_keys(p_group_id bigint, p_ordering_keys text[], p_limit_keys text[])
+returns table (sort text, key text, nr bigint, worker text, lane bigint, xid xid8, seq bigint)
+language sql stable
+as $$
+    select case when b.keys is not null then 'ordering' else 'limit' end, k.key, row_number() over (order by b.claimed_at, b.claim_no, k.nr),
+           e.worker, coalesce(b.lanes[k.nr], b.lane), case when cardinality(b.xids) = 1 then b.xids[1] else b.xids[k.nr] end, b.seqs[k.nr]
+    from forebay.lease e
+    cross join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f
+    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+    cross join lateral unnest(coalesce(b.keys, b.limit_keys)) with ordinality k (key, nr)
+    where e.closed_at is null and b.group_id = p_group_id
+      and k.key = any (case when b.keys is not null then p_ordering_keys else p_limit_keys end)
+      and not exists (select from forebay.settlement s
+                      where s.lease_id = b.lease_id and s.claim_no = b.claim_no
+                        and (s.offsets is null or k.nr::smallint = any (s.offsets)))
 $$;
 
 
@@ -12998,15 +13226,16 @@ begin
             when 'forebay_operator' then array[
                 'apply_queues', 'cancel', 'change_jobs', 'close_group', 'close_groups', 'compare_queues',
                 'dead_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history',
-                'jobs', 'keep_dead', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'mute_cause',
-                'open_group', 'pause_key', 'pause_queue', 'plan_change', 'purge_dead', 'queue_known', 'queue_of',
-                'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redrive', 'redrive_matching',
-                'result', 'resume_key', 'resume_queue', 'sample_mirror', 'schema_version', 'segment_held_by',
-                'set_concurrency', 'shard_queue', 'skip_dead', 'unfinished', 'unmute_cause', 'workers']
+                'jobs', 'keep_dead', 'key', 'keys', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status',
+                'mute_cause', 'open_group', 'pause_key', 'pause_queue', 'plan_change', 'purge_dead', 'queue_known',
+                'queue_of', 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redrive',
+                'redrive_matching', 'result', 'resume_key', 'resume_queue', 'sample_mirror', 'schema_version',
+                'segment_held_by', 'set_concurrency', 'shard_queue', 'skip_dead', 'unfinished', 'unmute_cause',
+                'workers']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job',
-                'job_history', 'jobs', 'limits', 'mirror_audits', 'mirror_status', 'queue_known', 'queue_of',
-                'result', 'schema_version', 'segment_held_by', 'unfinished', 'workers']
+                'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits', 'mirror_status', 'queue_known',
+                'queue_of', 'result', 'schema_version', 'segment_held_by', 'unfinished', 'workers']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p

@@ -16,6 +16,7 @@
 --   ordering_key, key_job  the job of the key that must end first
 --   held_by                the dead letter that holds the key
 --   key_paused_at, key_resume_at  while a key of the job is paused: since when, and when the pause ends, null: when it is resumed
+--   key                    of a job that is parked behind its key: the row of forebay.key()
 --   limit_key, limits, running, key_running, permits, key_permits, next_start_at, key_next_start_at
 --   before                 ready jobs that come first: of a better priority, or earlier in the job's lane; at most 10,001
 --   is_suspect             it was running when its worker was lost: it runs alone
@@ -61,6 +62,7 @@ begin
                               from forebay.key_pause p
                               where p.queue = v_group.queue and coalesce(p.resume_at > forebay._now(), true)
                                 and (p.sort, p.key) in (('ordering', v_row.ordering_key), ('limit', v_row.limit_key))), '{}')
+                 || forebay._explain_parked(v_group.group_id, v_row.ordering_key, v_row.limit_key, v_row.xid, v_row.seq)
                  || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.seq));
         return next;
     end loop;
@@ -171,6 +173,21 @@ begin
                     where d.group_id = p_group_id and d.ordering_key = p_ordering_key and d.holds_key and d.redriven_as is null
                     order by d.dead_id limit 1));
 end
+$$;
+
+
+-- Of a job that is parked behind its key: why the key does not run.
+create function forebay._explain_parked(p_group_id bigint, p_ordering_key text, p_limit_key text, p_xid xid8, p_seq bigint) returns jsonb
+language sql volatile
+as $$
+    select coalesce((
+        select jsonb_build_object('key', to_jsonb(k) || jsonb_build_object('queue', g.queue, 'group', g.name))
+        from forebay.queue_group g
+        cross join lateral forebay._show_keys(g.group_id, array_remove(array[p_ordering_key], null), array_remove(array[p_limit_key], null)) k
+        where g.group_id = p_group_id
+          and case when p_ordering_key is not null then forebay._is_parked(p_group_id, p_ordering_key, p_seq)
+                   when p_limit_key is not null then forebay._is_limit_parked(p_group_id, p_limit_key, p_xid, p_seq)
+                   else false end), '{}')
 $$;
 
 

@@ -1,0 +1,110 @@
+"""forebay keys: list and show ordering keys and limit keys."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from forebay.cli import _paused_keys
+from forebay.cli._help import Commands
+from forebay.cli._served import check_queue_in_use
+from forebay.cli.options import Dsn, Json, Limit, Queue
+from forebay.cli.output import console, facts_table, print_json, table
+from forebay.client import Client
+from forebay.model.keys import KeyInfo
+from forebay.policy.keys import key_answer
+
+commands = Commands(help="Ordering keys and limit keys: list, show, pause, resume.")
+
+commands.command("pause")(_paused_keys.pause)
+commands.command("resume")(_paused_keys.resume)
+
+
+@commands.command("list")
+def list_(
+    *, queue: Queue = None, limit: Limit = 100, dsn: Dsn = None, as_json: Json = False
+) -> None:
+    """List the keys that jobs wait for, and why they do not run.
+
+    The key with the most waiting jobs is first. Jobs that no claim has met yet are not counted.
+    """
+    found = Client(dsn).keys(queue, limit=limit)
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    if not found:
+        out.print("No job waits for its key.", style="dim")
+        return
+    now = datetime.now(UTC)
+    has_groups = any(one.group != "default" for one in found)
+    rows = table(
+        *("queue", *(["group"] if has_groups else []), "key", "sort", "waiting", "running", "why"),
+        right=("waiting", "running"),
+        loose=("queue", "group", "key", "why"),
+    )
+    for one in found:
+        rows.add_row(
+            one.queue,
+            *([one.group] if has_groups else []),
+            one.key,
+            one.sort,
+            f"{one.waiting:,}",
+            f"{one.running:,}",
+            key_answer(one, now),
+        )
+    out.print(rows)
+    if len(found) >= limit:
+        out.print(f"only the first {limit}: --limit shows more", style="dim")
+
+
+@commands.command("show")
+def show(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")],
+    *,
+    ordering_key: Annotated[
+        str | None,
+        typer.Option("--ordering-key", metavar="KEY", help="The ordering key.", show_default=False),
+    ] = None,
+    limit_key: Annotated[
+        str | None,
+        typer.Option("--limit-key", metavar="KEY", help="The limit key.", show_default=False),
+    ] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Show one key in each consumer group of its queue: what waits and runs, and why the next job does not run."""
+    if (ordering_key is None) is (limit_key is None):
+        raise typer.BadParameter("give --ordering-key or --limit-key, and not both")
+    found = Client(dsn).key(queue, ordering_key=ordering_key, limit_key=limit_key)
+    if not found:
+        check_queue_in_use(dsn, queue)
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    if not found:
+        out.print(
+            f"queue {queue}: no worker has served it, so no claim has met its jobs", style="dim"
+        )
+        return
+    now = datetime.now(UTC)
+    for number, one in enumerate(found):
+        if number:
+            out.print()
+        out.print(_facts(one, now))
+
+
+def _facts(one: KeyInfo, now: datetime) -> object:
+    rows = facts_table()
+    rows.add_row(f"{one.sort} key", Text(one.key, style="bold"))
+    group = "" if one.group == "default" else f", group {one.group}"
+    rows.add_row("queue", f"{one.queue}{group}")
+    first = "" if one.first_job_id is None else f", first job {one.first_job_id}"
+    rows.add_row("waiting", f"{one.waiting:,}{first}")
+    rows.add_row("running", f"{one.running:,}")
+    rows.add_row("why", key_answer(one, now))
+    return rows

@@ -1,0 +1,50 @@
+"""Ordering keys and limit keys as operators see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+#: What kind of key it is.
+KeySort = Literal["ordering", "limit"]
+
+#: Why the next job of a key does not run; the entry of ``forebay.keys`` in the reference of SQL functions explains the words.
+KeyReason = Literal[
+    "group_closing", "group_paused", "paused", "held", "retry", "running", "concurrency", "rate",
+    "queue_concurrency", "queue_rate", "due", "free",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyInfo:
+    """One ordering key or limit key of a queue, in one consumer group.
+
+    Attributes:
+        queue: its queue.
+        group: the consumer group.
+        sort: ``ordering`` or ``limit``.
+        key: the key.
+        waiting: jobs that a claim has met and that wait for the key. Jobs that no claim has met yet are not counted.
+        running: jobs of the key that workers have.
+        reason: why the next job of the key does not run: a word of ``KeyReason``.
+        until: when a job that runs again or the next start of a rate is due, or a pause ends; None if no time is known.
+        blocking_jobs: the job of the ordering key that must end first, or running jobs of the limit key, at most 10.
+        blocking_workers: the worker of each of them; None: no worker has it.
+        held_by: the dead letter that holds the ordering key; None for none.
+        first_job_id: the first waiting job; None if none waits.
+    """
+
+    queue: str
+    group: str
+    sort: KeySort
+    key: str
+    waiting: int
+    running: int
+    reason: KeyReason
+    until: datetime | None
+    blocking_jobs: Sequence[int]
+    blocking_workers: Sequence[str | None]
+    held_by: int | None
+    first_job_id: int | None

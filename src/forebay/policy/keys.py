@@ -1,0 +1,80 @@
+"""Why the next job of a key does not run, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Final
+
+from forebay.model.keys import KeyInfo
+
+#: How many running jobs of a limit key are named.
+_NAMED_MAX: Final = 3
+
+
+def key_answer(info: KeyInfo, now: datetime) -> str:
+    """Return why the next job of a key does not run; times are local.
+
+    Args:
+        info: the key.
+        now: the present time: the day of another time is named if it is not today.
+    """
+    match info.reason:
+        case "group_closing":
+            return "the consumer group is being closed"
+        case "group_paused":
+            return "the consumer group is paused"
+        case "paused":
+            return f"paused{_until(info, now)}"
+        case "held":
+            return f"dead letter {info.held_by} of {_jobs(info)} holds it"
+        case "retry":
+            again = "is ready to run again"
+            if info.until is not None:
+                again = f"runs again at {_time(info.until, now)}"
+            return f"behind {_jobs(info)}, which {again}"
+        case "running":
+            return f"behind {_jobs(info)}"
+        case "concurrency":
+            return f"at its concurrency limit: {_jobs(info)}"
+        case "rate":
+            return f"at its rate{_until(info, now)}"
+        case "queue_concurrency":
+            return f"the queue {info.queue} is at its concurrency limit"
+        case "queue_rate":
+            return f"the queue {info.queue} is at its rate{_until(info, now)}"
+        case "due":
+            return "due: a claim takes its next job"
+        case "free":
+            return "free: nothing holds it back"
+
+
+def _until(info: KeyInfo, now: datetime) -> str:
+    return "" if info.until is None else f" until {_time(info.until, now)}"
+
+
+def _time(instant: datetime, now: datetime) -> str:
+    local = instant.astimezone()
+    is_today = local.date() == now.astimezone().date()
+    return local.strftime("%H:%M:%S" if is_today else "%Y-%m-%d %H:%M:%S")
+
+
+def _jobs(info: KeyInfo) -> str:
+    """Return the blocking jobs with their workers: ``jobs 17, 18 of w3, job 19 of w4``."""
+    if not info.blocking_jobs:
+        return "a job that has just ended"
+    named = list(zip(info.blocking_jobs, info.blocking_workers, strict=True))[:_NAMED_MAX]
+    by_worker: dict[str | None, list[int]] = {}
+    for job_id, worker in named:
+        by_worker.setdefault(worker, []).append(job_id)
+    parts = [_of_worker(jobs, worker) for worker, jobs in by_worker.items()]
+    more = info.running - len(named)
+    if info.sort == "limit" and more > 0:
+        parts.append(f"{more} more")
+    return ", ".join(parts)
+
+
+def _of_worker(jobs: Sequence[int], worker: str | None) -> str:
+    noun = "job" if len(jobs) == 1 else "jobs"
+    of = "" if worker is None else f" of {worker}"
+    return f"{noun} {', '.join(map(str, jobs))}{of}"
