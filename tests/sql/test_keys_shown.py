@@ -4,6 +4,7 @@ import pytest
 from psycopg.rows import dict_row
 
 from tests.support.engine import Reader, connect, enqueue_many, one, shift_clock, sqlstate
+from tests.support.plans import Call, pages, stated_pages
 
 WORKER = "default@test"
 
@@ -279,3 +280,20 @@ def test_a_call_for_a_key_names_one_key(conn, reader):
     both = "select * from forebay.key('q', ordering_key => 'a', limit_key => 'b')"
     assert sqlstate(conn, both) == "JQ001"
     assert conn.execute("select * from forebay.key('none', limit_key => 'a')").fetchall() == []
+
+
+def test_the_list_reads_no_more_pages_than_its_header_states(database, conn, reader):
+    """For each waiting key and each waiting job a few pages."""
+    for sort in ("ordering_key", "limit_key"):
+        jobs = [{"kind": "work", "queue": "q", sort: f"key {number % 50}"} for number in range(500)]
+        enqueue_many(conn, jobs)
+    with Reader(database, "q") as other:
+        reader.claim_ready(50)
+        take(other)
+        reader.claim_ready(50)
+        waiting = one(conn, "select sum(waiting) from forebay.keys(null, 1000)")
+        count = one(conn, "select count(*) from forebay.keys(null, 1000)")
+        assert count >= 50
+        units = {"lane": 10, "waiting key": count, "waiting job": waiting, "open lease": 2}
+        call = Call("keys", "select * from forebay.keys(null, 1000)", [], units)
+        assert pages(conn, call.query, call.params) <= call.allowed(stated_pages())

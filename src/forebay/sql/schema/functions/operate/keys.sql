@@ -21,7 +21,7 @@
 --
 -- Parameters: only_queue, null: all; most, 1 to 1000 rows.
 -- Errors: JQ001 a bad most.
--- pages: 500 + 2 a lane + 30 a waiting key + 2 a waiting job + 40 an open lease
+-- pages: 500 + 2 a lane + 100 a waiting key + 5 a waiting job + 40 an open lease
 create function forebay.keys(only_queue text default null, most integer default 100)
 returns table (queue text, group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
                blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint)
