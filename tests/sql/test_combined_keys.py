@@ -175,3 +175,17 @@ def test_unique_jobs_with_keys_run_once_and_in_order(database, conn, seed, sort)
     assert sorted(done) == sorted(set(made))
     for reader in readers:
         reader.conn.close()
+
+
+def test_new_limits_of_a_queue_with_both_sorts_of_keys(database, conn):
+    """A claim of ordering keys writes nothing before it has read its lane, also where it announces new limits."""
+    reader = Reader(database, "q")
+    for _ in range(2):
+        one(conn, "select forebay.enqueue('work', queue => 'q', limit_key => 'k')")
+    assert len(reader.claim_ready(1).jobs) == 1
+    one(conn, "select forebay.limit_queue('q', key_concurrency => 1)::text")
+    ordered = one(conn, "select forebay.enqueue('work', queue => 'q', ordering_key => 'k')")
+    batches = [reader.claim(10, lane["lane"]) for lane in reader.ready()]
+    assert ordered in [job["job_id"] for batch in batches for job in batch.jobs]
+    assert sum(len(batch.jobs) for batch in batches) == 1
+    reader.conn.close()

@@ -14,6 +14,7 @@ declare
     v_lane record;
     v_jobs text;
     v_size integer := 0;
+    v_seeds boolean;
 begin
     perform set_config('synchronous_commit', 'off', true), forebay._lock_limiter(p_group_id, false);
     -- Later statements than the lock: they see what its last holder committed.
@@ -26,12 +27,17 @@ begin
         return null;
     end if;
     v := forebay._read_limiter(p_group_id, v_lane.queue);
-    if v.has_new_limits or v.seed_until >= v.at then
+    v_seeds := v.has_new_limits or v.seed_until >= v.at;
+    -- The claim of a lane of ordering keys must not have written anything before.
+    if v_seeds and v_lane.sort <> 'keyed' then
         perform forebay._seed_limit_keys(v, p_group_id);
     end if;
     if v.free_slots > 0 then
         v_jobs := forebay._claim_one(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, least(p_limit, v.free_slots)::integer,
                                      v_lane.sort, v);
+    end if;
+    if v_seeds and v_lane.sort = 'keyed' then
+        perform forebay._seed_limit_keys(v, p_group_id);
     end if;
     if v_jobs is not null and (v.limits).starts_set_at is not null then
         select cardinality(b.seqs) into v_size from forebay.batch b where b.lease_id = p_lease_id and b.claim_no = p_claim_no;
