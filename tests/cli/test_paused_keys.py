@@ -59,7 +59,7 @@ def test_exactly_one_key_is_needed(forebay, verb, keys):
 
 
 def test_a_time_is_checked(forebay):
-    """A word is no duration, and zero is none either."""
+    """A duration is a number above zero, with a unit or without."""
     for time in ("soon", "0s"):
         answer = forebay("keys", "pause", "mail", "--limit-key", "k", "--new", "--for", time)
         assert answer.code == 2

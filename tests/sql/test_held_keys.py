@@ -192,7 +192,7 @@ def test_the_default_is_that_the_key_goes_on(conn, reader):
 
 
 def test_a_job_that_kills_its_worker_holds_its_key(database, conn, reader):
-    """Where workers have declared it; the death is decided by whoever revokes the lease."""
+    """Workers have declared it. Whoever revokes the lease decides about the death."""
     conn.execute("select * from forebay.record_kinds_v1('w', '{work}', '{default}', '{work}')")
     first, *rest = [
         one(conn, "select forebay.enqueue('work', max_attempts => 1, ordering_key => 'k')")

@@ -1,4 +1,4 @@
-"""Paused keys: no claim takes their jobs, no attempt is spent, other keys go on, and nothing is forgotten when the pause ends."""
+"""Paused keys: no claim takes their jobs, they spend no attempt, jobs of other keys run, and the end of the pause forgets none."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -319,7 +319,7 @@ def test_without_the_end_of_the_hold_its_key_would_wait_for_ever(database):
 
 
 def paused_for_a_time(database: str, sort: str, when: str) -> None:
-    """Nobody resumes the key."""
+    """The pause ends, and no operator resumes the key."""
     with connect(database) as conn, Reader(database, "q") as reader:
         jobs = put(conn, sort, 3)
         behind = []

@@ -33,7 +33,7 @@ def declare(app, sort: str, on_dead: str, ran: list[int], dying: set[int]) -> No
 
 @pytest.mark.parametrize("sort", ["thread", "transaction", "batch"])
 async def test_jobs_behind_a_dead_one_wait_until_it_is_redriven(app, conn, sort):
-    """Of many in one claim; another key goes on."""
+    """One claim has many jobs of the key. Jobs of another key run."""
     ids = [enqueue(conn, ordering_key="k") for _ in range(12)]
     others = [enqueue(conn, ordering_key="other") for _ in range(5)]
     ran: list[int] = []

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Annotated
 
-import typer
 from rich.text import Text
 
 from forebay.cli import _paused_keys
@@ -63,22 +61,15 @@ def list_(
 
 @commands.command("show")
 def show(
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")],
+    queue: _paused_keys.Queue,
     *,
-    ordering_key: Annotated[
-        str | None,
-        typer.Option("--ordering-key", metavar="KEY", help="The ordering key.", show_default=False),
-    ] = None,
-    limit_key: Annotated[
-        str | None,
-        typer.Option("--limit-key", metavar="KEY", help="The limit key.", show_default=False),
-    ] = None,
+    ordering_key: _paused_keys.OrderingKey = None,
+    limit_key: _paused_keys.LimitKey = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
     """Show one key in each consumer group of its queue: what waits and runs, and why the next job does not run."""
-    if (ordering_key is None) is (limit_key is None):
-        raise typer.BadParameter("give --ordering-key or --limit-key, and not both")
+    _paused_keys.one_key(ordering_key, limit_key)
     found = Client(dsn).key(queue, ordering_key=ordering_key, limit_key=limit_key)
     if not found:
         check_queue_in_use(dsn, queue)

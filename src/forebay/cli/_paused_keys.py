@@ -44,7 +44,7 @@ def pause(
 
     Jobs that wait keep their places and use no attempt. The other keys of the queue run.
     """
-    name = _one_key(ordering_key, limit_key)
+    name = one_key(ordering_key, limit_key)
     after = duration(for_, "--for")
     if not new:
         check_queue_in_use(dsn, queue)
@@ -69,7 +69,7 @@ def resume(
     as_json: Json = False,
 ) -> None:
     """Claim jobs of a paused key again."""
-    name = _one_key(ordering_key, limit_key)
+    name = one_key(ordering_key, limit_key)
     changed = Client(dsn).resume_key(queue, ordering_key=ordering_key, limit_key=limit_key)
     if as_json:
         print_json({"queue": queue, "resumed": changed})
@@ -78,7 +78,8 @@ def resume(
         console().print(f"queue {queue}: {name} {what}", markup=False)
 
 
-def _one_key(ordering_key: str | None, limit_key: str | None) -> str:
+def one_key(ordering_key: str | None, limit_key: str | None) -> str:
+    """Return what to call the key that the options name; refuse both options, and none."""
     if (ordering_key is None) is (limit_key is None):
         raise typer.BadParameter("give --ordering-key or --limit-key, and not both")
     if ordering_key is not None:

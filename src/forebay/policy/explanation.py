@@ -340,11 +340,7 @@ def _parked(case: _Case) -> _Found | None:
     answer = f"{key.sort} key {key.key}: {key_answer(key, case.facts.read_at)}"
     match key.reason:
         case "held":
-            return _Found(
-                answer,
-                "held",
-                f"forebay dead redrive {key.held_by} runs that job first; forebay dead skip {key.held_by} does without it.",
-            )
+            return _Found(answer, "held", _held_hint(key.held_by))
         case "running" | "retry" if key.blocking_jobs:
             return _Found(answer, "ordering key", f"forebay doctor --job {key.blocking_jobs[0]}")
         case "concurrency" | "rate" | "queue_concurrency" | "queue_rate":
@@ -356,6 +352,10 @@ def _parked(case: _Case) -> _Found | None:
             )
         case _:
             return _Found(answer)
+
+
+def _held_hint(dead_id: int | None) -> str:
+    return f"forebay dead redrive {dead_id} runs that job first; forebay dead skip {dead_id} does without it."
 
 
 def _limits(case: _Case) -> _Found:
@@ -397,7 +397,7 @@ def _key(case: _Case) -> _Found:
         return _Found(
             f"dead letter {facts.held_by}, of job {facts.key_job}, holds its ordering key {facts.ordering_key}",
             "held",
-            f"forebay dead redrive {facts.held_by} runs that job first; forebay dead skip {facts.held_by} does without it.",
+            _held_hint(facts.held_by),
         )
     return _Found(
         f"job {facts.key_job} of its ordering key {facts.ordering_key} must end first",

@@ -76,12 +76,11 @@ $$;
 
 
 -- End what dead letters hold: the next jobs of their keys may run. Claims look at the keys again.
-create function forebay._end_holds(p_dead_ids bigint[]) returns bigint
+create function forebay._end_holds(p_dead_ids bigint[]) returns void
 language plpgsql volatile
 as $$
 declare
-    v_key  record;
-    v_keys bigint := 0;
+    v_key record;
 begin
     for v_key in
         with ended as (
@@ -89,10 +88,8 @@ begin
             where d.dead_id = any (p_dead_ids) and d.holds_key returning d.queue, d.priority, d.group_id, d.ordering_key)
         select e.queue, e.priority, e.group_id, array_agg(distinct e.ordering_key) as keys from ended e group by 1, 2, 3 order by 1, 2, 3
     loop
-        v_keys := v_keys + cardinality(v_key.keys);
         perform forebay._announce_keys(v_key.queue, v_key.priority, v_key.group_id, v_key.keys);
         perform forebay._notify(v_key.queue);
     end loop;
-    return v_keys;
 end
 $$;
