@@ -193,10 +193,10 @@ def test_a_handlers_transaction_gives_the_key_its_turn_when_it_commits(database)
 @pytest.mark.parametrize(
     "guards",
     [
-        {"settle_v1": [("settle_v1.flush_no > 0);", "true);")]},
+        {"settle_v1": [("forebay._may_look(settle_v1.flush_no));", "true);")]},
         {
             "_release_limits": [
-                ("if p_looks and", "if"),
+                ("and p_looks then", "then"),
                 ("perform forebay._lock_limiter(p_group_id, true);", ""),
             ]
         },

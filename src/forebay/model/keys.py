@@ -34,6 +34,7 @@ class KeyInfo:
         blocking_workers: the worker of each of them; None: no worker has it.
         held_by: the dead letter that holds the ordering key; None for none.
         first_job_id: the first waiting job; None if none waits.
+        waits_for: the limit key that holds back the first waiting job of the ordering key; None for none.
     """
 
     queue: str
@@ -48,3 +49,4 @@ class KeyInfo:
     blocking_workers: Sequence[str | None]
     held_by: int | None
     first_job_id: int | None
+    waits_for: str | None

@@ -52,7 +52,7 @@ class JobOptions:
         ordering_key: jobs of the queue with the same key run one at a time, in the order they were enqueued, also across
             retries; at most 200 characters.
         limit_key: the tenant of the job. Jobs of the queue with the same key share the limits per key, and
-            all keys of the queue take turns; at most 200 characters. Not together with ``ordering_key``.
+            all keys of the queue take turns; at most 200 characters. With ``ordering_key`` too, both hold.
 
     Raises:
         InvalidJob: an option has the wrong type or is out of range.
@@ -102,12 +102,6 @@ class JobOptions:
             checks.checked_text(
                 self.limit_key, "limit_key", characters_max=checks.LIMIT_KEY_CHARACTERS_MAX
             )
-            if self.ordering_key is not None:
-                raise InvalidJob(
-                    "limit_key",
-                    "contradicts ordering_key: give only one of them",
-                    hint="An ordering key already runs one job at a time.",
-                )
         if self.headers is not None:
             # A copy: a later change of the caller's dict must not change the job.
             object.__setattr__(self, "headers", checks.checked_headers(self.headers))

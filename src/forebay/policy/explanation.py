@@ -55,6 +55,7 @@ class Facts:
     held_by: int | None = None
     key: KeyInfo | None = None
     limit_key: str | None = None
+    paused_key: str | None = None
     key_paused_at: datetime | None = None
     key_resume_at: datetime | None = None
     limits: dict[str, float | None] | None = None
@@ -300,9 +301,8 @@ def _key_paused(case: _Case) -> _Found | None:
     facts = case.facts
     if facts.key_paused_at is None:
         return None
-    key, sort = facts.limit_key, "limit"
-    if facts.ordering_key is not None:
-        key, sort = facts.ordering_key, "ordering"
+    sort = facts.paused_key
+    key = facts.ordering_key if sort == "ordering" else facts.limit_key
     end = facts.key_resume_at
     until = "" if end is None else f", for another {case.length(end)}"
     return _Found(

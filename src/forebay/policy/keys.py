@@ -25,7 +25,7 @@ def key_answer(info: KeyInfo, now: datetime) -> str:
         case "group_paused":
             return "the consumer group is paused"
         case "paused":
-            return f"paused{_until(info, now)}"
+            return f"{_limit_key(info)}paused{_until(info, now)}"
         case "held":
             return f"dead letter {info.held_by} of {_jobs(info)} holds it"
         case "retry":
@@ -36,9 +36,9 @@ def key_answer(info: KeyInfo, now: datetime) -> str:
         case "running":
             return f"behind {_jobs(info)}"
         case "concurrency":
-            return f"at its concurrency limit: {_jobs(info)}"
+            return f"{_limit_key(info)}at its concurrency limit: {_jobs(info)}"
         case "rate":
-            return f"at its rate{_until(info, now)}"
+            return f"{_limit_key(info)}at its rate{_until(info, now)}"
         case "queue_concurrency":
             return f"the queue {info.queue} is at its concurrency limit"
         case "queue_rate":
@@ -47,6 +47,10 @@ def key_answer(info: KeyInfo, now: datetime) -> str:
             return "due: a claim takes its next job"
         case "free":
             return "free: nothing holds it back"
+
+
+def _limit_key(info: KeyInfo) -> str:
+    return "" if info.waits_for is None else f"its limit key {info.waits_for} is "
 
 
 def _until(info: KeyInfo, now: datetime) -> str:

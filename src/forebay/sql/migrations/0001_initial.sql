@@ -479,6 +479,8 @@ create table forebay.key_run (
     taken_up_to  bigint not null,        -- parked jobs up to this number have been taken
     rest_lanes   bigint[],               -- requeued by an earlier key run and not taken by this one, in order
     rest_seqs    bigint[],
+    waits_for    text collate "C",       -- the limit key for a turn of which the first of them waits,
+    waits_at     bigint,                 --   and its row of limit_parked, by parked_no
     low_seq      bigint not null,        -- lowest and highest number among the run's jobs and its rest
     high_seq     bigint not null,
     is_suspect   boolean not null,       -- runs alone: its lease gets no more of the key
@@ -743,6 +745,7 @@ create table forebay.limit_parked (
     seq       bigint not null,           -- the first job
     seq_to    bigint not null,           -- the last one
     jobs      bigint not null,
+    ordering_key text,                   -- of a job with an ordering key too: it waits there, and its key gets the turn; null: none
     primary key (group_id, limit_key, parked_no)
 );
 
@@ -2735,7 +2738,8 @@ begin
         perform forebay._require_alone('forebay.claim_v1()');
         if exists (select from forebay.lane l
                    where l.lane = p_lane
-                     and (l.sort = 'limited' or exists (select from forebay.queue_limits q where q.queue = l.queue and q.starts_set_at is not null))) then
+                     and (l.sort = 'limited' or exists (select from forebay.queue_limits q where q.queue = l.queue and q.starts_set_at is not null)
+                          or l.sort = 'keyed' and exists (select from forebay.key_pause p where p.queue = l.queue and p.sort = 'limit'))) then
             return forebay._claim_limited(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;
@@ -4769,8 +4773,6 @@ begin
         return format('ordering_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_ordering_key, 40)));
     elsif p_limit_key is not null and (length(p_limit_key) not between 1 and 200 or p_limit_key ~ E'[\x01-\x1f\x7f]') then
         return format('limit_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_limit_key, 40)));
-    elsif p_limit_key is not null and p_ordering_key is not null then
-        return 'ordering_key and limit_key exclude each other';
     end if;
     if p_headers is not null then
         if jsonb_typeof(p_headers) <> 'object' then
@@ -5722,14 +5724,15 @@ as $$
 $$;
 
 
--- forebay.claim_v1() for a keyed lane.
+-- forebay.claim_v1() for a keyed lane; v: the group's limiter, see forebay._take_keyed().
 create function forebay._claim_keyed(
-    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer,
+    v forebay._limiter_view default null)
 returns text
 language plpgsql volatile
 as $$
 declare
-    v_rows forebay.log[] := forebay._take_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+    v_rows forebay.log[] := forebay._take_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, v);
 begin
     -- The order is that of the array, as nothing else happens to its rows.
     return (select string_agg(forebay._keyed_json(
@@ -5761,6 +5764,78 @@ begin
         v_rows := v_rows || v_part;
     end loop;
     return v_rows;
+end
+$$;
+
+
+-- functions/keys/limits.sql
+
+-- What the claim of a keyed lane did to the limit keys of its jobs: the jobs that it took, and those that wait now for a turn of their limit
+-- key. The lock of the group's limiter is held.
+--
+-- Invariant "no key is forgotten": a limit key that has parked jobs now, or passed its turn on to an ordering key of this claim, gets its
+-- next turn.
+--
+-- Parameters: p_states, of the limit keys that the claim met; p_paused and p_ends, which of them are paused, and the ends of the pauses.
+--   p_keys, p_seqs: of the jobs taken, in their order; a key is null for a job without one. p_granted: limit keys that passed their turn on.
+--   The others: the jobs that wait.
+create function forebay._record_keyed_limits(
+    v forebay._limiter_view, p_queue text, p_priority integer, p_group_id bigint, p_lease_id bigint, p_claim_no bigint,
+    p_states forebay._limit_state[], p_paused text[], p_ends timestamptz[], p_keys text[], p_seqs bigint[], p_granted text[],
+    p_limit_keys text[] default null, p_ordering_keys text[] default null, p_parked_nos bigint[] default null, p_lanes bigint[] default null, p_xids xid8[] default null,
+    p_waiting bigint[] default null)
+returns void
+language plpgsql volatile
+set enable_nestloop = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_turns record;
+begin
+    with run as materialized (
+        select u.key, array_agg(u.place::smallint order by u.place) as places, max(u.seq) as high
+        from unnest(p_keys, p_seqs) with ordinality u (key, seq, place)
+        where u.key is not null group by u.key
+    ), parking as (
+        insert into forebay.limit_parked (group_id, limit_key, parked_no, lane, xid, seq, seq_to, jobs, ordering_key)
+        select p_group_id, u.limit_key, u.parked_no, u.lane, u.xid, u.seq, u.seq, 1, u.ordering_key
+        from unnest(p_limit_keys, p_ordering_keys, p_parked_nos, p_lanes, p_xids, p_waiting) u (limit_key, ordering_key, parked_no, lane, xid, seq)
+        returning limit_key, parked_no
+    ), parked as materialized (
+        select p.limit_key, max(p.parked_no) as last, count(*) as jobs from parking p group by p.limit_key
+    ), next as materialized (
+        select s.limit_key, s.no, s.turn, s.taken_up_to, s.taken_seq, s.taken_jobs, s.leases, s.claims, s.offsets, r.places, r.high,
+               coalesce(d.last, s.parked_up_to) as parked_up_to, s.waiting + coalesce(d.jobs, 0) as left, s.is_full, d.jobs as newly,
+               s.waiting = 0 or s.limit_key = any (p_granted) as gets_turn, n.run, s.tokens - n.run as tokens,
+               case when n.run > 0 then forebay._tat_after(s.tat, (v.limits).key_rate, v.at, n.run) else s.tat end as tat,
+               coalesce(cardinality(s.leases) + n.run >= (v.limits).key_concurrency, false) as fills,
+               case when (v.limits).key_concurrency is not null then n.run else 0 end as slots
+        from unnest(p_states) s
+        left join run r on r.key = s.limit_key
+        left join parked d on d.limit_key = s.limit_key
+        cross join lateral (select coalesce(cardinality(r.places), 0) as run) n
+    ), written as (
+        insert into forebay.limit_run (
+            group_id, limit_key, no, high_seq, turn, waiting, parked_up_to, taken_up_to, taken_seq, taken_jobs, is_full, tat, decided_at,
+            leases, claims, offsets)
+        select p_group_id, n.limit_key, n.no + 1, coalesce(n.high, 0), nullif(n.turn, 0), nullif(n.left, 0), nullif(n.parked_up_to, 0),
+               nullif(n.taken_up_to, 0), nullif(n.taken_seq, 0), nullif(n.taken_jobs, 0),
+               case when n.gets_turn then n.left > 0 and n.fills else n.is_full end, n.tat, case when n.tat is not null then v.at end,
+               nullif(n.leases || array_fill(p_lease_id, array[n.slots]), '{}'), nullif(n.claims || array_fill(p_claim_no, array[n.slots]), '{}'),
+               nullif(n.offsets || case when n.slots > 0 then n.places end, '{}')
+        from next n
+        where n.newly > 0 or n.run > 0 and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
+    )
+    select array_agg(n.limit_key order by n.limit_key) as keys, array_agg(n.turn order by n.limit_key) as turns,
+           array_agg(n.fills order by n.limit_key) as fills, array_agg(n.tokens order by n.limit_key) as tokens,
+           array_agg(n.tat order by n.limit_key) as tats
+    into v_turns
+    from next n where n.left > 0 and n.gets_turn;
+    if v_turns.keys is not null then
+        perform forebay._give_turns(v, p_queue, p_priority, p_group_id, v_turns.keys, v_turns.turns, v_turns.fills, v_turns.tokens, v_turns.tats,
+                                    p_paused, p_ends);
+    end if;
 end
 $$;
 
@@ -5958,8 +6033,7 @@ declare
     v_lane  record;
     v_tails smallint[];
     v_keys  text[];
-    v_looks constant boolean := p_flush_no > 0 and current_setting('transaction_isolation') = 'read committed'
-                            and statement_timestamp() - transaction_timestamp() <= interval '3 seconds';
+    v_looks constant boolean := forebay._may_look(p_flush_no);
 begin
     if v_looks then
         perform forebay._lock_keys(p_group_id, true);
@@ -6016,18 +6090,18 @@ $$;
 --
 -- open: unsettled jobs of its newest key runs; the lease holder has them, the first is of key run first_open. head: the
 -- id of a job that must come first and is in a new row, for example a retry; or of a dead letter's job that holds the key. waiting_*: requeued jobs, in order; the first of
--- them is next, before all parked ones.
+-- them is next, before all parked ones. waits_for: the limit key for a turn of which that first one waits, and waits_at its row there.
 create function forebay._key_states(p_group_id bigint, p_keys text[])
 returns table (
     ordering_key text, no bigint, since bigint, taken_up_to bigint, is_suspect boolean, open bigint, holder bigint, first_open bigint, head bigint,
-    waiting_lanes bigint[], waiting_seqs bigint[])
+    waiting_lanes bigint[], waiting_seqs bigint[], waits_for text, waits_at bigint)
 language sql stable
 set enable_nestloop = off
 set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
     with last as materialized (
-        select k.key, t.no, t.since, t.taken_up_to, t.is_suspect, t.rest_lanes, t.rest_seqs
+        select k.key, t.no, t.since, t.taken_up_to, t.is_suspect, t.rest_lanes, t.rest_seqs, t.waits_for, t.waits_at
         from unnest(p_keys) k (key)
         left join lateral (select * from forebay.key_run i
                            where i.group_id = p_group_id and i.ordering_key = k.key
@@ -6085,7 +6159,7 @@ as $$
         where pg_sequence_last_value('forebay.hold_seq') is not null
     )
     select l.key, coalesce(l.no, 0), coalesce(l.since, 0), coalesce(l.taken_up_to, 0), coalesce(l.is_suspect, false), coalesce(s.open, 0), s.holder, s.first_open, coalesce(h.head, s.head),
-           coalesce(k.lanes || l.rest_lanes, k.lanes, l.rest_lanes, '{}'), coalesce(k.seqs || l.rest_seqs, k.seqs, l.rest_seqs, '{}')
+           coalesce(k.lanes || l.rest_lanes, k.lanes, l.rest_lanes, '{}'), coalesce(k.seqs || l.rest_seqs, k.seqs, l.rest_seqs, '{}'), l.waits_for, l.waits_at
     from last l
     left join state s on s.key = l.key
     left join kept k on k.key = l.key
@@ -6104,10 +6178,17 @@ $$;
 --
 -- A paused key is taken for every lease; see forebay._hold_keys().
 --
+-- A job with a limit key too needs a permit of that key, when its turn in the ordering key has come. If it gets none and no job of the
+-- ordering key is with a lease, it becomes the first requeued one and waits for a turn of the limit key, which a recheck row passes on.
+-- Jobs that wait in a worker behind others of their ordering key would use slots of the limit key: they get some only while half of them,
+-- and ten, stay free.
+--
+-- Parameters: v, the group's limiter, whose lock is held; null: the queue has no limits on starts and no paused limit key.
 -- A lease that has a key gets more of its jobs while none of them must run again, and while at most v_ahead of those it has are
 -- open. v_ahead grows with the request: jobs behind a slow one should stay in the log, where they can be cancelled.
 create function forebay._take_keyed(
-    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer,
+    v forebay._limiter_view)
 returns forebay.log[]
 language plpgsql volatile
 set enable_nestloop = off
@@ -6140,6 +6221,15 @@ declare
     v_paused   text[] := '{}';           -- paused keys, and the ends of the pauses
     v_ends     timestamptz[];
     v_held     bigint[] := '{}';         -- rows of paused keys that were requeued
+    v_read     forebay.log[];            -- all rows that were read
+    v_names    text[] := '{}';           -- the limit keys of these, and their states,
+    v_states   forebay._limit_state[];
+    v_shut     text[];                   --   the paused ones of them, and the ends of the pauses
+    v_shut_ends timestamptz[];
+    v_reserve  bigint := 0;              -- slots of a limit key that no job uses that waits in a worker
+    v_fits     text;                     -- whether the limit keys let all rows of the lane through: all, first (one of each ordering key), none
+    v_turns    text[] := '{}';           -- limit keys that passed their turn on, and the jobs that waited for it
+    v_turn_of  bigint[] := '{}';
 begin
     execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
     -- Before the snapshot and before this transaction draws an id: see batch.low_from. The segments are chosen by a later value:
@@ -6234,10 +6324,25 @@ begin
         end if;
     end if;
 
+    if v.at is not null then
+        v_reserve := case when (v.limits).key_concurrency is not null then greatest(10, (v.limits).key_concurrency / 2) else 0 end;
+        v_names := array(select distinct u.limit_key from unnest(v_rows) u where u.limit_key is not null);
+    end if;
+    if v_names <> '{}' and c.audience = 0 then
+        select m.states, m.paused, m.ends into v_states, v_shut, v_shut_ends from forebay._limits_met(p_group_id, c.queue, v_names, v) m;
+        select case when v.seed_until >= v.at then 'none'
+                    when bool_and(s.waiting = 0 and n.jobs <= s.permits - v_reserve) then 'all'
+                    when bool_and(s.waiting = 0 and n.jobs <= s.permits) then 'first'
+                    else 'none' end
+        into v_fits
+        from unnest(v_states) s
+        join (select u.limit_key, count(*) as jobs from unnest(v_rows) u group by u.limit_key) n on n.limit_key = s.limit_key;
+    end if;
+
     -- Nearly always each key is free or belongs to this lease, no job of it waits or runs again, and all rows read are taken.
-    if c.audience = 0 and v_paused = '{}' then
+    if c.audience = 0 and v_paused = '{}' and v_fits is distinct from 'none' then
         with met as materialized (
-            select u.ordering_key as key, u.ordinality::smallint as place, u.seq, u.xid, coalesce(u.job_id, u.seq) as job_id,
+            select u.ordering_key as key, u.ordinality::smallint as place, u.seq, u.xid, u.limit_key, coalesce(u.job_id, u.seq) as job_id,
                    coalesce(u.expires_at, u.enqueued_at + interval '30 days') as expires
             from unnest(v_rows) with ordinality u
         ), key as materialized (
@@ -6279,6 +6384,8 @@ begin
                and not exists (select from batch_state b where b.continues or b.open > 0 and (b.lease_id <> p_lease_id or b.is_suspect))
                and coalesce((select sum(b.open) from batch_state b where b.lease_id = p_lease_id), 0) <= v_ahead
                and (select min(m.expires) from met m) > c.at
+               and (v_fits is distinct from 'first'
+                    or (select count(*) from key k) = v_count and not exists (select from batch_state b where b.open > 0))
                and not (v_tombstones and exists (select from forebay.tombstone x where x.job_id = any (array(select m.job_id from met m)))) as is_plain
         ), written as (
             insert into forebay.key_run (
@@ -6289,14 +6396,16 @@ begin
             join last l on l.key = k.key
             left join (select t.key, min(t.no) as no from key_run t
                        where t.lease_id = p_lease_id and t.claim_no >= p_floor group by t.key) f on f.key = k.key
-            where (select v.is_plain from verdict v)
+            where (select d.is_plain from verdict d)
         )
-        select v.is_plain, null::bigint[] as lanes, (select array_agg(m.seq) from met m) as seqs,
+        select d.is_plain, null::bigint[] as lanes, (select array_agg(m.seq) from met m) as seqs,
                (select array_agg(m.xid) from met m) as xids, (select array_agg(m.key) from met m) as keys,
                (select array_agg(k.tail order by m.place) from met m join key k on k.key = m.key) as tails,
-               v_count::bigint as fresh, 0::bigint as fresh_skipped, (select max(k.high) from key k) as high, v_rows as jobs, null::bigint[] as skipped, null::"char"[] as skipped_as
+               (select array_agg(m.limit_key) from met m having bool_or(m.limit_key is not null)) as limit_keys,
+               null::text[] as waiting_limits, null::text[] as waiting_keys, null::bigint[] as waiting_nos, null::bigint[] as waiting_lanes, null::xid8[] as waiting_xids,
+               null::bigint[] as waiting_seqs, v_count::bigint as fresh, 0::bigint as fresh_skipped, (select max(k.high) from key k) as high, v_rows as jobs, null::bigint[] as skipped, null::"char"[] as skipped_as
         into v_taken
-        from verdict v;
+        from verdict d;
         v_is_plain := v_taken.is_plain;
     end if;
 
@@ -6311,12 +6420,13 @@ begin
         ), stands as materialized (
             select s.*, s.open > 0 as is_busy, s.ordering_key = any (v_paused) as is_paused,
                    s.head is not null
-                   and not exists (select from met m where m.key = s.ordering_key and m.job_id = s.head and not m.is_recheck) as waits,
+                   and not exists (select from met m where m.key = s.ordering_key and m.job_id = s.head and not m.is_recheck)
+                   or s.waits_for is not null and not exists (select from met m where m.key = s.ordering_key and m.is_recheck) as waits,
                    s.open between 1 and v_ahead and s.holder = p_lease_id and not s.is_suspect and c.audience >= 0
                    and s.head is null and s.waiting_seqs = '{}' as continues
             from forebay._key_states(p_group_id, array(select distinct m.key from met m)) s
         ), state as materialized (
-            select s.ordering_key as key, s.no, s.taken_up_to, s.head, s.is_busy, s.is_paused, s.waiting_lanes, s.waiting_seqs, t.is_taken,
+            select s.ordering_key as key, s.no, s.taken_up_to, s.head, s.is_busy, s.is_paused, s.waits_for, s.waits_at, s.waiting_lanes, s.waiting_seqs, t.is_taken,
                    case when s.continues then s.first_open else s.no + 1 end as since,
                    greatest(1, v_limit / greatest(1, count(*) filter (where not t.is_taken) over ()))::integer as quota
             from stands s cross join lateral (select s.is_busy and not s.continues or s.waits or s.is_paused as is_taken) t
@@ -6366,29 +6476,68 @@ begin
                array(select s.key from state s order by s.key) as state_keys,
                array(select s.no from state s order by s.key) as state_nos,
                array(select s.since from state s order by s.key) as state_since,
-               array(select s.taken_up_to from state s order by s.key) as state_positions
+               array(select s.taken_up_to from state s order by s.key) as state_positions,
+               array(select s.is_busy from state s order by s.key) as state_busy,
+               -- The job that waits for a turn of its limit key.
+               array(select case when s.waits_for is not null then s.waiting_seqs[1] end from state s order by s.key) as state_waiting,
+               array(select s.waits_at from state s order by s.key) as state_waits_at
         into v_found;
+
+        v_read := v_rows || forebay._fetch(v_found.fetch_lanes, v_found.fetch_seqs);
+        if v.at is not null then
+            v_names := array(select distinct u.limit_key from unnest(v_read) u where u.limit_key is not null);
+        end if;
+        if v_names <> '{}' then
+            v_turns := array(select u.limit_key from unnest(v_rows) u where u.kind = '' and u.limit_key is not null);
+            v_turn_of := array(select (u.args ->> 'seq')::bigint from unnest(v_rows) u where u.kind = '' and u.limit_key is not null);
+            select m.states, m.paused, m.ends into v_states, v_shut, v_shut_ends from forebay._limits_met(p_group_id, c.queue, v_names, v) m;
+            if v.seed_until >= v.at then
+                -- The states lack claims that were in progress when the limits were set.
+                v_states := array(
+                    select row(s.limit_key, s.no, s.turn, s.waiting, s.parked_up_to, s.taken_up_to, s.taken_seq, s.taken_jobs, s.is_full, s.tat,
+                               s.leases, s.claims, s.offsets, least(s.permits, (v.limits).key_concurrency - coalesce(f.jobs, 0)),
+                               s.tokens)::forebay._limit_state
+                    from unnest(v_states) s
+                    left join (select u.key, count(*) as jobs from forebay._in_flight(p_group_id) i, unnest(i.limit_keys) u (key) group by u.key) f
+                           on f.key = s.limit_key);
+            end if;
+        end if;
 
         with row_of as materialized (
             select u.seq, u.lane, u.xid, coalesce(u.job_id, u.seq) as job_id, u as job,
                    case when n.reason in ('c', 'r') then 'c'
                         when n.reason = 'e' then 'E'
                         when coalesce(u.expires_at, u.enqueued_at + interval '30 days') <= c.at then 'e' end as verdict
-            from unnest(v_rows || forebay._fetch(v_found.fetch_lanes, v_found.fetch_seqs)) u
+            from unnest(v_read) u
             left join lateral (
                 select i.reason from forebay.tombstone i
                 where v_tombstones and i.job_id = coalesce(u.job_id, u.seq) and (i.group_id is null or i.group_id = p_group_id)
                   and i.reason <> 'k'
                 order by i.reason = 'e' desc limit 1) n on true
             where u.kind <> ''
-        ), candidate as materialized (
-            select x.key, x.class, x.nr, x.parked_no, r.lane, r.seq, r.xid, r.job_id, r.job, r.verdict,
-                   a.may and r.verdict is null as runs, a.may,
+        ), listed as materialized (
+            select x.key, x.class, x.nr, x.parked_no, r.lane, r.seq, r.xid, r.job_id, r.job, r.verdict, (r.job).limit_key, s.is_busy, a.may,
+                   a.may and r.verdict is null as would,
+                   x.class = 1 and r.seq = any (v_turn_of) as is_granted,
                    x.class in (2, 3) and x.lane = any (v_public) as is_fresh,
                    count(*) filter (where a.may and r.verdict is null) over (partition by x.key order by x.nr) as rank
             from unnest(v_found.keys, v_found.classes, v_found.lanes, v_found.seqs, v_found.parked) with ordinality x (key, class, lane, seq, parked_no, nr)
             join row_of r on r.seq = x.seq and r.lane = x.lane
+            join unnest(v_found.state_keys, v_found.state_busy) s (key, is_busy) on s.key = x.key
             cross join lateral (select x.class < 4 and (c.audience >= 0 or x.class in (0, 3)) as may) a
+        ), limited as materialized (
+            -- Jobs that get no permit of their limit key, each counted in the order in which they would be taken.
+            select i.key, min(i.nr) as stop
+            from (select l.key, l.nr, l.limit_key, l.is_granted, l.rank = 1 and not l.is_busy as is_first,
+                         row_number() over (partition by l.limit_key order by l.is_granted desc, l.rank, l.class > 0, l.nr) as place
+                  from listed l where l.would and l.limit_key is not null) i
+            join unnest(v_states) s on s.limit_key = i.limit_key
+            where not i.is_granted and s.waiting > 0 or i.place > s.permits - case when i.is_first then 0 else v_reserve end
+            group by i.key
+        ), candidate as materialized (
+            select l.*, p.stop, l.may and n.is_before as may_run, l.would and n.is_before as runs
+            from listed l left join limited p on p.key = l.key
+            cross join lateral (select coalesce(l.nr < p.stop, true) as is_before) n
         ), chosen as materialized (
             -- The first of each key before the second of any. Returned jobs, whose rows have been read, come first, and always: together
             -- they are within the bound.
@@ -6401,40 +6550,49 @@ begin
             where i.place = 1 or i.class = 0 or i.bytes < forebay._claim_bytes()
         ), reach as materialized (
             -- A key run reaches to the last job taken, or over all skipped jobs when none is to run.
-            select s.key, s.no, s.since, s.taken_up_to, h.places, h.jobs, h.low, h.high,
-                   coalesce(h.upto, case when not i.runs then i.upto end) as upto, i.runs
-            from unnest(v_found.state_keys, v_found.state_nos, v_found.state_since, v_found.state_positions) s (key, no, since, taken_up_to)
+            select s.key, s.no, s.since, s.taken_up_to, h.places, h.jobs, h.low, h.high, i.runs, i.stop, w.at as waits, s.waiting, s.waits_at,
+                   coalesce(h.upto, w.at, case when not i.runs then i.upto end) as upto
+            from unnest(v_found.state_keys, v_found.state_nos, v_found.state_since, v_found.state_positions, v_found.state_busy,
+                        v_found.state_waiting, v_found.state_waits_at) s (key, no, since, taken_up_to, is_busy, waiting, waits_at)
             left join (select x.key, max(x.nr) as upto, array_agg(x.place order by x.nr) as places,
                               array_agg(x.job_id order by x.nr) as jobs, min(x.seq) as low, max(x.seq) as high
                        from chosen x group by x.key) h on h.key = s.key
-            left join (select x.key, max(x.nr) filter (where x.may) as upto, bool_or(x.runs) as runs
+            left join (select x.key, max(x.nr) filter (where x.may_run) as upto, bool_or(x.runs) as runs, min(x.stop) as stop
                        from candidate x group by x.key) i on i.key = s.key
+            -- With no job of the key in a worker, the job that got no permit waits for a turn of its limit key.
+            cross join lateral (select case when not s.is_busy and not i.runs and c.audience >= 0 then i.stop end as at) w
         ), rest as materialized (
             select i.key, max(i.parked_no) filter (where i.nr <= t.upto) as taken_up_to,
-                   array_agg(i.lane order by i.nr) filter (where i.nr > t.upto and i.class = 1) as lanes,
-                   array_agg(i.seq order by i.nr) filter (where i.nr > t.upto and i.class = 1) as seqs,
-                   min(i.seq) filter (where i.class = 1) as low, max(i.seq) filter (where i.class = 1) as high
+                   array_agg(i.lane order by i.nr) filter (where i.nr > t.upto and i.class = 1 or i.nr = t.waits) as lanes,
+                   array_agg(i.seq order by i.nr) filter (where i.nr > t.upto and i.class = 1 or i.nr = t.waits) as seqs,
+                   min(i.seq) filter (where i.class = 1 or i.nr = t.waits) as low, max(i.seq) filter (where i.class = 1 or i.nr = t.waits) as high
             from candidate i join reach t on t.key = i.key
             where t.upto is not null
             group by i.key
+        ), waiting as materialized (
+            -- It may wait already: its row there is not taken.
+            select i.key, i.limit_key, i.lane, i.xid, i.seq, i.nr, w.is_new, case when w.is_new then nextval('forebay.limit_parked_seq') else t.waits_at end as parked_no
+            from candidate i join reach t on t.key = i.key and i.nr = t.waits
+            join unnest(v_states) s on s.limit_key = i.limit_key
+            cross join lateral (select i.seq is distinct from t.waiting or t.waits_at <= s.taken_up_to as is_new) w
         ), key_run as (
             insert into forebay.key_run (
-                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, taken_up_to, rest_lanes, rest_seqs, low_seq, high_seq,
+                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, taken_up_to, rest_lanes, rest_seqs, waits_for, waits_at, low_seq, high_seq,
                 is_suspect, taken_at)
             select p_group_id, t.key, t.no + 1, t.since, case when t.places is not null then p_lease_id end,
-                   case when t.places is not null then p_claim_no end, t.places, t.jobs, greatest(t.taken_up_to, r.taken_up_to), r.lanes, r.seqs,
+                   case when t.places is not null then p_claim_no end, t.places, t.jobs, greatest(t.taken_up_to, r.taken_up_to), r.lanes, r.seqs, w.limit_key, w.parked_no,
                    coalesce(least(t.low, r.low), 0), coalesce(greatest(t.high, r.high), 0), c.audience < 0,
                    c.at
-            from reach t join rest r on r.key = t.key
+            from reach t join rest r on r.key = t.key left join waiting w on w.key = t.key
         ), parking as (
             insert into forebay.parked (group_id, ordering_key, lane, seq)
             select p_group_id, i.key, i.lane, i.seq
             from candidate i join reach t on t.key = i.key
-            where i.class = 4 or i.class = 3 and i.nr > coalesce(t.upto, 0)
+            where i.class = 4 or i.class = 3 and i.nr > coalesce(t.upto, 0) and not (c.audience < 0 and i.nr = t.stop)
             order by i.nr
         ), skipped as materialized (
             select i.nr, i.seq, i.job, i.verdict, i.is_fresh from candidate i join reach t on t.key = i.key and i.nr <= t.upto
-            where i.may and i.verdict is not null
+            where i.may_run and i.verdict is not null
         )
         select (select array_agg(i.lane order by i.place) from chosen i) as lanes,
                (select array_agg(i.seq order by i.place) from chosen i) as seqs,
@@ -6442,7 +6600,8 @@ begin
                (select array_agg(i.key order by i.place) from chosen i) as keys,
                (select array_agg(i.places[cardinality(i.places)] order by o.place)
                 from chosen o join reach i on i.key = o.key) as tails,
-               (select max(u.seq) from (select i.seq from candidate i union all select v.seq from unnest(v_rows) v) u) as high,
+               (select array_agg((i.job).limit_key order by i.place) from chosen i having bool_or((i.job).limit_key is not null)) as limit_keys,
+               (select max(u.seq) from (select i.seq from candidate i union all select r.seq from unnest(v_rows) r) u) as high,
                (select array_agg(i.job order by i.place) from chosen i) as jobs,
                (select count(*) from chosen i where i.is_fresh) as fresh, (select count(*) from skipped i where i.is_fresh) as fresh_skipped,
                (select array_agg(i.seq order by i.nr) from skipped i) as skipped,
@@ -6450,10 +6609,17 @@ begin
                (select array_agg(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)) order by i.nr)
                 from skipped i where i.verdict = 'e') as dead,
                (select count(forebay._append_again(i.job, c.at + case when i.key = any (v_paused) and c.audience < 0 then interval '10 seconds'
+                                                                  when i.nr = i.stop then interval '1 second'
                                                                   else interval '0.2 seconds' end))
-                from candidate i where i.class = 5) as appended_again,
+                from candidate i where i.class = 5 or c.audience < 0 and i.nr = i.stop) as appended_again,
+               (select array_agg(w.limit_key order by w.nr) from waiting w where w.is_new) as waiting_limits,
+               (select array_agg(w.key order by w.nr) from waiting w where w.is_new) as waiting_keys,
+               (select array_agg(w.parked_no order by w.nr) from waiting w where w.is_new) as waiting_nos,
+               (select array_agg(w.lane order by w.nr) from waiting w where w.is_new) as waiting_lanes,
+               (select array_agg(w.xid order by w.nr) from waiting w where w.is_new) as waiting_xids,
+               (select array_agg(w.seq order by w.nr) from waiting w where w.is_new) as waiting_seqs,
                -- No job of these keys is taken, and more may wait than were read, or their first jobs did not fit into the claim.
-               array(select i.key from reach i where i.places is null and (i.upto is not null or i.runs)) as again
+               array(select i.key from reach i where i.places is null and i.waits is null and (i.upto is not null or i.runs)) as again
         into v_taken;
         if v_taken.again <> '{}' then
             perform forebay._announce_keys(c.queue, c.priority, p_group_id, v_taken.again);
@@ -6466,8 +6632,14 @@ begin
             update forebay.dead_letter d set holds_key = false
             from unnest(v_rows) r
             where d.group_id = p_group_id and d.ordering_key = r.ordering_key and d.holds_key and d.redriven_as = coalesce(r.job_id, r.seq)
-              and (r.seq = any (v_taken.seqs) or r.seq = any (v_taken.skipped));
+              and (r.seq = any (v_taken.seqs) or r.seq = any (v_taken.skipped) or r.seq = any (v_taken.waiting_seqs));
         end if;
+    end if;
+    if v_names <> '{}' then
+        perform forebay._record_keyed_limits(
+            v, c.queue, c.priority, p_group_id, p_lease_id, p_claim_no, v_states, v_shut, v_shut_ends,
+            v_taken.limit_keys, v_taken.seqs, v_turns,
+            v_taken.waiting_limits, v_taken.waiting_keys, v_taken.waiting_nos, v_taken.waiting_lanes, v_taken.waiting_xids, v_taken.waiting_seqs);
     end if;
 
     if v_tombstones and v_taken.seqs is not null then
@@ -6487,7 +6659,7 @@ begin
     insert into forebay.batch (
         group_id, lane, no, lease_id, claim_no, floor, snap_from, snap_to, pos_segment, pos_xid, pos_seq, high_seq,
         handed_total, skipped_total, claimed_at, seqs, xids, skipped, skipped_as, lanes, keys, tails,
-        edge_from, low_from, edge_to, low_to, parked_no)
+        edge_from, low_from, edge_to, low_to, parked_no, limit_keys)
     select p_group_id, p_lane, coalesce(c.no, 0) + 1,
            case when v_taken.seqs is not null then p_lease_id end, case when v_taken.seqs is not null then p_claim_no end, p_floor,
            case when v_used_up then c.now else v_from end,
@@ -6502,7 +6674,7 @@ begin
            case when v_used_up then v_low else c.low_from end,
            case when not v_used_up then c.edge_to end,
            case when not v_used_up then c.low_to end,
-           v_parked_no
+           v_parked_no, v_taken.limit_keys
     from (select from forebay.lease i
           where i.lease_id = p_lease_id and i.closed_at is null
           for key share) held;
@@ -7375,7 +7547,7 @@ begin
         from unnest(v_rows) with ordinality u;
         return v_jobs;
     elsif p_sort = 'keyed' then
-        return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+        return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, v);
     end if;
     execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
     -- Where the current window continues, else the newest segment: nearly always all jobs lie there.
@@ -7848,6 +8020,7 @@ as $$
         select i.*, case when row_number() over (order by i.parked_no) = 1 then coalesce(t.taken_seq, 0) end as after
         from forebay.limit_parked i
         where i.group_id = t.group_id and i.limit_key = t.limit_key and i.parked_no > coalesce(t.taken_up_to, 0) and i.parked_no <= t.parked_up_to) p
+    where p.ordering_key is null  -- A job with an ordering key waits there.
 $$;
 
 
@@ -8027,6 +8200,7 @@ begin
     from (select u.key, array_agg(f.lease_id) as leases, array_agg(f.claim_no) as claims, array_agg(u.place::smallint) as offsets
           from forebay._in_flight(p_group_id) f
           cross join lateral unnest(f.limit_keys) with ordinality u (key, place)
+          where u.key is not null
           group by u.key) k
     left join lateral (select * from forebay.limit_run i
                        where i.group_id = p_group_id and i.limit_key = k.key order by i.no desc limit 1) t on true;
@@ -8117,6 +8291,98 @@ end
 $$;
 
 
+-- The states of the limit keys that a claim met, in the order of the keys, under the lock of the group's limiter; and which of them are
+-- paused, with the end of each pause, null for none. A paused key has no permit.
+create function forebay._limits_met(
+    p_group_id bigint, p_queue text, p_keys text[], v forebay._limiter_view,
+    out states forebay._limit_state[], out paused text[], out ends timestamptz[])
+language plpgsql volatile
+set enable_nestloop = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    paused := '{}';
+    ends := '{}';
+    states := forebay._limit_states(p_group_id, p_keys, v.limits, v.at);
+    if pg_sequence_last_value('forebay.key_pause_seq') is not null then
+        -- A later statement than the one that read the lanes: it sees the call that appended a recheck row that was read.
+        select p.keys, p.ends into paused, ends from forebay._paused_keys(p_queue, 'limit', p_keys, v.at) p;
+        for v_nr in 1 .. cardinality(states) loop
+            if states[v_nr].limit_key = any (paused) then
+                states[v_nr].permits := 0;
+                states[v_nr].tokens := 0;
+            end if;
+        end loop;
+    end if;
+end
+$$;
+
+
+-- Give the next turn to limit keys with parked jobs, after a claim: at once, or when their bucket has a token or their pause ends. A key
+-- that is full (p_fills) gets it from a settlement, and a key that is paused without an end from the call that resumes it.
+--
+-- Invariant "no key is forgotten". Arrays belong together, except the last two: paused keys and the ends of their pauses.
+create function forebay._give_turns(
+    v forebay._limiter_view, p_queue text, p_priority integer, p_group_id bigint, p_keys text[], p_turns bigint[], p_fills boolean[],
+    p_tokens bigint[], p_tats timestamptz[], p_paused text[], p_ends timestamptz[])
+returns void
+language plpgsql volatile
+set enable_nestloop = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    a         record;
+    v_private bigint;
+begin
+    with again as materialized (
+        select k.key, k.turn, k.fills,
+               case when not k.fills and k.tokens > 0 then v.at
+                    -- Until then a claim counts jobs in flight anew: one of them may end without a turn for the key.
+                    when k.fills then case when v.seed_until >= v.at then v.seed_until + interval '0.1 seconds' end
+                    when p.key is null then forebay._next_start(k.tat, (v.limits).key_rate, (v.limits).key_burst)
+                    else p.ends end as at
+        from unnest(p_keys, p_turns, p_fills, p_tokens, p_tats) k (key, turn, fills, tokens, tat)
+        left join unnest(p_paused, p_ends) p (key, ends) on p.key = k.key
+    )
+    select array_agg(i.key order by i.key) filter (where i.at = v.at) as now_keys,
+           array_agg(i.turn order by i.key) filter (where i.at = v.at) as now_turns,
+           array_agg(i.key order by i.key) filter (where i.at <> v.at) as later_keys,
+           array_agg(i.turn order by i.key) filter (where i.at <> v.at) as later_turns,
+           array_agg(i.at order by i.key) filter (where i.at <> v.at) as later_at
+    into a
+    from again i;
+    if num_nonnulls(a.now_keys, a.later_keys) = 0 then
+        return;
+    end if;
+    v_private := forebay._record_limited_lane(p_queue, p_priority, p_group_id);
+    perform forebay._announce_limit_keys(v_private, a.now_keys, a.now_turns);
+    insert into forebay.deferred (run_at, lane, enqueued_at, job_id, attempt, kind, args, limit_key)
+    select u.at, v_private, v.at, 0, (u.turn & 2147483647)::integer, '', '{}', u.key
+    from unnest(a.later_keys, a.later_turns, a.later_at) u (key, turn, at);
+end
+$$;
+
+
+-- Pass the turns of limit keys on to ordering keys: a recheck row for each, with the number of the job that waits for the turn.
+create function forebay._grant_turns(
+    p_queue text, p_priority integer, p_group_id bigint, p_ordering_keys text[], p_limit_keys text[], p_seqs bigint[])
+returns void
+language plpgsql volatile
+as $$
+begin
+    if p_ordering_keys <> '{}' then
+        insert into forebay.log (lane, enqueued_at, kind, args, ordering_key, limit_key)
+        select l.lane, forebay._now(), '', jsonb_build_object('seq', u.seq), u.ordering_key, u.limit_key
+        from (select forebay._record_keyed_lane(p_queue, p_priority, p_group_id) as lane offset 0) l,
+             unnest(p_ordering_keys, p_limit_keys, p_seqs) with ordinality u (ordering_key, limit_key, seq, nr)
+        order by u.nr;
+    end if;
+end
+$$;
+
+
 -- Give limit keys a turn: append a recheck row for each. p_turns: the turns that they follow, null: whatever turn it is then.
 create function forebay._announce_limit_keys(p_lane bigint, p_keys text[], p_turns bigint[]) returns void
 language sql volatile
@@ -8154,10 +8420,9 @@ language plpgsql volatile
 as $$
 declare
     v_lane record;
-    v_keys text[] := array(select distinct k from unnest(p_keys) k);
+    v_keys text[] := array(select distinct k from unnest(p_keys) k where k is not null);
 begin
-    if p_looks and current_setting('transaction_isolation') = 'read committed'
-       and statement_timestamp() - transaction_timestamp() <= interval '3 seconds' then
+    if v_keys <> '{}' and p_looks then
         perform forebay._lock_limiter(p_group_id, true);
         v_keys := array(
             select k.key
@@ -8190,6 +8455,8 @@ $$;
 -- A paused key has no permit, and its jobs are parked. Its next turn comes from a recheck row for the end of the pause, or from the call
 -- that resumes it.
 --
+-- A parked job with an ordering key too is not taken here: its key gets the turn, and a claim of its keyed lane takes the job.
+--
 -- A suspect is claimed alone from its lane. While its key is full it goes back to its lane, to return after a second; while the key is
 -- paused, after ten.
 create function forebay._take_limited(
@@ -8218,7 +8485,7 @@ declare
     v_nrs     bigint[];
     v_taken   record;
     v_after   record;
-    v_private bigint;
+    v_granted record;                    -- pieces of jobs with ordering keys, as arrays
 begin
     select l.queue, l.priority, l.audience into v_here from forebay.lane l where l.lane = p_lane limit 1;
     v_suspect := v_here.audience < 0;
@@ -8241,17 +8508,7 @@ begin
         return '{}';
     end if;
     v_keys := array(select distinct i.limit_key from unnest(v_items) i);
-    v_states := forebay._limit_states(p_group_id, v_keys, v.limits, v.at);
-    if pg_sequence_last_value('forebay.key_pause_seq') is not null then
-        -- A later statement than the one that read the lanes: it sees the call that appended a recheck row that was read.
-        select p.keys, p.ends into v_paused, v_ends from forebay._paused_keys(v_here.queue, 'limit', v_keys, v.at) p;
-        for v_nr in 1 .. cardinality(v_states) loop
-            if v_states[v_nr].limit_key = any (v_paused) then
-                v_states[v_nr].permits := 0;
-                v_states[v_nr].tokens := 0;
-            end if;
-        end loop;
-    end if;
+    select m.states, m.paused, m.ends into v_states, v_paused, v_ends from forebay._limits_met(p_group_id, v_here.queue, v_keys, v) m;
 
     -- Nearly always no job of these keys waits, and all that is read may be taken.
     if not v_suspect then
@@ -8275,6 +8532,7 @@ begin
         end if;
     end if;
 
+    select null::bigint[] as nrs, null::text[] as keys, null::text[] as limit_keys, null::bigint[] as seqs into v_granted;
     if not v_is_plain then
         -- How many items are used, and how many jobs each key gets: first an even part, then what is left in the order of the turns.
         with item as materialized (
@@ -8323,7 +8581,7 @@ begin
         ), piece as (
             select k.nr, k.jobs as most, k.at, 1 as class, p.parked_no as place, p.lane, p.xid,
                    case when p.is_first then greatest(p.seq - 1, k.taken_seq) else p.seq - 1 end as after, p.seq_to,
-                   p.jobs - case when p.is_first then k.taken_jobs else 0 end as jobs
+                   p.jobs - case when p.is_first then k.taken_jobs else 0 end as jobs, p.ordering_key
             from key k cross join lateral (
                 select i.*, row_number() over (order by i.parked_no) = 1 as is_first
                 from forebay.limit_parked i
@@ -8331,7 +8589,7 @@ begin
                 order by i.parked_no limit k.jobs) p
             where k.has_turn
             union all
-            select k.nr, k.jobs, k.at, 2, i.ordinality, i.lane, i.xid, i.seq - 1, i.seq_to, i.jobs
+            select k.nr, k.jobs, k.at, 2, i.ordinality, i.lane, i.xid, i.seq - 1, i.seq_to, i.jobs, null
             from key k join unnest(v_items) with ordinality i on i.limit_key = k.limit_key
             where i.jobs > 0 and i.ordinality <= v_plan.used
         ), chosen as materialized (
@@ -8344,31 +8602,45 @@ begin
                array_agg(c.class order by c.piece_no) as classes, array_agg(c.place order by c.piece_no) as places,
                array_agg(c.lane order by c.piece_no) as lanes, array_agg(c.xid order by c.piece_no) as xids,
                array_agg(c.after order by c.piece_no) as afters, array_agg(c.seq_to order by c.piece_no) as seqs_to,
-               array_agg(c.jobs::bigint order by c.piece_no) as jobs, array_agg(c.take::bigint order by c.piece_no) as takes
+               array_agg(c.jobs::bigint order by c.piece_no) as jobs, array_agg(c.take::bigint order by c.piece_no) as takes,
+               coalesce(array_agg(c.ordering_key order by c.piece_no), '{}') as ordering_keys
         into v_pieces
         from chosen c;
         v_used := v_plan.used;
+        select array_agg(u.nr) as nrs, array_agg(u.ordering_key) as keys, array_agg(v_keys[u.key]) as limit_keys, array_agg(u.seq) as seqs
+        into v_granted
+        from unnest(v_pieces.nrs, v_pieces.ordering_keys, v_pieces.keys, v_pieces.seqs_to) u (nr, ordering_key, key, seq)
+        where u.ordering_key is not null;
         select f.nrs, f.jobs into v_nrs, v_rows
-        from forebay._fetch_limited(v_pieces.nrs, v_pieces.lanes, v_pieces.xids, v_pieces.afters, v_pieces.seqs_to, v_pieces.takes) f;
+        from (select array_agg(u.nr) as nrs, array_agg(u.lane) as lanes, array_agg(u.xid) as xids, array_agg(u.after) as afters,
+                     array_agg(u.seq_to) as seqs_to, array_agg(u.take) as takes
+              from unnest(v_pieces.nrs, v_pieces.lanes, v_pieces.xids, v_pieces.afters, v_pieces.seqs_to, v_pieces.takes, v_pieces.ordering_keys)
+                   u (nr, lane, xid, after, seq_to, take, ordering_key)
+              where u.ordering_key is null) u
+        cross join lateral forebay._fetch_limited(u.nrs, u.lanes, u.xids, u.afters, u.seqs_to, u.takes) f;
     end if;
 
     -- What becomes of each job. A claim ends with the job that brings their texts to the limit.
     with job as materialized (
-        select r.piece_no, r.job, (r.job).seq, (r.job).xid, (r.job).lane, (r.job).limit_key,
-               case when n.reason = 'm' then 'm' when n.reason in ('c', 'r') then 'c' when n.reason = 'e' then 'E'
+        select r.piece_no, r.job, coalesce((r.job).seq, r.seq) as seq, (r.job).xid, (r.job).lane, coalesce((r.job).limit_key, r.limit_key) as limit_key, r.ordering_key,
+               case when r.ordering_key is not null then 'o' when n.reason = 'm' then 'm' when n.reason in ('c', 'r') then 'c' when n.reason = 'e' then 'E'
                     when coalesce((r.job).expires_at, (r.job).enqueued_at + interval '30 days') <= v.at then 'e' end as verdict,
-               sum(forebay._job_bytes((r.job).args, (r.job).headers)) over (o rows between unbounded preceding and 1 preceding) as before
-        from (select unnest(v_nrs) as piece_no, unnest(v_rows) as job) r
+               sum(case when r.ordering_key is null then forebay._job_bytes((r.job).args, (r.job).headers) else 0 end) over (o rows between unbounded preceding and 1 preceding) as before
+        from (select unnest(v_nrs) as piece_no, unnest(v_rows) as job, null::text as ordering_key, null::bigint as seq, null::text as limit_key
+              union all
+              -- Of a job with an ordering key too: the key gets the turn, the job is not taken here.
+              select u.nr, null, u.key, u.seq, u.limit_key
+              from unnest(v_granted.nrs, v_granted.keys, v_granted.seqs, v_granted.limit_keys) u (nr, key, seq, limit_key)) r
         left join lateral (
             select i.reason from forebay.tombstone i
             where pg_sequence_last_value('forebay.tombstone_seq') is not null and i.job_id = coalesce((r.job).job_id, (r.job).seq)
               and (i.group_id is null or i.group_id = p_group_id) and i.reason <> 'k' and (i.reason <> 'm' or (r.job).seq <= i.up_to)
             order by i.reason = 'm' desc, i.reason = 'e' desc limit 1) n on true
-        window o as (order by r.piece_no, (r.job).seq)
+        window o as (order by r.piece_no, coalesce((r.job).seq, r.seq))
     ), kept as materialized (
         select j.*, l.priority, row_number() over (partition by j.verdict is null order by j.piece_no, j.seq)::smallint as place
         from job j
-        join (select distinct i.lane, i.priority from forebay.lane i where i.queue = v_here.queue and i.sort = 'limited') l on l.lane = j.lane
+        left join (select distinct i.lane, i.priority from forebay.lane i where i.queue = v_here.queue and i.sort = 'limited') l on l.lane = j.lane
         where coalesce(j.before, 0) < forebay._claim_bytes()
     ), piece as materialized (
         select k.piece_no, count(*) as jobs, max(k.seq) as seq from kept k group by k.piece_no
@@ -8382,8 +8654,11 @@ begin
            (select array_agg(k.lane order by k.place) from kept k where k.verdict is null) as lanes,
            (select array_agg(k.limit_key order by k.place) from kept k where k.verdict is null) as keys,
            (select array_agg(k.job order by k.place) from kept k where k.verdict is null) as jobs,
-           (select array_agg(k.seq order by k.place) from kept k where k.verdict is not null) as skipped,
-           (select array_agg(lower(k.verdict)::"char" order by k.place) from kept k where k.verdict is not null) as skipped_as,
+           (select array_agg(k.seq order by k.place) from kept k where k.verdict <> 'o') as skipped,
+           (select array_agg(lower(k.verdict)::"char" order by k.place) from kept k where k.verdict <> 'o') as skipped_as,
+           array(select k.ordering_key from kept k where k.verdict = 'o' order by k.place) as granted_keys,
+           array(select k.limit_key from kept k where k.verdict = 'o' order by k.place) as granted_limits,
+           array(select k.seq from kept k where k.verdict = 'o' order by k.place) as granted_seqs,
            (select array_agg(forebay._write_dead_letter(p_group_id, v_here.queue, v_here.priority, k.job, 'expired',
                                                         coalesce((k.job).attempt, 0)) order by k.place)
             from kept k where k.verdict = 'e') as dead,
@@ -8456,20 +8731,21 @@ begin
             -- A key that waits and has no turn stays as it is; its newer jobs were parked behind.
             select s.limit_key, s.no, s.turn, s.waiting, s.is_full, s.leases, s.claims, s.offsets, s.parked_up_to,
                    s.waiting > 0 and not w.has_turn or v_suspect as is_behind, coalesce(r.jobs, 0)::integer as run, r.first, r.low, r.high,
-                   d.last, d.jobs as newly, g.jobs as went, s.waiting - coalesce(g.jobs, 0) + coalesce(d.jobs, 0) as left,
+                   d.last, d.jobs as newly, g.jobs as went, coalesce(o.jobs, 0)::integer as granted, s.waiting - coalesce(g.jobs, 0) + coalesce(d.jobs, 0) as left,
                    coalesce(g.whole, s.taken_up_to) as up_to,
                    case when g.seq is not null then g.seq when g.whole is not null then 0 else s.taken_seq end as seq,
                    case when g.seq is not null then g.rest + case when g.is_first then s.taken_jobs else 0 end
                         when g.whole is not null then 0 else s.taken_jobs end as jobs,
                    case when r.jobs > 0 then forebay._tat_after(s.tat, (v.limits).key_rate, v.at, r.jobs::integer) else s.tat end as tat,
-                   s.tokens - coalesce(r.jobs, 0) as tokens,
-                   coalesce(cardinality(s.leases) + coalesce(r.jobs, 0) >= (v.limits).key_concurrency, false) as fills
+                   s.tokens - coalesce(r.jobs, 0) - coalesce(o.jobs, 0) as tokens,
+                   coalesce(cardinality(s.leases) + coalesce(r.jobs, 0) + coalesce(o.jobs, 0) >= (v.limits).key_concurrency, false) as fills
             from unnest(v_states) with ordinality s
             join unnest(v_plan.has_turn) with ordinality w (has_turn, nr) on w.nr = s.ordinality
             left join unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_firsts, v_taken.run_lows, v_taken.run_highs) r (key, jobs, first, low, high)
                    on r.key = s.limit_key
             left join parked d on d.limit_key = s.limit_key
             left join progress g on g.key = s.ordinality
+            left join (select u as key, count(*) as jobs from unnest(v_taken.granted_limits) u group by u) o on o.key = s.limit_key
         ), written as (
             insert into forebay.limit_run (
                 group_id, limit_key, no, lease_id, claim_no, place, jobs, high_seq, low_seq, turn, waiting, parked_up_to, taken_up_to, taken_seq,
@@ -8484,28 +8760,18 @@ begin
             where n.newly > 0 or n.went > 0 or n.waiting > 0 and not n.is_behind
                or n.run > 0 and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
             returning limit_key, turn
-        ), again as materialized (
-            select w.limit_key, w.turn, n.fills, n.tokens > 0 as has_tokens,
-                   case when p.key is null then forebay._next_start(n.tat, (v.limits).key_rate, (v.limits).key_burst) else p.ends end as at
-            from written w join next n on n.limit_key = w.limit_key
-            left join unnest(v_paused, v_ends) p (key, ends) on p.key = w.limit_key
-            where n.left > 0 and not n.is_behind
-              and (p.key is null or p.ends is not null or n.fills)  -- Else the call that resumes the key gives it a turn.
         )
-        select array(select a.limit_key from again a where not a.fills and a.has_tokens order by a.limit_key) as now_keys,
-               array(select a.turn from again a where not a.fills and a.has_tokens order by a.limit_key) as now_turns,
-               array(select a.limit_key from again a where case when a.fills then v.seed_until >= v.at else not a.has_tokens end order by a.limit_key) as later_keys,
-               array(select a.turn from again a where case when a.fills then v.seed_until >= v.at else not a.has_tokens end order by a.limit_key) as later_turns,
-               array(select case when a.fills then v.seed_until + interval '0.1 seconds' else a.at end
-                     from again a where case when a.fills then v.seed_until >= v.at else not a.has_tokens end order by a.limit_key) as later_at
-        into v_after;
-        if v_after.now_keys <> '{}' or v_after.later_keys <> '{}' then
-            v_private := forebay._record_limited_lane(v_here.queue, v_here.priority, p_group_id);
-            perform forebay._announce_limit_keys(v_private, v_after.now_keys, v_after.now_turns);
-            insert into forebay.deferred (run_at, lane, enqueued_at, job_id, attempt, kind, args, limit_key)
-            select u.at, v_private, v.at, 0, (u.turn & 2147483647)::integer, '', '{}', u.key
-            from unnest(v_after.later_keys, v_after.later_turns, v_after.later_at) u (key, turn, at);
-        end if;
+        select array_agg(w.limit_key order by w.limit_key) as keys, array_agg(w.turn order by w.limit_key) as turns,
+               array_agg(n.fills order by w.limit_key) as fills, array_agg(n.tokens order by w.limit_key) as tokens,
+               -- A key with an ordering key that got the turn takes its job soon.
+               array_agg(case when n.granted > 0 then forebay._tat_after(n.tat, (v.limits).key_rate, v.at, n.granted) else n.tat end
+                         order by w.limit_key) as tats
+        into v_after
+        from written w join next n on n.limit_key = w.limit_key
+        where n.left > 0 and not n.is_behind;
+        perform forebay._grant_turns(v_here.queue, v_here.priority, p_group_id, v_taken.granted_keys, v_taken.granted_limits, v_taken.granted_seqs);
+        perform forebay._give_turns(v, v_here.queue, v_here.priority, p_group_id, v_after.keys, v_after.turns, v_after.fills, v_after.tokens,
+                                    v_after.tats, v_paused, v_ends);
     end if;
 
     v_items := v_items[:case when v_suspect then 1 else v_used end];
@@ -11194,7 +11460,8 @@ $$;
 --   holder                 of a claimed or running job: worker, silent_seconds, suspect_seconds, lease_seconds, jobs, running
 --   ordering_key, key_job  the job of the key that must end first
 --   held_by                the dead letter that holds the key
---   key_paused_at, key_resume_at  while a key of the job is paused: since when, and when the pause ends, null: when it is resumed
+--   paused_key, key_paused_at, key_resume_at  while a key of the job is paused: ordering or limit; since when, and when the pause ends,
+--                          null: when it is resumed
 --   key                    of a job that is parked behind its key: the row of forebay.key()
 --   limit_key, limits, running, key_running, permits, key_permits, next_start_at, key_next_start_at
 --   before                 ready jobs that come first: of a better priority, or earlier in the job's lane; at most 10,001
@@ -11238,10 +11505,11 @@ begin
                  || forebay._explain_workers(v_group.group_id, v_group.queue, group_name, v_row.seq)
                  || forebay._explain_key(v_group.group_id, v_row.ordering_key, v_id)
                  || forebay._explain_limits(v_group.group_id, v_group.queue, v_row.limit_key)
-                 || coalesce((select jsonb_build_object('key_paused_at', p.paused_at, 'key_resume_at', p.resume_at)
+                 || coalesce((select jsonb_build_object('paused_key', p.sort, 'key_paused_at', p.paused_at, 'key_resume_at', p.resume_at)
                               from forebay.key_pause p
                               where p.queue = v_group.queue and coalesce(p.resume_at > forebay._now(), true)
-                                and (p.sort, p.key) in (('ordering', v_row.ordering_key), ('limit', v_row.limit_key))), '{}')
+                                and (p.sort, p.key) in (('ordering', v_row.ordering_key), ('limit', v_row.limit_key))
+                              order by p.sort desc limit 1), '{}')
                  || forebay._explain_parked(v_group.group_id, v_row.ordering_key, v_row.limit_key, v_row.xid, v_row.seq)
                  || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.seq));
         return next;
@@ -11363,7 +11631,8 @@ as $$
     select coalesce((
         select jsonb_build_object('key', to_jsonb(k) || jsonb_build_object('queue', g.queue, 'group', g.name))
         from forebay.queue_group g
-        cross join lateral forebay._show_keys(g.group_id, array_remove(array[p_ordering_key], null), array_remove(array[p_limit_key], null)) k
+        cross join lateral forebay._show_keys(g.group_id, array_remove(array[p_ordering_key], null),
+                                                  array_remove(array[case when p_ordering_key is null then p_limit_key end], null)) k
         where g.group_id = p_group_id
           and case when p_ordering_key is not null then forebay._is_parked(p_group_id, p_ordering_key, p_seq)
                    when p_limit_key is not null then forebay._is_limit_parked(p_group_id, p_limit_key, p_xid, p_seq)
@@ -11995,7 +12264,7 @@ $$;
 -- pages: 500 + 40 an open lease + 2 a waiting job
 create function forebay.key(queue text, ordering_key text default null, limit_key text default null)
 returns table (group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -12036,7 +12305,7 @@ $$;
 --   due                           nothing: a claim takes it
 --   free                          nothing holds the key back, and no job waits for it; only forebay.key() returns it
 -- blocking_jobs, blocking_workers: the job of the ordering key that must end first, or the running jobs of the limit key, at most 10,
--- and the worker of each; null: no worker has it.
+-- and the worker of each; null: no worker has it. waits_for: the limit key that holds back the first waiting job of an ordering key.
 --
 -- Visits every key that the log knows, and every job that waits for its ordering key.
 --
@@ -12045,7 +12314,7 @@ $$;
 -- pages: 500 + 2 a lane + 100 a waiting key + 5 a waiting job + 40 an open lease
 create function forebay.keys(only_queue text default null, most integer default 100)
 returns table (queue text, group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -12087,7 +12356,7 @@ $$;
 -- Some keys of a group, as forebay.keys() shows them.
 create function forebay._show_keys(p_group_id bigint, p_ordering_keys text[], p_limit_keys text[])
 returns table (sort text, key text, waiting bigint, running bigint, reason text, until timestamptz, blocking_jobs bigint[],
-               blocking_workers text[], held_by bigint, first_job_id bigint)
+               blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text)
 language plpgsql volatile
 set enable_seqscan = off
 set jit = off
@@ -12099,16 +12368,19 @@ declare
     v          forebay._limiter_view;
     v_position forebay.promotion;
     v_full     boolean;  -- the queue has as many jobs running as it may have
+    v_limits   text[];   -- the limit keys asked for, and those for which ordering keys wait
 begin
     select i.* into g from forebay.queue_group i where i.group_id = p_group_id;
     v := forebay._read_limiter(p_group_id, g.queue);
     v_full := coalesce((select sum(o) from unnest(v.opens) o) >= (v.limits).concurrency, false);
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
 
+    v_limits := array(select s.waits_for from forebay._key_states(p_group_id, p_ordering_keys) s where s.waits_for is not null
+                      union select u from unnest(p_limit_keys) u);
     return query
     with running as materialized (
         select o.*, row_number() over (partition by o.sort, o.key order by o.nr) as rank, count(*) over (partition by o.sort, o.key) as jobs
-        from forebay._running_of_keys(p_group_id, p_ordering_keys, p_limit_keys) o),
+        from forebay._running_of_keys(p_group_id, p_ordering_keys, v_limits) o),
     -- Of an ordering key only the first one blocks.
     first_running as materialized (
         select r.sort, r.key, max(r.jobs) as jobs, array_agg(coalesce(j.job_id, r.seq) order by r.rank) as job_ids,
@@ -12124,8 +12396,7 @@ begin
                 where d.job_id = s.head
                   and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
                            and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))) as retry_at,
-               null::bigint as tokens, null::timestamptz as start_at,
-               forebay._job_id_of(coalesce(s.waiting_seqs[1], p.first)) as first_job_id
+               s.waits_for as limit_key, forebay._job_id_of(coalesce(s.waiting_seqs[1], p.first)) as first_job_id
         from forebay._key_states(p_group_id, p_ordering_keys) s
         -- A redriven letter does not stand in the way: its new job is the head.
         left join lateral (
@@ -12134,9 +12405,12 @@ begin
         cross join lateral (
             select count(*) as jobs, (array_agg(i.seq order by i.parked_no))[1] as first from forebay.parked i
             where i.group_id = p_group_id and i.ordering_key = s.ordering_key and i.parked_no > s.taken_up_to) p),
+    limits as materialized (
+        select s.*, forebay._next_start(s.tat, (v.limits).key_rate, (v.limits).key_burst) as start_at
+        from unnest(forebay._limit_states(p_group_id, v_limits, v.limits, v.at)) s),
     limit_keys as (
-        select 'limit' as sort, s.limit_key as key, s.waiting, false as is_taken, null::bigint as head, null::bigint as held_by, null::timestamptz as retry_at, s.tokens,
-               forebay._next_start(s.tat, (v.limits).key_rate, (v.limits).key_burst) as start_at,
+        select 'limit' as sort, s.limit_key as key, s.waiting, false as is_taken, null::bigint as head, null::bigint as held_by,
+               null::timestamptz as retry_at, s.limit_key,
                (select coalesce(j.job_id, j.seq)
                 from (select i.* from forebay.limit_parked i
                       where s.waiting > 0 and i.group_id = p_group_id and i.limit_key = s.limit_key
@@ -12144,25 +12418,36 @@ begin
                 cross join lateral forebay._fetch_limited(
                     array[1::bigint], array[p.lane], array[p.xid], array[greatest(p.seq - 1, s.taken_seq)], array[p.seq_to], array[1::bigint]) f
                 cross join lateral unnest(f.jobs) j) as first_job_id
-        from unnest(forebay._limit_states(p_group_id, p_limit_keys, v.limits, v.at)) s),
+        from limits s where s.limit_key = any (p_limit_keys)),
+    pauses as materialized (
+        select z.sort, z.key, z.resume_at from forebay.key_pause z where z.queue = g.queue and coalesce(z.resume_at > v.at, true)),
     -- The only place that decides about the reason.
     keys as (
-        select k.*, coalesce(r.jobs, 0) as running, r.job_ids, r.workers, z.resume_at,
-               case when g.closing_at is not null then 'group_closing'
-                    when g.paused_at is not null then 'group_paused'
-                    when z.key is not null then 'paused'
-                    when k.held_by is not null then 'held'
-                    when k.head is not null then 'retry'
-                    when k.is_taken then 'running'
-                    when k.sort = 'limit' and r.jobs >= (v.limits).key_concurrency then 'concurrency'
-                    when k.tokens = 0 then 'rate'
-                    when v_full then 'queue_concurrency'
-                    when v.free_slots <= 0 then 'queue_rate'
-                    when k.waiting > 0 then 'due'
-                    else 'free' end as reason
+        select k.*, coalesce(r.jobs, 0) as running, l.start_at, d.reason,
+               case when d.reason = 'concurrency' then f.job_ids else r.job_ids end as job_ids,
+               case when d.reason = 'concurrency' then f.workers else r.workers end as workers,
+               case when z.key is not null then z.resume_at else x.resume_at end as resume_at,
+               case when k.sort = 'ordering' and z.key is null and d.reason in ('paused', 'concurrency', 'rate') then k.limit_key end as waits_for
         from (select * from ordering_keys union all select * from limit_keys) k
-        left join forebay.key_pause z on z.queue = g.queue and z.sort = k.sort and z.key = k.key and coalesce(z.resume_at > v.at, true)
-        left join first_running r on r.sort = k.sort and r.key = k.key)
+        left join first_running r on r.sort = k.sort and r.key = k.key
+        left join pauses z on z.sort = k.sort and z.key = k.key
+        left join limits l on l.limit_key = k.limit_key
+        left join first_running f on f.sort = 'limit' and f.key = k.limit_key
+        left join pauses x on x.sort = 'limit' and x.key = k.limit_key
+        cross join lateral (
+            select case when g.closing_at is not null then 'group_closing'
+                        when g.paused_at is not null then 'group_paused'
+                        when z.key is not null then 'paused'
+                        when k.held_by is not null then 'held'
+                        when k.head is not null then 'retry'
+                        when k.is_taken then 'running'
+                        when x.key is not null then 'paused'
+                        when f.jobs >= (v.limits).key_concurrency then 'concurrency'
+                        when l.tokens = 0 then 'rate'
+                        when v_full then 'queue_concurrency'
+                        when v.free_slots <= 0 then 'queue_rate'
+                        when k.waiting > 0 then 'due'
+                        else 'free' end as reason) d)
     select k.sort, k.key, k.waiting, k.running, k.reason,
            case k.reason when 'paused' then k.resume_at
                          when 'retry' then k.retry_at
@@ -12170,7 +12455,7 @@ begin
                          when 'queue_rate' then forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst) end,
            case when k.head is not null then array[k.head] else coalesce(k.job_ids, '{}') end,
            case when k.head is not null then array[null::text] else coalesce(k.workers, '{}') end,
-           k.held_by, k.first_job_id
+           k.held_by, k.first_job_id, k.waits_for
     from keys k;
 end
 $$;
@@ -12181,14 +12466,16 @@ create function forebay._running_of_keys(p_group_id bigint, p_ordering_keys text
 returns table (sort text, key text, nr bigint, worker text, lane bigint, xid xid8, seq bigint)
 language sql stable
 as $$
-    select case when b.keys is not null then 'ordering' else 'limit' end, k.key, row_number() over (order by b.claimed_at, b.claim_no, k.nr),
+    select k.sort, k.key, row_number() over (order by b.claimed_at, b.claim_no, k.nr),
            e.worker, coalesce(b.lanes[k.nr], b.lane), case when cardinality(b.xids) = 1 then b.xids[1] else b.xids[k.nr] end, b.seqs[k.nr]
     from forebay.lease e
     cross join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f
     join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
-    cross join lateral unnest(coalesce(b.keys, b.limit_keys)) with ordinality k (key, nr)
+    cross join lateral (
+        select 'ordering' as sort, u.key, u.nr from unnest(b.keys) with ordinality u (key, nr) where u.key = any (p_ordering_keys)
+        union all
+        select 'limit', u.key, u.nr from unnest(b.limit_keys) with ordinality u (key, nr) where u.key = any (p_limit_keys)) k
     where e.closed_at is null and b.group_id = p_group_id
-      and k.key = any (case when b.keys is not null then p_ordering_keys else p_limit_keys end)
       and not exists (select from forebay.settlement s
                       where s.lease_id = b.lease_id and s.claim_no = b.claim_no
                         and (s.offsets is null or k.nr::smallint = any (s.offsets)))
@@ -13305,8 +13592,8 @@ $$;
 -- Returns: one row per flush: settled, repeated (this very flush was settled before; nothing written),
 --   unknown_batch, refused (an offset is not in the batch or was settled before; nothing written).
 -- Errors: JQ010 the lease is closed; 40001 when a REPEATABLE READ transaction is older than the revocation.
--- Locks, in order: the lease (KEY SHARE); unless flush_no is negative, for jobs with ordering keys the lock of these, for jobs with
---   limit keys the group's limiter (both shared).
+-- Locks, in order: the lease (KEY SHARE); unless flush_no is negative, for jobs with limit keys the group's limiter, for jobs with
+--   ordering keys the lock of these (both shared).
 -- pages: 40 + 12 a job
 create function forebay.settle_v1(p_lease_id bigint, p_flushes jsonb)
 returns table (claim_no bigint, flush_no integer, status text)
@@ -13435,6 +13722,11 @@ begin
                                  v_outcomes[v_done], v_item, v_worker);
         end loop;
         if v_batch.keys is not null then
+            -- Claims take the locks in this order.
+            if (v_batch.limit_keys is not null or jsonb_array_length(p_flushes) > 1)
+               and pg_sequence_last_value('forebay.limiter_seq') is not null and forebay._may_look(settle_v1.flush_no) then
+                perform forebay._lock_limiter(v_batch.group_id, true);
+            end if;
             perform forebay._release_keys(p_lease_id, settle_v1.claim_no, v_batch.lane, v_batch.group_id, v_batch.keys,
                                           v_batch.tails, v_batch.parked_no, settle_v1.flush_no, v_offsets, v_outcomes);
         end if;
@@ -13442,7 +13734,7 @@ begin
             perform forebay._release_limits(
                 v_batch.lane, v_batch.group_id,
                 case when v_offsets is null then v_batch.limit_keys else array(select v_batch.limit_keys[o] from unnest(v_offsets) o) end,
-                settle_v1.flush_no > 0);
+                forebay._may_look(settle_v1.flush_no));
         end if;
         if v_flush ? 'counters' then
             perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'counters') t;
@@ -13943,6 +14235,18 @@ $$;
 create function forebay._try_lock_lane(p_group_id bigint, p_lane bigint) returns boolean
 language sql volatile
 as $$ select forebay._try_lock('lane_' || (hashint8(p_group_id # p_lane) & 127)) $$;
+
+
+-- May a settlement lock and read what claims decided? Not in the transaction of a handler, which may be open for seconds, and not where
+-- later statements would not see what the lock's last holder committed.
+--
+-- Parameters: p_flush_no, see forebay.settle_v1().
+create function forebay._may_look(p_flush_no integer) returns boolean
+language sql stable
+as $$
+    select p_flush_no > 0 and current_setting('transaction_isolation') = 'read committed'
+           and statement_timestamp() - transaction_timestamp() <= interval '3 seconds'
+$$;
 
 
 -- Take the lock of a group's limiter: alone to decide about limits, shared to read what was decided.

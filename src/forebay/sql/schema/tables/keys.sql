@@ -18,6 +18,8 @@ create table forebay.key_run (
     taken_up_to  bigint not null,        -- parked jobs up to this number have been taken
     rest_lanes   bigint[],               -- requeued by an earlier key run and not taken by this one, in order
     rest_seqs    bigint[],
+    waits_for    text collate "C",       -- the limit key for a turn of which the first of them waits,
+    waits_at     bigint,                 --   and its row of limit_parked, by parked_no
     low_seq      bigint not null,        -- lowest and highest number among the run's jobs and its rest
     high_seq     bigint not null,
     is_suspect   boolean not null,       -- runs alone: its lease gets no more of the key

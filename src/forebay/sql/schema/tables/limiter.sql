@@ -93,6 +93,7 @@ create table forebay.limit_parked (
     seq       bigint not null,           -- the first job
     seq_to    bigint not null,           -- the last one
     jobs      bigint not null,
+    ordering_key text,                   -- of a job with an ordering key too: it waits there, and its key gets the turn; null: none
     primary key (group_id, limit_key, parked_no)
 );
 

@@ -53,7 +53,8 @@ begin
         perform forebay._require_alone('forebay.claim_v1()');
         if exists (select from forebay.lane l
                    where l.lane = p_lane
-                     and (l.sort = 'limited' or exists (select from forebay.queue_limits q where q.queue = l.queue and q.starts_set_at is not null))) then
+                     and (l.sort = 'limited' or exists (select from forebay.queue_limits q where q.queue = l.queue and q.starts_set_at is not null)
+                          or l.sort = 'keyed' and exists (select from forebay.key_pause p where p.queue = l.queue and p.sort = 'limit'))) then
             return forebay._claim_limited(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
         end if;
     end if;

@@ -38,8 +38,6 @@ begin
         return format('ordering_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_ordering_key, 40)));
     elsif p_limit_key is not null and (length(p_limit_key) not between 1 and 200 or p_limit_key ~ E'[\x01-\x1f\x7f]') then
         return format('limit_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_limit_key, 40)));
-    elsif p_limit_key is not null and p_ordering_key is not null then
-        return 'ordering_key and limit_key exclude each other';
     end if;
     if p_headers is not null then
         if jsonb_typeof(p_headers) <> 'object' then

@@ -15,14 +15,15 @@ as $$
 $$;
 
 
--- forebay.claim_v1() for a keyed lane.
+-- forebay.claim_v1() for a keyed lane; v: the group's limiter, see forebay._take_keyed().
 create function forebay._claim_keyed(
-    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer,
+    v forebay._limiter_view default null)
 returns text
 language plpgsql volatile
 as $$
 declare
-    v_rows forebay.log[] := forebay._take_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+    v_rows forebay.log[] := forebay._take_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, v);
 begin
     -- The order is that of the array, as nothing else happens to its rows.
     return (select string_agg(forebay._keyed_json(

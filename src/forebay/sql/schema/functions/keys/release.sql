@@ -51,8 +51,7 @@ declare
     v_lane  record;
     v_tails smallint[];
     v_keys  text[];
-    v_looks constant boolean := p_flush_no > 0 and current_setting('transaction_isolation') = 'read committed'
-                            and statement_timestamp() - transaction_timestamp() <= interval '3 seconds';
+    v_looks constant boolean := forebay._may_look(p_flush_no);
 begin
     if v_looks then
         perform forebay._lock_keys(p_group_id, true);

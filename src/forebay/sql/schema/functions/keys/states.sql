@@ -2,16 +2,16 @@
 --
 -- open: unsettled jobs of its newest key runs; the lease holder has them, the first is of key run first_open. head: the
 -- id of a job that must come first and is in a new row, for example a retry; or of a dead letter's job that holds the key. waiting_*: requeued jobs, in order; the first of
--- them is next, before all parked ones.
+-- them is next, before all parked ones. waits_for: the limit key for a turn of which that first one waits, and waits_at its row there.
 create function forebay._key_states(p_group_id bigint, p_keys text[])
 returns table (
     ordering_key text, no bigint, since bigint, taken_up_to bigint, is_suspect boolean, open bigint, holder bigint, first_open bigint, head bigint,
-    waiting_lanes bigint[], waiting_seqs bigint[])
+    waiting_lanes bigint[], waiting_seqs bigint[], waits_for text, waits_at bigint)
 language sql stable
 -- planner: arrays
 as $$
     with last as materialized (
-        select k.key, t.no, t.since, t.taken_up_to, t.is_suspect, t.rest_lanes, t.rest_seqs
+        select k.key, t.no, t.since, t.taken_up_to, t.is_suspect, t.rest_lanes, t.rest_seqs, t.waits_for, t.waits_at
         from unnest(p_keys) k (key)
         left join lateral (select * from forebay.key_run i
                            where i.group_id = p_group_id and i.ordering_key = k.key
@@ -69,7 +69,7 @@ as $$
         where pg_sequence_last_value('forebay.hold_seq') is not null
     )
     select l.key, coalesce(l.no, 0), coalesce(l.since, 0), coalesce(l.taken_up_to, 0), coalesce(l.is_suspect, false), coalesce(s.open, 0), s.holder, s.first_open, coalesce(h.head, s.head),
-           coalesce(k.lanes || l.rest_lanes, k.lanes, l.rest_lanes, '{}'), coalesce(k.seqs || l.rest_seqs, k.seqs, l.rest_seqs, '{}')
+           coalesce(k.lanes || l.rest_lanes, k.lanes, l.rest_lanes, '{}'), coalesce(k.seqs || l.rest_seqs, k.seqs, l.rest_seqs, '{}'), l.waits_for, l.waits_at
     from last l
     left join state s on s.key = l.key
     left join kept k on k.key = l.key

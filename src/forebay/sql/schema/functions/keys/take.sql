@@ -7,10 +7,17 @@
 --
 -- A paused key is taken for every lease; see forebay._hold_keys().
 --
+-- A job with a limit key too needs a permit of that key, when its turn in the ordering key has come. If it gets none and no job of the
+-- ordering key is with a lease, it becomes the first requeued one and waits for a turn of the limit key, which a recheck row passes on.
+-- Jobs that wait in a worker behind others of their ordering key would use slots of the limit key: they get some only while half of them,
+-- and ten, stay free.
+--
+-- Parameters: v, the group's limiter, whose lock is held; null: the queue has no limits on starts and no paused limit key.
 -- A lease that has a key gets more of its jobs while none of them must run again, and while at most v_ahead of those it has are
 -- open. v_ahead grows with the request: jobs behind a slow one should stay in the log, where they can be cancelled.
 create function forebay._take_keyed(
-    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer,
+    v forebay._limiter_view)
 returns forebay.log[]
 language plpgsql volatile
 -- planner: arrays
@@ -41,6 +48,15 @@ declare
     v_paused   text[] := '{}';           -- paused keys, and the ends of the pauses
     v_ends     timestamptz[];
     v_held     bigint[] := '{}';         -- rows of paused keys that were requeued
+    v_read     forebay.log[];            -- all rows that were read
+    v_names    text[] := '{}';           -- the limit keys of these, and their states,
+    v_states   forebay._limit_state[];
+    v_shut     text[];                   --   the paused ones of them, and the ends of the pauses
+    v_shut_ends timestamptz[];
+    v_reserve  bigint := 0;              -- slots of a limit key that no job uses that waits in a worker
+    v_fits     text;                     -- whether the limit keys let all rows of the lane through: all, first (one of each ordering key), none
+    v_turns    text[] := '{}';           -- limit keys that passed their turn on, and the jobs that waited for it
+    v_turn_of  bigint[] := '{}';
 begin
     -- include: lock_lane
     -- Before the snapshot and before this transaction draws an id: see batch.low_from. The segments are chosen by a later value:
@@ -128,10 +144,25 @@ begin
         end if;
     end if;
 
+    if v.at is not null then
+        v_reserve := case when (v.limits).key_concurrency is not null then greatest(10, (v.limits).key_concurrency / 2) else 0 end;
+        v_names := array(select distinct u.limit_key from unnest(v_rows) u where u.limit_key is not null);
+    end if;
+    if v_names <> '{}' and c.audience = 0 then
+        select m.states, m.paused, m.ends into v_states, v_shut, v_shut_ends from forebay._limits_met(p_group_id, c.queue, v_names, v) m;
+        select case when v.seed_until >= v.at then 'none'
+                    when bool_and(s.waiting = 0 and n.jobs <= s.permits - v_reserve) then 'all'
+                    when bool_and(s.waiting = 0 and n.jobs <= s.permits) then 'first'
+                    else 'none' end
+        into v_fits
+        from unnest(v_states) s
+        join (select u.limit_key, count(*) as jobs from unnest(v_rows) u group by u.limit_key) n on n.limit_key = s.limit_key;
+    end if;
+
     -- Nearly always each key is free or belongs to this lease, no job of it waits or runs again, and all rows read are taken.
-    if c.audience = 0 and v_paused = '{}' then
+    if c.audience = 0 and v_paused = '{}' and v_fits is distinct from 'none' then
         with met as materialized (
-            select u.ordering_key as key, u.ordinality::smallint as place, u.seq, u.xid, coalesce(u.job_id, u.seq) as job_id,
+            select u.ordering_key as key, u.ordinality::smallint as place, u.seq, u.xid, u.limit_key, coalesce(u.job_id, u.seq) as job_id,
                    coalesce(u.expires_at, u.enqueued_at + interval '30 days') as expires
             from unnest(v_rows) with ordinality u
         ), key as materialized (
@@ -173,6 +204,8 @@ begin
                and not exists (select from batch_state b where b.continues or b.open > 0 and (b.lease_id <> p_lease_id or b.is_suspect))
                and coalesce((select sum(b.open) from batch_state b where b.lease_id = p_lease_id), 0) <= v_ahead
                and (select min(m.expires) from met m) > c.at
+               and (v_fits is distinct from 'first'
+                    or (select count(*) from key k) = v_count and not exists (select from batch_state b where b.open > 0))
                and not (v_tombstones and exists (select from forebay.tombstone x where x.job_id = any (array(select m.job_id from met m)))) as is_plain
         ), written as (
             insert into forebay.key_run (
@@ -183,14 +216,16 @@ begin
             join last l on l.key = k.key
             left join (select t.key, min(t.no) as no from key_run t
                        where t.lease_id = p_lease_id and t.claim_no >= p_floor group by t.key) f on f.key = k.key
-            where (select v.is_plain from verdict v)
+            where (select d.is_plain from verdict d)
         )
-        select v.is_plain, null::bigint[] as lanes, (select array_agg(m.seq) from met m) as seqs,
+        select d.is_plain, null::bigint[] as lanes, (select array_agg(m.seq) from met m) as seqs,
                (select array_agg(m.xid) from met m) as xids, (select array_agg(m.key) from met m) as keys,
                (select array_agg(k.tail order by m.place) from met m join key k on k.key = m.key) as tails,
-               v_count::bigint as fresh, 0::bigint as fresh_skipped, (select max(k.high) from key k) as high, v_rows as jobs, null::bigint[] as skipped, null::"char"[] as skipped_as
+               (select array_agg(m.limit_key) from met m having bool_or(m.limit_key is not null)) as limit_keys,
+               null::text[] as waiting_limits, null::text[] as waiting_keys, null::bigint[] as waiting_nos, null::bigint[] as waiting_lanes, null::xid8[] as waiting_xids,
+               null::bigint[] as waiting_seqs, v_count::bigint as fresh, 0::bigint as fresh_skipped, (select max(k.high) from key k) as high, v_rows as jobs, null::bigint[] as skipped, null::"char"[] as skipped_as
         into v_taken
-        from verdict v;
+        from verdict d;
         v_is_plain := v_taken.is_plain;
     end if;
 
@@ -205,12 +240,13 @@ begin
         ), stands as materialized (
             select s.*, s.open > 0 as is_busy, s.ordering_key = any (v_paused) as is_paused,
                    s.head is not null
-                   and not exists (select from met m where m.key = s.ordering_key and m.job_id = s.head and not m.is_recheck) as waits,
+                   and not exists (select from met m where m.key = s.ordering_key and m.job_id = s.head and not m.is_recheck)
+                   or s.waits_for is not null and not exists (select from met m where m.key = s.ordering_key and m.is_recheck) as waits,
                    s.open between 1 and v_ahead and s.holder = p_lease_id and not s.is_suspect and c.audience >= 0
                    and s.head is null and s.waiting_seqs = '{}' as continues
             from forebay._key_states(p_group_id, array(select distinct m.key from met m)) s
         ), state as materialized (
-            select s.ordering_key as key, s.no, s.taken_up_to, s.head, s.is_busy, s.is_paused, s.waiting_lanes, s.waiting_seqs, t.is_taken,
+            select s.ordering_key as key, s.no, s.taken_up_to, s.head, s.is_busy, s.is_paused, s.waits_for, s.waits_at, s.waiting_lanes, s.waiting_seqs, t.is_taken,
                    case when s.continues then s.first_open else s.no + 1 end as since,
                    greatest(1, v_limit / greatest(1, count(*) filter (where not t.is_taken) over ()))::integer as quota
             from stands s cross join lateral (select s.is_busy and not s.continues or s.waits or s.is_paused as is_taken) t
@@ -260,29 +296,68 @@ begin
                array(select s.key from state s order by s.key) as state_keys,
                array(select s.no from state s order by s.key) as state_nos,
                array(select s.since from state s order by s.key) as state_since,
-               array(select s.taken_up_to from state s order by s.key) as state_positions
+               array(select s.taken_up_to from state s order by s.key) as state_positions,
+               array(select s.is_busy from state s order by s.key) as state_busy,
+               -- The job that waits for a turn of its limit key.
+               array(select case when s.waits_for is not null then s.waiting_seqs[1] end from state s order by s.key) as state_waiting,
+               array(select s.waits_at from state s order by s.key) as state_waits_at
         into v_found;
+
+        v_read := v_rows || forebay._fetch(v_found.fetch_lanes, v_found.fetch_seqs);
+        if v.at is not null then
+            v_names := array(select distinct u.limit_key from unnest(v_read) u where u.limit_key is not null);
+        end if;
+        if v_names <> '{}' then
+            v_turns := array(select u.limit_key from unnest(v_rows) u where u.kind = '' and u.limit_key is not null);
+            v_turn_of := array(select (u.args ->> 'seq')::bigint from unnest(v_rows) u where u.kind = '' and u.limit_key is not null);
+            select m.states, m.paused, m.ends into v_states, v_shut, v_shut_ends from forebay._limits_met(p_group_id, c.queue, v_names, v) m;
+            if v.seed_until >= v.at then
+                -- The states lack claims that were in progress when the limits were set.
+                v_states := array(
+                    select row(s.limit_key, s.no, s.turn, s.waiting, s.parked_up_to, s.taken_up_to, s.taken_seq, s.taken_jobs, s.is_full, s.tat,
+                               s.leases, s.claims, s.offsets, least(s.permits, (v.limits).key_concurrency - coalesce(f.jobs, 0)),
+                               s.tokens)::forebay._limit_state
+                    from unnest(v_states) s
+                    left join (select u.key, count(*) as jobs from forebay._in_flight(p_group_id) i, unnest(i.limit_keys) u (key) group by u.key) f
+                           on f.key = s.limit_key);
+            end if;
+        end if;
 
         with row_of as materialized (
             select u.seq, u.lane, u.xid, coalesce(u.job_id, u.seq) as job_id, u as job,
                    case when n.reason in ('c', 'r') then 'c'
                         when n.reason = 'e' then 'E'
                         when coalesce(u.expires_at, u.enqueued_at + interval '30 days') <= c.at then 'e' end as verdict
-            from unnest(v_rows || forebay._fetch(v_found.fetch_lanes, v_found.fetch_seqs)) u
+            from unnest(v_read) u
             left join lateral (
                 select i.reason from forebay.tombstone i
                 where v_tombstones and i.job_id = coalesce(u.job_id, u.seq) and (i.group_id is null or i.group_id = p_group_id)
                   and i.reason <> 'k'
                 order by i.reason = 'e' desc limit 1) n on true
             where u.kind <> ''
-        ), candidate as materialized (
-            select x.key, x.class, x.nr, x.parked_no, r.lane, r.seq, r.xid, r.job_id, r.job, r.verdict,
-                   a.may and r.verdict is null as runs, a.may,
+        ), listed as materialized (
+            select x.key, x.class, x.nr, x.parked_no, r.lane, r.seq, r.xid, r.job_id, r.job, r.verdict, (r.job).limit_key, s.is_busy, a.may,
+                   a.may and r.verdict is null as would,
+                   x.class = 1 and r.seq = any (v_turn_of) as is_granted,
                    x.class in (2, 3) and x.lane = any (v_public) as is_fresh,
                    count(*) filter (where a.may and r.verdict is null) over (partition by x.key order by x.nr) as rank
             from unnest(v_found.keys, v_found.classes, v_found.lanes, v_found.seqs, v_found.parked) with ordinality x (key, class, lane, seq, parked_no, nr)
             join row_of r on r.seq = x.seq and r.lane = x.lane
+            join unnest(v_found.state_keys, v_found.state_busy) s (key, is_busy) on s.key = x.key
             cross join lateral (select x.class < 4 and (c.audience >= 0 or x.class in (0, 3)) as may) a
+        ), limited as materialized (
+            -- Jobs that get no permit of their limit key, each counted in the order in which they would be taken.
+            select i.key, min(i.nr) as stop
+            from (select l.key, l.nr, l.limit_key, l.is_granted, l.rank = 1 and not l.is_busy as is_first,
+                         row_number() over (partition by l.limit_key order by l.is_granted desc, l.rank, l.class > 0, l.nr) as place
+                  from listed l where l.would and l.limit_key is not null) i
+            join unnest(v_states) s on s.limit_key = i.limit_key
+            where not i.is_granted and s.waiting > 0 or i.place > s.permits - case when i.is_first then 0 else v_reserve end
+            group by i.key
+        ), candidate as materialized (
+            select l.*, p.stop, l.may and n.is_before as may_run, l.would and n.is_before as runs
+            from listed l left join limited p on p.key = l.key
+            cross join lateral (select coalesce(l.nr < p.stop, true) as is_before) n
         ), chosen as materialized (
             -- The first of each key before the second of any. Returned jobs, whose rows have been read, come first, and always: together
             -- they are within the bound.
@@ -295,40 +370,49 @@ begin
             where i.place = 1 or i.class = 0 or i.bytes < forebay._claim_bytes()
         ), reach as materialized (
             -- A key run reaches to the last job taken, or over all skipped jobs when none is to run.
-            select s.key, s.no, s.since, s.taken_up_to, h.places, h.jobs, h.low, h.high,
-                   coalesce(h.upto, case when not i.runs then i.upto end) as upto, i.runs
-            from unnest(v_found.state_keys, v_found.state_nos, v_found.state_since, v_found.state_positions) s (key, no, since, taken_up_to)
+            select s.key, s.no, s.since, s.taken_up_to, h.places, h.jobs, h.low, h.high, i.runs, i.stop, w.at as waits, s.waiting, s.waits_at,
+                   coalesce(h.upto, w.at, case when not i.runs then i.upto end) as upto
+            from unnest(v_found.state_keys, v_found.state_nos, v_found.state_since, v_found.state_positions, v_found.state_busy,
+                        v_found.state_waiting, v_found.state_waits_at) s (key, no, since, taken_up_to, is_busy, waiting, waits_at)
             left join (select x.key, max(x.nr) as upto, array_agg(x.place order by x.nr) as places,
                               array_agg(x.job_id order by x.nr) as jobs, min(x.seq) as low, max(x.seq) as high
                        from chosen x group by x.key) h on h.key = s.key
-            left join (select x.key, max(x.nr) filter (where x.may) as upto, bool_or(x.runs) as runs
+            left join (select x.key, max(x.nr) filter (where x.may_run) as upto, bool_or(x.runs) as runs, min(x.stop) as stop
                        from candidate x group by x.key) i on i.key = s.key
+            -- With no job of the key in a worker, the job that got no permit waits for a turn of its limit key.
+            cross join lateral (select case when not s.is_busy and not i.runs and c.audience >= 0 then i.stop end as at) w
         ), rest as materialized (
             select i.key, max(i.parked_no) filter (where i.nr <= t.upto) as taken_up_to,
-                   array_agg(i.lane order by i.nr) filter (where i.nr > t.upto and i.class = 1) as lanes,
-                   array_agg(i.seq order by i.nr) filter (where i.nr > t.upto and i.class = 1) as seqs,
-                   min(i.seq) filter (where i.class = 1) as low, max(i.seq) filter (where i.class = 1) as high
+                   array_agg(i.lane order by i.nr) filter (where i.nr > t.upto and i.class = 1 or i.nr = t.waits) as lanes,
+                   array_agg(i.seq order by i.nr) filter (where i.nr > t.upto and i.class = 1 or i.nr = t.waits) as seqs,
+                   min(i.seq) filter (where i.class = 1 or i.nr = t.waits) as low, max(i.seq) filter (where i.class = 1 or i.nr = t.waits) as high
             from candidate i join reach t on t.key = i.key
             where t.upto is not null
             group by i.key
+        ), waiting as materialized (
+            -- It may wait already: its row there is not taken.
+            select i.key, i.limit_key, i.lane, i.xid, i.seq, i.nr, w.is_new, case when w.is_new then nextval('forebay.limit_parked_seq') else t.waits_at end as parked_no
+            from candidate i join reach t on t.key = i.key and i.nr = t.waits
+            join unnest(v_states) s on s.limit_key = i.limit_key
+            cross join lateral (select i.seq is distinct from t.waiting or t.waits_at <= s.taken_up_to as is_new) w
         ), key_run as (
             insert into forebay.key_run (
-                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, taken_up_to, rest_lanes, rest_seqs, low_seq, high_seq,
+                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, taken_up_to, rest_lanes, rest_seqs, waits_for, waits_at, low_seq, high_seq,
                 is_suspect, taken_at)
             select p_group_id, t.key, t.no + 1, t.since, case when t.places is not null then p_lease_id end,
-                   case when t.places is not null then p_claim_no end, t.places, t.jobs, greatest(t.taken_up_to, r.taken_up_to), r.lanes, r.seqs,
+                   case when t.places is not null then p_claim_no end, t.places, t.jobs, greatest(t.taken_up_to, r.taken_up_to), r.lanes, r.seqs, w.limit_key, w.parked_no,
                    coalesce(least(t.low, r.low), 0), coalesce(greatest(t.high, r.high), 0), c.audience < 0,
                    c.at
-            from reach t join rest r on r.key = t.key
+            from reach t join rest r on r.key = t.key left join waiting w on w.key = t.key
         ), parking as (
             insert into forebay.parked (group_id, ordering_key, lane, seq)
             select p_group_id, i.key, i.lane, i.seq
             from candidate i join reach t on t.key = i.key
-            where i.class = 4 or i.class = 3 and i.nr > coalesce(t.upto, 0)
+            where i.class = 4 or i.class = 3 and i.nr > coalesce(t.upto, 0) and not (c.audience < 0 and i.nr = t.stop)
             order by i.nr
         ), skipped as materialized (
             select i.nr, i.seq, i.job, i.verdict, i.is_fresh from candidate i join reach t on t.key = i.key and i.nr <= t.upto
-            where i.may and i.verdict is not null
+            where i.may_run and i.verdict is not null
         )
         select (select array_agg(i.lane order by i.place) from chosen i) as lanes,
                (select array_agg(i.seq order by i.place) from chosen i) as seqs,
@@ -336,7 +420,8 @@ begin
                (select array_agg(i.key order by i.place) from chosen i) as keys,
                (select array_agg(i.places[cardinality(i.places)] order by o.place)
                 from chosen o join reach i on i.key = o.key) as tails,
-               (select max(u.seq) from (select i.seq from candidate i union all select v.seq from unnest(v_rows) v) u) as high,
+               (select array_agg((i.job).limit_key order by i.place) from chosen i having bool_or((i.job).limit_key is not null)) as limit_keys,
+               (select max(u.seq) from (select i.seq from candidate i union all select r.seq from unnest(v_rows) r) u) as high,
                (select array_agg(i.job order by i.place) from chosen i) as jobs,
                (select count(*) from chosen i where i.is_fresh) as fresh, (select count(*) from skipped i where i.is_fresh) as fresh_skipped,
                (select array_agg(i.seq order by i.nr) from skipped i) as skipped,
@@ -344,10 +429,17 @@ begin
                (select array_agg(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)) order by i.nr)
                 from skipped i where i.verdict = 'e') as dead,
                (select count(forebay._append_again(i.job, c.at + case when i.key = any (v_paused) and c.audience < 0 then interval '10 seconds'
+                                                                  when i.nr = i.stop then interval '1 second'
                                                                   else interval '0.2 seconds' end))
-                from candidate i where i.class = 5) as appended_again,
+                from candidate i where i.class = 5 or c.audience < 0 and i.nr = i.stop) as appended_again,
+               (select array_agg(w.limit_key order by w.nr) from waiting w where w.is_new) as waiting_limits,
+               (select array_agg(w.key order by w.nr) from waiting w where w.is_new) as waiting_keys,
+               (select array_agg(w.parked_no order by w.nr) from waiting w where w.is_new) as waiting_nos,
+               (select array_agg(w.lane order by w.nr) from waiting w where w.is_new) as waiting_lanes,
+               (select array_agg(w.xid order by w.nr) from waiting w where w.is_new) as waiting_xids,
+               (select array_agg(w.seq order by w.nr) from waiting w where w.is_new) as waiting_seqs,
                -- No job of these keys is taken, and more may wait than were read, or their first jobs did not fit into the claim.
-               array(select i.key from reach i where i.places is null and (i.upto is not null or i.runs)) as again
+               array(select i.key from reach i where i.places is null and i.waits is null and (i.upto is not null or i.runs)) as again
         into v_taken;
         if v_taken.again <> '{}' then
             perform forebay._announce_keys(c.queue, c.priority, p_group_id, v_taken.again);
@@ -360,8 +452,14 @@ begin
             update forebay.dead_letter d set holds_key = false
             from unnest(v_rows) r
             where d.group_id = p_group_id and d.ordering_key = r.ordering_key and d.holds_key and d.redriven_as = coalesce(r.job_id, r.seq)
-              and (r.seq = any (v_taken.seqs) or r.seq = any (v_taken.skipped));
+              and (r.seq = any (v_taken.seqs) or r.seq = any (v_taken.skipped) or r.seq = any (v_taken.waiting_seqs));
         end if;
+    end if;
+    if v_names <> '{}' then
+        perform forebay._record_keyed_limits(
+            v, c.queue, c.priority, p_group_id, p_lease_id, p_claim_no, v_states, v_shut, v_shut_ends,
+            v_taken.limit_keys, v_taken.seqs, v_turns,
+            v_taken.waiting_limits, v_taken.waiting_keys, v_taken.waiting_nos, v_taken.waiting_lanes, v_taken.waiting_xids, v_taken.waiting_seqs);
     end if;
 
     if v_tombstones and v_taken.seqs is not null then
@@ -381,7 +479,7 @@ begin
     insert into forebay.batch (
         group_id, lane, no, lease_id, claim_no, floor, snap_from, snap_to, pos_segment, pos_xid, pos_seq, high_seq,
         handed_total, skipped_total, claimed_at, seqs, xids, skipped, skipped_as, lanes, keys, tails,
-        edge_from, low_from, edge_to, low_to, parked_no)
+        edge_from, low_from, edge_to, low_to, parked_no, limit_keys)
     select p_group_id, p_lane, coalesce(c.no, 0) + 1,
            case when v_taken.seqs is not null then p_lease_id end, case when v_taken.seqs is not null then p_claim_no end, p_floor,
            case when v_used_up then c.now else v_from end,
@@ -396,7 +494,7 @@ begin
            case when v_used_up then v_low else c.low_from end,
            case when not v_used_up then c.edge_to end,
            case when not v_used_up then c.low_to end,
-           v_parked_no
+           v_parked_no, v_taken.limit_keys
     from (select from forebay.lease i
           where i.lease_id = p_lease_id and i.closed_at is null
           for key share) held;

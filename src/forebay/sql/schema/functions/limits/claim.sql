@@ -71,7 +71,7 @@ begin
         from unnest(v_rows) with ordinality u;
         return v_jobs;
     elsif p_sort = 'keyed' then
-        return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit);
+        return forebay._claim_keyed(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, v);
     end if;
     -- include: lock_lane
     -- include: claim_one_lane

@@ -81,6 +81,7 @@ as $$
         select i.*, case when row_number() over (order by i.parked_no) = 1 then coalesce(t.taken_seq, 0) end as after
         from forebay.limit_parked i
         where i.group_id = t.group_id and i.limit_key = t.limit_key and i.parked_no > coalesce(t.taken_up_to, 0) and i.parked_no <= t.parked_up_to) p
+    where p.ordering_key is null  -- A job with an ordering key waits there.
 $$;
 
 

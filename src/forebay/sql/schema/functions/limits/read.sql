@@ -125,6 +125,7 @@ begin
     from (select u.key, array_agg(f.lease_id) as leases, array_agg(f.claim_no) as claims, array_agg(u.place::smallint) as offsets
           from forebay._in_flight(p_group_id) f
           cross join lateral unnest(f.limit_keys) with ordinality u (key, place)
+          where u.key is not null
           group by u.key) k
     left join lateral (select * from forebay.limit_run i
                        where i.group_id = p_group_id and i.limit_key = k.key order by i.no desc limit 1) t on true;

@@ -55,6 +55,94 @@ end
 $$;
 
 
+-- The states of the limit keys that a claim met, in the order of the keys, under the lock of the group's limiter; and which of them are
+-- paused, with the end of each pause, null for none. A paused key has no permit.
+create function forebay._limits_met(
+    p_group_id bigint, p_queue text, p_keys text[], v forebay._limiter_view,
+    out states forebay._limit_state[], out paused text[], out ends timestamptz[])
+language plpgsql volatile
+-- planner: arrays
+as $$
+begin
+    paused := '{}';
+    ends := '{}';
+    states := forebay._limit_states(p_group_id, p_keys, v.limits, v.at);
+    if pg_sequence_last_value('forebay.key_pause_seq') is not null then
+        -- A later statement than the one that read the lanes: it sees the call that appended a recheck row that was read.
+        select p.keys, p.ends into paused, ends from forebay._paused_keys(p_queue, 'limit', p_keys, v.at) p;
+        for v_nr in 1 .. cardinality(states) loop
+            if states[v_nr].limit_key = any (paused) then
+                states[v_nr].permits := 0;
+                states[v_nr].tokens := 0;
+            end if;
+        end loop;
+    end if;
+end
+$$;
+
+
+-- Give the next turn to limit keys with parked jobs, after a claim: at once, or when their bucket has a token or their pause ends. A key
+-- that is full (p_fills) gets it from a settlement, and a key that is paused without an end from the call that resumes it.
+--
+-- Invariant "no key is forgotten". Arrays belong together, except the last two: paused keys and the ends of their pauses.
+create function forebay._give_turns(
+    v forebay._limiter_view, p_queue text, p_priority integer, p_group_id bigint, p_keys text[], p_turns bigint[], p_fills boolean[],
+    p_tokens bigint[], p_tats timestamptz[], p_paused text[], p_ends timestamptz[])
+returns void
+language plpgsql volatile
+-- planner: arrays
+as $$
+declare
+    a         record;
+    v_private bigint;
+begin
+    with again as materialized (
+        select k.key, k.turn, k.fills,
+               case when not k.fills and k.tokens > 0 then v.at
+                    -- Until then a claim counts jobs in flight anew: one of them may end without a turn for the key.
+                    when k.fills then case when v.seed_until >= v.at then v.seed_until + interval '0.1 seconds' end
+                    when p.key is null then forebay._next_start(k.tat, (v.limits).key_rate, (v.limits).key_burst)
+                    else p.ends end as at
+        from unnest(p_keys, p_turns, p_fills, p_tokens, p_tats) k (key, turn, fills, tokens, tat)
+        left join unnest(p_paused, p_ends) p (key, ends) on p.key = k.key
+    )
+    select array_agg(i.key order by i.key) filter (where i.at = v.at) as now_keys,
+           array_agg(i.turn order by i.key) filter (where i.at = v.at) as now_turns,
+           array_agg(i.key order by i.key) filter (where i.at <> v.at) as later_keys,
+           array_agg(i.turn order by i.key) filter (where i.at <> v.at) as later_turns,
+           array_agg(i.at order by i.key) filter (where i.at <> v.at) as later_at
+    into a
+    from again i;
+    if num_nonnulls(a.now_keys, a.later_keys) = 0 then
+        return;
+    end if;
+    v_private := forebay._record_limited_lane(p_queue, p_priority, p_group_id);
+    perform forebay._announce_limit_keys(v_private, a.now_keys, a.now_turns);
+    insert into forebay.deferred (run_at, lane, enqueued_at, job_id, attempt, kind, args, limit_key)
+    select u.at, v_private, v.at, 0, (u.turn & 2147483647)::integer, '', '{}', u.key
+    from unnest(a.later_keys, a.later_turns, a.later_at) u (key, turn, at);
+end
+$$;
+
+
+-- Pass the turns of limit keys on to ordering keys: a recheck row for each, with the number of the job that waits for the turn.
+create function forebay._grant_turns(
+    p_queue text, p_priority integer, p_group_id bigint, p_ordering_keys text[], p_limit_keys text[], p_seqs bigint[])
+returns void
+language plpgsql volatile
+as $$
+begin
+    if p_ordering_keys <> '{}' then
+        insert into forebay.log (lane, enqueued_at, kind, args, ordering_key, limit_key)
+        select l.lane, forebay._now(), '', jsonb_build_object('seq', u.seq), u.ordering_key, u.limit_key
+        from (select forebay._record_keyed_lane(p_queue, p_priority, p_group_id) as lane offset 0) l,
+             unnest(p_ordering_keys, p_limit_keys, p_seqs) with ordinality u (ordering_key, limit_key, seq, nr)
+        order by u.nr;
+    end if;
+end
+$$;
+
+
 -- Give limit keys a turn: append a recheck row for each. p_turns: the turns that they follow, null: whatever turn it is then.
 create function forebay._announce_limit_keys(p_lane bigint, p_keys text[], p_turns bigint[]) returns void
 language sql volatile
@@ -92,10 +180,9 @@ language plpgsql volatile
 as $$
 declare
     v_lane record;
-    v_keys text[] := array(select distinct k from unnest(p_keys) k);
+    v_keys text[] := array(select distinct k from unnest(p_keys) k where k is not null);
 begin
-    if p_looks and current_setting('transaction_isolation') = 'read committed'
-       and statement_timestamp() - transaction_timestamp() <= interval '3 seconds' then
+    if v_keys <> '{}' and p_looks then
         perform forebay._lock_limiter(p_group_id, true);
         v_keys := array(
             select k.key

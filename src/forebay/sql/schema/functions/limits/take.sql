@@ -11,6 +11,8 @@
 -- A paused key has no permit, and its jobs are parked. Its next turn comes from a recheck row for the end of the pause, or from the call
 -- that resumes it.
 --
+-- A parked job with an ordering key too is not taken here: its key gets the turn, and a claim of its keyed lane takes the job.
+--
 -- A suspect is claimed alone from its lane. While its key is full it goes back to its lane, to return after a second; while the key is
 -- paused, after ten.
 create function forebay._take_limited(
@@ -37,7 +39,7 @@ declare
     v_nrs     bigint[];
     v_taken   record;
     v_after   record;
-    v_private bigint;
+    v_granted record;                    -- pieces of jobs with ordering keys, as arrays
 begin
     select l.queue, l.priority, l.audience into v_here from forebay.lane l where l.lane = p_lane limit 1;
     v_suspect := v_here.audience < 0;
@@ -60,17 +62,7 @@ begin
         return '{}';
     end if;
     v_keys := array(select distinct i.limit_key from unnest(v_items) i);
-    v_states := forebay._limit_states(p_group_id, v_keys, v.limits, v.at);
-    if pg_sequence_last_value('forebay.key_pause_seq') is not null then
-        -- A later statement than the one that read the lanes: it sees the call that appended a recheck row that was read.
-        select p.keys, p.ends into v_paused, v_ends from forebay._paused_keys(v_here.queue, 'limit', v_keys, v.at) p;
-        for v_nr in 1 .. cardinality(v_states) loop
-            if v_states[v_nr].limit_key = any (v_paused) then
-                v_states[v_nr].permits := 0;
-                v_states[v_nr].tokens := 0;
-            end if;
-        end loop;
-    end if;
+    select m.states, m.paused, m.ends into v_states, v_paused, v_ends from forebay._limits_met(p_group_id, v_here.queue, v_keys, v) m;
 
     -- Nearly always no job of these keys waits, and all that is read may be taken.
     if not v_suspect then
@@ -94,6 +86,7 @@ begin
         end if;
     end if;
 
+    select null::bigint[] as nrs, null::text[] as keys, null::text[] as limit_keys, null::bigint[] as seqs into v_granted;
     if not v_is_plain then
         -- How many items are used, and how many jobs each key gets: first an even part, then what is left in the order of the turns.
         with item as materialized (
@@ -142,7 +135,7 @@ begin
         ), piece as (
             select k.nr, k.jobs as most, k.at, 1 as class, p.parked_no as place, p.lane, p.xid,
                    case when p.is_first then greatest(p.seq - 1, k.taken_seq) else p.seq - 1 end as after, p.seq_to,
-                   p.jobs - case when p.is_first then k.taken_jobs else 0 end as jobs
+                   p.jobs - case when p.is_first then k.taken_jobs else 0 end as jobs, p.ordering_key
             from key k cross join lateral (
                 select i.*, row_number() over (order by i.parked_no) = 1 as is_first
                 from forebay.limit_parked i
@@ -150,7 +143,7 @@ begin
                 order by i.parked_no limit k.jobs) p
             where k.has_turn
             union all
-            select k.nr, k.jobs, k.at, 2, i.ordinality, i.lane, i.xid, i.seq - 1, i.seq_to, i.jobs
+            select k.nr, k.jobs, k.at, 2, i.ordinality, i.lane, i.xid, i.seq - 1, i.seq_to, i.jobs, null
             from key k join unnest(v_items) with ordinality i on i.limit_key = k.limit_key
             where i.jobs > 0 and i.ordinality <= v_plan.used
         ), chosen as materialized (
@@ -163,31 +156,45 @@ begin
                array_agg(c.class order by c.piece_no) as classes, array_agg(c.place order by c.piece_no) as places,
                array_agg(c.lane order by c.piece_no) as lanes, array_agg(c.xid order by c.piece_no) as xids,
                array_agg(c.after order by c.piece_no) as afters, array_agg(c.seq_to order by c.piece_no) as seqs_to,
-               array_agg(c.jobs::bigint order by c.piece_no) as jobs, array_agg(c.take::bigint order by c.piece_no) as takes
+               array_agg(c.jobs::bigint order by c.piece_no) as jobs, array_agg(c.take::bigint order by c.piece_no) as takes,
+               coalesce(array_agg(c.ordering_key order by c.piece_no), '{}') as ordering_keys
         into v_pieces
         from chosen c;
         v_used := v_plan.used;
+        select array_agg(u.nr) as nrs, array_agg(u.ordering_key) as keys, array_agg(v_keys[u.key]) as limit_keys, array_agg(u.seq) as seqs
+        into v_granted
+        from unnest(v_pieces.nrs, v_pieces.ordering_keys, v_pieces.keys, v_pieces.seqs_to) u (nr, ordering_key, key, seq)
+        where u.ordering_key is not null;
         select f.nrs, f.jobs into v_nrs, v_rows
-        from forebay._fetch_limited(v_pieces.nrs, v_pieces.lanes, v_pieces.xids, v_pieces.afters, v_pieces.seqs_to, v_pieces.takes) f;
+        from (select array_agg(u.nr) as nrs, array_agg(u.lane) as lanes, array_agg(u.xid) as xids, array_agg(u.after) as afters,
+                     array_agg(u.seq_to) as seqs_to, array_agg(u.take) as takes
+              from unnest(v_pieces.nrs, v_pieces.lanes, v_pieces.xids, v_pieces.afters, v_pieces.seqs_to, v_pieces.takes, v_pieces.ordering_keys)
+                   u (nr, lane, xid, after, seq_to, take, ordering_key)
+              where u.ordering_key is null) u
+        cross join lateral forebay._fetch_limited(u.nrs, u.lanes, u.xids, u.afters, u.seqs_to, u.takes) f;
     end if;
 
     -- What becomes of each job. A claim ends with the job that brings their texts to the limit.
     with job as materialized (
-        select r.piece_no, r.job, (r.job).seq, (r.job).xid, (r.job).lane, (r.job).limit_key,
-               case when n.reason = 'm' then 'm' when n.reason in ('c', 'r') then 'c' when n.reason = 'e' then 'E'
+        select r.piece_no, r.job, coalesce((r.job).seq, r.seq) as seq, (r.job).xid, (r.job).lane, coalesce((r.job).limit_key, r.limit_key) as limit_key, r.ordering_key,
+               case when r.ordering_key is not null then 'o' when n.reason = 'm' then 'm' when n.reason in ('c', 'r') then 'c' when n.reason = 'e' then 'E'
                     when coalesce((r.job).expires_at, (r.job).enqueued_at + interval '30 days') <= v.at then 'e' end as verdict,
-               sum(forebay._job_bytes((r.job).args, (r.job).headers)) over (o rows between unbounded preceding and 1 preceding) as before
-        from (select unnest(v_nrs) as piece_no, unnest(v_rows) as job) r
+               sum(case when r.ordering_key is null then forebay._job_bytes((r.job).args, (r.job).headers) else 0 end) over (o rows between unbounded preceding and 1 preceding) as before
+        from (select unnest(v_nrs) as piece_no, unnest(v_rows) as job, null::text as ordering_key, null::bigint as seq, null::text as limit_key
+              union all
+              -- Of a job with an ordering key too: the key gets the turn, the job is not taken here.
+              select u.nr, null, u.key, u.seq, u.limit_key
+              from unnest(v_granted.nrs, v_granted.keys, v_granted.seqs, v_granted.limit_keys) u (nr, key, seq, limit_key)) r
         left join lateral (
             select i.reason from forebay.tombstone i
             where pg_sequence_last_value('forebay.tombstone_seq') is not null and i.job_id = coalesce((r.job).job_id, (r.job).seq)
               and (i.group_id is null or i.group_id = p_group_id) and i.reason <> 'k' and (i.reason <> 'm' or (r.job).seq <= i.up_to)
             order by i.reason = 'm' desc, i.reason = 'e' desc limit 1) n on true
-        window o as (order by r.piece_no, (r.job).seq)
+        window o as (order by r.piece_no, coalesce((r.job).seq, r.seq))
     ), kept as materialized (
         select j.*, l.priority, row_number() over (partition by j.verdict is null order by j.piece_no, j.seq)::smallint as place
         from job j
-        join (select distinct i.lane, i.priority from forebay.lane i where i.queue = v_here.queue and i.sort = 'limited') l on l.lane = j.lane
+        left join (select distinct i.lane, i.priority from forebay.lane i where i.queue = v_here.queue and i.sort = 'limited') l on l.lane = j.lane
         where coalesce(j.before, 0) < forebay._claim_bytes()
     ), piece as materialized (
         select k.piece_no, count(*) as jobs, max(k.seq) as seq from kept k group by k.piece_no
@@ -201,8 +208,11 @@ begin
            (select array_agg(k.lane order by k.place) from kept k where k.verdict is null) as lanes,
            (select array_agg(k.limit_key order by k.place) from kept k where k.verdict is null) as keys,
            (select array_agg(k.job order by k.place) from kept k where k.verdict is null) as jobs,
-           (select array_agg(k.seq order by k.place) from kept k where k.verdict is not null) as skipped,
-           (select array_agg(lower(k.verdict)::"char" order by k.place) from kept k where k.verdict is not null) as skipped_as,
+           (select array_agg(k.seq order by k.place) from kept k where k.verdict <> 'o') as skipped,
+           (select array_agg(lower(k.verdict)::"char" order by k.place) from kept k where k.verdict <> 'o') as skipped_as,
+           array(select k.ordering_key from kept k where k.verdict = 'o' order by k.place) as granted_keys,
+           array(select k.limit_key from kept k where k.verdict = 'o' order by k.place) as granted_limits,
+           array(select k.seq from kept k where k.verdict = 'o' order by k.place) as granted_seqs,
            (select array_agg(forebay._write_dead_letter(p_group_id, v_here.queue, v_here.priority, k.job, 'expired',
                                                         coalesce((k.job).attempt, 0)) order by k.place)
             from kept k where k.verdict = 'e') as dead,
@@ -275,20 +285,21 @@ begin
             -- A key that waits and has no turn stays as it is; its newer jobs were parked behind.
             select s.limit_key, s.no, s.turn, s.waiting, s.is_full, s.leases, s.claims, s.offsets, s.parked_up_to,
                    s.waiting > 0 and not w.has_turn or v_suspect as is_behind, coalesce(r.jobs, 0)::integer as run, r.first, r.low, r.high,
-                   d.last, d.jobs as newly, g.jobs as went, s.waiting - coalesce(g.jobs, 0) + coalesce(d.jobs, 0) as left,
+                   d.last, d.jobs as newly, g.jobs as went, coalesce(o.jobs, 0)::integer as granted, s.waiting - coalesce(g.jobs, 0) + coalesce(d.jobs, 0) as left,
                    coalesce(g.whole, s.taken_up_to) as up_to,
                    case when g.seq is not null then g.seq when g.whole is not null then 0 else s.taken_seq end as seq,
                    case when g.seq is not null then g.rest + case when g.is_first then s.taken_jobs else 0 end
                         when g.whole is not null then 0 else s.taken_jobs end as jobs,
                    case when r.jobs > 0 then forebay._tat_after(s.tat, (v.limits).key_rate, v.at, r.jobs::integer) else s.tat end as tat,
-                   s.tokens - coalesce(r.jobs, 0) as tokens,
-                   coalesce(cardinality(s.leases) + coalesce(r.jobs, 0) >= (v.limits).key_concurrency, false) as fills
+                   s.tokens - coalesce(r.jobs, 0) - coalesce(o.jobs, 0) as tokens,
+                   coalesce(cardinality(s.leases) + coalesce(r.jobs, 0) + coalesce(o.jobs, 0) >= (v.limits).key_concurrency, false) as fills
             from unnest(v_states) with ordinality s
             join unnest(v_plan.has_turn) with ordinality w (has_turn, nr) on w.nr = s.ordinality
             left join unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_firsts, v_taken.run_lows, v_taken.run_highs) r (key, jobs, first, low, high)
                    on r.key = s.limit_key
             left join parked d on d.limit_key = s.limit_key
             left join progress g on g.key = s.ordinality
+            left join (select u as key, count(*) as jobs from unnest(v_taken.granted_limits) u group by u) o on o.key = s.limit_key
         ), written as (
             insert into forebay.limit_run (
                 group_id, limit_key, no, lease_id, claim_no, place, jobs, high_seq, low_seq, turn, waiting, parked_up_to, taken_up_to, taken_seq,
@@ -303,28 +314,18 @@ begin
             where n.newly > 0 or n.went > 0 or n.waiting > 0 and not n.is_behind
                or n.run > 0 and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
             returning limit_key, turn
-        ), again as materialized (
-            select w.limit_key, w.turn, n.fills, n.tokens > 0 as has_tokens,
-                   case when p.key is null then forebay._next_start(n.tat, (v.limits).key_rate, (v.limits).key_burst) else p.ends end as at
-            from written w join next n on n.limit_key = w.limit_key
-            left join unnest(v_paused, v_ends) p (key, ends) on p.key = w.limit_key
-            where n.left > 0 and not n.is_behind
-              and (p.key is null or p.ends is not null or n.fills)  -- Else the call that resumes the key gives it a turn.
         )
-        select array(select a.limit_key from again a where not a.fills and a.has_tokens order by a.limit_key) as now_keys,
-               array(select a.turn from again a where not a.fills and a.has_tokens order by a.limit_key) as now_turns,
-               array(select a.limit_key from again a where case when a.fills then v.seed_until >= v.at else not a.has_tokens end order by a.limit_key) as later_keys,
-               array(select a.turn from again a where case when a.fills then v.seed_until >= v.at else not a.has_tokens end order by a.limit_key) as later_turns,
-               array(select case when a.fills then v.seed_until + interval '0.1 seconds' else a.at end
-                     from again a where case when a.fills then v.seed_until >= v.at else not a.has_tokens end order by a.limit_key) as later_at
-        into v_after;
-        if v_after.now_keys <> '{}' or v_after.later_keys <> '{}' then
-            v_private := forebay._record_limited_lane(v_here.queue, v_here.priority, p_group_id);
-            perform forebay._announce_limit_keys(v_private, v_after.now_keys, v_after.now_turns);
-            insert into forebay.deferred (run_at, lane, enqueued_at, job_id, attempt, kind, args, limit_key)
-            select u.at, v_private, v.at, 0, (u.turn & 2147483647)::integer, '', '{}', u.key
-            from unnest(v_after.later_keys, v_after.later_turns, v_after.later_at) u (key, turn, at);
-        end if;
+        select array_agg(w.limit_key order by w.limit_key) as keys, array_agg(w.turn order by w.limit_key) as turns,
+               array_agg(n.fills order by w.limit_key) as fills, array_agg(n.tokens order by w.limit_key) as tokens,
+               -- A key with an ordering key that got the turn takes its job soon.
+               array_agg(case when n.granted > 0 then forebay._tat_after(n.tat, (v.limits).key_rate, v.at, n.granted) else n.tat end
+                         order by w.limit_key) as tats
+        into v_after
+        from written w join next n on n.limit_key = w.limit_key
+        where n.left > 0 and not n.is_behind;
+        perform forebay._grant_turns(v_here.queue, v_here.priority, p_group_id, v_taken.granted_keys, v_taken.granted_limits, v_taken.granted_seqs);
+        perform forebay._give_turns(v, v_here.queue, v_here.priority, p_group_id, v_after.keys, v_after.turns, v_after.fills, v_after.tokens,
+                                    v_after.tats, v_paused, v_ends);
     end if;
 
     v_items := v_items[:case when v_suspect then 1 else v_used end];

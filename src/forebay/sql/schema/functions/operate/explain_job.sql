@@ -15,7 +15,8 @@
 --   holder                 of a claimed or running job: worker, silent_seconds, suspect_seconds, lease_seconds, jobs, running
 --   ordering_key, key_job  the job of the key that must end first
 --   held_by                the dead letter that holds the key
---   key_paused_at, key_resume_at  while a key of the job is paused: since when, and when the pause ends, null: when it is resumed
+--   paused_key, key_paused_at, key_resume_at  while a key of the job is paused: ordering or limit; since when, and when the pause ends,
+--                          null: when it is resumed
 --   key                    of a job that is parked behind its key: the row of forebay.key()
 --   limit_key, limits, running, key_running, permits, key_permits, next_start_at, key_next_start_at
 --   before                 ready jobs that come first: of a better priority, or earlier in the job's lane; at most 10,001
@@ -58,10 +59,11 @@ begin
                  || forebay._explain_workers(v_group.group_id, v_group.queue, group_name, v_row.seq)
                  || forebay._explain_key(v_group.group_id, v_row.ordering_key, v_id)
                  || forebay._explain_limits(v_group.group_id, v_group.queue, v_row.limit_key)
-                 || coalesce((select jsonb_build_object('key_paused_at', p.paused_at, 'key_resume_at', p.resume_at)
+                 || coalesce((select jsonb_build_object('paused_key', p.sort, 'key_paused_at', p.paused_at, 'key_resume_at', p.resume_at)
                               from forebay.key_pause p
                               where p.queue = v_group.queue and coalesce(p.resume_at > forebay._now(), true)
-                                and (p.sort, p.key) in (('ordering', v_row.ordering_key), ('limit', v_row.limit_key))), '{}')
+                                and (p.sort, p.key) in (('ordering', v_row.ordering_key), ('limit', v_row.limit_key))
+                              order by p.sort desc limit 1), '{}')
                  || forebay._explain_parked(v_group.group_id, v_row.ordering_key, v_row.limit_key, v_row.xid, v_row.seq)
                  || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.seq));
         return next;
@@ -183,7 +185,8 @@ as $$
     select coalesce((
         select jsonb_build_object('key', to_jsonb(k) || jsonb_build_object('queue', g.queue, 'group', g.name))
         from forebay.queue_group g
-        cross join lateral forebay._show_keys(g.group_id, array_remove(array[p_ordering_key], null), array_remove(array[p_limit_key], null)) k
+        cross join lateral forebay._show_keys(g.group_id, array_remove(array[p_ordering_key], null),
+                                                  array_remove(array[case when p_ordering_key is null then p_limit_key end], null)) k
         where g.group_id = p_group_id
           and case when p_ordering_key is not null then forebay._is_parked(p_group_id, p_ordering_key, p_seq)
                    when p_limit_key is not null then forebay._is_limit_parked(p_group_id, p_limit_key, p_xid, p_seq)

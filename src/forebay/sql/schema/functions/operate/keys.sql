@@ -15,7 +15,7 @@
 --   due                           nothing: a claim takes it
 --   free                          nothing holds the key back, and no job waits for it; only forebay.key() returns it
 -- blocking_jobs, blocking_workers: the job of the ordering key that must end first, or the running jobs of the limit key, at most 10,
--- and the worker of each; null: no worker has it.
+-- and the worker of each; null: no worker has it. waits_for: the limit key that holds back the first waiting job of an ordering key.
 --
 -- Visits every key that the log knows, and every job that waits for its ordering key.
 --
@@ -24,7 +24,7 @@
 -- pages: 500 + 2 a lane + 100 a waiting key + 5 a waiting job + 40 an open lease
 create function forebay.keys(only_queue text default null, most integer default 100)
 returns table (queue text, group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
@@ -64,7 +64,7 @@ $$;
 -- Some keys of a group, as forebay.keys() shows them.
 create function forebay._show_keys(p_group_id bigint, p_ordering_keys text[], p_limit_keys text[])
 returns table (sort text, key text, waiting bigint, running bigint, reason text, until timestamptz, blocking_jobs bigint[],
-               blocking_workers text[], held_by bigint, first_job_id bigint)
+               blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text)
 language plpgsql volatile
 -- planner: in order
 as $$
@@ -74,16 +74,19 @@ declare
     v          forebay._limiter_view;
     v_position forebay.promotion;
     v_full     boolean;  -- the queue has as many jobs running as it may have
+    v_limits   text[];   -- the limit keys asked for, and those for which ordering keys wait
 begin
     select i.* into g from forebay.queue_group i where i.group_id = p_group_id;
     v := forebay._read_limiter(p_group_id, g.queue);
     v_full := coalesce((select sum(o) from unnest(v.opens) o) >= (v.limits).concurrency, false);
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
 
+    v_limits := array(select s.waits_for from forebay._key_states(p_group_id, p_ordering_keys) s where s.waits_for is not null
+                      union select u from unnest(p_limit_keys) u);
     return query
     with running as materialized (
         select o.*, row_number() over (partition by o.sort, o.key order by o.nr) as rank, count(*) over (partition by o.sort, o.key) as jobs
-        from forebay._running_of_keys(p_group_id, p_ordering_keys, p_limit_keys) o),
+        from forebay._running_of_keys(p_group_id, p_ordering_keys, v_limits) o),
     -- Of an ordering key only the first one blocks.
     first_running as materialized (
         select r.sort, r.key, max(r.jobs) as jobs, array_agg(coalesce(j.job_id, r.seq) order by r.rank) as job_ids,
@@ -99,8 +102,7 @@ begin
                 where d.job_id = s.head
                   and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
                            and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))) as retry_at,
-               null::bigint as tokens, null::timestamptz as start_at,
-               forebay._job_id_of(coalesce(s.waiting_seqs[1], p.first)) as first_job_id
+               s.waits_for as limit_key, forebay._job_id_of(coalesce(s.waiting_seqs[1], p.first)) as first_job_id
         from forebay._key_states(p_group_id, p_ordering_keys) s
         -- A redriven letter does not stand in the way: its new job is the head.
         left join lateral (
@@ -109,9 +111,12 @@ begin
         cross join lateral (
             select count(*) as jobs, (array_agg(i.seq order by i.parked_no))[1] as first from forebay.parked i
             where i.group_id = p_group_id and i.ordering_key = s.ordering_key and i.parked_no > s.taken_up_to) p),
+    limits as materialized (
+        select s.*, forebay._next_start(s.tat, (v.limits).key_rate, (v.limits).key_burst) as start_at
+        from unnest(forebay._limit_states(p_group_id, v_limits, v.limits, v.at)) s),
     limit_keys as (
-        select 'limit' as sort, s.limit_key as key, s.waiting, false as is_taken, null::bigint as head, null::bigint as held_by, null::timestamptz as retry_at, s.tokens,
-               forebay._next_start(s.tat, (v.limits).key_rate, (v.limits).key_burst) as start_at,
+        select 'limit' as sort, s.limit_key as key, s.waiting, false as is_taken, null::bigint as head, null::bigint as held_by,
+               null::timestamptz as retry_at, s.limit_key,
                (select coalesce(j.job_id, j.seq)
                 from (select i.* from forebay.limit_parked i
                       where s.waiting > 0 and i.group_id = p_group_id and i.limit_key = s.limit_key
@@ -119,25 +124,36 @@ begin
                 cross join lateral forebay._fetch_limited(
                     array[1::bigint], array[p.lane], array[p.xid], array[greatest(p.seq - 1, s.taken_seq)], array[p.seq_to], array[1::bigint]) f
                 cross join lateral unnest(f.jobs) j) as first_job_id
-        from unnest(forebay._limit_states(p_group_id, p_limit_keys, v.limits, v.at)) s),
+        from limits s where s.limit_key = any (p_limit_keys)),
+    pauses as materialized (
+        select z.sort, z.key, z.resume_at from forebay.key_pause z where z.queue = g.queue and coalesce(z.resume_at > v.at, true)),
     -- The only place that decides about the reason.
     keys as (
-        select k.*, coalesce(r.jobs, 0) as running, r.job_ids, r.workers, z.resume_at,
-               case when g.closing_at is not null then 'group_closing'
-                    when g.paused_at is not null then 'group_paused'
-                    when z.key is not null then 'paused'
-                    when k.held_by is not null then 'held'
-                    when k.head is not null then 'retry'
-                    when k.is_taken then 'running'
-                    when k.sort = 'limit' and r.jobs >= (v.limits).key_concurrency then 'concurrency'
-                    when k.tokens = 0 then 'rate'
-                    when v_full then 'queue_concurrency'
-                    when v.free_slots <= 0 then 'queue_rate'
-                    when k.waiting > 0 then 'due'
-                    else 'free' end as reason
+        select k.*, coalesce(r.jobs, 0) as running, l.start_at, d.reason,
+               case when d.reason = 'concurrency' then f.job_ids else r.job_ids end as job_ids,
+               case when d.reason = 'concurrency' then f.workers else r.workers end as workers,
+               case when z.key is not null then z.resume_at else x.resume_at end as resume_at,
+               case when k.sort = 'ordering' and z.key is null and d.reason in ('paused', 'concurrency', 'rate') then k.limit_key end as waits_for
         from (select * from ordering_keys union all select * from limit_keys) k
-        left join forebay.key_pause z on z.queue = g.queue and z.sort = k.sort and z.key = k.key and coalesce(z.resume_at > v.at, true)
-        left join first_running r on r.sort = k.sort and r.key = k.key)
+        left join first_running r on r.sort = k.sort and r.key = k.key
+        left join pauses z on z.sort = k.sort and z.key = k.key
+        left join limits l on l.limit_key = k.limit_key
+        left join first_running f on f.sort = 'limit' and f.key = k.limit_key
+        left join pauses x on x.sort = 'limit' and x.key = k.limit_key
+        cross join lateral (
+            select case when g.closing_at is not null then 'group_closing'
+                        when g.paused_at is not null then 'group_paused'
+                        when z.key is not null then 'paused'
+                        when k.held_by is not null then 'held'
+                        when k.head is not null then 'retry'
+                        when k.is_taken then 'running'
+                        when x.key is not null then 'paused'
+                        when f.jobs >= (v.limits).key_concurrency then 'concurrency'
+                        when l.tokens = 0 then 'rate'
+                        when v_full then 'queue_concurrency'
+                        when v.free_slots <= 0 then 'queue_rate'
+                        when k.waiting > 0 then 'due'
+                        else 'free' end as reason) d)
     select k.sort, k.key, k.waiting, k.running, k.reason,
            case k.reason when 'paused' then k.resume_at
                          when 'retry' then k.retry_at
@@ -145,7 +161,7 @@ begin
                          when 'queue_rate' then forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst) end,
            case when k.head is not null then array[k.head] else coalesce(k.job_ids, '{}') end,
            case when k.head is not null then array[null::text] else coalesce(k.workers, '{}') end,
-           k.held_by, k.first_job_id
+           k.held_by, k.first_job_id, k.waits_for
     from keys k;
 end
 $$;
@@ -156,14 +172,16 @@ create function forebay._running_of_keys(p_group_id bigint, p_ordering_keys text
 returns table (sort text, key text, nr bigint, worker text, lane bigint, xid xid8, seq bigint)
 language sql stable
 as $$
-    select case when b.keys is not null then 'ordering' else 'limit' end, k.key, row_number() over (order by b.claimed_at, b.claim_no, k.nr),
+    select k.sort, k.key, row_number() over (order by b.claimed_at, b.claim_no, k.nr),
            e.worker, coalesce(b.lanes[k.nr], b.lane), case when cardinality(b.xids) = 1 then b.xids[1] else b.xids[k.nr] end, b.seqs[k.nr]
     from forebay.lease e
     cross join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f
     join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
-    cross join lateral unnest(coalesce(b.keys, b.limit_keys)) with ordinality k (key, nr)
+    cross join lateral (
+        select 'ordering' as sort, u.key, u.nr from unnest(b.keys) with ordinality u (key, nr) where u.key = any (p_ordering_keys)
+        union all
+        select 'limit', u.key, u.nr from unnest(b.limit_keys) with ordinality u (key, nr) where u.key = any (p_limit_keys)) k
     where e.closed_at is null and b.group_id = p_group_id
-      and k.key = any (case when b.keys is not null then p_ordering_keys else p_limit_keys end)
       and not exists (select from forebay.settlement s
                       where s.lease_id = b.lease_id and s.claim_no = b.claim_no
                         and (s.offsets is null or k.nr::smallint = any (s.offsets)))

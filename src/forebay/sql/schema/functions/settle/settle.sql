@@ -22,8 +22,8 @@
 -- Returns: one row per flush: settled, repeated (this very flush was settled before; nothing written),
 --   unknown_batch, refused (an offset is not in the batch or was settled before; nothing written).
 -- Errors: JQ010 the lease is closed; 40001 when a REPEATABLE READ transaction is older than the revocation.
--- Locks, in order: the lease (KEY SHARE); unless flush_no is negative, for jobs with ordering keys the lock of these, for jobs with
---   limit keys the group's limiter (both shared).
+-- Locks, in order: the lease (KEY SHARE); unless flush_no is negative, for jobs with limit keys the group's limiter, for jobs with
+--   ordering keys the lock of these (both shared).
 -- pages: 40 + 12 a job
 create function forebay.settle_v1(p_lease_id bigint, p_flushes jsonb)
 returns table (claim_no bigint, flush_no integer, status text)
@@ -149,6 +149,11 @@ begin
                                  v_outcomes[v_done], v_item, v_worker);
         end loop;
         if v_batch.keys is not null then
+            -- Claims take the locks in this order.
+            if (v_batch.limit_keys is not null or jsonb_array_length(p_flushes) > 1)
+               and pg_sequence_last_value('forebay.limiter_seq') is not null and forebay._may_look(settle_v1.flush_no) then
+                perform forebay._lock_limiter(v_batch.group_id, true);
+            end if;
             perform forebay._release_keys(p_lease_id, settle_v1.claim_no, v_batch.lane, v_batch.group_id, v_batch.keys,
                                           v_batch.tails, v_batch.parked_no, settle_v1.flush_no, v_offsets, v_outcomes);
         end if;
@@ -156,7 +161,7 @@ begin
             perform forebay._release_limits(
                 v_batch.lane, v_batch.group_id,
                 case when v_offsets is null then v_batch.limit_keys else array(select v_batch.limit_keys[o] from unnest(v_offsets) o) end,
-                settle_v1.flush_no > 0);
+                forebay._may_look(settle_v1.flush_no));
         end if;
         if v_flush ? 'counters' then
             perform forebay._record_counters(t.value, v_worker) from jsonb_array_elements(v_flush -> 'counters') t;

@@ -30,6 +30,18 @@ language sql volatile
 as $$ select forebay._try_lock('lane_' || (hashint8(p_group_id # p_lane) & 127)) $$;
 
 
+-- May a settlement lock and read what claims decided? Not in the transaction of a handler, which may be open for seconds, and not where
+-- later statements would not see what the lock's last holder committed.
+--
+-- Parameters: p_flush_no, see forebay.settle_v1().
+create function forebay._may_look(p_flush_no integer) returns boolean
+language sql stable
+as $$
+    select p_flush_no > 0 and current_setting('transaction_isolation') = 'read committed'
+           and statement_timestamp() - transaction_timestamp() <= interval '3 seconds'
+$$;
+
+
 -- Take the lock of a group's limiter: alone to decide about limits, shared to read what was decided.
 create function forebay._lock_limiter(p_group_id bigint, p_shared boolean) returns void
 language plpgsql volatile

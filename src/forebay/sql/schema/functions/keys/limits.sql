@@ -1,0 +1,66 @@
+-- What the claim of a keyed lane did to the limit keys of its jobs: the jobs that it took, and those that wait now for a turn of their limit
+-- key. The lock of the group's limiter is held.
+--
+-- Invariant "no key is forgotten": a limit key that has parked jobs now, or passed its turn on to an ordering key of this claim, gets its
+-- next turn.
+--
+-- Parameters: p_states, of the limit keys that the claim met; p_paused and p_ends, which of them are paused, and the ends of the pauses.
+--   p_keys, p_seqs: of the jobs taken, in their order; a key is null for a job without one. p_granted: limit keys that passed their turn on.
+--   The others: the jobs that wait.
+create function forebay._record_keyed_limits(
+    v forebay._limiter_view, p_queue text, p_priority integer, p_group_id bigint, p_lease_id bigint, p_claim_no bigint,
+    p_states forebay._limit_state[], p_paused text[], p_ends timestamptz[], p_keys text[], p_seqs bigint[], p_granted text[],
+    p_limit_keys text[] default null, p_ordering_keys text[] default null, p_parked_nos bigint[] default null, p_lanes bigint[] default null, p_xids xid8[] default null,
+    p_waiting bigint[] default null)
+returns void
+language plpgsql volatile
+-- planner: arrays
+as $$
+declare
+    v_turns record;
+begin
+    with run as materialized (
+        select u.key, array_agg(u.place::smallint order by u.place) as places, max(u.seq) as high
+        from unnest(p_keys, p_seqs) with ordinality u (key, seq, place)
+        where u.key is not null group by u.key
+    ), parking as (
+        insert into forebay.limit_parked (group_id, limit_key, parked_no, lane, xid, seq, seq_to, jobs, ordering_key)
+        select p_group_id, u.limit_key, u.parked_no, u.lane, u.xid, u.seq, u.seq, 1, u.ordering_key
+        from unnest(p_limit_keys, p_ordering_keys, p_parked_nos, p_lanes, p_xids, p_waiting) u (limit_key, ordering_key, parked_no, lane, xid, seq)
+        returning limit_key, parked_no
+    ), parked as materialized (
+        select p.limit_key, max(p.parked_no) as last, count(*) as jobs from parking p group by p.limit_key
+    ), next as materialized (
+        select s.limit_key, s.no, s.turn, s.taken_up_to, s.taken_seq, s.taken_jobs, s.leases, s.claims, s.offsets, r.places, r.high,
+               coalesce(d.last, s.parked_up_to) as parked_up_to, s.waiting + coalesce(d.jobs, 0) as left, s.is_full, d.jobs as newly,
+               s.waiting = 0 or s.limit_key = any (p_granted) as gets_turn, n.run, s.tokens - n.run as tokens,
+               case when n.run > 0 then forebay._tat_after(s.tat, (v.limits).key_rate, v.at, n.run) else s.tat end as tat,
+               coalesce(cardinality(s.leases) + n.run >= (v.limits).key_concurrency, false) as fills,
+               case when (v.limits).key_concurrency is not null then n.run else 0 end as slots
+        from unnest(p_states) s
+        left join run r on r.key = s.limit_key
+        left join parked d on d.limit_key = s.limit_key
+        cross join lateral (select coalesce(cardinality(r.places), 0) as run) n
+    ), written as (
+        insert into forebay.limit_run (
+            group_id, limit_key, no, high_seq, turn, waiting, parked_up_to, taken_up_to, taken_seq, taken_jobs, is_full, tat, decided_at,
+            leases, claims, offsets)
+        select p_group_id, n.limit_key, n.no + 1, coalesce(n.high, 0), nullif(n.turn, 0), nullif(n.left, 0), nullif(n.parked_up_to, 0),
+               nullif(n.taken_up_to, 0), nullif(n.taken_seq, 0), nullif(n.taken_jobs, 0),
+               case when n.gets_turn then n.left > 0 and n.fills else n.is_full end, n.tat, case when n.tat is not null then v.at end,
+               nullif(n.leases || array_fill(p_lease_id, array[n.slots]), '{}'), nullif(n.claims || array_fill(p_claim_no, array[n.slots]), '{}'),
+               nullif(n.offsets || case when n.slots > 0 then n.places end, '{}')
+        from next n
+        where n.newly > 0 or n.run > 0 and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
+    )
+    select array_agg(n.limit_key order by n.limit_key) as keys, array_agg(n.turn order by n.limit_key) as turns,
+           array_agg(n.fills order by n.limit_key) as fills, array_agg(n.tokens order by n.limit_key) as tokens,
+           array_agg(n.tat order by n.limit_key) as tats
+    into v_turns
+    from next n where n.left > 0 and n.gets_turn;
+    if v_turns.keys is not null then
+        perform forebay._give_turns(v, p_queue, p_priority, p_group_id, v_turns.keys, v_turns.turns, v_turns.fills, v_turns.tokens, v_turns.tats,
+                                    p_paused, p_ends);
+    end if;
+end
+$$;
