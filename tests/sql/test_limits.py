@@ -613,13 +613,6 @@ def test_a_limit_key_of_nonsense_is_refused(conn, key):
     assert one(conn, "select count(*) from forebay.lane") == 0
 
 
-def test_a_job_cannot_have_a_limit_key_and_an_ordering_key(conn):
-    """Its key of order says already that one runs at a time."""
-    query = "select forebay.enqueue('work', limit_key => 'a', ordering_key => 'b')"
-    assert sqlstate(conn, query) == "JQ001"
-    assert one(conn, "select count(*) from forebay.log") == 0
-
-
 # --- all together ---
 
 

@@ -35,6 +35,8 @@ class KeyInfo:
         held_by: the dead letter that holds the ordering key; None for none.
         first_job_id: the first waiting job; None if none waits.
         waits_for: the limit key that holds back the first waiting job of the ordering key; None for none.
+        pause_at: when a planned pause begins; None if none is planned.
+        resume_at: when the planned pause ends; None: it lasts until the key is resumed.
     """
 
     queue: str
@@ -49,4 +51,6 @@ class KeyInfo:
     blocking_workers: Sequence[str | None]
     held_by: int | None
     first_job_id: int | None
-    waits_for: str | None
+    waits_for: str | None = None
+    pause_at: datetime | None = None
+    resume_at: datetime | None = None

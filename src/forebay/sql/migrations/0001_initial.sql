@@ -439,13 +439,14 @@ comment on table forebay.guard_event is 'Transactions that forebay guard ended, 
 
 -- tables/key_pause.sql
 
--- Paused keys: no claim takes jobs of them, of any group. A row whose time is over pauses nothing. See "Paused keys" in
+-- Paused keys: no claim takes jobs of them, of any group. A row whose time has not come, or is over, pauses nothing. See "Paused keys" in
 -- docs/design/limits.md and docs/design/ordering.md.
 create table forebay.key_pause (
     queue     text not null,
     sort      text not null check (sort in ('ordering', 'limit')),
     key       text collate "C" not null,
-    paused_at timestamptz not null,
+    paused_at timestamptz not null,      -- when it was paused, or the pause was planned
+    begins_at timestamptz,               -- of a planned pause; null: it began with the call
     resume_at timestamptz,               -- null: until it is resumed
     primary key (queue, sort, key)
 );
@@ -487,6 +488,7 @@ create table forebay.key_run (
     taken_at     timestamptz not null,
     primary key (group_id, ordering_key, no)
 );
+create index key_run_with_rest on forebay.key_run (group_id, ordering_key) where rest_seqs is not null;
 
 -- Parked jobs: a group's cursor has passed them while their key was taken. They keep their order.
 create sequence forebay.parked_seq as bigint cache 1;
@@ -1084,6 +1086,7 @@ create table forebay.settlement (
     millis     integer[],                -- durations, null: not measured
     primary key (lease_id, claim_no, flush_no)
 );
+create index settlement_that_requeues on forebay.settlement (lease_id, claim_no) where 'k' = any (outcomes);
 
 -- A suspect is claimed alone and its start is recorded, so that a death of the worker can be attributed to it.
 create table forebay.suspect_start (
@@ -5875,22 +5878,45 @@ end
 $$;
 
 
+-- The ordering keys that may have jobs behind a cursor: with parked rows, and with jobs that were requeued, now or earlier. So the many
+-- keys of which no job waits cost nothing.
+create function forebay._waiting_ordering_keys()
+returns table (group_id bigint, ordering_key text)
+language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+    with recursive parked_key as (
+        (select p.group_id, p.ordering_key from forebay.parked p order by p.group_id, p.ordering_key limit 1)
+        union all
+        select n.group_id, n.ordering_key
+        from parked_key k, lateral (
+            select p.group_id, p.ordering_key from forebay.parked p
+            where (p.group_id, p.ordering_key) > (k.group_id, k.ordering_key)
+            order by p.group_id, p.ordering_key limit 1) n
+    )
+    select k.group_id, k.ordering_key from parked_key k
+    union
+    select t.group_id, t.ordering_key from forebay.key_run t where t.rest_seqs is not null
+    union
+    select b.group_id, b.keys[u.place]
+    from forebay.settlement s
+    cross join lateral (select i.group_id, i.keys from forebay.batch i
+                        where i.lease_id = s.lease_id and i.claim_no = s.claim_no offset 0) b
+    cross join lateral unnest(s.offsets, s.outcomes) u (place, code)
+    where 'k' = any (s.outcomes) and u.code = 'k'
+$$;
+
+
 -- All jobs with ordering keys that wait behind a cursor: parked or requeued.
 create function forebay._all_ordering_parked()
 returns table (group_id bigint, ordering_key text, lane bigint, seq bigint, place bigint)
 language sql stable
 as $$
-    with recursive key as (
-        (select t.group_id, t.ordering_key from forebay.key_run t order by t.group_id, t.ordering_key limit 1)
-        union all
-        select n.group_id, n.ordering_key
-        from key k, lateral (
-            select t.group_id, t.ordering_key from forebay.key_run t
-            where (t.group_id, t.ordering_key) > (k.group_id, k.ordering_key)
-            order by t.group_id, t.ordering_key limit 1) n
-    ), state as materialized (
+    with state as materialized (
         select g.group_id, s.*
-        from (select k.group_id, array_agg(k.ordering_key) as keys from key k group by k.group_id) g,
+        from (select k.group_id, array_agg(k.ordering_key) as keys from forebay._waiting_ordering_keys() k group by k.group_id) g,
              lateral forebay._key_states(g.group_id, g.keys) s
     )
     select s.group_id, s.ordering_key, u.lane, u.seq, u.nr - 1000000000
@@ -5911,7 +5937,8 @@ language sql stable
 as $$
     select coalesce(array_agg(p.key order by p.key), '{}'), coalesce(array_agg(p.resume_at order by p.key), '{}')
     from forebay.key_pause p
-    where p.queue = p_queue and p.sort = p_sort and p.key = any (p_keys) and coalesce(p.resume_at > p_at, true)
+    where p.queue = p_queue and p.sort = p_sort and p.key = any (p_keys)
+      and coalesce(p.begins_at <= p_at, true) and coalesce(p.resume_at > p_at, true)
 $$;
 
 
@@ -11505,9 +11532,10 @@ begin
                  || forebay._explain_workers(v_group.group_id, v_group.queue, group_name, v_row.seq)
                  || forebay._explain_key(v_group.group_id, v_row.ordering_key, v_id)
                  || forebay._explain_limits(v_group.group_id, v_group.queue, v_row.limit_key)
-                 || coalesce((select jsonb_build_object('paused_key', p.sort, 'key_paused_at', p.paused_at, 'key_resume_at', p.resume_at)
+                 || coalesce((select jsonb_build_object('paused_key', p.sort, 'key_paused_at', coalesce(p.begins_at, p.paused_at), 'key_resume_at', p.resume_at)
                               from forebay.key_pause p
-                              where p.queue = v_group.queue and coalesce(p.resume_at > forebay._now(), true)
+                              where p.queue = v_group.queue
+                                and coalesce(p.begins_at <= forebay._now(), true) and coalesce(p.resume_at > forebay._now(), true)
                                 and (p.sort, p.key) in (('ordering', v_row.ordering_key), ('limit', v_row.limit_key))
                               order by p.sort desc limit 1), '{}')
                  || forebay._explain_parked(v_group.group_id, v_row.ordering_key, v_row.limit_key, v_row.xid, v_row.seq)
@@ -12264,7 +12292,7 @@ $$;
 -- pages: 500 + 40 an open lease + 2 a waiting job
 create function forebay.key(queue text, ordering_key text default null, limit_key text default null)
 returns table (group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -12306,6 +12334,7 @@ $$;
 --   free                          nothing holds the key back, and no job waits for it; only forebay.key() returns it
 -- blocking_jobs, blocking_workers: the job of the ordering key that must end first, or the running jobs of the limit key, at most 10,
 -- and the worker of each; null: no worker has it. waits_for: the limit key that holds back the first waiting job of an ordering key.
+-- pause_at, resume_at: begin and end of a planned pause of the key; null: none is planned, or it has no end.
 --
 -- Visits every key that the log knows, and every job that waits for its ordering key.
 --
@@ -12314,7 +12343,7 @@ $$;
 -- pages: 500 + 2 a lane + 100 a waiting key + 5 a waiting job + 40 an open lease
 create function forebay.keys(only_queue text default null, most integer default 100)
 returns table (queue text, group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -12356,7 +12385,7 @@ $$;
 -- Some keys of a group, as forebay.keys() shows them.
 create function forebay._show_keys(p_group_id bigint, p_ordering_keys text[], p_limit_keys text[])
 returns table (sort text, key text, waiting bigint, running bigint, reason text, until timestamptz, blocking_jobs bigint[],
-               blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text)
+               blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz)
 language plpgsql volatile
 set enable_seqscan = off
 set jit = off
@@ -12420,14 +12449,16 @@ begin
                 cross join lateral unnest(f.jobs) j) as first_job_id
         from limits s where s.limit_key = any (p_limit_keys)),
     pauses as materialized (
-        select z.sort, z.key, z.resume_at from forebay.key_pause z where z.queue = g.queue and coalesce(z.resume_at > v.at, true)),
+        select z.sort, z.key, z.begins_at, z.resume_at, coalesce(z.begins_at <= v.at, true) as is_on
+        from forebay.key_pause z where z.queue = g.queue and coalesce(z.resume_at > v.at, true)),
     -- The only place that decides about the reason.
     keys as (
         select k.*, coalesce(r.jobs, 0) as running, l.start_at, d.reason,
                case when d.reason = 'concurrency' then f.job_ids else r.job_ids end as job_ids,
                case when d.reason = 'concurrency' then f.workers else r.workers end as workers,
-               case when z.key is not null then z.resume_at else x.resume_at end as resume_at,
-               case when k.sort = 'ordering' and z.key is null and d.reason in ('paused', 'concurrency', 'rate') then k.limit_key end as waits_for
+               case when z.is_on then z.resume_at when d.reason = 'paused' then x.resume_at end as until_resumed,
+               case when z.begins_at > v.at then z.begins_at end as pause_at, z.resume_at,
+               case when k.sort = 'ordering' and z.is_on is not true and d.reason in ('paused', 'concurrency', 'rate') then k.limit_key end as waits_for
         from (select * from ordering_keys union all select * from limit_keys) k
         left join first_running r on r.sort = k.sort and r.key = k.key
         left join pauses z on z.sort = k.sort and z.key = k.key
@@ -12437,11 +12468,11 @@ begin
         cross join lateral (
             select case when g.closing_at is not null then 'group_closing'
                         when g.paused_at is not null then 'group_paused'
-                        when z.key is not null then 'paused'
+                        when z.is_on then 'paused'
                         when k.held_by is not null then 'held'
                         when k.head is not null then 'retry'
                         when k.is_taken then 'running'
-                        when x.key is not null then 'paused'
+                        when x.is_on then 'paused'
                         when f.jobs >= (v.limits).key_concurrency then 'concurrency'
                         when l.tokens = 0 then 'rate'
                         when v_full then 'queue_concurrency'
@@ -12449,13 +12480,13 @@ begin
                         when k.waiting > 0 then 'due'
                         else 'free' end as reason) d)
     select k.sort, k.key, k.waiting, k.running, k.reason,
-           case k.reason when 'paused' then k.resume_at
+           case k.reason when 'paused' then k.until_resumed
                          when 'retry' then k.retry_at
                          when 'rate' then k.start_at
                          when 'queue_rate' then forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst) end,
            case when k.head is not null then array[k.head] else coalesce(k.job_ids, '{}') end,
            case when k.head is not null then array[null::text] else coalesce(k.workers, '{}') end,
-           k.held_by, k.first_job_id, k.waits_for
+           k.held_by, k.first_job_id, k.waits_for, k.pause_at, case when k.pause_at is not null then k.resume_at end
     from keys k;
 end
 $$;
@@ -12669,15 +12700,18 @@ $$;
 -- grant: operator
 
 -- Pause one key of a queue, an ordering key or a limit key, for all groups: claims take no more jobs of it. Claimed jobs finish, and
--- enqueueing continues. Waiting jobs keep their places. Returns whether that changed anything. A paused key gets the new time.
+-- enqueueing continues. Waiting jobs keep their places. Returns whether that changed anything.
+--
+-- A key has one pause. A call replaces the pause that lasts, or is planned: with pause_at, a key that is paused now is resumed.
 --
 -- Invariant "a paused key is not forgotten" (docs/design/limits.md).
 -- Parameters: ordering_key, limit_key, exactly one of them; resume_after, positive: the pause ends by itself then. null: it ends with
---   forebay.resume_key().
+--   forebay.resume_key(). pause_at: when the pause begins; null or past: now. resume_after counts from there.
 -- Errors: JQ001 a bad name, key or time.
 -- Locks, until the transaction ends: the row of the key, and the table queue_group in a mode that makes only the opening of new groups wait.
 create function forebay.pause_key(
-    queue text, ordering_key text default null, limit_key text default null, resume_after interval default null)
+    queue text, ordering_key text default null, limit_key text default null, resume_after interval default null,
+    pause_at timestamptz default null)
 returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -12689,40 +12723,62 @@ declare
     v_sort   constant text := forebay._require_key(pause_key.queue, pause_key.ordering_key, pause_key.limit_key);
     v_key    constant text := coalesce(pause_key.ordering_key, pause_key.limit_key);
     v_at     constant timestamptz := forebay._now();
-    v_until  constant timestamptz := v_at + resume_after;
+    v_begins constant timestamptz := case when pause_at > v_at then pause_at end;
+    v_until  timestamptz;
     v_before forebay.key_pause;
-    v_was_paused boolean;
+    v_was_set boolean;     -- a pause lasts, or is planned
+    v_was_paused boolean;  -- it lasts
 begin
     if resume_after <= interval '0' or resume_after > interval '10 years' then
         raise exception using errcode = 'JQ001', column = 'resume_after',
             message = format('resume_after %s is not within ten years', resume_after);
+    end if;
+    if pause_at > v_at + interval '10 years' or pause_at < v_at - interval '10 years' then
+        raise exception using errcode = 'JQ001', column = 'pause_at', message = format('pause_at %s is not within ten years', pause_at);
+    end if;
+    v_until := coalesce(pause_at, v_at) + resume_after;
+    if v_until <= v_at then
+        raise exception using errcode = 'JQ001', column = 'pause_at', message = format('the pause from %s would be over by now', pause_at);
     end if;
     perform nextval('forebay.key_pause_seq');
     -- A row that pauses nothing, or the one that is there, locked: of two calls for one key the later one sees what the first has set.
     insert into forebay.key_pause as p (queue, sort, key, paused_at, resume_at) values (pause_key.queue, v_sort, v_key, v_at, v_at)
     on conflict on constraint key_pause_pkey do update set key = p.key
     returning p.* into v_before;
-    v_was_paused := coalesce(v_before.resume_at > v_at, true);
-    if v_was_paused and v_before.resume_at is not distinct from v_until then
+    v_was_set := coalesce(v_before.resume_at > v_at, true);
+    v_was_paused := v_was_set and coalesce(v_before.begins_at <= v_at, true);
+    if v_was_set and v_before.resume_at is not distinct from v_until
+       and (v_was_paused and v_begins is null or v_before.begins_at = v_begins) then
         return false;
     end if;
     update forebay.key_pause p
-    set resume_at = v_until, paused_at = case when v_was_paused then v_before.paused_at else v_at end
+    set begins_at = v_begins, resume_at = v_until,
+        paused_at = case when v_was_paused and v_begins is null then coalesce(v_before.begins_at, v_before.paused_at) else v_at end
     where p.queue = pause_key.queue and p.sort = v_sort and p.key = v_key;
     delete from forebay.key_pause p
     where (p.queue, p.sort, p.key) in (
         select i.queue, i.sort, i.key from forebay.key_pause i
         where i.resume_at <= v_at order by i.resume_at limit 10 for update skip locked);
-    if v_was_paused then
+    if v_was_set then
         -- Claims have parked jobs until the end of the earlier pause. They look again, and schedule a recheck row for the new end.
+        -- A planned pause that is replaced may begin before this transaction commits.
         perform forebay._announce_key(pause_key.queue, v_sort, v_key);
     end if;
     perform forebay._record_event(
         'keys.pause', pause_key.queue,
-        p_old => case when v_was_paused then jsonb_build_object(v_sort || '_key', v_key, 'resume_at', v_before.resume_at) end,
-        p_new => jsonb_build_object(v_sort || '_key', v_key, 'resume_at', v_until));
+        p_old => case when v_was_set then forebay._pause_facts(v_sort, v_key, v_before.begins_at, v_before.resume_at) end,
+        p_new => forebay._pause_facts(v_sort, v_key, v_begins, v_until));
     return true;
 end
+$$;
+
+
+-- A pause of a key, as the event log has it.
+create function forebay._pause_facts(p_sort text, p_key text, p_begins_at timestamptz, p_resume_at timestamptz) returns jsonb
+language sql immutable
+as $$
+    select jsonb_build_object(p_sort || '_key', p_key, 'resume_at', p_resume_at)
+           || case when p_begins_at is null then '{}' else jsonb_build_object('pause_at', p_begins_at) end
 $$;
 
 
@@ -13005,7 +13061,7 @@ $$;
 
 -- grant: operator
 
--- Resume a paused key of a queue, for all groups. Returns whether it was paused.
+-- Resume a paused key of a queue, for all groups, or remove a planned pause. Returns whether there was one.
 --
 -- Invariant "a paused key is not forgotten" (docs/design/limits.md).
 -- Errors: JQ001 a bad name or key.
@@ -13032,7 +13088,7 @@ begin
         return false;
     end if;
     perform forebay._record_event(
-        'keys.resume', resume_key.queue, p_old => jsonb_build_object(v_sort || '_key', v_key, 'resume_at', v_before.resume_at));
+        'keys.resume', resume_key.queue, p_old => forebay._pause_facts(v_sort, v_key, v_before.begins_at, v_before.resume_at));
     return true;
 end
 $$;
@@ -13687,8 +13743,8 @@ begin
             end if;
             if v_ended <> '[]'::jsonb then
                 v_outcomes := array_fill('d'::"char", array[v_done]) || array(
-                    select forebay._outcome_code(case when (e.value ->> 'holds_key')::boolean and v_batch.keys[(e.value ->> 'offset')::integer] is not null
-                                                           and e.value ->> 'outcome' = 'dead' then 'held' else e.value ->> 'outcome' end, v_batch.seqs[(e.value ->> 'offset')::integer],
+                    select forebay._outcome_code(e.value ->> 'outcome', (e.value ->> 'holds_key')::boolean and v_batch.keys[(e.value ->> 'offset')::integer] is not null,
+                                                 v_batch.seqs[(e.value ->> 'offset')::integer],
                                                  coalesce(v_batch.lanes[(e.value ->> 'offset')::integer], v_batch.lane),
                                                  v_batch.xids, (e.value ->> 'offset')::integer, v_batch.group_id)
                     from jsonb_array_elements(v_ended) e);
@@ -13748,7 +13804,7 @@ $$;
 
 -- The code of an outcome; c for cancelled when the job would run again and its cancellation was requested, or it was replaced.
 create function forebay._outcome_code(
-    p_outcome text, p_seq bigint, p_lane bigint, p_xids xid8[], p_offset integer, p_group_id bigint)
+    p_outcome text, p_holds_key boolean, p_seq bigint, p_lane bigint, p_xids xid8[], p_offset integer, p_group_id bigint)
 returns "char"
 language plpgsql stable
 as $$
@@ -13760,9 +13816,7 @@ begin
     elsif p_outcome = 'cancelled' then
         return 'c';
     elsif p_outcome = 'dead' then
-        return 'x';
-    elsif p_outcome = 'held' then
-        return 'y';
+        return case when p_holds_key then 'y' else 'x' end;
     elsif p_outcome is null or p_outcome not in ('retried', 'snoozed', 'released', 'unknown', 'lost') then
         raise exception using errcode = 'JQ001', message = format('unknown outcome %s', coalesce(quote_literal(p_outcome), 'null')),
             hint = 'One of done, retried, lost, snoozed, unknown, released, cancelled, dead.';

@@ -26,6 +26,7 @@ create table forebay.key_run (
     taken_at     timestamptz not null,
     primary key (group_id, ordering_key, no)
 );
+create index key_run_with_rest on forebay.key_run (group_id, ordering_key) where rest_seqs is not null;
 
 -- Parked jobs: a group's cursor has passed them while their key was taken. They keep their order.
 create sequence forebay.parked_seq as bigint cache 1;

@@ -4,7 +4,8 @@ language sql stable
 as $$
     select coalesce(array_agg(p.key order by p.key), '{}'), coalesce(array_agg(p.resume_at order by p.key), '{}')
     from forebay.key_pause p
-    where p.queue = p_queue and p.sort = p_sort and p.key = any (p_keys) and coalesce(p.resume_at > p_at, true)
+    where p.queue = p_queue and p.sort = p_sort and p.key = any (p_keys)
+      and coalesce(p.begins_at <= p_at, true) and coalesce(p.resume_at > p_at, true)
 $$;
 
 

@@ -59,9 +59,10 @@ begin
                  || forebay._explain_workers(v_group.group_id, v_group.queue, group_name, v_row.seq)
                  || forebay._explain_key(v_group.group_id, v_row.ordering_key, v_id)
                  || forebay._explain_limits(v_group.group_id, v_group.queue, v_row.limit_key)
-                 || coalesce((select jsonb_build_object('paused_key', p.sort, 'key_paused_at', p.paused_at, 'key_resume_at', p.resume_at)
+                 || coalesce((select jsonb_build_object('paused_key', p.sort, 'key_paused_at', coalesce(p.begins_at, p.paused_at), 'key_resume_at', p.resume_at)
                               from forebay.key_pause p
-                              where p.queue = v_group.queue and coalesce(p.resume_at > forebay._now(), true)
+                              where p.queue = v_group.queue
+                                and coalesce(p.begins_at <= forebay._now(), true) and coalesce(p.resume_at > forebay._now(), true)
                                 and (p.sort, p.key) in (('ordering', v_row.ordering_key), ('limit', v_row.limit_key))
                               order by p.sort desc limit 1), '{}')
                  || forebay._explain_parked(v_group.group_id, v_row.ordering_key, v_row.limit_key, v_row.xid, v_row.seq)

@@ -16,6 +16,7 @@
 --   free                          nothing holds the key back, and no job waits for it; only forebay.key() returns it
 -- blocking_jobs, blocking_workers: the job of the ordering key that must end first, or the running jobs of the limit key, at most 10,
 -- and the worker of each; null: no worker has it. waits_for: the limit key that holds back the first waiting job of an ordering key.
+-- pause_at, resume_at: begin and end of a planned pause of the key; null: none is planned, or it has no end.
 --
 -- Visits every key that the log knows, and every job that waits for its ordering key.
 --
@@ -24,7 +25,7 @@
 -- pages: 500 + 2 a lane + 100 a waiting key + 5 a waiting job + 40 an open lease
 create function forebay.keys(only_queue text default null, most integer default 100)
 returns table (queue text, group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
@@ -64,7 +65,7 @@ $$;
 -- Some keys of a group, as forebay.keys() shows them.
 create function forebay._show_keys(p_group_id bigint, p_ordering_keys text[], p_limit_keys text[])
 returns table (sort text, key text, waiting bigint, running bigint, reason text, until timestamptz, blocking_jobs bigint[],
-               blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text)
+               blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz)
 language plpgsql volatile
 -- planner: in order
 as $$
@@ -126,14 +127,16 @@ begin
                 cross join lateral unnest(f.jobs) j) as first_job_id
         from limits s where s.limit_key = any (p_limit_keys)),
     pauses as materialized (
-        select z.sort, z.key, z.resume_at from forebay.key_pause z where z.queue = g.queue and coalesce(z.resume_at > v.at, true)),
+        select z.sort, z.key, z.begins_at, z.resume_at, coalesce(z.begins_at <= v.at, true) as is_on
+        from forebay.key_pause z where z.queue = g.queue and coalesce(z.resume_at > v.at, true)),
     -- The only place that decides about the reason.
     keys as (
         select k.*, coalesce(r.jobs, 0) as running, l.start_at, d.reason,
                case when d.reason = 'concurrency' then f.job_ids else r.job_ids end as job_ids,
                case when d.reason = 'concurrency' then f.workers else r.workers end as workers,
-               case when z.key is not null then z.resume_at else x.resume_at end as resume_at,
-               case when k.sort = 'ordering' and z.key is null and d.reason in ('paused', 'concurrency', 'rate') then k.limit_key end as waits_for
+               case when z.is_on then z.resume_at when d.reason = 'paused' then x.resume_at end as until_resumed,
+               case when z.begins_at > v.at then z.begins_at end as pause_at, z.resume_at,
+               case when k.sort = 'ordering' and z.is_on is not true and d.reason in ('paused', 'concurrency', 'rate') then k.limit_key end as waits_for
         from (select * from ordering_keys union all select * from limit_keys) k
         left join first_running r on r.sort = k.sort and r.key = k.key
         left join pauses z on z.sort = k.sort and z.key = k.key
@@ -143,11 +146,11 @@ begin
         cross join lateral (
             select case when g.closing_at is not null then 'group_closing'
                         when g.paused_at is not null then 'group_paused'
-                        when z.key is not null then 'paused'
+                        when z.is_on then 'paused'
                         when k.held_by is not null then 'held'
                         when k.head is not null then 'retry'
                         when k.is_taken then 'running'
-                        when x.key is not null then 'paused'
+                        when x.is_on then 'paused'
                         when f.jobs >= (v.limits).key_concurrency then 'concurrency'
                         when l.tokens = 0 then 'rate'
                         when v_full then 'queue_concurrency'
@@ -155,13 +158,13 @@ begin
                         when k.waiting > 0 then 'due'
                         else 'free' end as reason) d)
     select k.sort, k.key, k.waiting, k.running, k.reason,
-           case k.reason when 'paused' then k.resume_at
+           case k.reason when 'paused' then k.until_resumed
                          when 'retry' then k.retry_at
                          when 'rate' then k.start_at
                          when 'queue_rate' then forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst) end,
            case when k.head is not null then array[k.head] else coalesce(k.job_ids, '{}') end,
            case when k.head is not null then array[null::text] else coalesce(k.workers, '{}') end,
-           k.held_by, k.first_job_id, k.waits_for
+           k.held_by, k.first_job_id, k.waits_for, k.pause_at, case when k.pause_at is not null then k.resume_at end
     from keys k;
 end
 $$;
