@@ -65,7 +65,6 @@ BOTH_REFUSE = [
     {"limit_key": ""},
     {"limit_key": "k" * (checks.LIMIT_KEY_CHARACTERS_MAX + 1)},
     {"limit_key": "a\nb"},
-    {"limit_key": "a", "ordering_key": "b"},
     {"delay": -1},
     {"delay": checks.DELAY_SECONDS_MAX + 86_400},
     {"max_attempts": 0},
