@@ -20,7 +20,7 @@ begin
     for v_batch in
         select b.* from forebay.key_run t
         join forebay.batch b on b.lease_id = t.lease_id and b.claim_no = t.claim_no
-        where t.group_id = p_group_id and t.ordering_key = p_ordering_key and t.low_seq <= p_seq and t.high_seq >= p_seq
+        where t.group_id = p_group_id and t.ordering_key = p_ordering_key and t.low_seq <= p_seq and coalesce(t.high_seq, t.low_seq) >= p_seq
           and p_seq = any (b.seqs)
         order by t.no desc limit 1
     loop
