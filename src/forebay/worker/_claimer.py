@@ -397,7 +397,8 @@ class Claimer:
         """
         taken = 0
         until = time.monotonic() + self._settings.poll_seconds
-        if not all(kind.batch_size for kind in self._app.kinds if kind.queue == lane.queue):
+        kinds = [kind for kind in self._app.kinds if kind.queue == lane.queue]
+        if not (kinds and all(kind.batch_size for kind in kinds)):
             free = self._executor.slots.concurrency - self._executor.busy - self._executor.buffered
             count = min(count, free)
         while taken < count and not (self._signals.is_stopping or lease.lost):
