@@ -39,7 +39,10 @@ _JOBS_OF_KEY: Final = 10
 _LARGE_JOBS: Final = 200_000
 _FULL_FACTOR: Final = 5
 _KEY_CONCURRENCY: Final = 5
+_CONCURRENCY: Final = 50
 _ROUNDS: Final = 3
+#: Keys of the round that is not measured.
+_WARM_KEYS: Final = 50
 #: What jobs of the large key record instead of the number of their key.
 _LARGE: Final = -1
 _WAIT_SECONDS: Final = 120.0
@@ -126,7 +129,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         for arm in arms:
             progress(f"a worker of queue {arm.queue} starts")
             settings = {"FOREBAY_QUEUE": arm.queue, **arm.notes.environment}
-            stack.enter_context(workers(dsn, settings=settings)).start()
+            stack.enter_context(workers(dsn, concurrency=_CONCURRENCY, settings=settings)).start()
             conn.execute("select forebay.pause_queue(%s)", [arm.queue])
             conn.execute(
                 "select forebay.limit_queue(%s, key_concurrency => %s)",
@@ -138,7 +141,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         for (
             arm
         ) in arms:  # In the first second after limits were set the jobs in flight are counted anew.
-            arm.take_turn(keys)
+            arm.take_turn(min(keys, _WARM_KEYS))
             arm.forget()
         time.sleep(_LIMITS_SETTLE_SECONDS)
         for number in range(rounds):
@@ -183,7 +186,7 @@ def _report(arms: Mapping[str, Arm], keys: int, large: int, left: int, rounds: i
         [Table(columns, rows, right=columns[1:])],
         bars,
         notes=[
-            f"{rounds} rounds; each small key has {_JOBS_OF_KEY} jobs, enqueued key by key; at most {_KEY_CONCURRENCY} jobs of a key run at once",
+            f"{rounds} rounds; a worker of {_CONCURRENCY} slots; each small key has {_JOBS_OF_KEY} jobs, enqueued key by key; at most {_KEY_CONCURRENCY} jobs of a key run at once",
             f"{large - left:,} jobs of the large key ran meanwhile; its jobs were enqueued in bulk",
         ],
     )
