@@ -132,7 +132,7 @@ create table forebay.batch (
     limit_keys    text[] collate "C",    -- one per seq, in lanes of jobs with limit keys
     -- Only in lanes of jobs with ordering keys:
     keys          text[] collate "C",    -- one per seq
-    tails         smallint[],            -- one per seq: the offset of the last job of its key
+    tails         smallint[],            -- one per seq: the offset of the last job of its key; null: each is the last one of its key
     edge_from     xid8,                  -- transactions that began after this one have numbers above low_from,
     low_from      bigint,                --   and transactions visible in snap_from began before it
     edge_to       xid8,                  -- the same for snap_to
@@ -469,23 +469,25 @@ create sequence forebay.key_pause_seq as bigint cache 1;
 
 -- A key run is what one claim took of a key's jobs. The newest row of a (group, key) has the state of the key.
 create table forebay.key_run (
+    -- Many keys have one job in a claim: then a key run should be small. So nulls stand for what is usual.
     group_id     bigint not null,
-    ordering_key text collate "C" not null,
     no           bigint not null,
-    since        bigint not null,        -- first key run that this one continues: one lease has the jobs of all of them
+    since        bigint,                 -- first key run that this one continues: one lease has the jobs of all of them; null: no
     lease_id     bigint,                 -- null: nothing was taken, jobs were only skipped
     claim_no     bigint,
-    offsets      smallint[],             -- the key's jobs within that batch, in order
-    jobs         bigint[],               -- ids of these jobs
-    taken_up_to  bigint not null,        -- parked jobs up to this number have been taken
+    low_seq      bigint not null,        -- lowest and highest number among the run's jobs and its rest; high_seq null: low_seq
+    high_seq     bigint,
+    taken_up_to  bigint,                 -- parked jobs up to this number have been taken; null: 0
+    place        smallint,               -- within that batch, of the only job of the key,
+    is_suspect   boolean,                -- runs alone: its lease gets no more of the key; null: false
+    ordering_key text collate "C" not null,
+    offsets      smallint[],             --   or of all of them, in order
+    jobs         bigint[],               -- ids of these jobs; null: low_seq
     rest_lanes   bigint[],               -- requeued by an earlier key run and not taken by this one, in order
     rest_seqs    bigint[],
-    low_seq      bigint not null,        -- lowest and highest number among the run's jobs and its rest
-    high_seq     bigint not null,
-    is_suspect   boolean not null,       -- runs alone: its lease gets no more of the key
-    taken_at     timestamptz not null,
     primary key (group_id, ordering_key, no)
 );
+create index key_run_with_rest on forebay.key_run (group_id, ordering_key) where rest_seqs is not null;
 
 -- Parked jobs: a group's cursor has passed them while their key was taken. They keep their order.
 create sequence forebay.parked_seq as bigint cache 1;
@@ -693,20 +695,23 @@ create table forebay.limiter (
     leases     bigint[] not null,         -- batches in flight, with the number of jobs each took
     claims     bigint[] not null,
     sizes      integer[] not null,
+    bare_leases bigint[],                 -- batches in flight that wrote no row of limit_run for a key only because they have a job of it:
+    bare_claims bigint[],                 --   the batch has its keys; null: none
     primary key (group_id, no)
 );
 
 
 -- What a limiter sees now. opens: unsettled jobs of each batch in flight; is_changed: there is something to record whatever is
--- claimed; is_back: the clock was set back.
+-- claimed; is_back: the clock was set back; is_bare: a claim need not write a row for each key, as few batches without are open.
 create type forebay._limiter_view as (
     no bigint, at timestamptz, seed_until timestamptz, tat timestamptz,
     leases bigint[], claims bigint[], sizes integer[], opens integer[],
-    is_changed boolean, is_back boolean, has_new_limits boolean, free_slots bigint, limits forebay.queue_limits);
+    is_changed boolean, is_back boolean, has_new_limits boolean, bare_leases bigint[], bare_claims bigint[], is_bare boolean, free_slots bigint,
+    limits forebay.queue_limits);
 
 
--- What a claim decided about a limit key. The newest row of a (group, key) has the state of the key. Without limits for each key, a
--- key of which no job is parked needs no row.
+-- What a claim decided about a limit key. The newest row of a (group, key) has the state of the key, except for the jobs in flight of
+-- limiter.bare_leases. A key of which no job is parked needs no row without limits for each key, or in such a batch.
 create table forebay.limit_run (
     group_id     bigint not null,
     limit_key    text collate "C" not null,
@@ -1082,6 +1087,7 @@ create table forebay.settlement (
     millis     integer[],                -- durations, null: not measured
     primary key (lease_id, claim_no, flush_no)
 );
+create index settlement_that_requeues on forebay.settlement (lease_id, claim_no) where 'k' = any (outcomes);
 
 -- A suspect is claimed alone and its start is recorded, so that a death of the worker can be attributed to it.
 create table forebay.suspect_start (
@@ -5682,9 +5688,9 @@ as $$
     with entry as materialized (
         select k.key, e.claim_no, o.place
         from (select distinct u.key from unnest(p_keys) u (key)) k
-        cross join lateral (select i.since from forebay.key_run i
+        cross join lateral (select coalesce(i.since, i.no) as since from forebay.key_run i
                             where i.group_id = p_group_id and i.ordering_key = k.key order by i.no desc limit 1) t
-        cross join lateral (select i.claim_no, i.offsets from forebay.key_run i
+        cross join lateral (select i.claim_no, coalesce(i.offsets, array[i.place]) as offsets from forebay.key_run i
                             where i.group_id = p_group_id and i.ordering_key = k.key and i.no >= t.since
                               and i.lease_id = p_lease_id and i.claim_no < p_claim_no offset 0) e
         cross join lateral unnest(e.offsets) o (place)
@@ -5790,7 +5796,7 @@ begin
     for v_batch in
         select b.* from forebay.key_run t
         join forebay.batch b on b.lease_id = t.lease_id and b.claim_no = t.claim_no
-        where t.group_id = p_group_id and t.ordering_key = p_ordering_key and t.low_seq <= p_seq and t.high_seq >= p_seq
+        where t.group_id = p_group_id and t.ordering_key = p_ordering_key and t.low_seq <= p_seq and coalesce(t.high_seq, t.low_seq) >= p_seq
           and p_seq = any (b.seqs)
         order by t.no desc limit 1
     loop
@@ -5801,22 +5807,45 @@ end
 $$;
 
 
+-- The ordering keys that may have jobs behind a cursor: with parked rows, and with jobs that were requeued, now or earlier. So the many
+-- keys of which no job waits cost nothing.
+create function forebay._waiting_ordering_keys()
+returns table (group_id bigint, ordering_key text)
+language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+    with recursive parked_key as (
+        (select p.group_id, p.ordering_key from forebay.parked p order by p.group_id, p.ordering_key limit 1)
+        union all
+        select n.group_id, n.ordering_key
+        from parked_key k, lateral (
+            select p.group_id, p.ordering_key from forebay.parked p
+            where (p.group_id, p.ordering_key) > (k.group_id, k.ordering_key)
+            order by p.group_id, p.ordering_key limit 1) n
+    )
+    select k.group_id, k.ordering_key from parked_key k
+    union
+    select t.group_id, t.ordering_key from forebay.key_run t where t.rest_seqs is not null
+    union
+    select b.group_id, b.keys[u.place]
+    from forebay.settlement s
+    cross join lateral (select i.group_id, i.keys from forebay.batch i
+                        where i.lease_id = s.lease_id and i.claim_no = s.claim_no offset 0) b
+    cross join lateral unnest(s.offsets, s.outcomes) u (place, code)
+    where 'k' = any (s.outcomes) and u.code = 'k'
+$$;
+
+
 -- All jobs with ordering keys that wait behind a cursor: parked or requeued.
 create function forebay._all_ordering_parked()
 returns table (group_id bigint, ordering_key text, lane bigint, seq bigint, place bigint)
 language sql stable
 as $$
-    with recursive key as (
-        (select t.group_id, t.ordering_key from forebay.key_run t order by t.group_id, t.ordering_key limit 1)
-        union all
-        select n.group_id, n.ordering_key
-        from key k, lateral (
-            select t.group_id, t.ordering_key from forebay.key_run t
-            where (t.group_id, t.ordering_key) > (k.group_id, k.ordering_key)
-            order by t.group_id, t.ordering_key limit 1) n
-    ), state as materialized (
+    with state as materialized (
         select g.group_id, s.*
-        from (select k.group_id, array_agg(k.ordering_key) as keys from key k group by k.group_id) g,
+        from (select k.group_id, array_agg(k.ordering_key) as keys from forebay._waiting_ordering_keys() k group by k.group_id) g,
              lateral forebay._key_states(g.group_id, g.keys) s
     )
     select s.group_id, s.ordering_key, u.lane, u.seq, u.nr - 1000000000
@@ -5878,9 +5907,9 @@ begin
         if v_key.seq is not null then
             v_seqs := v_seqs || v_key.seq;
             insert into forebay.key_run (
-                group_id, ordering_key, no, since, taken_up_to, rest_lanes, rest_seqs, low_seq, high_seq, is_suspect, taken_at)
+                group_id, ordering_key, no, since, taken_up_to, rest_lanes, rest_seqs, low_seq, high_seq)
             select p_group_id, v_key.ordering_key, v_key.no + 1, v_key.no + 1, v_key.taken_up_to, v_key.lane || v_key.waiting_lanes,
-                   v_key.seq || v_key.waiting_seqs, min(u), max(u), false, p_at
+                   v_key.seq || v_key.waiting_seqs, min(u), max(u)
             from unnest(v_key.seq || v_key.waiting_seqs) u;
             -- A redriven job has its place now: its dead letter holds the key no longer.
             update forebay.dead_letter d set holds_key = false
@@ -5972,6 +6001,7 @@ begin
             return;
         end if;
     end if;
+    p_tails := coalesce(p_tails, array(select i::smallint from generate_subscripts(p_keys, 1) i));
     if p_offsets is null then
         v_tails := array(select distinct o from unnest(p_tails) o);
     elsif p_outcomes is null and p_flush_no > 0 then
@@ -6029,13 +6059,13 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
     with last as materialized (
-        select k.key, t.no, t.since, t.taken_up_to, t.is_suspect, t.rest_lanes, t.rest_seqs
+        select k.key, t.no, coalesce(t.since, t.no) as since, t.taken_up_to, t.is_suspect, t.rest_lanes, t.rest_seqs
         from unnest(p_keys) k (key)
         left join lateral (select * from forebay.key_run i
                            where i.group_id = p_group_id and i.ordering_key = k.key
                            order by i.no desc limit 1) t on true
     ), key_run as materialized (
-        select l.key, t.no, t.lease_id, t.claim_no, t.offsets, t.jobs
+        select l.key, t.no, t.lease_id, t.claim_no, coalesce(t.offsets, array[t.place]) as offsets, coalesce(t.jobs, array[t.low_seq]) as jobs
         from last l
         cross join lateral (select * from forebay.key_run i
                             where i.group_id = p_group_id and i.ordering_key = l.key and i.no between l.since and l.no
@@ -6136,6 +6166,7 @@ declare
     v_taken    record;                   -- jobs taken and skipped
     v_tombstones boolean;
     v_holds      boolean;                -- a dead letter held its key once
+    v_parks      boolean;                -- a job was parked once
     v_is_plain   boolean := false;
     v_parked_no  bigint;                 -- see batch.parked_no
     v_public   bigint[];                 -- the queue's keyed public lanes
@@ -6226,6 +6257,7 @@ begin
     -- From here on no other session decides about the group's keys, and later statements see earlier decisions.
     perform forebay._lock_keys(p_group_id, false);
     v_holds := pg_sequence_last_value('forebay.hold_seq') is not null;
+    v_parks := pg_sequence_last_value('forebay.parked_seq') is not null;
 
     if pg_sequence_last_value('forebay.key_pause_seq') is not null then
         -- A later statement than the one that read the lane: it sees the call that appended a recheck row that was read.
@@ -6242,19 +6274,25 @@ begin
             select u.ordering_key as key, u.ordinality::smallint as place, u.seq, u.xid, coalesce(u.job_id, u.seq) as job_id,
                    coalesce(u.expires_at, u.enqueued_at + interval '30 days') as expires
             from unnest(v_rows) with ordinality u
+        ), met_all as materialized (
+            select array_agg(m.seq) as seqs, array_agg(m.xid) as xids, array_agg(m.key) as keys, max(m.seq) as high, min(m.expires) as expires
+            from met m
         ), key as materialized (
-            select m.key, array_agg(m.place) as offsets, array_agg(m.job_id) as jobs, max(m.place) as tail,
-                   min(m.seq) as low, max(m.seq) as high
+            select m.key, min(m.place) as head, max(m.place) as tail, min(m.job_id) as job, min(m.seq) as low, max(m.seq) as high
             from met m group by m.key
+        ), several as materialized (
+            -- Arrays only of keys with several jobs: an array for each of a thousand keys costs more than to read their states.
+            select m.key, array_agg(m.place) as offsets, array_agg(m.job_id) as jobs
+            from met m join key k on k.key = m.key where k.tail > k.head group by m.key
         ), last as materialized (
-            select k.key, t.no, t.since, t.lease_id, t.claim_no, t.taken_up_to, t.is_suspect,
+            select k.*, t.no, t.since, t.lease_id, t.claim_no, t.taken_up_to, t.is_suspect,
                    t.has_rest is true
-                   or exists (select from forebay.parked p
+                   or v_parks and exists (select from forebay.parked p
                               where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.taken_up_to, 0))
                    or v_holds and exists (select from forebay.dead_letter d
                                           where d.group_id = p_group_id and d.ordering_key = k.key and d.holds_key) as waits
             from key k
-            left join lateral (select i.no, i.since, i.lease_id, i.claim_no, i.taken_up_to, i.is_suspect, i.rest_seqs is not null as has_rest
+            left join lateral (select i.no, coalesce(i.since, i.no) as since, i.lease_id, i.claim_no, i.taken_up_to, i.is_suspect is true as is_suspect, i.rest_seqs is not null as has_rest
                                from forebay.key_run i
                                where i.group_id = p_group_id and i.ordering_key = k.key
                                order by i.no desc limit 1) t on true
@@ -6280,25 +6318,26 @@ begin
             select not exists (select from last l where l.waits)
                and not exists (select from batch_state b where b.continues or b.open > 0 and (b.lease_id <> p_lease_id or b.is_suspect))
                and coalesce((select sum(b.open) from batch_state b where b.lease_id = p_lease_id), 0) <= v_ahead
-               and (select min(m.expires) from met m) > c.at
+               and (select m.expires from met_all m) > c.at
                and not (v_tombstones and exists (select from forebay.tombstone x where x.job_id = any (array(select m.job_id from met m)))) as is_plain
         ), written as (
             insert into forebay.key_run (
-                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, taken_up_to, low_seq, high_seq, is_suspect, taken_at)
-            select p_group_id, k.key, coalesce(l.no, 0) + 1, coalesce(f.no, l.no + 1, 1), p_lease_id, p_claim_no, k.offsets, k.jobs,
-                   coalesce(l.taken_up_to, 0), k.low, k.high, false, c.at
-            from key k
-            join last l on l.key = k.key
+                group_id, ordering_key, no, since, lease_id, claim_no, place, offsets, jobs, taken_up_to, low_seq, high_seq)
+            select p_group_id, l.key, coalesce(l.no, 0) + 1, f.no, p_lease_id, p_claim_no, case when l.head = l.tail then l.head end, s.offsets,
+                   case when l.head < l.tail then s.jobs when l.job <> l.low then array[l.job] end,
+                   nullif(l.taken_up_to, 0), l.low, nullif(l.high, l.low)
+            from last l
+            left join several s on s.key = l.key
             left join (select t.key, min(t.no) as no from key_run t
-                       where t.lease_id = p_lease_id and t.claim_no >= p_floor group by t.key) f on f.key = k.key
+                       where t.lease_id = p_lease_id and t.claim_no >= p_floor group by t.key) f on f.key = l.key
             where (select v.is_plain from verdict v)
         )
-        select v.is_plain, null::bigint[] as lanes, (select array_agg(m.seq) from met m) as seqs,
-               (select array_agg(m.xid) from met m) as xids, (select array_agg(m.key) from met m) as keys,
-               (select array_agg(k.tail order by m.place) from met m join key k on k.key = m.key) as tails,
-               v_count::bigint as fresh, 0::bigint as fresh_skipped, (select max(k.high) from key k) as high, v_rows as jobs, null::bigint[] as skipped, null::"char"[] as skipped_as
+        select v.is_plain, null::bigint[] as lanes, a.seqs, a.xids, a.keys,
+               case when exists (select from several)
+                    then (select array_agg(k.tail order by m.place) from met m join key k on k.key = m.key) end as tails,
+               v_count::bigint as fresh, 0::bigint as fresh_skipped, a.high, v_rows as jobs, null::bigint[] as skipped, null::"char"[] as skipped_as
         into v_taken
-        from verdict v;
+        from verdict v, met_all a;
         v_is_plain := v_taken.is_plain;
     end if;
 
@@ -6422,11 +6461,10 @@ begin
         ), key_run as (
             insert into forebay.key_run (
                 group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, taken_up_to, rest_lanes, rest_seqs, low_seq, high_seq,
-                is_suspect, taken_at)
+                is_suspect)
             select p_group_id, t.key, t.no + 1, t.since, case when t.places is not null then p_lease_id end,
                    case when t.places is not null then p_claim_no end, t.places, t.jobs, greatest(t.taken_up_to, r.taken_up_to), r.lanes, r.seqs,
-                   coalesce(least(t.low, r.low), 0), coalesce(greatest(t.high, r.high), 0), c.audience < 0,
-                   c.at
+                   coalesce(least(t.low, r.low), 0), coalesce(greatest(t.high, r.high), 0), c.audience < 0
             from reach t join rest r on r.key = t.key
         ), parking as (
             insert into forebay.parked (group_id, ordering_key, lane, seq)
@@ -6569,7 +6607,7 @@ begin
         -- Most keys have nothing to delete: numbers rise from key run to key run.
         select k.group_id, k.ordering_key,
                exists (select from forebay.parked p where p.group_id = k.group_id and p.ordering_key = k.ordering_key)
-               or v_first > (select t.high_seq from forebay.key_run t
+               or v_first > (select coalesce(t.high_seq, t.low_seq) from forebay.key_run t
                              where t.group_id = k.group_id and t.ordering_key = k.ordering_key order by t.no limit 1) as is_due
         from key k
     loop
@@ -6610,7 +6648,7 @@ begin
         order by o.parked_no limit p_most));
     get diagnostics v_parked = row_count;
     with old as (
-        select o.ctid as row, o.no, o.high_seq from forebay.key_run o
+        select o.ctid as row, o.no, coalesce(o.high_seq, o.low_seq) as high_seq from forebay.key_run o
         where o.group_id = p_group_id and o.ordering_key = p_key order by o.no limit p_most)
     delete from forebay.key_run t
     where t.ctid = any (array(
@@ -7333,6 +7371,7 @@ begin
         return null;
     end if;
     v := forebay._read_limiter(p_group_id, v_lane.queue);
+    v.is_bare := v.is_bare and v_lane.sort = 'limited';
     v_seeds := v.has_new_limits or v.seed_until >= v.at;
     -- The claim of a lane of ordering keys must not have written anything before.
     if v_seeds and v_lane.sort <> 'keyed' then
@@ -7914,7 +7953,9 @@ begin
     select coalesce(c.no, 0), n.at, c.seed_until, c.tat,
            coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
            q.starts_set_at is distinct from c.limits_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
-           q.starts_set_at is distinct from c.limits_at, 0, q
+           q.starts_set_at is distinct from c.limits_at, k.leases, k.claims,
+           -- Each claim reads the keys of these batches: a bounded number, so that beside many workers it does not.
+           q.key_concurrency is not null and q.key_rate is null and k.batches < 16 and coalesce(k.jobs, 0) < 2000, 0, q
     into v
     from (select forebay._now() as at offset 0) n
     left join forebay.queue_limits q on q.queue = p_queue
@@ -7928,7 +7969,15 @@ begin
             from forebay.settlement j where j.lease_id = i.lease_id and j.claim_no = i.claim_no) s
         where not s.whole and s.settled < i.size
           and exists (select from forebay.lease l where l.lease_id = i.lease_id and l.closed_at is null)
-          and exists (select from forebay.batch b where b.lease_id = i.lease_id and b.claim_no = i.claim_no)) o on true;
+          and exists (select from forebay.batch b where b.lease_id = i.lease_id and b.claim_no = i.claim_no)) o on true
+    left join lateral (
+        select array_agg(i.lease_id order by i.nr) as leases, array_agg(i.claim_no order by i.nr) as claims, count(*) as batches, sum(i.size) as jobs
+        from (select u.*, (select cardinality(b.seqs) from forebay.batch b where b.lease_id = u.lease_id and b.claim_no = u.claim_no) as size
+              from unnest(c.bare_leases, c.bare_claims) with ordinality u (lease_id, claim_no, nr)) i
+        cross join lateral (
+            select coalesce(bool_or(j.offsets is null), false) as whole, coalesce(sum(cardinality(j.offsets)), 0)::integer as settled
+            from forebay.settlement j where j.lease_id = i.lease_id and j.claim_no = i.claim_no) s
+        where not s.whole and s.settled < i.size) k on true;
 
     if v.is_changed or v.seed_until >= v.at then
         v := forebay._read_limiter_fully(v, p_group_id);
@@ -7994,14 +8043,18 @@ begin
         v.leases := v.leases || p_lease_id;
         v.claims := v.claims || p_claim_no;
         v.sizes := v.sizes || p_count;
+        if v.is_bare then
+            v.bare_leases := v.bare_leases || p_lease_id;
+            v.bare_claims := v.bare_claims || p_claim_no;
+        end if;
     end if;
     if (v.limits).concurrency is null then
         v.leases := '{}';
         v.claims := '{}';
         v.sizes := '{}';
     end if;
-    insert into forebay.limiter (group_id, no, decided_at, limits_at, seed_until, tat, leases, claims, sizes)
-    values (p_group_id, v.no + 1, v.at, (v.limits).starts_set_at, v.seed_until, v.tat, v.leases, v.claims, v.sizes);
+    insert into forebay.limiter (group_id, no, decided_at, limits_at, seed_until, tat, leases, claims, sizes, bare_leases, bare_claims)
+    values (p_group_id, v.no + 1, v.at, (v.limits).starts_set_at, v.seed_until, v.tat, v.leases, v.claims, v.sizes, v.bare_leases, v.bare_claims);
 end
 $$;
 
@@ -8060,7 +8113,8 @@ $$;
 
 -- functions/limits/states.sql
 
--- The states of limit keys for a group, in the order of the keys. Jobs in flight that have ended are left out.
+-- The states of limit keys for a group, in the order of the keys. Jobs in flight that have ended are left out. A job in flight may be
+-- in the key's newest row and in a batch of limiter.bare_leases.
 create function forebay._limit_states(p_group_id bigint, p_keys text[], p_limits forebay.queue_limits, p_at timestamptz)
 returns forebay._limit_state[]
 language plpgsql stable  -- In SQL it would be planned at each call.
@@ -8076,13 +8130,24 @@ begin
         left join lateral (select * from forebay.limit_run i
                            where i.group_id = p_group_id and i.limit_key = k.key
                            order by i.no desc limit 1) t on true
-    ), flight as materialized (
+    ), listed as materialized (
         select l.nr, u.lease_id, u.claim_no, u.place, u.ordinality as job
         from last l cross join lateral unnest(l.leases, l.claims, l.offsets) with ordinality u (lease_id, claim_no, place, ordinality)
         union all
         select l.nr, l.lease_id, l.claim_no, o::smallint, 1000000 + o
         from last l cross join lateral generate_series(l.place, l.place + l.jobs - 1) o
         where p_limits.key_concurrency is not null
+        union all
+        select l.nr, b.lease_id, b.claim_no, u.place::smallint, 2000000 + u.place
+        from (select i.bare_leases, i.bare_claims from forebay.limiter i where i.group_id = p_group_id order by i.no desc limit 1) g
+        cross join lateral unnest(g.bare_leases, g.bare_claims) o (lease_id, claim_no)
+        cross join lateral (select i.lease_id, i.claim_no, i.limit_keys from forebay.batch i
+                            where i.lease_id = o.lease_id and i.claim_no = o.claim_no offset 0) b
+        cross join lateral unnest(b.limit_keys) with ordinality u (key, place)
+        join last l on l.key = u.key
+        where p_limits.key_concurrency is not null
+    ), flight as materialized (
+        select u.nr, u.lease_id, u.claim_no, u.place, min(u.job) as job from listed u group by u.nr, u.lease_id, u.claim_no, u.place
     ), flush as materialized (
         select b.lease_id, b.claim_no, s.offsets
         from (select distinct f.lease_id, f.claim_no from flight f) b
@@ -8431,7 +8496,7 @@ begin
                nullif(s.offsets, '{}')
         from unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_firsts, v_taken.run_highs) r (key, jobs, first, high)
         join unnest(v_states) s on s.limit_key = r.key
-        where num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0;
+        where not v.is_bare and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0;
     else
         with piece as materialized (
             select p.key, p.class, p.place, p.jobs, coalesce(k.jobs, 0) as kept, k.seq,
@@ -8484,7 +8549,7 @@ begin
                    nullif(n.leases, '{}'), nullif(n.claims, '{}'), nullif(n.offsets, '{}')
             from next n
             where n.newly > 0 or n.went > 0 or n.waiting > 0 and not n.is_behind
-               or n.run > 0 and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
+               or n.run > 0 and not v.is_bare and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
             returning limit_key, turn
         ), again as materialized (
             select w.limit_key, w.turn, n.fills, n.tokens > 0 as has_tokens,
@@ -11338,7 +11403,7 @@ begin
     -- In this order: a job in a new row, for example a retry; those in a worker; requeued ones; parked ones.
     v_first := coalesce(
         v_key.head,
-        (select u.job from forebay.key_run t cross join unnest(t.offsets, t.jobs) u (place, job)
+        (select u.job from forebay.key_run t cross join unnest(coalesce(t.offsets, array[t.place]), coalesce(t.jobs, array[t.low_seq])) u (place, job)
          where t.group_id = p_group_id and t.ordering_key = p_ordering_key and t.no between v_key.since and v_key.no
            and t.lease_id is not null
            and exists (select from forebay.batch b where b.lease_id = t.lease_id and b.claim_no = t.claim_no)

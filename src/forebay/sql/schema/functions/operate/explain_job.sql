@@ -156,7 +156,7 @@ begin
     -- In this order: a job in a new row, for example a retry; those in a worker; requeued ones; parked ones.
     v_first := coalesce(
         v_key.head,
-        (select u.job from forebay.key_run t cross join unnest(t.offsets, t.jobs) u (place, job)
+        (select u.job from forebay.key_run t cross join unnest(coalesce(t.offsets, array[t.place]), coalesce(t.jobs, array[t.low_seq])) u (place, job)
          where t.group_id = p_group_id and t.ordering_key = p_ordering_key and t.no between v_key.since and v_key.no
            and t.lease_id is not null
            and exists (select from forebay.batch b where b.lease_id = t.lease_id and b.claim_no = t.claim_no)
