@@ -17,8 +17,8 @@ ends the jobs of an engine, one call after the other, so that a figure is the co
 Mixes: ``plain``; ``delayed``, every job due two seconds after it is enqueued (in short runs a third of a turn);
 ``failing``, every fifth job fails once and is ready again at once; ``keyed``, a third of the jobs each has an ordering key, a unique key
 and a limit key, of a thousand each, for Forebay only. In the mix ``keyed`` a second Forebay takes turns with the first one, with the same load, on a
-server of its own, where nothing holds a transaction: its claims are what those of the first are compared with. (On one server it would see the
-transaction in its snapshots.) It is left out with ``--dsn``.
+second server, where nothing holds a transaction: the claims of the first are compared with its claims. (On the same server its snapshots would
+contain the transaction.) It is left out with ``--dsn``.
 
 ``hard`` and ``hard-queues`` take longer, about ten minutes each: plain jobs, 3,100,000 of them while the holder holds, in one
 queue and in a hundred. A turn is a tenth of these jobs. The segments of the log have their real size, a million numbers, and
