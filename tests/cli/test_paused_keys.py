@@ -40,6 +40,26 @@ def test_a_paused_key_is_shown_as_paused(forebay, database, conn, sort):
     assert "paused until 20" in forebay("keys", "show", *key).out
 
 
+def test_a_pause_is_planned(forebay, database, conn):
+    """The list and the key name it beside the reason; to resume the key removes it."""
+    enqueue(conn, queue="mail", limit_key="k")
+    key = ("mail", "--limit-key", "k")
+    window = ("--at", "2031-05-01T22:00", "--for", "2h")
+    done = "queue mail: limit key 'k' is paused from 2031-05-01T22:00 for 2h\n"
+    assert forebay("keys", "pause", *key, *window).out == done
+    assert forebay("keys", "pause", *key, *window).out.endswith("was already planned so\n")
+    with Reader(database, "mail") as reader:
+        assert len(reader.claim_ready().jobs) == 1
+    (shown,) = forebay("keys", "show", *key, "--json").json
+    assert shown["reason"] != "paused"
+    assert shown["pause_at"] is not None
+    answer = " ".join(forebay("keys", "show", *key).out.split())
+    assert "; a pause is planned from 2031-05-01 22:00:00 until 2031-05-02 00:00:00" in answer
+    assert forebay("keys", "resume", *key).out == "queue mail: limit key 'k' resumed\n"
+    assert "planned" not in forebay("keys", "show", *key).out
+    assert forebay("keys", "pause", *key, "--at", "soon").code == 2
+
+
 def test_json_says_whether_something_changed(forebay):
     """The same for an ordering key of a queue that is not in use yet."""
     key = ("mail", "--ordering-key", "k", "--json")

@@ -5,7 +5,7 @@ import inspect
 import os
 import subprocess
 import sys
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import psycopg
@@ -302,7 +302,16 @@ def test_a_key_is_paused_and_resumed(client):
     assert client.pause_key("mail", limit_key="acme", for_=timedelta(minutes=5)) is True
     assert client.resume_key("mail", ordering_key="acme") is False
     assert client.resume_key("mail", limit_key="acme") is True
-    for bad in ({}, {"ordering_key": "a", "limit_key": "b"}, {"limit_key": "a", "for_": -1}):
+    when = datetime.now(UTC) + timedelta(hours=1)
+    assert client.pause_key("mail", limit_key="acme", at=when, for_=60) is True
+    assert client.pause_key("mail", limit_key="acme", at=when, for_=60) is False
+    assert client.resume_key("mail", limit_key="acme") is True
+    for bad in (
+        {},
+        {"ordering_key": "a", "limit_key": "b"},
+        {"limit_key": "a", "for_": -1},
+        {"limit_key": "a", "at": datetime(2031, 1, 1)},  # noqa: DTZ001 - it has no zone
+    ):
         with pytest.raises(InvalidJob):
             client.pause_key("mail", **bad)
 

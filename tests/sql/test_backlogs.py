@@ -47,8 +47,8 @@ BACKLOGS = {
         "select count(*) - 10 from forebay.batch",
     ),
     "key_runs": (
-        ("insert into forebay.key_run (group_id, ordering_key, no, since, taken_up_to, low_seq, high_seq, is_suspect, taken_at)"
-        " select 1, 'k' || i, 1, 1, 0, 0, 0, false, now() from generate_series(1, %s) i"),
+        ("insert into forebay.key_run (group_id, ordering_key, no, low_seq)"
+        " select 1, 'k' || i, 1, 0 from generate_series(1, %s) i"),
         "select count(*) from forebay.key_run",
     ),
     "failures": (

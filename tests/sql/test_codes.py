@@ -41,15 +41,13 @@ def test_what_a_worker_says_of_a_job_has_the_code_of_that_name(conn):
     Each outcome of the protocol is written as the code that the view gives it; that a job is requeued, no worker says.
     """
     for code, meaning in codes(conn, "settlement.outcomes").items():
-        if code == "y":
-            meaning = "held"  # noqa: PLW2901 - settle_v1 makes it of dead and holds_key
-        if meaning == "requeued":
+        outcome, holds = ("dead", True) if code == "y" else (meaning, False)
+        call = "select forebay._outcome_code(%s, %s, 1, 1, '{1}', 1, 1)::text"
+        if outcome == "requeued":
             with pytest.raises(psycopg.Error, match="unknown outcome"):
-                conn.execute("select forebay._outcome_code(%s, 1, 1, '{1}', 1, 1)", [meaning])
+                conn.execute(call, [outcome, holds])
             continue
-        (found,) = conn.execute(
-            "select forebay._outcome_code(%s, 1, 1, '{1}', 1, 1)::text", [meaning]
-        ).fetchone()
+        (found,) = conn.execute(call, [outcome, holds]).fetchone()
         assert found == code, meaning
 
 

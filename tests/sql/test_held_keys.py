@@ -3,6 +3,7 @@
 import asyncio
 from contextlib import closing
 
+import psycopg
 import pytest
 
 import forebay
@@ -105,6 +106,18 @@ def test_a_redriven_job_takes_its_place(conn, reader, other, fresh):
     again = redriven(conn, first)
     assert ran(other if fresh else reader) == [again, *rest, *later]
     assert one(conn, "select count(*) from forebay.dead_letter where holds_key") == 0
+
+
+def test_a_dead_letter_holds_its_key_by_holds_key_alone(conn, reader):
+    """``held`` is no outcome: a claim of it is refused, and nothing is settled."""
+    (job,) = keyed(conn, 1)
+    batch = reader.claim_ready()
+    with pytest.raises(psycopg.Error, match="unknown outcome 'held'") as refused:
+        reader.settle(batch.claim_no, ended=[{"offset": 1, "outcome": "held"}])
+    assert refused.value.sqlstate == "JQ001"
+    assert state(conn, job) in {"claimed", "running"}
+    dies(reader, batch)
+    assert state(conn, job) == "dead"
 
 
 def test_a_redriven_job_that_dies_again_holds_its_key_again(conn, reader):

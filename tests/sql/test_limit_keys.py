@@ -680,6 +680,90 @@ def test_an_adopted_log_has_its_parked_jobs_once_or_not_at_all(server, database,
         drop_database(server, name)
 
 
+# --- jobs in flight without a row of their key ---
+
+
+def counted_without_rows(database: str) -> None:
+    """Keys have one job each: few open batches need no row of a key, and further ones do; the keys of all of them are full."""
+    with connect(database) as conn, Reader(database, "q") as reader:
+        settled_limits(database, conn, key_concurrency=1)
+        batches = []
+        for number in range(20):
+            put(conn, f"key {number}")
+            batches += take(reader)
+        assert len(batches) == 20
+        assert one(conn, "select count(*) from forebay.limit_run where limit_key like 'key %'") == 4
+        waits = [job for number in range(20) for job in put(conn, f"key {number}")]
+        assert take(reader) == []
+        for batch in batches:
+            reader.finish(batch)
+        assert sorted(drained(reader)) == waits
+
+
+def test_jobs_in_flight_need_a_row_of_their_key_only_behind_many_open_batches(database):
+    """Most claims write nothing for a key of which no job waits."""
+    counted_without_rows(database)
+
+
+@pytest.mark.parametrize(
+    ("function", "guard", "instead"),
+    [
+        (
+            "_limit_states",
+            "i.bare_leases, i.bare_claims",
+            "i.bare_leases, null::bigint[] as bare_claims",
+        ),
+        ("_read_limiter", "k.batches < 16", "true"),
+        ("_record_limiter", "v.bare_leases || p_lease_id", "array[p_lease_id]"),
+    ],
+    ids=["states that leave them out", "no bound", "a list of one"],
+)
+def test_without_its_guard_a_job_in_flight_is_missed(database, function, guard, instead):
+    """The mutants: a key looks free, or the number of batches that each claim reads grows."""
+    break_function(database, function, (guard, instead))
+    with violation():
+        counted_without_rows(database)
+
+
+def counted_once(database: str) -> None:
+    """A claim that parks a job writes the row of its key; a job in flight is then in the row and in its batch."""
+    with connect(database) as conn, Reader(database, "q") as reader:
+        settled_limits(database, conn, key_concurrency=2)
+        put(conn, "a")
+        put(conn, "b")
+        (first,) = take(reader)
+        assert first.job_ids != []
+        waits = put(conn, "a", 3)
+        (second,) = take(reader)
+        assert second.job_ids == waits[:1]
+        assert parked(conn) == 2
+        reader.settle(first.claim_no, [1], flush_no=1)
+        assert ids(take(reader)) == waits[1:2]
+        reader.finish(second)
+        assert ids(take(reader)) == waits[2:]
+        put(conn, "b", 2)
+        assert len(ids(take(reader))) == 1
+
+
+def test_a_job_in_flight_that_is_in_a_row_and_in_its_batch_counts_once(database):
+    """Otherwise slots of the key would stay empty."""
+    counted_once(database)
+
+
+def test_counted_twice_it_would_leave_a_slot_empty(database):
+    """The mutant: each mention of a job in flight counts."""
+    break_function(
+        database,
+        "_limit_states",
+        (
+            "group by u.nr, u.lease_id, u.claim_no, u.place",
+            "group by u.nr, u.lease_id, u.claim_no, u.place, u.job",
+        ),
+    )
+    with violation():
+        counted_once(database)
+
+
 # --- what it costs ---
 
 

@@ -1,6 +1,7 @@
 """Paused keys: no claim takes their jobs, they spend no attempt, jobs of other keys run, and the end of the pause forgets none."""
 
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -450,6 +451,175 @@ def test_it_would_not_if_a_promoted_row_counted(database):
         clock_set_back(database, "ordering_key")
 
 
+# --- a planned pause ---
+
+
+def plan(conn, sort: str, begins: float, seconds: float | None = None, key: str = "k") -> bool:
+    """Plan a pause from so many seconds after now, by the clock of the tests, for a time or until the key is resumed."""
+    return one(
+        conn,
+        f"select forebay.pause_key('q', {sort} => %s, resume_after => make_interval(secs => %s),"
+        " pause_at => clock_timestamp() + make_interval(secs => %s))",
+        key,
+        seconds,
+        begins,
+    )
+
+
+def paused_between(database: str, sort: str, *, has_end: bool) -> None:
+    """Jobs run until the pause begins, and from its end; some come before it, and some wait when it begins."""
+    with connect(database) as conn, Reader(database, "q") as reader:
+        assert plan(conn, sort, 100, 60 if has_end else None) is True
+        early = put(conn, sort, 3)
+        batch = reader.claim_ready(1)
+        assert batch.job_ids == early[:1]
+        at(conn, 101)
+        assert take(reader) == []
+        again = {"offset": 1, "outcome": "retried"}
+        assert reader.settle(batch.claim_no, ended=[again]) == "settled"
+        reader.open_claims.clear()
+        assert take(reader) == []
+        late = put(conn, sort, 2)
+        others = put(conn, sort, 1, "other")
+        assert drained(reader) == others
+        if has_end:
+            at(conn, 159)
+            assert take(reader) == []
+            at(conn, 161)
+        else:
+            at(conn, 10_000)
+            assert take(reader) == []
+            assert resume(conn, sort) is True
+        got = drained(reader)
+        assert sorted(got) == early + late
+        assert sort == "limit_key" or got == early + late
+
+
+@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("has_end", [True, False])
+def test_a_planned_pause_begins_and_ends_by_itself(database, sort, has_end):
+    """No call comes at its begin."""
+    paused_between(database, sort, has_end=has_end)
+
+
+@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize(
+    ("function", "guard"),
+    [
+        ("_paused_keys", ("coalesce(p.begins_at <= p_at, true) and", "")),
+        ("_paused_keys", ("coalesce(p.begins_at <= p_at, true)", "p.begins_at is null")),
+        ("pause_key", ("coalesce(pause_at, v_at) + resume_after", "v_at + resume_after")),
+    ],
+    ids=["would pause before", "would not pause", "would end too early"],
+)
+def test_without_its_guard_a_planned_pause_would_not(database, sort, function, guard):
+    """The same with a claim that does not look at the begin, or a length that does not count from it."""
+    break_function(database, function, guard)
+    with violation():
+        paused_between(database, sort, has_end=True)
+
+
+def replaced(database: str, sort: str) -> None:
+    """A key is paused, its jobs are parked, and a pause is planned instead: they run until it begins."""
+    with connect(database) as conn, Reader(database, "q") as reader:
+        assert pause(conn, sort, seconds=1000)
+        jobs = put(conn, sort, 2)
+        assert take(reader) == []
+        assert plan(conn, sort, 100, 60)
+        assert drained(reader) == jobs
+        at(conn, 101)
+        later = put(conn, sort, 1)
+        assert take(reader) == []
+        at(conn, 161)
+        assert drained(reader) == later
+
+
+def begun_while_replaced(database: str, sort: str) -> None:
+    """A planned pause begins, and parks jobs, between the call that replaces it and its commit."""
+    with (
+        connect(database) as conn,
+        Reader(database, "q") as reader,
+        psycopg.connect(database) as operator,
+    ):
+        assert plan(conn, sort, 100)
+        assert plan(operator, sort, 10_000)
+        at(conn, 101)
+        jobs = put(conn, sort, 2)
+        assert take(reader) == []
+        operator.commit()
+        assert drained(reader) == jobs
+
+
+@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("course", [replaced, begun_while_replaced])
+def test_a_call_replaces_the_pause_that_is_there(database, sort, course):
+    """Jobs that the earlier one parked are not forgotten."""
+    course(database, sort)
+
+
+@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize(
+    ("course", "guard"),
+    [
+        (replaced, ("if v_was_set then", "if v_was_set and v_begins is null then")),
+        (begun_while_replaced, ("if v_was_set then", "if v_was_paused then")),
+    ],
+)  # fmt: skip
+def test_without_a_recheck_row_they_would_be(database, sort, course, guard):
+    """The same with a call that announces the key only where it is still paused, or was paused when it was made."""
+    break_function(database, "pause_key", guard)
+    with violation():
+        course(database, sort)
+
+
+def test_what_a_call_that_plans_returns_and_records(database, conn):
+    """Whether something changed; a begin that is past is now, and the length counts from it."""
+    when = "clock_timestamp() + interval '1 hour'"
+    (instant,) = conn.execute(f"select {when}").fetchone()
+    call = "select forebay.pause_key('q', limit_key => 'k', resume_after => %s, pause_at => %s)"
+    assert one(conn, call, "2 hours", instant) is True
+    assert one(conn, call, "2 hours", instant) is False
+    assert one(conn, call, "1 hour", instant) is True
+    shift_clock(conn, 3601)
+    assert one(conn, call, "1 hour", instant) is False  # It has begun, and is the same.
+    paused_at = "select paused_at = %s from forebay.key_pause"
+    assert one(conn, call, "2 hours", instant) is True
+    assert one(conn, paused_at, instant) is True
+    assert resume(conn, "limit_key") is True
+    assert plan(conn, "limit_key", 10_000) is True
+    assert resume(conn, "limit_key") is True
+    events = conn.execute(
+        "select old, new from forebay.events(only_act => 'keys') order by event_id"
+    )
+    (first, second, third, resumed, planned, removed) = events.fetchall()
+    assert first[0] is None
+    assert first[1].keys() == {"limit_key", "resume_at", "pause_at"}
+    assert second[0] == first[1]
+    assert third[1].keys() == {"limit_key", "resume_at"}  # Paused at once.
+    assert resumed[0] == third[1]
+    assert planned[1]["resume_at"] is None
+    assert removed[0] == planned[1]
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_a_planned_pause_is_shown_until_it_begins(database, conn, sort):
+    """It is no reason before, and explains no waiting job; then the reason is that the key is paused."""
+    shown = f"select reason, pause_at is not null, resume_at - pause_at, until - clock_timestamp() > '0' from forebay.key('q', {sort} => 'k')"
+    explained = "select facts ? 'key_paused_at' from forebay.explain_job(%s)"
+    with Reader(database, "q") as reader:
+        _, second = put(conn, sort, 2)
+        batch = reader.claim_ready(1)
+        plan(conn, sort, 100, 60)
+        reason, *planned, _ = conn.execute(shown).fetchone()
+        assert reason != "paused"
+        assert planned == [True, timedelta(seconds=60)]
+        assert one(conn, explained, second) is False
+        at(conn, 101)
+        assert conn.execute(shown).fetchone() == ("paused", False, None, True)
+        assert one(conn, explained, second) is True
+        reader.finish(batch)
+
+
 # --- groups, races ---
 
 
@@ -682,6 +852,9 @@ def test_what_a_call_returns_and_records(database, conn):
         "pause_key(null, 'a')",
         "pause_key('q', 'a', resume_after => '0')",
         "pause_key('q', 'a', resume_after => '11 years')",
+        "pause_key('q', 'a', pause_at => now() + interval '11 years')",
+        "pause_key('q', 'a', pause_at => '-infinity')",
+        "pause_key('q', 'a', pause_at => now() - interval '2 hours', resume_after => '1 hour')",
         "resume_key('q')",
         "resume_key('q', 'a', 'b')",
     ],

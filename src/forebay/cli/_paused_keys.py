@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from forebay.cli._served import check_queue_in_use
-from forebay.cli.options import Dsn, Json, duration
+from forebay.cli.options import Dsn, Json, duration, instant
 from forebay.cli.output import console, print_json
 from forebay.client import Client
 from forebay.errors import shown
@@ -34,6 +34,15 @@ def pause(
             "--for", metavar="TIME", help="10m, 2h. Default: until resumed.", show_default=False
         ),
     ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="TIME",
+            help="When the pause begins, in ISO 8601; without an offset it is local time. Default: now.",
+            show_default=False,
+        ),
+    ] = None,
     new: Annotated[
         bool, typer.Option("--new", help="The queue may have no jobs and no workers yet.")
     ] = False,
@@ -42,22 +51,26 @@ def pause(
 ) -> None:
     """Stop claiming jobs of one key of a queue, in all groups. Claimed jobs finish; enqueueing continues.
 
-    Jobs that wait keep their places and use no attempt. The other keys of the queue run.
+    Jobs that wait keep their places and use no attempt. The other keys of the queue run. A key has one pause: a call replaces the
+    pause that lasts or is planned, and --at resumes a key that is paused until then.
     """
     name = one_key(ordering_key, limit_key)
     after = duration(for_, "--for")
+    begin = instant(at, "--at")
     if not new:
         check_queue_in_use(dsn, queue)
     changed = Client(dsn).pause_key(
-        queue, ordering_key=ordering_key, limit_key=limit_key, for_=after
+        queue, ordering_key=ordering_key, limit_key=limit_key, for_=after, at=begin
     )
     if as_json:
         print_json({"queue": queue, "paused": changed})
     elif not changed:
-        console().print(f"queue {queue}: {name} was already paused", markup=False)
+        planned = "paused" if begin is None else "planned so"
+        console().print(f"queue {queue}: {name} was already {planned}", markup=False)
     else:
+        done = "paused" if begin is None else f"is paused from {at}"
         until = "" if for_ is None else f" for {for_}"
-        console().print(f"queue {queue}: {name} paused{until}", markup=False)
+        console().print(f"queue {queue}: {name} {done}{until}", markup=False)
 
 
 def resume(
@@ -68,7 +81,7 @@ def resume(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Claim jobs of a paused key again."""
+    """Claim jobs of a paused key again, or remove its planned pause."""
     name = one_key(ordering_key, limit_key)
     changed = Client(dsn).resume_key(queue, ordering_key=ordering_key, limit_key=limit_key)
     if as_json:

@@ -34,6 +34,8 @@ class KeyInfo:
         blocking_workers: the worker of each of them; None: no worker has it.
         held_by: the dead letter that holds the ordering key; None for none.
         first_job_id: the first waiting job; None if none waits.
+        pause_at: when a planned pause begins; None if none is planned.
+        resume_at: when the planned pause ends; None: it lasts until the key is resumed.
     """
 
     queue: str
@@ -48,3 +50,5 @@ class KeyInfo:
     blocking_workers: Sequence[str | None]
     held_by: int | None
     first_job_id: int | None
+    pause_at: datetime | None = None
+    resume_at: datetime | None = None

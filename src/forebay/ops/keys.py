@@ -12,6 +12,7 @@ _FIELDS: Final = ", ".join(
     f"'{name}', k.{name}"
     for name in (
         "sort", "key", "waiting", "running", "reason", "until", "blocking_jobs", "blocking_workers", "held_by", "first_job_id",
+        "pause_at", "resume_at",
     )
 )  # fmt: skip
 

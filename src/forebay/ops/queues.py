@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from forebay.model import checks
@@ -127,17 +127,19 @@ def pause_key(
     ordering_key: str | None = None,
     limit_key: str | None = None,
     for_: float | timedelta | None = None,
+    at: datetime | None = None,
 ) -> Operation[bool]:
     """Return the call that pauses one key of a queue; it returns whether something changed."""
     return Operation(
         "select forebay.pause_key(queue => %(queue)s, ordering_key => %(ordering_key)s, limit_key => %(limit_key)s,"
-        " resume_after => make_interval(secs => %(seconds)s::double precision))",
+        " resume_after => make_interval(secs => %(seconds)s::double precision), pause_at => %(at)s::timestamptz)",
         lambda rows: bool(scalar(rows)),
         {
             "queue": queue,
             "ordering_key": ordering_key,
             "limit_key": limit_key,
             "seconds": None if for_ is None else checks.checked_seconds(for_, "for_"),
+            "at": checks.instant_text(at, "at"),
         },
     )
 

@@ -13,12 +13,19 @@ _NAMED_MAX: Final = 3
 
 
 def key_answer(info: KeyInfo, now: datetime) -> str:
-    """Return why the next job of a key does not run; times are local.
+    """Return why the next job of a key does not run, and whether a pause is planned; times are local.
 
     Args:
         info: the key.
         now: the present time: the day of another time is named if it is not today.
     """
+    if info.pause_at is None:
+        return _reason(info, now)
+    end = "" if info.resume_at is None else f" until {_time(info.resume_at, now)}"
+    return f"{_reason(info, now)}; a pause is planned from {_time(info.pause_at, now)}{end}"
+
+
+def _reason(info: KeyInfo, now: datetime) -> str:
     match info.reason:
         case "group_closing":
             return "the consumer group is being closed"

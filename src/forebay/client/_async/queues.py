@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from forebay.client._async.base import AsyncClientBase
 from forebay.db.drivers import AsyncConnection
@@ -117,25 +117,28 @@ class AsyncQueues(AsyncClientBase):
         ordering_key: str | None = None,
         limit_key: str | None = None,
         for_: float | timedelta | None = None,
+        at: datetime | None = None,
         conn: AsyncConnection | None = None,
     ) -> bool:
         """Stop claiming jobs of one key of a queue, in all groups; return whether something changed.
 
         Claimed jobs finish; enqueueing continues. Jobs that wait keep their places and use no attempt; other keys of the
-        queue run. To pause a paused key gives it the new time.
+        queue run. A key has one pause: a call replaces the pause that lasts or is planned. To plan a pause of a paused key
+        therefore resumes it now.
 
         Args:
             queue: the queue.
             ordering_key: the ordering key; either this or ``limit_key``.
             limit_key: the limit key.
-            for_: when the pause ends by itself, in seconds or as a timedelta. Default: until ``resume_key``.
+            for_: how long the pause lasts, in seconds or as a timedelta. Default: until ``resume_key``.
+            at: when the pause begins, with a time zone. Default: now.
             conn: the connection whose transaction to use.
 
         Raises:
             InvalidJob: both keys are given, or neither; or a bad name, key or time.
         """
         operation = queues.pause_key(
-            queue, ordering_key=ordering_key, limit_key=limit_key, for_=for_
+            queue, ordering_key=ordering_key, limit_key=limit_key, for_=for_, at=at
         )
         return await self._run(conn, operation)
 
@@ -147,7 +150,7 @@ class AsyncQueues(AsyncClientBase):
         limit_key: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> bool:
-        """Claim jobs of a paused key again; return whether it was paused.
+        """Claim jobs of a paused key again, or remove a planned pause; return whether there was one.
 
         Args:
             queue: the queue.

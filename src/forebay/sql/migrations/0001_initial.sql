@@ -132,7 +132,7 @@ create table forebay.batch (
     limit_keys    text[] collate "C",    -- one per seq, in lanes of jobs with limit keys
     -- Only in lanes of jobs with ordering keys:
     keys          text[] collate "C",    -- one per seq
-    tails         smallint[],            -- one per seq: the offset of the last job of its key
+    tails         smallint[],            -- one per seq: the offset of the last job of its key; null: each is the last one of its key
     edge_from     xid8,                  -- transactions that began after this one have numbers above low_from,
     low_from      bigint,                --   and transactions visible in snap_from began before it
     edge_to       xid8,                  -- the same for snap_to
@@ -439,13 +439,14 @@ comment on table forebay.guard_event is 'Transactions that forebay guard ended, 
 
 -- tables/key_pause.sql
 
--- Paused keys: no claim takes jobs of them, of any group. A row whose time is over pauses nothing. See "Paused keys" in
+-- Paused keys: no claim takes jobs of them, of any group. A row whose time has not come, or is over, pauses nothing. See "Paused keys" in
 -- docs/design/limits.md and docs/design/ordering.md.
 create table forebay.key_pause (
     queue     text not null,
     sort      text not null check (sort in ('ordering', 'limit')),
     key       text collate "C" not null,
-    paused_at timestamptz not null,
+    paused_at timestamptz not null,      -- when it was paused, or the pause was planned
+    begins_at timestamptz,               -- of a planned pause; null: it began with the call
     resume_at timestamptz,               -- null: until it is resumed
     primary key (queue, sort, key)
 );
@@ -468,23 +469,25 @@ create sequence forebay.key_pause_seq as bigint cache 1;
 
 -- A key run is what one claim took of a key's jobs. The newest row of a (group, key) has the state of the key.
 create table forebay.key_run (
+    -- Many keys have one job in a claim: then a key run should be small. So nulls stand for what is usual.
     group_id     bigint not null,
-    ordering_key text collate "C" not null,
     no           bigint not null,
-    since        bigint not null,        -- first key run that this one continues: one lease has the jobs of all of them
+    since        bigint,                 -- first key run that this one continues: one lease has the jobs of all of them; null: no
     lease_id     bigint,                 -- null: nothing was taken, jobs were only skipped
     claim_no     bigint,
-    offsets      smallint[],             -- the key's jobs within that batch, in order
-    jobs         bigint[],               -- ids of these jobs
-    taken_up_to  bigint not null,        -- parked jobs up to this number have been taken
+    low_seq      bigint not null,        -- lowest and highest number among the run's jobs and its rest; high_seq null: low_seq
+    high_seq     bigint,
+    taken_up_to  bigint,                 -- parked jobs up to this number have been taken; null: 0
+    place        smallint,               -- within that batch, of the only job of the key,
+    is_suspect   boolean,                -- runs alone: its lease gets no more of the key; null: false
+    ordering_key text collate "C" not null,
+    offsets      smallint[],             --   or of all of them, in order
+    jobs         bigint[],               -- ids of these jobs; null: low_seq
     rest_lanes   bigint[],               -- requeued by an earlier key run and not taken by this one, in order
     rest_seqs    bigint[],
-    low_seq      bigint not null,        -- lowest and highest number among the run's jobs and its rest
-    high_seq     bigint not null,
-    is_suspect   boolean not null,       -- runs alone: its lease gets no more of the key
-    taken_at     timestamptz not null,
     primary key (group_id, ordering_key, no)
 );
+create index key_run_with_rest on forebay.key_run (group_id, ordering_key) where rest_seqs is not null;
 
 -- Parked jobs: a group's cursor has passed them while their key was taken. They keep their order.
 create sequence forebay.parked_seq as bigint cache 1;
@@ -692,20 +695,23 @@ create table forebay.limiter (
     leases     bigint[] not null,         -- batches in flight, with the number of jobs each took
     claims     bigint[] not null,
     sizes      integer[] not null,
+    bare_leases bigint[],                 -- batches in flight that wrote no row of limit_run for a key only because they have a job of it:
+    bare_claims bigint[],                 --   the batch has its keys; null: none
     primary key (group_id, no)
 );
 
 
 -- What a limiter sees now. opens: unsettled jobs of each batch in flight; is_changed: there is something to record whatever is
--- claimed; is_back: the clock was set back.
+-- claimed; is_back: the clock was set back; is_bare: a claim need not write a row for each key, as few batches without are open.
 create type forebay._limiter_view as (
     no bigint, at timestamptz, seed_until timestamptz, tat timestamptz,
     leases bigint[], claims bigint[], sizes integer[], opens integer[],
-    is_changed boolean, is_back boolean, has_new_limits boolean, free_slots bigint, limits forebay.queue_limits);
+    is_changed boolean, is_back boolean, has_new_limits boolean, bare_leases bigint[], bare_claims bigint[], is_bare boolean, free_slots bigint,
+    limits forebay.queue_limits);
 
 
--- What a claim decided about a limit key. The newest row of a (group, key) has the state of the key. Without limits for each key, a
--- key of which no job is parked needs no row.
+-- What a claim decided about a limit key. The newest row of a (group, key) has the state of the key, except for the jobs in flight of
+-- limiter.bare_leases. A key of which no job is parked needs no row without limits for each key, or in such a batch.
 create table forebay.limit_run (
     group_id     bigint not null,
     limit_key    text collate "C" not null,
@@ -1081,6 +1087,7 @@ create table forebay.settlement (
     millis     integer[],                -- durations, null: not measured
     primary key (lease_id, claim_no, flush_no)
 );
+create index settlement_that_requeues on forebay.settlement (lease_id, claim_no) where 'k' = any (outcomes);
 
 -- A suspect is claimed alone and its start is recorded, so that a death of the worker can be attributed to it.
 create table forebay.suspect_start (
@@ -5690,9 +5697,9 @@ as $$
     with entry as materialized (
         select k.key, e.claim_no, o.place
         from (select distinct u.key from unnest(p_keys) u (key)) k
-        cross join lateral (select i.since from forebay.key_run i
+        cross join lateral (select coalesce(i.since, i.no) as since from forebay.key_run i
                             where i.group_id = p_group_id and i.ordering_key = k.key order by i.no desc limit 1) t
-        cross join lateral (select i.claim_no, i.offsets from forebay.key_run i
+        cross join lateral (select i.claim_no, coalesce(i.offsets, array[i.place]) as offsets from forebay.key_run i
                             where i.group_id = p_group_id and i.ordering_key = k.key and i.no >= t.since
                               and i.lease_id = p_lease_id and i.claim_no < p_claim_no offset 0) e
         cross join lateral unnest(e.offsets) o (place)
@@ -5798,7 +5805,7 @@ begin
     for v_batch in
         select b.* from forebay.key_run t
         join forebay.batch b on b.lease_id = t.lease_id and b.claim_no = t.claim_no
-        where t.group_id = p_group_id and t.ordering_key = p_ordering_key and t.low_seq <= p_seq and t.high_seq >= p_seq
+        where t.group_id = p_group_id and t.ordering_key = p_ordering_key and t.low_seq <= p_seq and coalesce(t.high_seq, t.low_seq) >= p_seq
           and p_seq = any (b.seqs)
         order by t.no desc limit 1
     loop
@@ -5809,22 +5816,45 @@ end
 $$;
 
 
+-- The ordering keys that may have jobs behind a cursor: with parked rows, and with jobs that were requeued, now or earlier. So the many
+-- keys of which no job waits cost nothing.
+create function forebay._waiting_ordering_keys()
+returns table (group_id bigint, ordering_key text)
+language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+    with recursive parked_key as (
+        (select p.group_id, p.ordering_key from forebay.parked p order by p.group_id, p.ordering_key limit 1)
+        union all
+        select n.group_id, n.ordering_key
+        from parked_key k, lateral (
+            select p.group_id, p.ordering_key from forebay.parked p
+            where (p.group_id, p.ordering_key) > (k.group_id, k.ordering_key)
+            order by p.group_id, p.ordering_key limit 1) n
+    )
+    select k.group_id, k.ordering_key from parked_key k
+    union
+    select t.group_id, t.ordering_key from forebay.key_run t where t.rest_seqs is not null
+    union
+    select b.group_id, b.keys[u.place]
+    from forebay.settlement s
+    cross join lateral (select i.group_id, i.keys from forebay.batch i
+                        where i.lease_id = s.lease_id and i.claim_no = s.claim_no offset 0) b
+    cross join lateral unnest(s.offsets, s.outcomes) u (place, code)
+    where 'k' = any (s.outcomes) and u.code = 'k'
+$$;
+
+
 -- All jobs with ordering keys that wait behind a cursor: parked or requeued.
 create function forebay._all_ordering_parked()
 returns table (group_id bigint, ordering_key text, lane bigint, seq bigint, place bigint)
 language sql stable
 as $$
-    with recursive key as (
-        (select t.group_id, t.ordering_key from forebay.key_run t order by t.group_id, t.ordering_key limit 1)
-        union all
-        select n.group_id, n.ordering_key
-        from key k, lateral (
-            select t.group_id, t.ordering_key from forebay.key_run t
-            where (t.group_id, t.ordering_key) > (k.group_id, k.ordering_key)
-            order by t.group_id, t.ordering_key limit 1) n
-    ), state as materialized (
+    with state as materialized (
         select g.group_id, s.*
-        from (select k.group_id, array_agg(k.ordering_key) as keys from key k group by k.group_id) g,
+        from (select k.group_id, array_agg(k.ordering_key) as keys from forebay._waiting_ordering_keys() k group by k.group_id) g,
              lateral forebay._key_states(g.group_id, g.keys) s
     )
     select s.group_id, s.ordering_key, u.lane, u.seq, u.nr - 1000000000
@@ -5845,7 +5875,8 @@ language sql stable
 as $$
     select coalesce(array_agg(p.key order by p.key), '{}'), coalesce(array_agg(p.resume_at order by p.key), '{}')
     from forebay.key_pause p
-    where p.queue = p_queue and p.sort = p_sort and p.key = any (p_keys) and coalesce(p.resume_at > p_at, true)
+    where p.queue = p_queue and p.sort = p_sort and p.key = any (p_keys)
+      and coalesce(p.begins_at <= p_at, true) and coalesce(p.resume_at > p_at, true)
 $$;
 
 
@@ -5885,9 +5916,9 @@ begin
         if v_key.seq is not null then
             v_seqs := v_seqs || v_key.seq;
             insert into forebay.key_run (
-                group_id, ordering_key, no, since, taken_up_to, rest_lanes, rest_seqs, low_seq, high_seq, is_suspect, taken_at)
+                group_id, ordering_key, no, since, taken_up_to, rest_lanes, rest_seqs, low_seq, high_seq)
             select p_group_id, v_key.ordering_key, v_key.no + 1, v_key.no + 1, v_key.taken_up_to, v_key.lane || v_key.waiting_lanes,
-                   v_key.seq || v_key.waiting_seqs, min(u), max(u), false, p_at
+                   v_key.seq || v_key.waiting_seqs, min(u), max(u)
             from unnest(v_key.seq || v_key.waiting_seqs) u;
             -- A redriven job has its place now: its dead letter holds the key no longer.
             update forebay.dead_letter d set holds_key = false
@@ -5979,6 +6010,7 @@ begin
             return;
         end if;
     end if;
+    p_tails := coalesce(p_tails, array(select i::smallint from generate_subscripts(p_keys, 1) i));
     if p_offsets is null then
         v_tails := array(select distinct o from unnest(p_tails) o);
     elsif p_outcomes is null and p_flush_no > 0 then
@@ -6036,13 +6068,13 @@ set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
     with last as materialized (
-        select k.key, t.no, t.since, t.taken_up_to, t.is_suspect, t.rest_lanes, t.rest_seqs
+        select k.key, t.no, coalesce(t.since, t.no) as since, t.taken_up_to, t.is_suspect, t.rest_lanes, t.rest_seqs
         from unnest(p_keys) k (key)
         left join lateral (select * from forebay.key_run i
                            where i.group_id = p_group_id and i.ordering_key = k.key
                            order by i.no desc limit 1) t on true
     ), key_run as materialized (
-        select l.key, t.no, t.lease_id, t.claim_no, t.offsets, t.jobs
+        select l.key, t.no, t.lease_id, t.claim_no, coalesce(t.offsets, array[t.place]) as offsets, coalesce(t.jobs, array[t.low_seq]) as jobs
         from last l
         cross join lateral (select * from forebay.key_run i
                             where i.group_id = p_group_id and i.ordering_key = l.key and i.no between l.since and l.no
@@ -6143,6 +6175,7 @@ declare
     v_taken    record;                   -- jobs taken and skipped
     v_tombstones boolean;
     v_holds      boolean;                -- a dead letter held its key once
+    v_parks      boolean;                -- a job was parked once
     v_is_plain   boolean := false;
     v_parked_no  bigint;                 -- see batch.parked_no
     v_public   bigint[];                 -- the queue's keyed public lanes
@@ -6233,6 +6266,7 @@ begin
     -- From here on no other session decides about the group's keys, and later statements see earlier decisions.
     perform forebay._lock_keys(p_group_id, false);
     v_holds := pg_sequence_last_value('forebay.hold_seq') is not null;
+    v_parks := pg_sequence_last_value('forebay.parked_seq') is not null;
 
     if pg_sequence_last_value('forebay.key_pause_seq') is not null then
         -- A later statement than the one that read the lane: it sees the call that appended a recheck row that was read.
@@ -6249,19 +6283,25 @@ begin
             select u.ordering_key as key, u.ordinality::smallint as place, u.seq, u.xid, coalesce(u.job_id, u.seq) as job_id,
                    coalesce(u.expires_at, u.enqueued_at + interval '30 days') as expires
             from unnest(v_rows) with ordinality u
+        ), met_all as materialized (
+            select array_agg(m.seq) as seqs, array_agg(m.xid) as xids, array_agg(m.key) as keys, max(m.seq) as high, min(m.expires) as expires
+            from met m
         ), key as materialized (
-            select m.key, array_agg(m.place) as offsets, array_agg(m.job_id) as jobs, max(m.place) as tail,
-                   min(m.seq) as low, max(m.seq) as high
+            select m.key, min(m.place) as head, max(m.place) as tail, min(m.job_id) as job, min(m.seq) as low, max(m.seq) as high
             from met m group by m.key
+        ), several as materialized (
+            -- Arrays only of keys with several jobs: an array for each of a thousand keys costs more than to read their states.
+            select m.key, array_agg(m.place) as offsets, array_agg(m.job_id) as jobs
+            from met m join key k on k.key = m.key where k.tail > k.head group by m.key
         ), last as materialized (
-            select k.key, t.no, t.since, t.lease_id, t.claim_no, t.taken_up_to, t.is_suspect,
+            select k.*, t.no, t.since, t.lease_id, t.claim_no, t.taken_up_to, t.is_suspect,
                    t.has_rest is true
-                   or exists (select from forebay.parked p
+                   or v_parks and exists (select from forebay.parked p
                               where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.taken_up_to, 0))
                    or v_holds and exists (select from forebay.dead_letter d
                                           where d.group_id = p_group_id and d.ordering_key = k.key and d.holds_key) as waits
             from key k
-            left join lateral (select i.no, i.since, i.lease_id, i.claim_no, i.taken_up_to, i.is_suspect, i.rest_seqs is not null as has_rest
+            left join lateral (select i.no, coalesce(i.since, i.no) as since, i.lease_id, i.claim_no, i.taken_up_to, i.is_suspect is true as is_suspect, i.rest_seqs is not null as has_rest
                                from forebay.key_run i
                                where i.group_id = p_group_id and i.ordering_key = k.key
                                order by i.no desc limit 1) t on true
@@ -6287,25 +6327,26 @@ begin
             select not exists (select from last l where l.waits)
                and not exists (select from batch_state b where b.continues or b.open > 0 and (b.lease_id <> p_lease_id or b.is_suspect))
                and coalesce((select sum(b.open) from batch_state b where b.lease_id = p_lease_id), 0) <= v_ahead
-               and (select min(m.expires) from met m) > c.at
+               and (select m.expires from met_all m) > c.at
                and not (v_tombstones and exists (select from forebay.tombstone x where x.job_id = any (array(select m.job_id from met m)))) as is_plain
         ), written as (
             insert into forebay.key_run (
-                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, taken_up_to, low_seq, high_seq, is_suspect, taken_at)
-            select p_group_id, k.key, coalesce(l.no, 0) + 1, coalesce(f.no, l.no + 1, 1), p_lease_id, p_claim_no, k.offsets, k.jobs,
-                   coalesce(l.taken_up_to, 0), k.low, k.high, false, c.at
-            from key k
-            join last l on l.key = k.key
+                group_id, ordering_key, no, since, lease_id, claim_no, place, offsets, jobs, taken_up_to, low_seq, high_seq)
+            select p_group_id, l.key, coalesce(l.no, 0) + 1, f.no, p_lease_id, p_claim_no, case when l.head = l.tail then l.head end, s.offsets,
+                   case when l.head < l.tail then s.jobs when l.job <> l.low then array[l.job] end,
+                   nullif(l.taken_up_to, 0), l.low, nullif(l.high, l.low)
+            from last l
+            left join several s on s.key = l.key
             left join (select t.key, min(t.no) as no from key_run t
-                       where t.lease_id = p_lease_id and t.claim_no >= p_floor group by t.key) f on f.key = k.key
+                       where t.lease_id = p_lease_id and t.claim_no >= p_floor group by t.key) f on f.key = l.key
             where (select v.is_plain from verdict v)
         )
-        select v.is_plain, null::bigint[] as lanes, (select array_agg(m.seq) from met m) as seqs,
-               (select array_agg(m.xid) from met m) as xids, (select array_agg(m.key) from met m) as keys,
-               (select array_agg(k.tail order by m.place) from met m join key k on k.key = m.key) as tails,
-               v_count::bigint as fresh, 0::bigint as fresh_skipped, (select max(k.high) from key k) as high, v_rows as jobs, null::bigint[] as skipped, null::"char"[] as skipped_as
+        select v.is_plain, null::bigint[] as lanes, a.seqs, a.xids, a.keys,
+               case when exists (select from several)
+                    then (select array_agg(k.tail order by m.place) from met m join key k on k.key = m.key) end as tails,
+               v_count::bigint as fresh, 0::bigint as fresh_skipped, a.high, v_rows as jobs, null::bigint[] as skipped, null::"char"[] as skipped_as
         into v_taken
-        from verdict v;
+        from verdict v, met_all a;
         v_is_plain := v_taken.is_plain;
     end if;
 
@@ -6429,11 +6470,10 @@ begin
         ), key_run as (
             insert into forebay.key_run (
                 group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, taken_up_to, rest_lanes, rest_seqs, low_seq, high_seq,
-                is_suspect, taken_at)
+                is_suspect)
             select p_group_id, t.key, t.no + 1, t.since, case when t.places is not null then p_lease_id end,
                    case when t.places is not null then p_claim_no end, t.places, t.jobs, greatest(t.taken_up_to, r.taken_up_to), r.lanes, r.seqs,
-                   coalesce(least(t.low, r.low), 0), coalesce(greatest(t.high, r.high), 0), c.audience < 0,
-                   c.at
+                   coalesce(least(t.low, r.low), 0), coalesce(greatest(t.high, r.high), 0), c.audience < 0
             from reach t join rest r on r.key = t.key
         ), parking as (
             insert into forebay.parked (group_id, ordering_key, lane, seq)
@@ -6576,7 +6616,7 @@ begin
         -- Most keys have nothing to delete: numbers rise from key run to key run.
         select k.group_id, k.ordering_key,
                exists (select from forebay.parked p where p.group_id = k.group_id and p.ordering_key = k.ordering_key)
-               or v_first > (select t.high_seq from forebay.key_run t
+               or v_first > (select coalesce(t.high_seq, t.low_seq) from forebay.key_run t
                              where t.group_id = k.group_id and t.ordering_key = k.ordering_key order by t.no limit 1) as is_due
         from key k
     loop
@@ -6617,7 +6657,7 @@ begin
         order by o.parked_no limit p_most));
     get diagnostics v_parked = row_count;
     with old as (
-        select o.ctid as row, o.no, o.high_seq from forebay.key_run o
+        select o.ctid as row, o.no, coalesce(o.high_seq, o.low_seq) as high_seq from forebay.key_run o
         where o.group_id = p_group_id and o.ordering_key = p_key order by o.no limit p_most)
     delete from forebay.key_run t
     where t.ctid = any (array(
@@ -7350,6 +7390,7 @@ begin
         return null;
     end if;
     v := forebay._read_limiter(p_group_id, v_lane.queue);
+    v.is_bare := v.is_bare and v_lane.sort = 'limited';
     v_seeds := v.has_new_limits or v.seed_until >= v.at;
     -- The claim of a lane of ordering keys must not have written anything before.
     if v_seeds and v_lane.sort <> 'keyed' then
@@ -7931,7 +7972,9 @@ begin
     select coalesce(c.no, 0), n.at, c.seed_until, c.tat,
            coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
            q.starts_set_at is distinct from c.limits_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
-           q.starts_set_at is distinct from c.limits_at, 0, q
+           q.starts_set_at is distinct from c.limits_at, k.leases, k.claims,
+           -- Each claim reads the keys of these batches: a bounded number, so that beside many workers it does not.
+           q.key_concurrency is not null and q.key_rate is null and k.batches < 16 and coalesce(k.jobs, 0) < 2000, 0, q
     into v
     from (select forebay._now() as at offset 0) n
     left join forebay.queue_limits q on q.queue = p_queue
@@ -7945,7 +7988,15 @@ begin
             from forebay.settlement j where j.lease_id = i.lease_id and j.claim_no = i.claim_no) s
         where not s.whole and s.settled < i.size
           and exists (select from forebay.lease l where l.lease_id = i.lease_id and l.closed_at is null)
-          and exists (select from forebay.batch b where b.lease_id = i.lease_id and b.claim_no = i.claim_no)) o on true;
+          and exists (select from forebay.batch b where b.lease_id = i.lease_id and b.claim_no = i.claim_no)) o on true
+    left join lateral (
+        select array_agg(i.lease_id order by i.nr) as leases, array_agg(i.claim_no order by i.nr) as claims, count(*) as batches, sum(i.size) as jobs
+        from (select u.*, (select cardinality(b.seqs) from forebay.batch b where b.lease_id = u.lease_id and b.claim_no = u.claim_no) as size
+              from unnest(c.bare_leases, c.bare_claims) with ordinality u (lease_id, claim_no, nr)) i
+        cross join lateral (
+            select coalesce(bool_or(j.offsets is null), false) as whole, coalesce(sum(cardinality(j.offsets)), 0)::integer as settled
+            from forebay.settlement j where j.lease_id = i.lease_id and j.claim_no = i.claim_no) s
+        where not s.whole and s.settled < i.size) k on true;
 
     if v.is_changed or v.seed_until >= v.at then
         v := forebay._read_limiter_fully(v, p_group_id);
@@ -8011,14 +8062,18 @@ begin
         v.leases := v.leases || p_lease_id;
         v.claims := v.claims || p_claim_no;
         v.sizes := v.sizes || p_count;
+        if v.is_bare then
+            v.bare_leases := v.bare_leases || p_lease_id;
+            v.bare_claims := v.bare_claims || p_claim_no;
+        end if;
     end if;
     if (v.limits).concurrency is null then
         v.leases := '{}';
         v.claims := '{}';
         v.sizes := '{}';
     end if;
-    insert into forebay.limiter (group_id, no, decided_at, limits_at, seed_until, tat, leases, claims, sizes)
-    values (p_group_id, v.no + 1, v.at, (v.limits).starts_set_at, v.seed_until, v.tat, v.leases, v.claims, v.sizes);
+    insert into forebay.limiter (group_id, no, decided_at, limits_at, seed_until, tat, leases, claims, sizes, bare_leases, bare_claims)
+    values (p_group_id, v.no + 1, v.at, (v.limits).starts_set_at, v.seed_until, v.tat, v.leases, v.claims, v.sizes, v.bare_leases, v.bare_claims);
 end
 $$;
 
@@ -8077,7 +8132,8 @@ $$;
 
 -- functions/limits/states.sql
 
--- The states of limit keys for a group, in the order of the keys. Jobs in flight that have ended are left out.
+-- The states of limit keys for a group, in the order of the keys. Jobs in flight that have ended are left out. A job in flight may be
+-- in the key's newest row and in a batch of limiter.bare_leases.
 create function forebay._limit_states(p_group_id bigint, p_keys text[], p_limits forebay.queue_limits, p_at timestamptz)
 returns forebay._limit_state[]
 language plpgsql stable  -- In SQL it would be planned at each call.
@@ -8093,13 +8149,24 @@ begin
         left join lateral (select * from forebay.limit_run i
                            where i.group_id = p_group_id and i.limit_key = k.key
                            order by i.no desc limit 1) t on true
-    ), flight as materialized (
+    ), listed as materialized (
         select l.nr, u.lease_id, u.claim_no, u.place, u.ordinality as job
         from last l cross join lateral unnest(l.leases, l.claims, l.offsets) with ordinality u (lease_id, claim_no, place, ordinality)
         union all
         select l.nr, l.lease_id, l.claim_no, o::smallint, 1000000 + o
         from last l cross join lateral generate_series(l.place, l.place + l.jobs - 1) o
         where p_limits.key_concurrency is not null
+        union all
+        select l.nr, b.lease_id, b.claim_no, u.place::smallint, 2000000 + u.place
+        from (select i.bare_leases, i.bare_claims from forebay.limiter i where i.group_id = p_group_id order by i.no desc limit 1) g
+        cross join lateral unnest(g.bare_leases, g.bare_claims) o (lease_id, claim_no)
+        cross join lateral (select i.lease_id, i.claim_no, i.limit_keys from forebay.batch i
+                            where i.lease_id = o.lease_id and i.claim_no = o.claim_no offset 0) b
+        cross join lateral unnest(b.limit_keys) with ordinality u (key, place)
+        join last l on l.key = u.key
+        where p_limits.key_concurrency is not null
+    ), flight as materialized (
+        select u.nr, u.lease_id, u.claim_no, u.place, min(u.job) as job from listed u group by u.nr, u.lease_id, u.claim_no, u.place
     ), flush as materialized (
         select b.lease_id, b.claim_no, s.offsets
         from (select distinct f.lease_id, f.claim_no from flight f) b
@@ -8448,7 +8515,7 @@ begin
                nullif(s.offsets, '{}')
         from unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_firsts, v_taken.run_highs) r (key, jobs, first, high)
         join unnest(v_states) s on s.limit_key = r.key
-        where num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0;
+        where not v.is_bare and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0;
     else
         with piece as materialized (
             select p.key, p.class, p.place, p.jobs, coalesce(k.jobs, 0) as kept, k.seq,
@@ -8501,7 +8568,7 @@ begin
                    nullif(n.leases, '{}'), nullif(n.claims, '{}'), nullif(n.offsets, '{}')
             from next n
             where n.newly > 0 or n.went > 0 or n.waiting > 0 and not n.is_behind
-               or n.run > 0 and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
+               or n.run > 0 and not v.is_bare and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
             returning limit_key, turn
         ), again as materialized (
             select w.limit_key, w.turn, n.fills, n.tokens > 0 as has_tokens,
@@ -11257,9 +11324,10 @@ begin
                  || forebay._explain_workers(v_group.group_id, v_group.queue, group_name, v_row.seq)
                  || forebay._explain_key(v_group.group_id, v_row.ordering_key, v_id)
                  || forebay._explain_limits(v_group.group_id, v_group.queue, v_row.limit_key)
-                 || coalesce((select jsonb_build_object('key_paused_at', p.paused_at, 'key_resume_at', p.resume_at)
+                 || coalesce((select jsonb_build_object('key_paused_at', coalesce(p.begins_at, p.paused_at), 'key_resume_at', p.resume_at)
                               from forebay.key_pause p
-                              where p.queue = v_group.queue and coalesce(p.resume_at > forebay._now(), true)
+                              where p.queue = v_group.queue
+                                and coalesce(p.begins_at <= forebay._now(), true) and coalesce(p.resume_at > forebay._now(), true)
                                 and (p.sort, p.key) in (('ordering', v_row.ordering_key), ('limit', v_row.limit_key))), '{}')
                  || forebay._explain_parked(v_group.group_id, v_row.ordering_key, v_row.limit_key, v_row.xid, v_row.seq)
                  || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.seq));
@@ -11354,7 +11422,7 @@ begin
     -- In this order: a job in a new row, for example a retry; those in a worker; requeued ones; parked ones.
     v_first := coalesce(
         v_key.head,
-        (select u.job from forebay.key_run t cross join unnest(t.offsets, t.jobs) u (place, job)
+        (select u.job from forebay.key_run t cross join unnest(coalesce(t.offsets, array[t.place]), coalesce(t.jobs, array[t.low_seq])) u (place, job)
          where t.group_id = p_group_id and t.ordering_key = p_ordering_key and t.no between v_key.since and v_key.no
            and t.lease_id is not null
            and exists (select from forebay.batch b where b.lease_id = t.lease_id and b.claim_no = t.claim_no)
@@ -12014,7 +12082,7 @@ $$;
 -- pages: 500 + 40 an open lease + 2 a waiting job
 create function forebay.key(queue text, ordering_key text default null, limit_key text default null)
 returns table (group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, pause_at timestamptz, resume_at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -12056,6 +12124,7 @@ $$;
 --   free                          nothing holds the key back, and no job waits for it; only forebay.key() returns it
 -- blocking_jobs, blocking_workers: the job of the ordering key that must end first, or the running jobs of the limit key, at most 10,
 -- and the worker of each; null: no worker has it.
+-- pause_at, resume_at: begin and end of a planned pause of the key; null: none is planned, or it has no end.
 --
 -- Visits every key that the log knows, and every job that waits for its ordering key.
 --
@@ -12064,7 +12133,7 @@ $$;
 -- pages: 500 + 2 a lane + 100 a waiting key + 5 a waiting job + 40 an open lease
 create function forebay.keys(only_queue text default null, most integer default 100)
 returns table (queue text, group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, pause_at timestamptz, resume_at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -12106,7 +12175,7 @@ $$;
 -- Some keys of a group, as forebay.keys() shows them.
 create function forebay._show_keys(p_group_id bigint, p_ordering_keys text[], p_limit_keys text[])
 returns table (sort text, key text, waiting bigint, running bigint, reason text, until timestamptz, blocking_jobs bigint[],
-               blocking_workers text[], held_by bigint, first_job_id bigint)
+               blocking_workers text[], held_by bigint, first_job_id bigint, pause_at timestamptz, resume_at timestamptz)
 language plpgsql volatile
 set enable_seqscan = off
 set jit = off
@@ -12166,10 +12235,10 @@ begin
         from unnest(forebay._limit_states(p_group_id, p_limit_keys, v.limits, v.at)) s),
     -- The only place that decides about the reason.
     keys as (
-        select k.*, coalesce(r.jobs, 0) as running, r.job_ids, r.workers, z.resume_at,
+        select k.*, coalesce(r.jobs, 0) as running, r.job_ids, r.workers, case when z.begins_at > v.at then z.begins_at end as pause_at, z.resume_at,
                case when g.closing_at is not null then 'group_closing'
                     when g.paused_at is not null then 'group_paused'
-                    when z.key is not null then 'paused'
+                    when z.key is not null and coalesce(z.begins_at <= v.at, true) then 'paused'
                     when k.held_by is not null then 'held'
                     when k.head is not null then 'retry'
                     when k.is_taken then 'running'
@@ -12189,7 +12258,7 @@ begin
                          when 'queue_rate' then forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst) end,
            case when k.head is not null then array[k.head] else coalesce(k.job_ids, '{}') end,
            case when k.head is not null then array[null::text] else coalesce(k.workers, '{}') end,
-           k.held_by, k.first_job_id
+           k.held_by, k.first_job_id, k.pause_at, case when k.pause_at is not null then k.resume_at end
     from keys k;
 end
 $$;
@@ -12401,15 +12470,18 @@ $$;
 -- grant: operator
 
 -- Pause one key of a queue, an ordering key or a limit key, for all groups: claims take no more jobs of it. Claimed jobs finish, and
--- enqueueing continues. Waiting jobs keep their places. Returns whether that changed anything. A paused key gets the new time.
+-- enqueueing continues. Waiting jobs keep their places. Returns whether that changed anything.
+--
+-- A key has one pause. A call replaces the pause that lasts, or is planned: with pause_at, a key that is paused now is resumed.
 --
 -- Invariant "a paused key is not forgotten" (docs/design/limits.md).
 -- Parameters: ordering_key, limit_key, exactly one of them; resume_after, positive: the pause ends by itself then. null: it ends with
---   forebay.resume_key().
+--   forebay.resume_key(). pause_at: when the pause begins; null or past: now. resume_after counts from there.
 -- Errors: JQ001 a bad name, key or time.
 -- Locks, until the transaction ends: the row of the key, and the table queue_group in a mode that makes only the opening of new groups wait.
 create function forebay.pause_key(
-    queue text, ordering_key text default null, limit_key text default null, resume_after interval default null)
+    queue text, ordering_key text default null, limit_key text default null, resume_after interval default null,
+    pause_at timestamptz default null)
 returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -12421,40 +12493,62 @@ declare
     v_sort   constant text := forebay._require_key(pause_key.queue, pause_key.ordering_key, pause_key.limit_key);
     v_key    constant text := coalesce(pause_key.ordering_key, pause_key.limit_key);
     v_at     constant timestamptz := forebay._now();
-    v_until  constant timestamptz := v_at + resume_after;
+    v_begins constant timestamptz := case when pause_at > v_at then pause_at end;
+    v_until  timestamptz;
     v_before forebay.key_pause;
-    v_was_paused boolean;
+    v_was_set boolean;     -- a pause lasts, or is planned
+    v_was_paused boolean;  -- it lasts
 begin
     if resume_after <= interval '0' or resume_after > interval '10 years' then
         raise exception using errcode = 'JQ001', column = 'resume_after',
             message = format('resume_after %s is not within ten years', resume_after);
+    end if;
+    if pause_at > v_at + interval '10 years' or pause_at < v_at - interval '10 years' then
+        raise exception using errcode = 'JQ001', column = 'pause_at', message = format('pause_at %s is not within ten years', pause_at);
+    end if;
+    v_until := coalesce(pause_at, v_at) + resume_after;
+    if v_until <= v_at then
+        raise exception using errcode = 'JQ001', column = 'pause_at', message = format('the pause from %s would be over by now', pause_at);
     end if;
     perform nextval('forebay.key_pause_seq');
     -- A row that pauses nothing, or the one that is there, locked: of two calls for one key the later one sees what the first has set.
     insert into forebay.key_pause as p (queue, sort, key, paused_at, resume_at) values (pause_key.queue, v_sort, v_key, v_at, v_at)
     on conflict on constraint key_pause_pkey do update set key = p.key
     returning p.* into v_before;
-    v_was_paused := coalesce(v_before.resume_at > v_at, true);
-    if v_was_paused and v_before.resume_at is not distinct from v_until then
+    v_was_set := coalesce(v_before.resume_at > v_at, true);
+    v_was_paused := v_was_set and coalesce(v_before.begins_at <= v_at, true);
+    if v_was_set and v_before.resume_at is not distinct from v_until
+       and (v_was_paused and v_begins is null or v_before.begins_at = v_begins) then
         return false;
     end if;
     update forebay.key_pause p
-    set resume_at = v_until, paused_at = case when v_was_paused then v_before.paused_at else v_at end
+    set begins_at = v_begins, resume_at = v_until,
+        paused_at = case when v_was_paused and v_begins is null then coalesce(v_before.begins_at, v_before.paused_at) else v_at end
     where p.queue = pause_key.queue and p.sort = v_sort and p.key = v_key;
     delete from forebay.key_pause p
     where (p.queue, p.sort, p.key) in (
         select i.queue, i.sort, i.key from forebay.key_pause i
         where i.resume_at <= v_at order by i.resume_at limit 10 for update skip locked);
-    if v_was_paused then
+    if v_was_set then
         -- Claims have parked jobs until the end of the earlier pause. They look again, and schedule a recheck row for the new end.
+        -- A planned pause that is replaced may begin before this transaction commits.
         perform forebay._announce_key(pause_key.queue, v_sort, v_key);
     end if;
     perform forebay._record_event(
         'keys.pause', pause_key.queue,
-        p_old => case when v_was_paused then jsonb_build_object(v_sort || '_key', v_key, 'resume_at', v_before.resume_at) end,
-        p_new => jsonb_build_object(v_sort || '_key', v_key, 'resume_at', v_until));
+        p_old => case when v_was_set then forebay._pause_facts(v_sort, v_key, v_before.begins_at, v_before.resume_at) end,
+        p_new => forebay._pause_facts(v_sort, v_key, v_begins, v_until));
     return true;
 end
+$$;
+
+
+-- A pause of a key, as the event log has it.
+create function forebay._pause_facts(p_sort text, p_key text, p_begins_at timestamptz, p_resume_at timestamptz) returns jsonb
+language sql immutable
+as $$
+    select jsonb_build_object(p_sort || '_key', p_key, 'resume_at', p_resume_at)
+           || case when p_begins_at is null then '{}' else jsonb_build_object('pause_at', p_begins_at) end
 $$;
 
 
@@ -12737,7 +12831,7 @@ $$;
 
 -- grant: operator
 
--- Resume a paused key of a queue, for all groups. Returns whether it was paused.
+-- Resume a paused key of a queue, for all groups, or remove a planned pause. Returns whether there was one.
 --
 -- Invariant "a paused key is not forgotten" (docs/design/limits.md).
 -- Errors: JQ001 a bad name or key.
@@ -12764,7 +12858,7 @@ begin
         return false;
     end if;
     perform forebay._record_event(
-        'keys.resume', resume_key.queue, p_old => jsonb_build_object(v_sort || '_key', v_key, 'resume_at', v_before.resume_at));
+        'keys.resume', resume_key.queue, p_old => forebay._pause_facts(v_sort, v_key, v_before.begins_at, v_before.resume_at));
     return true;
 end
 $$;
@@ -13419,8 +13513,8 @@ begin
             end if;
             if v_ended <> '[]'::jsonb then
                 v_outcomes := array_fill('d'::"char", array[v_done]) || array(
-                    select forebay._outcome_code(case when (e.value ->> 'holds_key')::boolean and v_batch.keys[(e.value ->> 'offset')::integer] is not null
-                                                           and e.value ->> 'outcome' = 'dead' then 'held' else e.value ->> 'outcome' end, v_batch.seqs[(e.value ->> 'offset')::integer],
+                    select forebay._outcome_code(e.value ->> 'outcome', (e.value ->> 'holds_key')::boolean and v_batch.keys[(e.value ->> 'offset')::integer] is not null,
+                                                 v_batch.seqs[(e.value ->> 'offset')::integer],
                                                  coalesce(v_batch.lanes[(e.value ->> 'offset')::integer], v_batch.lane),
                                                  v_batch.xids, (e.value ->> 'offset')::integer, v_batch.group_id)
                     from jsonb_array_elements(v_ended) e);
@@ -13475,7 +13569,7 @@ $$;
 
 -- The code of an outcome; c for cancelled when the job would run again and its cancellation was requested, or it was replaced.
 create function forebay._outcome_code(
-    p_outcome text, p_seq bigint, p_lane bigint, p_xids xid8[], p_offset integer, p_group_id bigint)
+    p_outcome text, p_holds_key boolean, p_seq bigint, p_lane bigint, p_xids xid8[], p_offset integer, p_group_id bigint)
 returns "char"
 language plpgsql stable
 as $$
@@ -13487,9 +13581,7 @@ begin
     elsif p_outcome = 'cancelled' then
         return 'c';
     elsif p_outcome = 'dead' then
-        return 'x';
-    elsif p_outcome = 'held' then
-        return 'y';
+        return case when p_holds_key then 'y' else 'x' end;
     elsif p_outcome is null or p_outcome not in ('retried', 'snoozed', 'released', 'unknown', 'lost') then
         raise exception using errcode = 'JQ001', message = format('unknown outcome %s', coalesce(quote_literal(p_outcome), 'null')),
             hint = 'One of done, retried, lost, snoozed, unknown, released, cancelled, dead.';

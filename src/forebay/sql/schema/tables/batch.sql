@@ -23,7 +23,7 @@ create table forebay.batch (
     limit_keys    text[] collate "C",    -- one per seq, in lanes of jobs with limit keys
     -- Only in lanes of jobs with ordering keys:
     keys          text[] collate "C",    -- one per seq
-    tails         smallint[],            -- one per seq: the offset of the last job of its key
+    tails         smallint[],            -- one per seq: the offset of the last job of its key; null: each is the last one of its key
     edge_from     xid8,                  -- transactions that began after this one have numbers above low_from,
     low_from      bigint,                --   and transactions visible in snap_from began before it
     edge_to       xid8,                  -- the same for snap_to

@@ -7,23 +7,25 @@
 
 -- A key run is what one claim took of a key's jobs. The newest row of a (group, key) has the state of the key.
 create table forebay.key_run (
+    -- Many keys have one job in a claim: then a key run should be small. So nulls stand for what is usual.
     group_id     bigint not null,
-    ordering_key text collate "C" not null,
     no           bigint not null,
-    since        bigint not null,        -- first key run that this one continues: one lease has the jobs of all of them
+    since        bigint,                 -- first key run that this one continues: one lease has the jobs of all of them; null: no
     lease_id     bigint,                 -- null: nothing was taken, jobs were only skipped
     claim_no     bigint,
-    offsets      smallint[],             -- the key's jobs within that batch, in order
-    jobs         bigint[],               -- ids of these jobs
-    taken_up_to  bigint not null,        -- parked jobs up to this number have been taken
+    low_seq      bigint not null,        -- lowest and highest number among the run's jobs and its rest; high_seq null: low_seq
+    high_seq     bigint,
+    taken_up_to  bigint,                 -- parked jobs up to this number have been taken; null: 0
+    place        smallint,               -- within that batch, of the only job of the key,
+    is_suspect   boolean,                -- runs alone: its lease gets no more of the key; null: false
+    ordering_key text collate "C" not null,
+    offsets      smallint[],             --   or of all of them, in order
+    jobs         bigint[],               -- ids of these jobs; null: low_seq
     rest_lanes   bigint[],               -- requeued by an earlier key run and not taken by this one, in order
     rest_seqs    bigint[],
-    low_seq      bigint not null,        -- lowest and highest number among the run's jobs and its rest
-    high_seq     bigint not null,
-    is_suspect   boolean not null,       -- runs alone: its lease gets no more of the key
-    taken_at     timestamptz not null,
     primary key (group_id, ordering_key, no)
 );
+create index key_run_with_rest on forebay.key_run (group_id, ordering_key) where rest_seqs is not null;
 
 -- Parked jobs: a group's cursor has passed them while their key was taken. They keep their order.
 create sequence forebay.parked_seq as bigint cache 1;

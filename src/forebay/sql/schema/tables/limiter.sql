@@ -42,20 +42,23 @@ create table forebay.limiter (
     leases     bigint[] not null,         -- batches in flight, with the number of jobs each took
     claims     bigint[] not null,
     sizes      integer[] not null,
+    bare_leases bigint[],                 -- batches in flight that wrote no row of limit_run for a key only because they have a job of it:
+    bare_claims bigint[],                 --   the batch has its keys; null: none
     primary key (group_id, no)
 );
 
 
 -- What a limiter sees now. opens: unsettled jobs of each batch in flight; is_changed: there is something to record whatever is
--- claimed; is_back: the clock was set back.
+-- claimed; is_back: the clock was set back; is_bare: a claim need not write a row for each key, as few batches without are open.
 create type forebay._limiter_view as (
     no bigint, at timestamptz, seed_until timestamptz, tat timestamptz,
     leases bigint[], claims bigint[], sizes integer[], opens integer[],
-    is_changed boolean, is_back boolean, has_new_limits boolean, free_slots bigint, limits forebay.queue_limits);
+    is_changed boolean, is_back boolean, has_new_limits boolean, bare_leases bigint[], bare_claims bigint[], is_bare boolean, free_slots bigint,
+    limits forebay.queue_limits);
 
 
--- What a claim decided about a limit key. The newest row of a (group, key) has the state of the key. Without limits for each key, a
--- key of which no job is parked needs no row.
+-- What a claim decided about a limit key. The newest row of a (group, key) has the state of the key, except for the jobs in flight of
+-- limiter.bare_leases. A key of which no job is parked needs no row without limits for each key, or in such a batch.
 create table forebay.limit_run (
     group_id     bigint not null,
     limit_key    text collate "C" not null,

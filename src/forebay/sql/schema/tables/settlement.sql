@@ -10,6 +10,7 @@ create table forebay.settlement (
     millis     integer[],                -- durations, null: not measured
     primary key (lease_id, claim_no, flush_no)
 );
+create index settlement_that_requeues on forebay.settlement (lease_id, claim_no) where 'k' = any (outcomes);
 
 -- A suspect is claimed alone and its start is recorded, so that a death of the worker can be attributed to it.
 create table forebay.suspect_start (

@@ -16,9 +16,9 @@ as $$
     with entry as materialized (
         select k.key, e.claim_no, o.place
         from (select distinct u.key from unnest(p_keys) u (key)) k
-        cross join lateral (select i.since from forebay.key_run i
+        cross join lateral (select coalesce(i.since, i.no) as since from forebay.key_run i
                             where i.group_id = p_group_id and i.ordering_key = k.key order by i.no desc limit 1) t
-        cross join lateral (select i.claim_no, i.offsets from forebay.key_run i
+        cross join lateral (select i.claim_no, coalesce(i.offsets, array[i.place]) as offsets from forebay.key_run i
                             where i.group_id = p_group_id and i.ordering_key = k.key and i.no >= t.since
                               and i.lease_id = p_lease_id and i.claim_no < p_claim_no offset 0) e
         cross join lateral unnest(e.offsets) o (place)

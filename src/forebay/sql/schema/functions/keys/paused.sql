@@ -4,7 +4,8 @@ language sql stable
 as $$
     select coalesce(array_agg(p.key order by p.key), '{}'), coalesce(array_agg(p.resume_at order by p.key), '{}')
     from forebay.key_pause p
-    where p.queue = p_queue and p.sort = p_sort and p.key = any (p_keys) and coalesce(p.resume_at > p_at, true)
+    where p.queue = p_queue and p.sort = p_sort and p.key = any (p_keys)
+      and coalesce(p.begins_at <= p_at, true) and coalesce(p.resume_at > p_at, true)
 $$;
 
 
@@ -42,9 +43,9 @@ begin
         if v_key.seq is not null then
             v_seqs := v_seqs || v_key.seq;
             insert into forebay.key_run (
-                group_id, ordering_key, no, since, taken_up_to, rest_lanes, rest_seqs, low_seq, high_seq, is_suspect, taken_at)
+                group_id, ordering_key, no, since, taken_up_to, rest_lanes, rest_seqs, low_seq, high_seq)
             select p_group_id, v_key.ordering_key, v_key.no + 1, v_key.no + 1, v_key.taken_up_to, v_key.lane || v_key.waiting_lanes,
-                   v_key.seq || v_key.waiting_seqs, min(u), max(u), false, p_at
+                   v_key.seq || v_key.waiting_seqs, min(u), max(u)
             from unnest(v_key.seq || v_key.waiting_seqs) u;
             -- A redriven job has its place now: its dead letter holds the key no longer.
             update forebay.dead_letter d set holds_key = false

@@ -63,6 +63,7 @@ begin
             return;
         end if;
     end if;
+    p_tails := coalesce(p_tails, array(select i::smallint from generate_subscripts(p_keys, 1) i));
     if p_offsets is null then
         v_tails := array(select distinct o from unnest(p_tails) o);
     elsif p_outcomes is null and p_flush_no > 0 then

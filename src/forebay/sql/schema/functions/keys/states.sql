@@ -11,13 +11,13 @@ language sql stable
 -- planner: arrays
 as $$
     with last as materialized (
-        select k.key, t.no, t.since, t.taken_up_to, t.is_suspect, t.rest_lanes, t.rest_seqs
+        select k.key, t.no, coalesce(t.since, t.no) as since, t.taken_up_to, t.is_suspect, t.rest_lanes, t.rest_seqs
         from unnest(p_keys) k (key)
         left join lateral (select * from forebay.key_run i
                            where i.group_id = p_group_id and i.ordering_key = k.key
                            order by i.no desc limit 1) t on true
     ), key_run as materialized (
-        select l.key, t.no, t.lease_id, t.claim_no, t.offsets, t.jobs
+        select l.key, t.no, t.lease_id, t.claim_no, coalesce(t.offsets, array[t.place]) as offsets, coalesce(t.jobs, array[t.low_seq]) as jobs
         from last l
         cross join lateral (select * from forebay.key_run i
                             where i.group_id = p_group_id and i.ordering_key = l.key and i.no between l.since and l.no

@@ -35,6 +35,7 @@ declare
     v_taken    record;                   -- jobs taken and skipped
     v_tombstones boolean;
     v_holds      boolean;                -- a dead letter held its key once
+    v_parks      boolean;                -- a job was parked once
     v_is_plain   boolean := false;
     v_parked_no  bigint;                 -- see batch.parked_no
     v_public   bigint[];                 -- the queue's keyed public lanes
@@ -118,6 +119,7 @@ begin
     -- From here on no other session decides about the group's keys, and later statements see earlier decisions.
     perform forebay._lock_keys(p_group_id, false);
     v_holds := pg_sequence_last_value('forebay.hold_seq') is not null;
+    v_parks := pg_sequence_last_value('forebay.parked_seq') is not null;
 
     if pg_sequence_last_value('forebay.key_pause_seq') is not null then
         -- A later statement than the one that read the lane: it sees the call that appended a recheck row that was read.
@@ -134,19 +136,25 @@ begin
             select u.ordering_key as key, u.ordinality::smallint as place, u.seq, u.xid, coalesce(u.job_id, u.seq) as job_id,
                    coalesce(u.expires_at, u.enqueued_at + interval '30 days') as expires
             from unnest(v_rows) with ordinality u
+        ), met_all as materialized (
+            select array_agg(m.seq) as seqs, array_agg(m.xid) as xids, array_agg(m.key) as keys, max(m.seq) as high, min(m.expires) as expires
+            from met m
         ), key as materialized (
-            select m.key, array_agg(m.place) as offsets, array_agg(m.job_id) as jobs, max(m.place) as tail,
-                   min(m.seq) as low, max(m.seq) as high
+            select m.key, min(m.place) as head, max(m.place) as tail, min(m.job_id) as job, min(m.seq) as low, max(m.seq) as high
             from met m group by m.key
+        ), several as materialized (
+            -- Arrays only of keys with several jobs: an array for each of a thousand keys costs more than to read their states.
+            select m.key, array_agg(m.place) as offsets, array_agg(m.job_id) as jobs
+            from met m join key k on k.key = m.key where k.tail > k.head group by m.key
         ), last as materialized (
-            select k.key, t.no, t.since, t.lease_id, t.claim_no, t.taken_up_to, t.is_suspect,
+            select k.*, t.no, t.since, t.lease_id, t.claim_no, t.taken_up_to, t.is_suspect,
                    t.has_rest is true
-                   or exists (select from forebay.parked p
+                   or v_parks and exists (select from forebay.parked p
                               where p.group_id = p_group_id and p.ordering_key = k.key and p.parked_no > coalesce(t.taken_up_to, 0))
                    or v_holds and exists (select from forebay.dead_letter d
                                           where d.group_id = p_group_id and d.ordering_key = k.key and d.holds_key) as waits
             from key k
-            left join lateral (select i.no, i.since, i.lease_id, i.claim_no, i.taken_up_to, i.is_suspect, i.rest_seqs is not null as has_rest
+            left join lateral (select i.no, coalesce(i.since, i.no) as since, i.lease_id, i.claim_no, i.taken_up_to, i.is_suspect is true as is_suspect, i.rest_seqs is not null as has_rest
                                from forebay.key_run i
                                where i.group_id = p_group_id and i.ordering_key = k.key
                                order by i.no desc limit 1) t on true
@@ -172,25 +180,26 @@ begin
             select not exists (select from last l where l.waits)
                and not exists (select from batch_state b where b.continues or b.open > 0 and (b.lease_id <> p_lease_id or b.is_suspect))
                and coalesce((select sum(b.open) from batch_state b where b.lease_id = p_lease_id), 0) <= v_ahead
-               and (select min(m.expires) from met m) > c.at
+               and (select m.expires from met_all m) > c.at
                and not (v_tombstones and exists (select from forebay.tombstone x where x.job_id = any (array(select m.job_id from met m)))) as is_plain
         ), written as (
             insert into forebay.key_run (
-                group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, taken_up_to, low_seq, high_seq, is_suspect, taken_at)
-            select p_group_id, k.key, coalesce(l.no, 0) + 1, coalesce(f.no, l.no + 1, 1), p_lease_id, p_claim_no, k.offsets, k.jobs,
-                   coalesce(l.taken_up_to, 0), k.low, k.high, false, c.at
-            from key k
-            join last l on l.key = k.key
+                group_id, ordering_key, no, since, lease_id, claim_no, place, offsets, jobs, taken_up_to, low_seq, high_seq)
+            select p_group_id, l.key, coalesce(l.no, 0) + 1, f.no, p_lease_id, p_claim_no, case when l.head = l.tail then l.head end, s.offsets,
+                   case when l.head < l.tail then s.jobs when l.job <> l.low then array[l.job] end,
+                   nullif(l.taken_up_to, 0), l.low, nullif(l.high, l.low)
+            from last l
+            left join several s on s.key = l.key
             left join (select t.key, min(t.no) as no from key_run t
-                       where t.lease_id = p_lease_id and t.claim_no >= p_floor group by t.key) f on f.key = k.key
+                       where t.lease_id = p_lease_id and t.claim_no >= p_floor group by t.key) f on f.key = l.key
             where (select v.is_plain from verdict v)
         )
-        select v.is_plain, null::bigint[] as lanes, (select array_agg(m.seq) from met m) as seqs,
-               (select array_agg(m.xid) from met m) as xids, (select array_agg(m.key) from met m) as keys,
-               (select array_agg(k.tail order by m.place) from met m join key k on k.key = m.key) as tails,
-               v_count::bigint as fresh, 0::bigint as fresh_skipped, (select max(k.high) from key k) as high, v_rows as jobs, null::bigint[] as skipped, null::"char"[] as skipped_as
+        select v.is_plain, null::bigint[] as lanes, a.seqs, a.xids, a.keys,
+               case when exists (select from several)
+                    then (select array_agg(k.tail order by m.place) from met m join key k on k.key = m.key) end as tails,
+               v_count::bigint as fresh, 0::bigint as fresh_skipped, a.high, v_rows as jobs, null::bigint[] as skipped, null::"char"[] as skipped_as
         into v_taken
-        from verdict v;
+        from verdict v, met_all a;
         v_is_plain := v_taken.is_plain;
     end if;
 
@@ -314,11 +323,10 @@ begin
         ), key_run as (
             insert into forebay.key_run (
                 group_id, ordering_key, no, since, lease_id, claim_no, offsets, jobs, taken_up_to, rest_lanes, rest_seqs, low_seq, high_seq,
-                is_suspect, taken_at)
+                is_suspect)
             select p_group_id, t.key, t.no + 1, t.since, case when t.places is not null then p_lease_id end,
                    case when t.places is not null then p_claim_no end, t.places, t.jobs, greatest(t.taken_up_to, r.taken_up_to), r.lanes, r.seqs,
-                   coalesce(least(t.low, r.low), 0), coalesce(greatest(t.high, r.high), 0), c.audience < 0,
-                   c.at
+                   coalesce(least(t.low, r.low), 0), coalesce(greatest(t.high, r.high), 0), c.audience < 0
             from reach t join rest r on r.key = t.key
         ), parking as (
             insert into forebay.parked (group_id, ordering_key, lane, seq)

@@ -35,7 +35,7 @@ begin
         -- Most keys have nothing to delete: numbers rise from key run to key run.
         select k.group_id, k.ordering_key,
                exists (select from forebay.parked p where p.group_id = k.group_id and p.ordering_key = k.ordering_key)
-               or v_first > (select t.high_seq from forebay.key_run t
+               or v_first > (select coalesce(t.high_seq, t.low_seq) from forebay.key_run t
                              where t.group_id = k.group_id and t.ordering_key = k.ordering_key order by t.no limit 1) as is_due
         from key k
     loop
@@ -76,7 +76,7 @@ begin
         order by o.parked_no limit p_most));
     get diagnostics v_parked = row_count;
     with old as (
-        select o.ctid as row, o.no, o.high_seq from forebay.key_run o
+        select o.ctid as row, o.no, coalesce(o.high_seq, o.low_seq) as high_seq from forebay.key_run o
         where o.group_id = p_group_id and o.ordering_key = p_key order by o.no limit p_most)
     delete from forebay.key_run t
     where t.ctid = any (array(

@@ -27,6 +27,7 @@ begin
         return null;
     end if;
     v := forebay._read_limiter(p_group_id, v_lane.queue);
+    v.is_bare := v.is_bare and v_lane.sort = 'limited';
     v_seeds := v.has_new_limits or v.seed_until >= v.at;
     -- The claim of a lane of ordering keys must not have written anything before.
     if v_seeds and v_lane.sort <> 'keyed' then

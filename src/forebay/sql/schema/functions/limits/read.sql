@@ -12,7 +12,9 @@ begin
     select coalesce(c.no, 0), n.at, c.seed_until, c.tat,
            coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.sizes, '{}'), coalesce(o.opens, '{}'),
            q.starts_set_at is distinct from c.limits_at or c.decided_at > n.at, coalesce(c.decided_at > n.at, false),
-           q.starts_set_at is distinct from c.limits_at, 0, q
+           q.starts_set_at is distinct from c.limits_at, k.leases, k.claims,
+           -- Each claim reads the keys of these batches: a bounded number, so that beside many workers it does not.
+           q.key_concurrency is not null and q.key_rate is null and k.batches < 16 and coalesce(k.jobs, 0) < 2000, 0, q
     into v
     from (select forebay._now() as at offset 0) n
     left join forebay.queue_limits q on q.queue = p_queue
@@ -26,7 +28,15 @@ begin
             from forebay.settlement j where j.lease_id = i.lease_id and j.claim_no = i.claim_no) s
         where not s.whole and s.settled < i.size
           and exists (select from forebay.lease l where l.lease_id = i.lease_id and l.closed_at is null)
-          and exists (select from forebay.batch b where b.lease_id = i.lease_id and b.claim_no = i.claim_no)) o on true;
+          and exists (select from forebay.batch b where b.lease_id = i.lease_id and b.claim_no = i.claim_no)) o on true
+    left join lateral (
+        select array_agg(i.lease_id order by i.nr) as leases, array_agg(i.claim_no order by i.nr) as claims, count(*) as batches, sum(i.size) as jobs
+        from (select u.*, (select cardinality(b.seqs) from forebay.batch b where b.lease_id = u.lease_id and b.claim_no = u.claim_no) as size
+              from unnest(c.bare_leases, c.bare_claims) with ordinality u (lease_id, claim_no, nr)) i
+        cross join lateral (
+            select coalesce(bool_or(j.offsets is null), false) as whole, coalesce(sum(cardinality(j.offsets)), 0)::integer as settled
+            from forebay.settlement j where j.lease_id = i.lease_id and j.claim_no = i.claim_no) s
+        where not s.whole and s.settled < i.size) k on true;
 
     if v.is_changed or v.seed_until >= v.at then
         v := forebay._read_limiter_fully(v, p_group_id);
@@ -92,14 +102,18 @@ begin
         v.leases := v.leases || p_lease_id;
         v.claims := v.claims || p_claim_no;
         v.sizes := v.sizes || p_count;
+        if v.is_bare then
+            v.bare_leases := v.bare_leases || p_lease_id;
+            v.bare_claims := v.bare_claims || p_claim_no;
+        end if;
     end if;
     if (v.limits).concurrency is null then
         v.leases := '{}';
         v.claims := '{}';
         v.sizes := '{}';
     end if;
-    insert into forebay.limiter (group_id, no, decided_at, limits_at, seed_until, tat, leases, claims, sizes)
-    values (p_group_id, v.no + 1, v.at, (v.limits).starts_set_at, v.seed_until, v.tat, v.leases, v.claims, v.sizes);
+    insert into forebay.limiter (group_id, no, decided_at, limits_at, seed_until, tat, leases, claims, sizes, bare_leases, bare_claims)
+    values (p_group_id, v.no + 1, v.at, (v.limits).starts_set_at, v.seed_until, v.tat, v.leases, v.claims, v.sizes, v.bare_leases, v.bare_claims);
 end
 $$;
 

@@ -1,4 +1,5 @@
--- The states of limit keys for a group, in the order of the keys. Jobs in flight that have ended are left out.
+-- The states of limit keys for a group, in the order of the keys. Jobs in flight that have ended are left out. A job in flight may be
+-- in the key's newest row and in a batch of limiter.bare_leases.
 create function forebay._limit_states(p_group_id bigint, p_keys text[], p_limits forebay.queue_limits, p_at timestamptz)
 returns forebay._limit_state[]
 language plpgsql stable  -- In SQL it would be planned at each call.
@@ -12,13 +13,24 @@ begin
         left join lateral (select * from forebay.limit_run i
                            where i.group_id = p_group_id and i.limit_key = k.key
                            order by i.no desc limit 1) t on true
-    ), flight as materialized (
+    ), listed as materialized (
         select l.nr, u.lease_id, u.claim_no, u.place, u.ordinality as job
         from last l cross join lateral unnest(l.leases, l.claims, l.offsets) with ordinality u (lease_id, claim_no, place, ordinality)
         union all
         select l.nr, l.lease_id, l.claim_no, o::smallint, 1000000 + o
         from last l cross join lateral generate_series(l.place, l.place + l.jobs - 1) o
         where p_limits.key_concurrency is not null
+        union all
+        select l.nr, b.lease_id, b.claim_no, u.place::smallint, 2000000 + u.place
+        from (select i.bare_leases, i.bare_claims from forebay.limiter i where i.group_id = p_group_id order by i.no desc limit 1) g
+        cross join lateral unnest(g.bare_leases, g.bare_claims) o (lease_id, claim_no)
+        cross join lateral (select i.lease_id, i.claim_no, i.limit_keys from forebay.batch i
+                            where i.lease_id = o.lease_id and i.claim_no = o.claim_no offset 0) b
+        cross join lateral unnest(b.limit_keys) with ordinality u (key, place)
+        join last l on l.key = u.key
+        where p_limits.key_concurrency is not null
+    ), flight as materialized (
+        select u.nr, u.lease_id, u.claim_no, u.place, min(u.job) as job from listed u group by u.nr, u.lease_id, u.claim_no, u.place
     ), flush as materialized (
         select b.lease_id, b.claim_no, s.offsets
         from (select distinct f.lease_id, f.claim_no from flight f) b

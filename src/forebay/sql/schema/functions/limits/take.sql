@@ -248,7 +248,7 @@ begin
                nullif(s.offsets, '{}')
         from unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_firsts, v_taken.run_highs) r (key, jobs, first, high)
         join unnest(v_states) s on s.limit_key = r.key
-        where num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0;
+        where not v.is_bare and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0;
     else
         with piece as materialized (
             select p.key, p.class, p.place, p.jobs, coalesce(k.jobs, 0) as kept, k.seq,
@@ -301,7 +301,7 @@ begin
                    nullif(n.leases, '{}'), nullif(n.claims, '{}'), nullif(n.offsets, '{}')
             from next n
             where n.newly > 0 or n.went > 0 or n.waiting > 0 and not n.is_behind
-               or n.run > 0 and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
+               or n.run > 0 and not v.is_bare and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
             returning limit_key, turn
         ), again as materialized (
             select w.limit_key, w.turn, n.fills, n.tokens > 0 as has_tokens,

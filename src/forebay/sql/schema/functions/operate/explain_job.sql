@@ -58,9 +58,10 @@ begin
                  || forebay._explain_workers(v_group.group_id, v_group.queue, group_name, v_row.seq)
                  || forebay._explain_key(v_group.group_id, v_row.ordering_key, v_id)
                  || forebay._explain_limits(v_group.group_id, v_group.queue, v_row.limit_key)
-                 || coalesce((select jsonb_build_object('key_paused_at', p.paused_at, 'key_resume_at', p.resume_at)
+                 || coalesce((select jsonb_build_object('key_paused_at', coalesce(p.begins_at, p.paused_at), 'key_resume_at', p.resume_at)
                               from forebay.key_pause p
-                              where p.queue = v_group.queue and coalesce(p.resume_at > forebay._now(), true)
+                              where p.queue = v_group.queue
+                                and coalesce(p.begins_at <= forebay._now(), true) and coalesce(p.resume_at > forebay._now(), true)
                                 and (p.sort, p.key) in (('ordering', v_row.ordering_key), ('limit', v_row.limit_key))), '{}')
                  || forebay._explain_parked(v_group.group_id, v_row.ordering_key, v_row.limit_key, v_row.xid, v_row.seq)
                  || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.seq));
@@ -155,7 +156,7 @@ begin
     -- In this order: a job in a new row, for example a retry; those in a worker; requeued ones; parked ones.
     v_first := coalesce(
         v_key.head,
-        (select u.job from forebay.key_run t cross join unnest(t.offsets, t.jobs) u (place, job)
+        (select u.job from forebay.key_run t cross join unnest(coalesce(t.offsets, array[t.place]), coalesce(t.jobs, array[t.low_seq])) u (place, job)
          where t.group_id = p_group_id and t.ordering_key = p_ordering_key and t.no between v_key.since and v_key.no
            and t.lease_id is not null
            and exists (select from forebay.batch b where b.lease_id = t.lease_id and b.claim_no = t.claim_no)

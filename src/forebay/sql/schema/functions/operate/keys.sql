@@ -16,6 +16,7 @@
 --   free                          nothing holds the key back, and no job waits for it; only forebay.key() returns it
 -- blocking_jobs, blocking_workers: the job of the ordering key that must end first, or the running jobs of the limit key, at most 10,
 -- and the worker of each; null: no worker has it.
+-- pause_at, resume_at: begin and end of a planned pause of the key; null: none is planned, or it has no end.
 --
 -- Visits every key that the log knows, and every job that waits for its ordering key.
 --
@@ -24,7 +25,7 @@
 -- pages: 500 + 2 a lane + 100 a waiting key + 5 a waiting job + 40 an open lease
 create function forebay.keys(only_queue text default null, most integer default 100)
 returns table (queue text, group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, pause_at timestamptz, resume_at timestamptz)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
@@ -64,7 +65,7 @@ $$;
 -- Some keys of a group, as forebay.keys() shows them.
 create function forebay._show_keys(p_group_id bigint, p_ordering_keys text[], p_limit_keys text[])
 returns table (sort text, key text, waiting bigint, running bigint, reason text, until timestamptz, blocking_jobs bigint[],
-               blocking_workers text[], held_by bigint, first_job_id bigint)
+               blocking_workers text[], held_by bigint, first_job_id bigint, pause_at timestamptz, resume_at timestamptz)
 language plpgsql volatile
 -- planner: in order
 as $$
@@ -122,10 +123,10 @@ begin
         from unnest(forebay._limit_states(p_group_id, p_limit_keys, v.limits, v.at)) s),
     -- The only place that decides about the reason.
     keys as (
-        select k.*, coalesce(r.jobs, 0) as running, r.job_ids, r.workers, z.resume_at,
+        select k.*, coalesce(r.jobs, 0) as running, r.job_ids, r.workers, case when z.begins_at > v.at then z.begins_at end as pause_at, z.resume_at,
                case when g.closing_at is not null then 'group_closing'
                     when g.paused_at is not null then 'group_paused'
-                    when z.key is not null then 'paused'
+                    when z.key is not null and coalesce(z.begins_at <= v.at, true) then 'paused'
                     when k.held_by is not null then 'held'
                     when k.head is not null then 'retry'
                     when k.is_taken then 'running'
@@ -145,7 +146,7 @@ begin
                          when 'queue_rate' then forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst) end,
            case when k.head is not null then array[k.head] else coalesce(k.job_ids, '{}') end,
            case when k.head is not null then array[null::text] else coalesce(k.workers, '{}') end,
-           k.held_by, k.first_job_id
+           k.held_by, k.first_job_id, k.pause_at, case when k.pause_at is not null then k.resume_at end
     from keys k;
 end
 $$;

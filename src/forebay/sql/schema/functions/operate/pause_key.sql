@@ -1,15 +1,18 @@
 -- grant: operator
 
 -- Pause one key of a queue, an ordering key or a limit key, for all groups: claims take no more jobs of it. Claimed jobs finish, and
--- enqueueing continues. Waiting jobs keep their places. Returns whether that changed anything. A paused key gets the new time.
+-- enqueueing continues. Waiting jobs keep their places. Returns whether that changed anything.
+--
+-- A key has one pause. A call replaces the pause that lasts, or is planned: with pause_at, a key that is paused now is resumed.
 --
 -- Invariant "a paused key is not forgotten" (docs/design/limits.md).
 -- Parameters: ordering_key, limit_key, exactly one of them; resume_after, positive: the pause ends by itself then. null: it ends with
---   forebay.resume_key().
+--   forebay.resume_key(). pause_at: when the pause begins; null or past: now. resume_after counts from there.
 -- Errors: JQ001 a bad name, key or time.
 -- Locks, until the transaction ends: the row of the key, and the table queue_group in a mode that makes only the opening of new groups wait.
 create function forebay.pause_key(
-    queue text, ordering_key text default null, limit_key text default null, resume_after interval default null)
+    queue text, ordering_key text default null, limit_key text default null, resume_after interval default null,
+    pause_at timestamptz default null)
 returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -20,40 +23,62 @@ declare
     v_sort   constant text := forebay._require_key(pause_key.queue, pause_key.ordering_key, pause_key.limit_key);
     v_key    constant text := coalesce(pause_key.ordering_key, pause_key.limit_key);
     v_at     constant timestamptz := forebay._now();
-    v_until  constant timestamptz := v_at + resume_after;
+    v_begins constant timestamptz := case when pause_at > v_at then pause_at end;
+    v_until  timestamptz;
     v_before forebay.key_pause;
-    v_was_paused boolean;
+    v_was_set boolean;     -- a pause lasts, or is planned
+    v_was_paused boolean;  -- it lasts
 begin
     if resume_after <= interval '0' or resume_after > interval '10 years' then
         raise exception using errcode = 'JQ001', column = 'resume_after',
             message = format('resume_after %s is not within ten years', resume_after);
+    end if;
+    if pause_at > v_at + interval '10 years' or pause_at < v_at - interval '10 years' then
+        raise exception using errcode = 'JQ001', column = 'pause_at', message = format('pause_at %s is not within ten years', pause_at);
+    end if;
+    v_until := coalesce(pause_at, v_at) + resume_after;
+    if v_until <= v_at then
+        raise exception using errcode = 'JQ001', column = 'pause_at', message = format('the pause from %s would be over by now', pause_at);
     end if;
     perform nextval('forebay.key_pause_seq');
     -- A row that pauses nothing, or the one that is there, locked: of two calls for one key the later one sees what the first has set.
     insert into forebay.key_pause as p (queue, sort, key, paused_at, resume_at) values (pause_key.queue, v_sort, v_key, v_at, v_at)
     on conflict on constraint key_pause_pkey do update set key = p.key
     returning p.* into v_before;
-    v_was_paused := coalesce(v_before.resume_at > v_at, true);
-    if v_was_paused and v_before.resume_at is not distinct from v_until then
+    v_was_set := coalesce(v_before.resume_at > v_at, true);
+    v_was_paused := v_was_set and coalesce(v_before.begins_at <= v_at, true);
+    if v_was_set and v_before.resume_at is not distinct from v_until
+       and (v_was_paused and v_begins is null or v_before.begins_at = v_begins) then
         return false;
     end if;
     update forebay.key_pause p
-    set resume_at = v_until, paused_at = case when v_was_paused then v_before.paused_at else v_at end
+    set begins_at = v_begins, resume_at = v_until,
+        paused_at = case when v_was_paused and v_begins is null then coalesce(v_before.begins_at, v_before.paused_at) else v_at end
     where p.queue = pause_key.queue and p.sort = v_sort and p.key = v_key;
     delete from forebay.key_pause p
     where (p.queue, p.sort, p.key) in (
         select i.queue, i.sort, i.key from forebay.key_pause i
         where i.resume_at <= v_at order by i.resume_at limit 10 for update skip locked);
-    if v_was_paused then
+    if v_was_set then
         -- Claims have parked jobs until the end of the earlier pause. They look again, and schedule a recheck row for the new end.
+        -- A planned pause that is replaced may begin before this transaction commits.
         perform forebay._announce_key(pause_key.queue, v_sort, v_key);
     end if;
     perform forebay._record_event(
         'keys.pause', pause_key.queue,
-        p_old => case when v_was_paused then jsonb_build_object(v_sort || '_key', v_key, 'resume_at', v_before.resume_at) end,
-        p_new => jsonb_build_object(v_sort || '_key', v_key, 'resume_at', v_until));
+        p_old => case when v_was_set then forebay._pause_facts(v_sort, v_key, v_before.begins_at, v_before.resume_at) end,
+        p_new => forebay._pause_facts(v_sort, v_key, v_begins, v_until));
     return true;
 end
+$$;
+
+
+-- A pause of a key, as the event log has it.
+create function forebay._pause_facts(p_sort text, p_key text, p_begins_at timestamptz, p_resume_at timestamptz) returns jsonb
+language sql immutable
+as $$
+    select jsonb_build_object(p_sort || '_key', p_key, 'resume_at', p_resume_at)
+           || case when p_begins_at is null then '{}' else jsonb_build_object('pause_at', p_begins_at) end
 $$;
 
 

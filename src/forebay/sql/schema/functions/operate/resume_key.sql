@@ -1,6 +1,6 @@
 -- grant: operator
 
--- Resume a paused key of a queue, for all groups. Returns whether it was paused.
+-- Resume a paused key of a queue, for all groups, or remove a planned pause. Returns whether there was one.
 --
 -- Invariant "a paused key is not forgotten" (docs/design/limits.md).
 -- Errors: JQ001 a bad name or key.
@@ -26,7 +26,7 @@ begin
         return false;
     end if;
     perform forebay._record_event(
-        'keys.resume', resume_key.queue, p_old => jsonb_build_object(v_sort || '_key', v_key, 'resume_at', v_before.resume_at));
+        'keys.resume', resume_key.queue, p_old => forebay._pause_facts(v_sort, v_key, v_before.begins_at, v_before.resume_at));
     return true;
 end
 $$;

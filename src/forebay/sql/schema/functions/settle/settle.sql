@@ -114,8 +114,8 @@ begin
             end if;
             if v_ended <> '[]'::jsonb then
                 v_outcomes := array_fill('d'::"char", array[v_done]) || array(
-                    select forebay._outcome_code(case when (e.value ->> 'holds_key')::boolean and v_batch.keys[(e.value ->> 'offset')::integer] is not null
-                                                           and e.value ->> 'outcome' = 'dead' then 'held' else e.value ->> 'outcome' end, v_batch.seqs[(e.value ->> 'offset')::integer],
+                    select forebay._outcome_code(e.value ->> 'outcome', (e.value ->> 'holds_key')::boolean and v_batch.keys[(e.value ->> 'offset')::integer] is not null,
+                                                 v_batch.seqs[(e.value ->> 'offset')::integer],
                                                  coalesce(v_batch.lanes[(e.value ->> 'offset')::integer], v_batch.lane),
                                                  v_batch.xids, (e.value ->> 'offset')::integer, v_batch.group_id)
                     from jsonb_array_elements(v_ended) e);
@@ -170,7 +170,7 @@ $$;
 
 -- The code of an outcome; c for cancelled when the job would run again and its cancellation was requested, or it was replaced.
 create function forebay._outcome_code(
-    p_outcome text, p_seq bigint, p_lane bigint, p_xids xid8[], p_offset integer, p_group_id bigint)
+    p_outcome text, p_holds_key boolean, p_seq bigint, p_lane bigint, p_xids xid8[], p_offset integer, p_group_id bigint)
 returns "char"
 language plpgsql stable
 as $$
@@ -182,9 +182,7 @@ begin
     elsif p_outcome = 'cancelled' then
         return 'c';
     elsif p_outcome = 'dead' then
-        return 'x';
-    elsif p_outcome = 'held' then
-        return 'y';
+        return case when p_holds_key then 'y' else 'x' end;
     elsif p_outcome is null or p_outcome not in ('retried', 'snoozed', 'released', 'unknown', 'lost') then
         raise exception using errcode = 'JQ001', message = format('unknown outcome %s', coalesce(quote_literal(p_outcome), 'null')),
             hint = 'One of done, retried, lost, snoozed, unknown, released, cancelled, dead.';
