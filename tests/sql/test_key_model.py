@@ -161,7 +161,7 @@ def model_settings(examples: int, *phases: Phase, **more) -> settings:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("examples", [25, pytest.param(400, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("examples", [20, pytest.param(400, marks=pytest.mark.nightly)])
 def test_keys_keep_what_is_promised_of_them(model_database, stress_seconds, examples):
     """
     Whatever producers, workers and operators do in whatever order: jobs of an ordering key run in order and alone, no limit is
