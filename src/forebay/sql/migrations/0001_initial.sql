@@ -3549,7 +3549,7 @@ begin
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     if v_count = 0 then
-        if c.snap_to is not null or v_looked > 2 or forebay._should_move(v_from, c.now, c.claimed_at) or forebay._is_far_behind(v_from) then
+        if c.snap_to is not null or v_looked > 2 or forebay._should_move(v_from, c.now, c.claimed_at) or forebay._is_old_cursor(v_from) then
             insert into forebay.batch (
                 group_id, lane, no, snap_from, pos_segment, pos_xid, pos_seq, high_seq,
                 handed_total, skipped_total, claimed_at)
@@ -3715,7 +3715,7 @@ $$;
 
 -- Is a cursor so far behind that forebay.ready_v1() reports its lane? The claim then moves it, also where the segments between are emptied
 -- and leave nothing to read: otherwise polls and empty claims would not end.
-create function forebay._is_far_behind(p_from pg_snapshot) returns boolean
+create function forebay._is_old_cursor(p_from pg_snapshot) returns boolean
 language sql stable
 as $$
     select coalesce(pg_snapshot_xmax(p_from) < (select f.xid from forebay.seal f order by f.segment_id desc offset 1 limit 1), false)
@@ -6253,7 +6253,7 @@ begin
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     if v_count = 0 then
-        if c.snap_to is not null or v_looked > 2 or forebay._should_move(c.start, c.now, c.claimed_at) or forebay._is_far_behind(c.start) then
+        if c.snap_to is not null or v_looked > 2 or forebay._should_move(c.start, c.now, c.claimed_at) or forebay._is_old_cursor(c.start) then
             insert into forebay.batch (
                 group_id, lane, no, snap_from, pos_segment, pos_xid, pos_seq, high_seq,
                 handed_total, skipped_total, claimed_at, edge_from, low_from)
@@ -7608,7 +7608,7 @@ as $$
            p.handed_total, p.skipped_total, p_at
     from forebay._limited_positions(p_cursors, p_items) p
     join unnest(p_cursors) c on c.lane = p.lane
-    where p.is_moved or c.items = 0 and (forebay._should_move(c.start, c.now, c.claimed_at) or forebay._is_far_behind(c.start))
+    where p.is_moved or c.items = 0 and (forebay._should_move(c.start, c.now, c.claimed_at) or forebay._is_old_cursor(c.start))
 $$;
 
 
