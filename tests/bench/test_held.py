@@ -228,3 +228,17 @@ def test_the_mix_with_keys_has_unique_and_ordering_keys(place):
         "keyed: time to get a job, last turn to first",
         "keyed: pickup, last turn to first",
     ]
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_jobs_with_keys_are_compared_with_a_server_where_nothing_is_held(server):
+    """
+    The second engine takes the same turns, with the same load.
+    """
+    place = Place(server.dsn(), is_own=True)
+    report = held.run(place, Options(scale=0.1, mix="keyed", holder="writer"), lambda _: None)
+    assert report.figures["free"]["offered_per_s"] == report.figures["ours"]["offered_per_s"]
+    bars = {bar.what: bar.value for bar in report.bars}
+    assert bars["keyed: time to get a job, held to not held"] > 0
+    assert bars["keyed: pages read to get a job, second half to first"] > 0

@@ -80,3 +80,27 @@ def test_polls_do_not_end_without_the_guard(database, keys):
     """The control. A claim of ordering keys reads old segments, and so its cursor moves anyway."""
     break_function(database, "ready_v1", ("pg_xact_status(x) is distinct from 'aborted'", "true"))
     assert a_late_rollback(database, keys) == 10
+
+
+def emptied_segments(dsn: str, keys: dict[str, str]) -> int:
+    """The queue is quiet while the numbers of other queues fill segments, which are emptied."""
+    reader = Reader(dsn)
+    with connect(dsn) as conn, closing(reader.conn):
+        small_segments(conn, rows=100, reserve=1000)
+        one(conn, "select forebay.configure('retention_days', 0)")
+        enqueue(conn, **keys)
+        batch = reader.claim_ready(100)
+        assert len(batch.jobs) == 1
+        reader.finish(batch)
+        assert polls_until_idle(reader) < 10
+        one(conn, "select setval('forebay.log_seq', nextval('forebay.log_seq') + 350)")
+        assert one(conn, "select forebay.seal_v1()") >= 2
+        while one(conn, "select emptied from forebay.retain_v1()") is not None:
+            pass
+        return polls_until_idle(reader)
+
+
+@pytest.mark.parametrize("keys", KEYS)
+def test_polls_end_where_nothing_is_left_to_read(database, keys):
+    """A cursor that is far behind moves, even if all segments that it would read are empty."""
+    assert emptied_segments(database, keys) < 10

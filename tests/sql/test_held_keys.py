@@ -262,6 +262,34 @@ def test_a_hold_outlives_what_is_trimmed(conn, reader):
     assert ran(reader) == [again, *later]
 
 
+def lease_is_lost_after_the_skip(reader: Reader, conn, how: str) -> tuple[list[int], list[int]]:
+    """Return the jobs that the lease had behind the dead one, and those that run."""
+    first, *rest = keyed(conn, 3)
+    batch = reader.claim_ready()
+    dies(reader, batch, others=None)
+    one(conn, "select forebay.skip_dead(%s)", letter(conn, first))
+    assert ran(reader) == []
+    if how == "closed":
+        one(conn, "select forebay.close_lease_v1(%s)", reader.lease_id)
+    else:
+        reader.revoked_by(conn)
+    reader.open_lease()
+    return rest, ran(reader)
+
+
+@pytest.mark.parametrize("how", ["closed", "revoked"])
+def test_a_lease_that_is_lost_after_the_skip_forgets_nothing(conn, reader, how):
+    """Its worker had not yet released the jobs behind the dead one when claims looked at the key again."""
+    rest, got = lease_is_lost_after_the_skip(reader, conn, how)
+    assert got == rest
+
+
+def test_a_lost_lease_would_forget_them(database, conn, reader):
+    """The same with a revocation that does not make claims look at the key."""
+    break_function(database, "_revoke", ("v_dead := v_dead || v_requeued;", ""))
+    assert lease_is_lost_after_the_skip(reader, conn, "revoked")[1] == []
+
+
 MUTANTS = [
     pytest.param(
         "_take_keyed",

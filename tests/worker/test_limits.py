@@ -102,6 +102,21 @@ async def test_the_slots_that_the_limits_allow_are_used(app, conn):
     assert ends[-1] - ends[0] < 5
 
 
+@pytest.mark.parametrize("declared", ["default", "elsewhere"])
+async def test_nothing_is_claimed_in_advance(app, conn, declared):
+    """A job that waits in a worker would count as running, also in a queue that no handler names."""
+
+    @app.job(name="work", queue=declared)
+    async def handler(key: str) -> None:
+        """Short, so that the worker would claim many in advance."""
+
+    one(conn, "select forebay.limit_queue('default', concurrency => 1000)")
+    put(conn, "a", 200)
+    await run_until_idle(app, queue="default", concurrency=4)
+    sizes = conn.execute("select cardinality(seqs) from forebay.batch where seqs is not null")
+    assert max(size for (size,) in sizes) == 4
+
+
 @pytest.mark.slow
 async def test_who_has_little_does_not_wait_for_who_has_much(app, conn):
     """The jobs of the small key end among the first, though the other's were there before."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -21,11 +22,43 @@ if TYPE_CHECKING:
 #: Jobs at a time. The default of 10 is for handlers that wait, which these do not.
 CONCURRENCY: Final = 10
 
+#: The same of jobs with limit keys, which do not wait in the worker: a job that it has counts as running.
+LIMITED_CONCURRENCY: Final = 500
+
 #: Jobs of one call of the batch handler.
 BATCH: Final = 500
 
-#: Queues whose jobs have ordering keys, and how many keys they share.
-KEYS: Final = {"keyed": 100, "one_key": 1, "keys_5k": 5_000, "keys_50k": 50_000}
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """How many keys of each sort the jobs of a queue share, in turns; 0: they have none."""
+
+    ordering: int = 0
+    limit: int = 0
+    is_unique: bool = False
+    """Each job has a unique key that no other has."""
+    key_concurrency: int | None = None
+
+
+#: Queues whose jobs have keys.
+KEYS: Final = {
+    "keyed": Keys(ordering=100),
+    "one_key": Keys(ordering=1),
+    "keys_5k": Keys(ordering=5_000),
+    "keys_50k": Keys(ordering=50_000),
+    "limit_keys": Keys(limit=100_000, key_concurrency=1),
+    "ordering_unique": Keys(ordering=100, is_unique=True),
+    "limit_unique": Keys(limit=100, is_unique=True, key_concurrency=CONCURRENCY),
+    "all_keys": Keys(ordering=100, limit=100, is_unique=True, key_concurrency=CONCURRENCY),
+}
+
+_ENQUEUE_KEYED: Final = """
+select forebay.enqueue_many(jsonb_agg(jsonb_strip_nulls(jsonb_build_object(
+    'kind', %(name)s::text, 'queue', %(name)s::text, 'args', jsonb_build_object('number', i),
+    'ordering_key', 'document ' || i %% nullif(%(ordering)s, 0), 'limit_key', 'tenant ' || i %% nullif(%(limit)s, 0),
+    'unique_as', case when %(is_unique)s then jsonb_build_object('once', gen_random_uuid()) end)) order by i))
+from generate_series(1, %(count)s) i
+"""
 
 
 class Queue:
@@ -93,7 +126,10 @@ class Queue:
 
     async def drain(self, handler: str) -> int:
         """Run a worker until the queue of a kind of handler is empty; return how many jobs it ended."""
-        stats = await self._app.worker(queues={handler: 1}).run(until_idle=True)
+        keys = KEYS.get(handler)
+        slots = LIMITED_CONCURRENCY if keys is not None and keys.limit else CONCURRENCY
+        worker = self._app.worker(queues={handler: 1}, concurrency=slots)
+        stats = await worker.run(until_idle=True)
         return stats.done
 
     async def serve(self, counters: Counters) -> None:
@@ -106,17 +142,32 @@ class Queue:
 
 
 def fill(conn: psycopg.Connection[Any], handler: str, count: int) -> None:
-    """Enqueue this number of jobs for a kind of handler; ordering keys alternate."""
+    """Enqueue this number of jobs for a kind of handler; keys alternate."""
     if handler in KEYS:
-        conn.execute(
-            "select forebay.enqueue_many(jsonb_agg(jsonb_build_object("
-            " 'kind', %s::text, 'queue', %s::text, 'args', jsonb_build_object('number', i),"
-            " 'ordering_key', format('document %%s', i %% %s)) order by i)) from generate_series(1, %s) i",
-            [handler, handler, KEYS[handler], count],
-        )
+        keys = KEYS[handler]
+        values = {"name": handler, "ordering": keys.ordering, "limit": keys.limit, "is_unique": keys.is_unique, "count": count}  # fmt: skip
+        conn.execute(_ENQUEUE_KEYED, values)
         return
     conn.execute(
         "select forebay.enqueue_many("
         " %s, array(select jsonb_build_object('number', i) from generate_series(1, %s) i), %s)",
         [handler, count, handler],
     )
+
+
+def refusal(conn: psycopg.Connection[Any], handler: str) -> str | None:
+    """Return why jobs with the keys of a queue are refused; None: they are not."""
+    try:
+        with conn.transaction(force_rollback=True):
+            fill(conn, handler, 1)
+    except psycopg.Error as error:
+        if error.sqlstate != "JQ001":
+            raise
+        return error.diag.message_primary
+    return None
+
+
+def set_limits(conn: psycopg.Connection[Any], handler: str) -> None:
+    """Set the limits of a queue, if its keys have one."""
+    if (most := KEYS[handler].key_concurrency) is not None:
+        conn.execute("select forebay.limit_queue(%s, key_concurrency => %s)", [handler, most])

@@ -39,6 +39,8 @@ SCENARIOS: Final = {
     "lanes": "1 to 1,000 lanes, one of them busy",
     "groups": "a worker of 100 groups of one queue: polls and claims, beside one of a single group",
     "keys": "polls and claims by the number of limit keys that wait",
+    "shares": "a thousand limit keys of ten jobs, beside one of very many",
+    "slots": "how many slots of a limit run a handler while workers are killed",
     "crash": "load with kills, then a full audit",
     "outage": "how soon jobs run again after the server was away",
 }

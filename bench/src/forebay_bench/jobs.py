@@ -33,10 +33,10 @@ async def record_start(number: int) -> None:
 
 
 @app.job(queue="slow")
-async def wait_a_little() -> None:
+async def wait_a_little(number: int = 0) -> None:
     """Wait as for another service's answer; record when it came."""
     await asyncio.sleep(SLOW_SECONDS)
-    _notebook.note(0)
+    _notebook.note(number)
 
 
 @app.job(queue="large")

@@ -397,7 +397,7 @@ class Claimer:
         """
         taken = 0
         until = time.monotonic() + self._settings.poll_seconds
-        if not all(kind.batch_size for kind in self._app.kinds if kind.queue == lane.queue):
+        if not _has_only_batches(self._app.kinds, lane.queue):
             free = self._executor.slots.concurrency - self._executor.busy - self._executor.buffered
             count = min(count, free)
         while taken < count and not (self._signals.is_stopping or lease.lost):
@@ -459,6 +459,12 @@ class Claimer:
             taken += 1
             await self._suspects.start(HeldJob(rows[0], batch, lane, alone=True))
         return taken
+
+
+def _has_only_batches(kinds: Iterable[Kind], queue: str) -> bool:
+    """Return whether the queue has handlers, and all of them are batch handlers."""
+    sizes = [kind.batch_size for kind in kinds if kind.queue == queue]
+    return bool(sizes) and all(sizes)
 
 
 def _batch_sizes(kinds: Iterable[Kind], queues: Container[str]) -> list[int]:

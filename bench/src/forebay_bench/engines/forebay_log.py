@@ -26,6 +26,9 @@ T = TypeVar("T")
 #: The lease lasts as long as the scenario, because no heartbeats are sent.
 _LEASE_SECONDS: Final = 86_400.0
 
+#: Jobs of a limit key that may run at once.
+_KEY_CONCURRENCY: Final = 5
+
 ENQUEUE: Final = "select forebay.enqueue(%s, %s, %s)"
 
 _ENQUEUE_MANY: Final = """
@@ -34,12 +37,13 @@ select forebay.enqueue_many(
     delay => make_interval(secs => nullif(%s, 0)))
 """
 
-#: Half of them with an ordering key, half with a unique one.
+#: A third of them with an ordering key, a third with a unique one, a third with a limit key.
 _ENQUEUE_KEYED: Final = """
 select forebay.enqueue_many(jsonb_agg(
     jsonb_build_object('kind', 'noop', 'queue', %s::text, 'args', jsonb_build_object('i', i))
-    || case i %% 2 when 0 then jsonb_build_object('ordering_key', 'document ' || i / 2 %% %s::bigint)
-                  else jsonb_build_object('unique_as', jsonb_build_object('once', 'document ' || i / 2 %% %s::bigint)) end
+    || case i %% 3 when 0 then jsonb_build_object('ordering_key', 'document ' || i / 3 %% %s::bigint)
+                  when 1 then jsonb_build_object('unique_as', jsonb_build_object('once', 'document ' || i / 3 %% %s::bigint))
+                  else jsonb_build_object('limit_key', 'tenant ' || i / 3 %% %s::bigint) end
     order by i))
 from generate_series(%s::bigint, %s::bigint) i
 """
@@ -62,7 +66,7 @@ class Log:
     Args:
         dsn: a migrated database.
         queue: whose group is opened.
-        keys: jobs have ordering keys and unique keys in turns, of this number of keys each; None: neither.
+        keys: jobs have ordering keys, unique keys and limit keys in turns, of this number of keys each; None: none.
         queues: with more than one, plain jobs go to further queues in turns, and the group of each is read.
     """
 
@@ -84,6 +88,9 @@ class Log:
             )
         )
         self._claim_no = 0
+        if keys is not None:
+            limit = "select forebay.limit_queue(%s, key_concurrency => %s)"
+            self.conn.execute(limit, [queue, _KEY_CONCURRENCY])
 
     def run(self, operation: Operation[T]) -> T:
         """Run one operation of the protocol, prepared."""
@@ -101,9 +108,7 @@ class Log:
             return count
         first = self._written
         self._written += count
-        ids = self._value(
-            _ENQUEUE_KEYED, self.queue, self._keys, self._keys, first, self._written - 1
-        )
+        ids = self._value(_ENQUEUE_KEYED, self.queue, *[self._keys] * 3, first, self._written - 1)
         made = {job_id for job_id in ids if job_id > self._newest}
         self._newest = max(made, default=self._newest)
         return len(made)

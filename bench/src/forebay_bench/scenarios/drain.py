@@ -4,7 +4,9 @@ Handlers do nothing, so that only the queue is measured: a coroutine, a function
 500, and one that settles in its transaction. A worker is what ``App.worker`` returns, in a separate process, run
 until no job is left; the time includes its start and end, but not the start of Python. ``classic`` is a loop that
 claims 500 rows of an ordinary table and deletes them, with nothing around it. Beside the coroutine, the same coroutine with
-ordering keys: jobs of 100, 5,000 and 50,000 keys in turns, and of a single key.
+keys: jobs of 100, 5,000 and 50,000 ordering keys in turns, and of a single one; of 100,000 limit keys that run one job each at a time (in the
+quick form each job has its own key); and of several keys at once, of which the unique key is the job's own. A combination that this version
+refuses is left out.
 
 Also from the coroutine's turns: the write-ahead log of a job from its bulk enqueue until it is settled, including
 everything that the server wrote in that time, and the CPU time of the server and of the worker for each job of the drain.
@@ -50,6 +52,10 @@ _JOBS: Final = {
     "one_key": 50_000,
     "keys_5k": 50_000,
     "keys_50k": 50_000,
+    "limit_keys": 30_000,
+    "ordering_unique": 30_000,
+    "limit_unique": 30_000,
+    "all_keys": 30_000,
     "thread": 12_000,
     "batch": 120_000,
     "tx": 1_200,
@@ -64,6 +70,10 @@ _LABELS: Final = {
     "one_key": "Forebay, one ordering key",
     "keys_5k": "Forebay, 5,000 ordering keys",
     "keys_50k": "Forebay, 50,000 ordering keys",
+    "limit_keys": "Forebay, 100,000 limit keys",
+    "ordering_unique": "Forebay, ordering and unique keys",
+    "limit_unique": "Forebay, limit and unique keys",
+    "all_keys": "Forebay, ordering, limit and unique keys",
     "thread": "Forebay, thread",
     "batch": f"Forebay, batches of {_ours.BATCH}",
     "tx": "Forebay, transaction",
@@ -95,15 +105,30 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         engines: dict[str, Callable[[], float]] = {
             "async": partial(_costed, place, ours, conn, counts["async"], costs)
         }
+        refused = _with_limits(ours, conn)
         for handler in (*_ours.KEYS, "thread", "batch", "tx"):
-            engines[handler] = partial(_ours_turn, ours, conn, handler, counts[handler])
+            if handler not in refused:
+                engines[handler] = partial(_ours_turn, ours, conn, handler, counts[handler])
         if options.compare is None or "classic" in options.compare:
             rival = stack.enter_context(runner("classic", place, create=_create_classic))
             engines["classic"] = partial(_turn, rival, counts["classic"])
         for name, peer in runners.items():
             engines[name] = partial(_turn, peer, counts[name])
         found = in_turns(engines, rounds, progress)
-    return _report(found, list(runners), costs, options, rounds)
+    notes = [f"{_LABELS[name]}: left out, since {why}" for name, why in refused.items()]
+    return _report(found, list(runners), costs, options, rounds, notes=notes)
+
+
+def _with_limits(ours: Runner, conn: psycopg.Connection[Any]) -> dict[str, str]:
+    """Set the limits of queues, and let a claim see them before it is measured; return the queues whose jobs are refused, and why."""
+    refused: dict[str, str] = {}
+    for name, keys in _ours.KEYS.items():
+        if (why := _ours.refusal(conn, name)) is not None:
+            refused[name] = why
+        elif keys.key_concurrency is not None:
+            _ours.set_limits(conn, name)
+            _ours_turn(ours, conn, name, 10)
+    return refused
 
 
 def _create_classic(dsn: str) -> None:
@@ -164,6 +189,8 @@ def _report(
     costs: Costs,
     options: Options,
     rounds: int,
+    *,
+    notes: Sequence[str],
 ) -> Report:
     spreads = {name: Spread.of(values) for name, values in found.items()}
 
@@ -171,7 +198,7 @@ def _report(
         return round_figure(Spread.of(values).median * factor) if values else None
 
     def ratio(ours: str, rival: str) -> float | None:
-        return ratio_of_rounds(found[ours], found[rival]) if rival in found else None
+        return ratio_of_rounds(found[ours], found[rival]) if {ours, rival} <= found.keys() else None
 
     wal = per_job(costs.wal_bytes, 1)
     figures: dict[str, Any] = {
@@ -201,6 +228,18 @@ def _report(
         Bar("one ordering key, against 100", ratio("one_key", "keyed"), at_least=0.95),
         Bar("5,000 ordering keys, against none", ratio("keys_5k", "async"), at_least=0.7),
         Bar("50,000 ordering keys, against none", ratio("keys_50k", "async"), at_least=0.6),
+        Bar("100,000 limit keys, jobs/s", figures["limit_keys_per_s"], at_least=8_000),
+        Bar(
+            "ordering and unique keys, against none",
+            ratio("ordering_unique", "async"),
+            at_least=0.5,
+        ),
+        Bar("limit and unique keys, against none", ratio("limit_unique", "async"), at_least=0.5),
+        Bar(
+            "ordering, limit and unique keys, against none",
+            ratio("all_keys", "async"),
+            at_least=0.5,
+        ),
         Bar(
             "batch handler, against classic in batches of 500",
             ratio("batch", "classic"),
@@ -223,11 +262,13 @@ def _report(
         bars,
         notes=[
             f"ours runs {_ours.CONCURRENCY} jobs at a time on asyncio's own event loop, as forebay worker does",
+            f"with limit keys ours has {_ours.LIMITED_CONCURRENCY} slots, since no such job waits in the worker",
             "numbers of jobs differ, so that each engine works for about as long",
             "a peer's handler counts, which costs it a few percent at most; ours is counted by the worker",
             "classic has no handlers, retries, timeouts or leases around its loop; autovacuum is on",
             "ours keeps what it ended, pgqueuer writes a log row; classic and procrastinate delete",
             "server CPU is that of all its processes; unknown for a server that the benchmark did not start",
+            *notes,
             *(peer.NOTE for peer in installed(options.compare)),
         ],
         draw=partial(_draw, spreads, order),

@@ -15,8 +15,10 @@ clock stops, nothing is enqueued, and waiting for the turn is not counted. One c
 ends the jobs of an engine, one call after the other, so that a figure is the cost of the SQL and not of contention.
 
 Mixes: ``plain``; ``delayed``, every job due two seconds after it is enqueued (in short runs a third of a turn);
-``failing``, every fifth job fails once and is ready again at once; ``keyed``, every other job has an ordering key and the
-rest a unique key, of a thousand each, for Forebay only.
+``failing``, every fifth job fails once and is ready again at once; ``keyed``, a third of the jobs each has an ordering key, a unique key
+and a limit key, of a thousand each, for Forebay only. In the mix ``keyed`` a second Forebay takes turns with the first one, with the same load, on a
+second server, where nothing holds a transaction: the claims of the first are compared with its claims. (On the same server its snapshots would
+contain the transaction.) It is left out with ``--dsn``.
 
 ``hard`` and ``hard-queues`` take longer, about ten minutes each: plain jobs, 3,100,000 of them while the holder holds, in one
 queue and in a hundred. A turn is a tenth of these jobs. The segments of the log have their real size, a million numbers, and
@@ -52,6 +54,7 @@ A ratio of last to first of 1 is flat. ``first`` and ``last`` are the first and 
 from __future__ import annotations
 
 import contextlib
+import statistics
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -59,6 +62,7 @@ from forebay.errors import ConfigError, shown
 from forebay_bench._holders import HOLDERS, HeldDatabase, check_holder, hold
 from forebay_bench._maintenance import maintenance
 from forebay_bench._measure import round_figure
+from forebay_bench._place import open_place
 from forebay_bench._report import Bar, Report, Table
 from forebay_bench.engines import forebay_log, que, staged
 from forebay_bench.engines.classic_queue import ClassicQueue
@@ -68,6 +72,7 @@ from forebay_bench.scenarios._held_load import (
     LOAD,
     Engine,
     Original,
+    Turn,
 )
 
 if TYPE_CHECKING:
@@ -91,6 +96,7 @@ _QUEUES: Final = 100
 #: Labels and colours of the engines in a plot.
 LABELS: Final = {
     "ours": "Forebay",
+    "free": "Forebay, nothing held",
     "classic": "usual jobs table",
     "que": "advisory locks (Que)",
     "que-single": "Que, one by one",
@@ -99,12 +105,14 @@ LABELS: Final = {
 }
 COLOURS: Final = {
     "ours": "#0072B2",
+    "free": "#56B4E9",
     "classic": "#D55E00",
     "que": "#CC79A7",
     "que-single": "#882255",
     "que-remember": "#AA4499",
     "staged": "#009E73",
 }
+_OURS: Final = ("ours", "free")
 _RIVALS: Final = ("classic", "que", "staged")
 _ON_REQUEST: Final = ("que-single", "que-remember")
 
@@ -132,9 +140,10 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     names, notes = _engines(options)
     if "keyed" in mixes:
         notes.append(
-            "keyed: a unique key or an ordering key for each job, of a thousand each; the other engines have neither"
+            "keyed: a unique key, an ordering key or a limit key for each job, of a thousand each; the other engines have none"
         )
-    runs = {mix: ["ours"] if mix == "keyed" else names for mix in mixes}
+    keyed = list(_OURS) if place.is_own else ["ours"]
+    runs = {mix: keyed if mix == "keyed" else names for mix in mixes}
     seconds = _turn_seconds(options, sum(map(len, runs.values())))
     found: dict[str, dict[str, Engine]] = {}
     segments: dict[str, int] = {}
@@ -227,10 +236,14 @@ def _hold_up(
         held: list[HeldDatabase] = []
         for name in names:
             progress(f"{mix}: making a database for {name}")
+            server = place
+            if name == "free":
+                bin_dir = None if place.bin_dir is None else str(place.bin_dir)
+                server = stack.enter_context(open_place(None, bin_dir))
             dsn = stack.enter_context(
-                place.database(name.replace("-", "_"), migrated=name == "ours")
+                server.database(name.replace("-", "_"), migrated=name in _OURS)
             )
-            if name == "ours":
+            if name in _OURS:
                 if holder == "other_sessions":
                     forebay_log.cut(
                         dsn,
@@ -246,11 +259,17 @@ def _hold_up(
                 stack.callback(original.close)
                 engines[name] = original
             else:
-                engines[name] = Engine(queue, mix, delay_seconds=delay, due_is_kept=name != "ours")
-            held.append(HeldDatabase(dsn, queue.write_one))
+                is_kept = name not in _OURS
+                engines[name] = Engine(queue, mix, delay_seconds=delay, due_is_kept=is_kept)
+            if name != "free":
+                held.append(HeldDatabase(dsn, queue.write_one))
         for name, engine in engines.items():
             progress(f"{mix}: how fast {name} is")
             engine.measure_speed(seconds)
+        if "free" in engines:
+            engines["free"].rate = engines["ours"].rate = min(
+                each.rate for each in engines.values()
+            )
         log = engines["ours"].queue
         assert isinstance(log, forebay_log.Log)
         notes: list[str] = []
@@ -276,7 +295,7 @@ def _hold_up(
 
 
 def _maker(name: str, mix: str, dsn: str, stack: contextlib.ExitStack) -> Callable[[], Queue]:
-    if name == "ours":
+    if name in _OURS:
         return partial(
             forebay_log.Log,
             dsn,
@@ -333,6 +352,8 @@ def _bars(
         Bar(f"{mix}: time to get a job, last turn to first", _ratio(last.claim_ms, first.claim_ms), at_most=1.2),
         Bar(f"{mix}: pickup, last turn to first", _ratio(last.pickup_ms, first.pickup_ms), at_most=1.5),
     ]  # fmt: skip
+    if "free" in found:
+        bars += _bars_beside_free(mix, turns, found["free"].turns[_TURNS_BEFORE:])
     if mix not in ("keyed", "original"):
         # A claim of jobs with keys reads more or less by the lane, and looks them up in an index that may grow by a level;
         # the original's are too small. In a hard mix a claim reads more once the first segment is full, and no more from then on:
@@ -372,6 +393,26 @@ def _bars(
                 Bar(f"{name} rises: time to get a job, last turn to first", ratio, at_least=1.5)
             )
     return bars
+
+
+def _bars_beside_free(mix: str, held: Sequence[Turn], free: Sequence[Turn]) -> list[Bar]:
+    """Compare turns under the holder with the turns beside them of the engine that nothing holds up, and the pages of both halves of the run."""
+    pages = [turn.claim_pages for turn in held if turn.claim_pages is not None]
+    half = len(pages) // 2
+    growth = statistics.median(pages[half:]) / statistics.median(pages[:half]) if half else None
+    return [
+        Bar(f"{mix}: time to get a job, held to not held", _beside(held, free, lambda turn: turn.claim_ms), at_most=1.2),
+        Bar(f"{mix}: pages read to get a job, second half to first", growth, at_most=1.2),
+    ]  # fmt: skip
+
+
+def _beside(
+    held: Sequence[Turn], free: Sequence[Turn], figure: Callable[[Turn], float | None]
+) -> float | None:
+    """Return the median of the ratios of the turns beside each other."""
+    ratios = [_ratio(figure(ours), figure(other)) for ours, other in zip(held, free, strict=True)]
+    known = [each for each in ratios if each is not None]
+    return statistics.median(known) if known else None
 
 
 def _ratio(last: float | None, first: float | None) -> float | None:

@@ -3553,7 +3553,7 @@ begin
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     if v_count = 0 then
-        if c.snap_to is not null or v_looked > 2 or forebay._should_move(v_from, c.now, c.claimed_at) then
+        if c.snap_to is not null or v_looked > 2 or forebay._should_move(v_from, c.now, c.claimed_at) or forebay._is_old_cursor(v_from) then
             insert into forebay.batch (
                 group_id, lane, no, snap_from, pos_segment, pos_xid, pos_seq, high_seq,
                 handed_total, skipped_total, claimed_at)
@@ -3714,6 +3714,15 @@ begin
     end if;
     return exists (select from pg_snapshot_xip(p_now) x where x >= pg_snapshot_xmax(p_from));
 end
+$$;
+
+
+-- Is a cursor so far behind that forebay.ready_v1() reports its lane? The claim then moves it, also where the segments between are emptied
+-- and leave nothing to read: otherwise polls and empty claims would not end.
+create function forebay._is_old_cursor(p_from pg_snapshot) returns boolean
+language sql stable
+as $$
+    select coalesce(pg_snapshot_xmax(p_from) < (select f.xid from forebay.seal f order by f.segment_id desc offset 1 limit 1), false)
 $$;
 
 
@@ -6334,7 +6343,7 @@ begin
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     if v_count = 0 then
-        if c.snap_to is not null or v_looked > 2 or forebay._should_move(c.start, c.now, c.claimed_at) then
+        if c.snap_to is not null or v_looked > 2 or forebay._should_move(c.start, c.now, c.claimed_at) or forebay._is_old_cursor(c.start) then
             insert into forebay.batch (
                 group_id, lane, no, snap_from, pos_segment, pos_xid, pos_seq, high_seq,
                 handed_total, skipped_total, claimed_at, edge_from, low_from)
@@ -7181,6 +7190,8 @@ declare
     v_sent    bigint := 0;
     v_held    text[];  -- keys whose next job is in a new row
     v_dead    text[];
+    v_requeued text[]; -- keys of jobs that wait behind one that was settled before
+    v_back    text[] := '{}';  -- groups and keys of jobs that this revocation sent back
     v_letters bigint[] := '{}';
     v_holds   boolean;
 begin
@@ -7210,6 +7221,7 @@ begin
         select l.queue, l.priority, l.audience into v_lane from forebay.lane l where l.lane = v_batch.lane limit 1;
         v_held := null;
         v_dead := '{}';
+        v_requeued := '{}';
         if v_batch.keys is not null then
             v_held := forebay._keys_in_transit(p_lease_id, v_batch.claim_no, v_batch.keys)
                       || forebay._keys_before(v_batch.group_id, p_lease_id, v_batch.claim_no, v_batch.keys);
@@ -7225,6 +7237,9 @@ begin
             if v_batch.keys[v_open] = any (v_held) then
                 insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
                 values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array['k'::"char"]);
+                if format('%s %s', v_batch.group_id, v_batch.keys[v_open]) <> all (v_back) then
+                    v_requeued := v_requeued || v_batch.keys[v_open];
+                end if;
                 continue;
             end if;
             v_row := forebay._row(coalesce(v_batch.lanes[v_open], v_batch.lane),
@@ -7244,6 +7259,7 @@ begin
                     values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array[case when v_holds then 'y' else 'x' end::"char"]);
                     if v_holds then
                         v_held := v_held || v_row.ordering_key;
+                        v_back := v_back || format('%s %s', v_batch.group_id, v_row.ordering_key);
                     elsif v_row.ordering_key is not null then
                         v_dead := v_dead || v_row.ordering_key;
                     end if;
@@ -7252,6 +7268,7 @@ begin
             end if;
             if v_row.ordering_key is not null then
                 v_held := v_held || v_row.ordering_key;
+                v_back := v_back || format('%s %s', v_batch.group_id, v_row.ordering_key);
             end if;
             v_target := forebay._record_private_lane(
                 v_lane.queue, (select l.priority from forebay.lane l where l.lane = v_row.lane limit 1),
@@ -7268,9 +7285,11 @@ begin
         if v_batch.limit_keys is not null then
             perform forebay._release_limits(v_batch.lane, v_batch.group_id, v_batch.limit_keys, false);
         end if;
+        -- Requeued behind a dead letter that may hold the key no longer: a claim that read the recheck row of its end found these jobs open.
+        v_dead := v_dead || v_requeued;
         if v_dead <> '{}' then
             perform forebay._announce_keys(
-                v_lane.queue, v_lane.priority, v_batch.group_id, v_dead);
+                v_lane.queue, v_lane.priority, v_batch.group_id, array(select distinct k from unnest(v_dead) k order by k));
         end if;
     end loop;
     if v_letters <> '{}' then
@@ -7761,7 +7780,7 @@ as $$
            p.handed_total, p.skipped_total, p_at
     from forebay._limited_positions(p_cursors, p_items) p
     join unnest(p_cursors) c on c.lane = p.lane
-    where p.is_moved or c.items = 0 and forebay._should_move(c.start, c.now, c.claimed_at)
+    where p.is_moved or c.items = 0 and (forebay._should_move(c.start, c.now, c.claimed_at) or forebay._is_old_cursor(c.start))
 $$;
 
 

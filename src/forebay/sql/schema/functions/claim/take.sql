@@ -92,7 +92,7 @@ begin
     v_tombstones := pg_sequence_last_value('forebay.tombstone_seq') is not null;
 
     if v_count = 0 then
-        if c.snap_to is not null or v_looked > 2 or forebay._should_move(v_from, c.now, c.claimed_at) then
+        if c.snap_to is not null or v_looked > 2 or forebay._should_move(v_from, c.now, c.claimed_at) or forebay._is_old_cursor(v_from) then
             insert into forebay.batch (
                 group_id, lane, no, snap_from, pos_segment, pos_xid, pos_seq, high_seq,
                 handed_total, skipped_total, claimed_at)

@@ -65,3 +65,12 @@ begin
     return exists (select from pg_snapshot_xip(p_now) x where x >= pg_snapshot_xmax(p_from));
 end
 $$;
+
+
+-- Is a cursor so far behind that forebay.ready_v1() reports its lane? The claim then moves it, also where the segments between are emptied
+-- and leave nothing to read: otherwise polls and empty claims would not end.
+create function forebay._is_old_cursor(p_from pg_snapshot) returns boolean
+language sql stable
+as $$
+    select coalesce(pg_snapshot_xmax(p_from) < (select f.xid from forebay.seal f order by f.segment_id desc offset 1 limit 1), false)
+$$;

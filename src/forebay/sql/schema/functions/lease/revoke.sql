@@ -25,6 +25,8 @@ declare
     v_sent    bigint := 0;
     v_held    text[];  -- keys whose next job is in a new row
     v_dead    text[];
+    v_requeued text[]; -- keys of jobs that wait behind one that was settled before
+    v_back    text[] := '{}';  -- groups and keys of jobs that this revocation sent back
     v_letters bigint[] := '{}';
     v_holds   boolean;
 begin
@@ -54,6 +56,7 @@ begin
         select l.queue, l.priority, l.audience into v_lane from forebay.lane l where l.lane = v_batch.lane limit 1;
         v_held := null;
         v_dead := '{}';
+        v_requeued := '{}';
         if v_batch.keys is not null then
             v_held := forebay._keys_in_transit(p_lease_id, v_batch.claim_no, v_batch.keys)
                       || forebay._keys_before(v_batch.group_id, p_lease_id, v_batch.claim_no, v_batch.keys);
@@ -69,6 +72,9 @@ begin
             if v_batch.keys[v_open] = any (v_held) then
                 insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
                 values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array['k'::"char"]);
+                if format('%s %s', v_batch.group_id, v_batch.keys[v_open]) <> all (v_back) then
+                    v_requeued := v_requeued || v_batch.keys[v_open];
+                end if;
                 continue;
             end if;
             v_row := forebay._row(coalesce(v_batch.lanes[v_open], v_batch.lane),
@@ -88,6 +94,7 @@ begin
                     values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array[case when v_holds then 'y' else 'x' end::"char"]);
                     if v_holds then
                         v_held := v_held || v_row.ordering_key;
+                        v_back := v_back || format('%s %s', v_batch.group_id, v_row.ordering_key);
                     elsif v_row.ordering_key is not null then
                         v_dead := v_dead || v_row.ordering_key;
                     end if;
@@ -96,6 +103,7 @@ begin
             end if;
             if v_row.ordering_key is not null then
                 v_held := v_held || v_row.ordering_key;
+                v_back := v_back || format('%s %s', v_batch.group_id, v_row.ordering_key);
             end if;
             v_target := forebay._record_private_lane(
                 v_lane.queue, (select l.priority from forebay.lane l where l.lane = v_row.lane limit 1),
@@ -112,9 +120,11 @@ begin
         if v_batch.limit_keys is not null then
             perform forebay._release_limits(v_batch.lane, v_batch.group_id, v_batch.limit_keys, false);
         end if;
+        -- Requeued behind a dead letter that may hold the key no longer: a claim that read the recheck row of its end found these jobs open.
+        v_dead := v_dead || v_requeued;
         if v_dead <> '{}' then
             perform forebay._announce_keys(
-                v_lane.queue, v_lane.priority, v_batch.group_id, v_dead);
+                v_lane.queue, v_lane.priority, v_batch.group_id, array(select distinct k from unnest(v_dead) k order by k));
         end if;
     end loop;
     if v_letters <> '{}' then

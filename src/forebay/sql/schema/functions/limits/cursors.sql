@@ -134,5 +134,5 @@ as $$
            p.handed_total, p.skipped_total, p_at
     from forebay._limited_positions(p_cursors, p_items) p
     join unnest(p_cursors) c on c.lane = p.lane
-    where p.is_moved or c.items = 0 and forebay._should_move(c.start, c.now, c.claimed_at)
+    where p.is_moved or c.items = 0 and (forebay._should_move(c.start, c.now, c.claimed_at) or forebay._is_old_cursor(c.start))
 $$;
