@@ -6,6 +6,7 @@ from forebay_bench import Options, Place
 from forebay_bench.scenarios import slots
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_slots_of_both_limits_are_measured(server):
     """
