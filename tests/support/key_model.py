@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 #: Whether jobs may have an ordering key and a limit key.
-BOTH_KEYS = False
+BOTH_KEYS = True
 
 GROUPS = ("first", "second")
 

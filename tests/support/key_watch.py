@@ -28,7 +28,8 @@ left join (select * from forebay.promotion i order by i.no desc limit 1) p on tr
 where p.no is null or (d.run_at, d.deferred_id) > (p.run_at, p.deferred_id) or not pg_visible_in_snapshot(d.xid, p.snap)
 """
 
-#: Keys with jobs that the cursors have passed: ordering keys without a job in a batch, limit keys.
+#: Keys with jobs that the cursors have passed: ordering keys without a job in a batch, limit keys. An ordering key whose first job has an
+#: untaken row of a limit key is due when that one is.
 _PASSED = """
 select g.name, 'ordering', s.ordering_key, s.head, null, null
 from forebay.queue_group g
@@ -39,6 +40,8 @@ where g.queue = %(queue)s and s.open = 0
   and (s.head is not null or s.waiting_seqs <> '{}'
        or exists (select from forebay.parked p where p.group_id = g.group_id and p.ordering_key = s.ordering_key
                   and p.parked_no > s.taken_up_to))
+  and not coalesce(s.waits_at > (select coalesce(t.taken_up_to, 0) from forebay.limit_run t
+                                 where t.group_id = g.group_id and t.limit_key = s.waits_for order by t.no desc limit 1), false)
 union all
 select g.name, 'limit', t.limit_key, null, (coalesce(t.turn, 0) & 2147483647)::integer, t.is_full
 from forebay.queue_group g

@@ -12456,19 +12456,21 @@ declare
     v          forebay._limiter_view;
     v_position forebay.promotion;
     v_full     boolean;  -- the queue has as many jobs running as it may have
-    v_limits   text[];   -- the limit keys asked for, and those for which ordering keys wait
 begin
     select i.* into g from forebay.queue_group i where i.group_id = p_group_id;
     v := forebay._read_limiter(p_group_id, g.queue);
     v_full := coalesce((select sum(o) from unnest(v.opens) o) >= (v.limits).concurrency, false);
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
 
-    v_limits := array(select s.waits_for from forebay._key_states(p_group_id, p_ordering_keys) s where s.waits_for is not null
-                      union select u from unnest(p_limit_keys) u);
     return query
-    with running as materialized (
+    with state as materialized (
+        select s.* from forebay._key_states(p_group_id, p_ordering_keys) s),
+    -- The limit keys asked for, and those for which ordering keys wait.
+    met as materialized (
+        select array(select s.waits_for from state s where s.waits_for is not null union select u from unnest(p_limit_keys) u) as limit_keys),
+    running as materialized (
         select o.*, row_number() over (partition by o.sort, o.key order by o.nr) as rank, count(*) over (partition by o.sort, o.key) as jobs
-        from forebay._running_of_keys(p_group_id, p_ordering_keys, v_limits) o),
+        from met m cross join lateral forebay._running_of_keys(p_group_id, p_ordering_keys, m.limit_keys) o),
     -- Of an ordering key only the first one blocks.
     first_running as materialized (
         select r.sort, r.key, max(r.jobs) as jobs, array_agg(coalesce(j.job_id, r.seq) order by r.rank) as job_ids,
@@ -12485,7 +12487,7 @@ begin
                   and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)
                            and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))) as retry_at,
                s.waits_for as limit_key, forebay._job_id_of(coalesce(s.waiting_seqs[1], p.first)) as first_job_id
-        from forebay._key_states(p_group_id, p_ordering_keys) s
+        from state s
         -- A redriven letter does not stand in the way: its new job is the head.
         left join lateral (
             select case when d.redriven_as is null then d.dead_id end as held_by from forebay.dead_letter d
@@ -12495,7 +12497,7 @@ begin
             where i.group_id = p_group_id and i.ordering_key = s.ordering_key and i.parked_no > s.taken_up_to) p),
     limits as materialized (
         select s.*, forebay._next_start(s.tat, (v.limits).key_rate, (v.limits).key_burst) as start_at
-        from unnest(forebay._limit_states(p_group_id, v_limits, v.limits, v.at)) s),
+        from met m cross join lateral unnest(forebay._limit_states(p_group_id, m.limit_keys, v.limits, v.at)) s),
     limit_keys as (
         select 'limit' as sort, s.limit_key as key, s.waiting, false as is_taken, null::bigint as head, null::bigint as held_by,
                null::timestamptz as retry_at, s.limit_key,
