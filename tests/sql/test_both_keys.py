@@ -543,3 +543,14 @@ def test_an_adopted_log_has_each_waiting_job_once(server, database, conn, resume
             assert drained(reader) == new
     finally:
         drop_database(server, name)
+
+
+def test_a_pause_of_the_limit_key_is_the_first_use_of_limits(database, conn):
+    """Without limits, and without a job of a limit key alone: the jobs of the key wait all the same, and run when it is resumed."""
+    (job,) = put(conn, "x")
+    with Reader(database, "q") as reader:
+        one(conn, "select forebay.pause_key('q', limit_key => 'a')")
+        assert take(reader) == []
+        assert why(conn, ordering_key="x") == ("paused", "a", 1)
+        one(conn, "select forebay.resume_key('q', limit_key => 'a')")
+        assert drained(reader) == [job]

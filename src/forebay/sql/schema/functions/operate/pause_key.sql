@@ -41,6 +41,9 @@ begin
         raise exception using errcode = 'JQ001', column = 'pause_at', message = format('the pause from %s would be over by now', pause_at);
     end if;
     perform nextval('forebay.key_pause_seq');
+    if v_sort = 'limit' and pg_sequence_last_value('forebay.limiter_seq') is null then
+        perform nextval('forebay.limiter_seq');  -- Jobs with an ordering key too may be the only ones with limit keys.
+    end if;
     -- A row that pauses nothing, or the one that is there, locked: of two calls for one key the later one sees what the first has set.
     insert into forebay.key_pause as p (queue, sort, key, paused_at, resume_at) values (pause_key.queue, v_sort, v_key, v_at, v_at)
     on conflict on constraint key_pause_pkey do update set key = p.key
