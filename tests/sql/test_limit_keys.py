@@ -808,3 +808,36 @@ def test_many_jobs_of_one_key_do_not_hold_up_others(database, conn):
         batches = [reader.claim_ready(25) for _ in range(3)]
         counts = keys_of(batches)
         assert len(counts) == 21, counts
+
+
+def trimmed_after_a_cancellation(database: str) -> list[int]:
+    """The last decision about a key took no job: those that waited were cancelled. Return what runs of the next job."""
+    with connect(database) as conn, Reader(database, "q") as reader:
+        small_segments(conn, rows=100, reserve=1000)
+        one(conn, "select forebay.configure('retention_days', 0)")
+        one(conn, "select setval('forebay.log_seq', nextval('forebay.log_seq') + 350)")
+        one(conn, "select forebay.seal_v1()")
+        while one(conn, "select emptied from forebay.retain_v1()") is not None:
+            pass
+        settled_limits(database, conn, key_concurrency=1)
+        _, waits = put(conn, "a", 2)
+        (batch,) = take(reader)
+        assert parked(conn) == 1
+        reader.finish(batch)
+        one(conn, "select forebay.cancel(%s)", waits)
+        assert ids(take(reader)) == []
+        assert parked(conn) == 0
+        trim(conn)
+        put(conn, "a")
+        return drained(reader)
+
+
+def test_trimming_leaves_the_newest_state_of_a_key(database):
+    """It has no numbers of jobs, unlike the one before, by which the key would still wait."""
+    assert len(trimmed_after_a_cancellation(database)) == 1
+
+
+def test_without_the_guard_a_trimmed_key_would_wait_for_ever(database):
+    """The control: the newest state goes before an older one."""
+    break_function(database, "_trim_limit_runs", ("and not v_key.has_older", ""))
+    assert trimmed_after_a_cancellation(database) == []

@@ -35,7 +35,10 @@ begin
                exists (select from forebay.limit_parked p
                        where p.group_id = k.group_id and p.limit_key = k.limit_key and p.parked_no <= coalesce(t.taken_up_to, 0))
                or v_first > (select o.high_seq from forebay.limit_run o
-                             where o.group_id = k.group_id and o.limit_key = k.limit_key order by o.no limit 1) as is_due
+                             where o.group_id = k.group_id and o.limit_key = k.limit_key order by o.no limit 1) as is_due,
+               -- The newest row has the state of the key. One that took no job has no numbers, and would go before these.
+               exists (select from forebay.limit_run o
+                       where o.group_id = k.group_id and o.limit_key = k.limit_key and o.no < t.no and o.high_seq >= v_first) as has_older
         from key k
         cross join lateral (select * from forebay.limit_run i
                             where i.group_id = k.group_id and i.limit_key = k.limit_key order by i.no desc limit 1) t
@@ -59,7 +62,7 @@ begin
                 select o.ctid from forebay.limit_run o
                 where o.group_id = v_key.group_id and o.limit_key = v_key.limit_key and o.high_seq < v_first
                   and (o.no < v_key.no
-                       or v_key.is_idle and not exists (
+                       or v_key.is_idle and not v_key.has_older and not exists (
                            select from unnest(v_key.leases, v_key.claims) f (lease_id, claim_no)
                            join forebay.lease e on e.lease_id = f.lease_id and e.closed_at is null
                            join forebay.batch b on b.lease_id = f.lease_id and b.claim_no = f.claim_no
