@@ -213,8 +213,8 @@ MUTANTS = [
         id="a paused ordering key stands still",
     ),
     pytest.param(
-        "_take_limited",
-        [("v_states[v_nr].permits := 0;", "")],
+        "_limits_met",
+        [("states[v_nr].permits := 0;", "")],
         [("pause", ("limit", "s"), 0, None), ("enqueue_and_commit", [S]), ("claim_everything", 0)],
         id="a paused limit key stands still",
     ),
@@ -289,6 +289,19 @@ MUTANTS = [
             ("lose_lease", 0, "close"),
         ],
         id="a lost lease requeues its jobs",
+    ),
+    pytest.param(
+        "_key_states",
+        [(" or coalesce(s.has_held, false)", "")],
+        [
+            ("enqueue_and_commit", [STRICT, A, A]),
+            ("claim_everything", 2),
+            ("enqueue_and_commit", [A]),
+            ("settle", 2, DIES, False),
+            ("decide_about_a_dead_letter", 0, True),
+            ("claim_everything", 2),
+        ],
+        id="a skipped dead letter waits for the jobs behind it",
     ),
 ]
 

@@ -1,5 +1,6 @@
 -- The states of keys for a group: one row for each.
 --
+-- is_suspect: the lease that has the key gets no more of it: it has a suspect, or releases the jobs behind one that held the key.
 -- open: unsettled jobs of its newest key runs; the lease holder has them, the first is of key run first_open. head: the
 -- id of a job that must come first and is in a new row, for example a retry; or of a dead letter's job that holds the key. waiting_*: requeued jobs, in order; the first of
 -- them is next, before all parked ones. waits_for: the limit key for a turn of which that first one waits, and waits_at its row there.
@@ -57,7 +58,7 @@ as $$
     ), state as materialized (
         select p.key, count(*) filter (where p.code is null) as open, min(p.lease_id) as holder,
                min(p.no) filter (where p.code is null) as first_open,
-               min(p.job) filter (where p.code in ('r', 'l', 's', 'u', 'h')) as head
+               min(p.job) filter (where p.code in ('r', 'l', 's', 'u', 'h')) as head, bool_or(p.code = 'y') as has_held
         from partial p
         group by p.key
     ), held as materialized (
@@ -68,7 +69,7 @@ as $$
                             where i.group_id = p_group_id and i.ordering_key = l.key and i.holds_key order by i.dead_id limit 1) d
         where pg_sequence_last_value('forebay.hold_seq') is not null
     )
-    select l.key, coalesce(l.no, 0), coalesce(l.since, 0), coalesce(l.taken_up_to, 0), coalesce(l.is_suspect, false), coalesce(s.open, 0), s.holder, s.first_open, coalesce(h.head, s.head),
+    select l.key, coalesce(l.no, 0), coalesce(l.since, 0), coalesce(l.taken_up_to, 0), coalesce(l.is_suspect, false) or coalesce(s.has_held, false), coalesce(s.open, 0), s.holder, s.first_open, coalesce(h.head, s.head),
            coalesce(k.lanes || l.rest_lanes, k.lanes, l.rest_lanes, '{}'), coalesce(k.seqs || l.rest_seqs, k.seqs, l.rest_seqs, '{}'), l.waits_for, l.waits_at
     from last l
     left join state s on s.key = l.key
