@@ -120,13 +120,15 @@ begin
     limit_keys as (
         select 'limit' as sort, s.limit_key as key, s.waiting, false as is_taken, null::bigint as head, null::bigint as held_by,
                null::timestamptz as retry_at, s.limit_key,
-               (select coalesce(j.job_id, j.seq)
+               (select case when p.ordering_key is not null then forebay._job_id_of(p.seq) else coalesce(j.job_id, j.seq) end
                 from (select i.* from forebay.limit_parked i
                       where s.waiting > 0 and i.group_id = p_group_id and i.limit_key = s.limit_key
                         and i.parked_no > s.taken_up_to order by i.parked_no limit 1) p
+                -- The row of a job with an ordering key too may be gone: null fetches nothing.
                 cross join lateral forebay._fetch_limited(
-                    array[1::bigint], array[p.lane], array[p.xid], array[greatest(p.seq - 1, s.taken_seq)], array[p.seq_to], array[1::bigint]) f
-                cross join lateral unnest(f.jobs) j) as first_job_id
+                    array[1::bigint], array[p.lane], array[p.xid], array[greatest(p.seq - 1, s.taken_seq)],
+                    array[case when p.ordering_key is null then p.seq_to end], array[1::bigint]) f
+                left join lateral unnest(f.jobs) j on true) as first_job_id
         from limits s where s.limit_key = any (p_limit_keys)),
     pauses as materialized (
         select z.sort, z.key, z.begins_at, z.resume_at, coalesce(z.begins_at <= v.at, true) as is_on
