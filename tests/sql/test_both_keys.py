@@ -554,3 +554,15 @@ def test_a_pause_of_the_limit_key_is_the_first_use_of_limits(database, conn):
         assert why(conn, ordering_key="x") == ("paused", "a", 1)
         one(conn, "select forebay.resume_key('q', limit_key => 'a')")
         assert drained(reader) == [job]
+
+
+def test_settled_jobs_of_a_batch_use_no_slot_of_new_limits(database, conn):
+    """A batch of before the limits has one settled and one unsettled job: one slot of two is free."""
+    jobs = [job for key in "xyz" for job in put(conn, key)]
+    with Reader(database, "q") as reader:
+        (batch,) = take(reader)
+        assert batch.job_ids == jobs
+        assert reader.settle(batch.claim_no, [1, 3]) == "settled"
+        one(conn, "select forebay.limit_queue('q', key_concurrency => 2)::text")
+        later = [job for key in "xz" for job in put(conn, key)]
+        assert ids(take(reader)) == later[:1]

@@ -327,8 +327,11 @@ begin
                                s.leases, s.claims, s.offsets, least(s.permits, (v.limits).key_concurrency - coalesce(f.jobs, 0)),
                                s.tokens)::forebay._limit_state
                     from unnest(v_states) s
-                    left join (select u.key, count(*) as jobs from forebay._in_flight(p_group_id) i, unnest(i.limit_keys) u (key) group by u.key) f
-                           on f.key = s.limit_key);
+                    left join (select u.key, count(*) as jobs
+                               from forebay._in_flight(p_group_id) i cross join lateral unnest(i.limit_keys) with ordinality u (key, place)
+                               where not exists (select from forebay.settlement e
+                                                 where e.lease_id = i.lease_id and e.claim_no = i.claim_no and u.place::smallint = any (e.offsets))
+                               group by u.key) f on f.key = s.limit_key);
             end if;
         end if;
 
