@@ -9,8 +9,8 @@
 --
 -- A job with a limit key too needs a permit of that key, when its turn in the ordering key has come. If it gets none and no job of the
 -- ordering key is with a lease, it becomes the first requeued one and waits for a turn of the limit key, which a recheck row passes on.
--- Jobs that wait in a worker behind others of their ordering key would use slots of the limit key: they get some only while half of them,
--- and ten, stay free.
+-- Jobs that wait in a worker behind others of their ordering key would use slots of the limit key: they get some only while half of
+-- them stay free.
 --
 -- Parameters: v, the group's limiter, whose lock is held; null: the queue has no limits on starts and no paused limit key.
 -- A lease that has a key gets more of its jobs while none of them must run again, and while at most v_ahead of those it has are
@@ -147,7 +147,7 @@ begin
     end if;
 
     if v.at is not null then
-        v_reserve := case when (v.limits).key_concurrency is not null then greatest(10, (v.limits).key_concurrency / 2) else 0 end;
+        v_reserve := case when (v.limits).key_concurrency is not null then ((v.limits).key_concurrency + 1) / 2 else 0 end;
         v_names := array(select distinct u.limit_key from unnest(v_rows) u where u.limit_key is not null);
     end if;
     if v_names <> '{}' and c.audience = 0 then
