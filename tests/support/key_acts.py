@@ -240,7 +240,7 @@ class KeyWorkers:
             return
         batch = self.claim_from(lease, lanes[lane % len(lanes)], limit)
         if how == "lost" and batch is not None:
-            # The worker never hears of it. It goes on under a new lease, and closes this one when its jobs have ended.
+            # The worker never hears of it. It takes a new lease, and closes this one when its jobs have ended.
             batch.known = False
             self.current[which] = self.new_lease(which, lease.group)
 

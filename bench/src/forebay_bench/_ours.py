@@ -155,18 +155,6 @@ def fill(conn: psycopg.Connection[Any], handler: str, count: int) -> None:
     )
 
 
-def refusal(conn: psycopg.Connection[Any], handler: str) -> str | None:
-    """Return why jobs with the keys of a queue are refused; None: they are not."""
-    try:
-        with conn.transaction(force_rollback=True):
-            fill(conn, handler, 1)
-    except psycopg.Error as error:
-        if error.sqlstate != "JQ001":
-            raise
-        return error.diag.message_primary
-    return None
-
-
 def set_limits(conn: psycopg.Connection[Any], handler: str) -> None:
     """Set the limits of a queue, if its keys have one."""
     if (most := KEYS[handler].key_concurrency) is not None:

@@ -21,8 +21,8 @@ def key_answer(info: KeyInfo, now: datetime) -> str:
     """
     if info.pause_at is None:
         return _reason(info, now)
-    end = "" if info.resume_at is None else f" until {_time(info.resume_at, now)}"
-    return f"{_reason(info, now)}; a pause is planned from {_time(info.pause_at, now)}{end}"
+    planned = f"from {_time(info.pause_at, now)}{_until(info.resume_at, now)}"
+    return f"{_reason(info, now)}; a pause is planned {planned}"
 
 
 def _reason(info: KeyInfo, now: datetime) -> str:
@@ -32,7 +32,7 @@ def _reason(info: KeyInfo, now: datetime) -> str:
         case "group_paused":
             return "the consumer group is paused"
         case "paused":
-            return f"{_limit_key(info)}paused{_until(info, now)}"
+            return f"{_limit_key(info)}paused{_until(info.until, now)}"
         case "held":
             return f"dead letter {info.held_by} of {_jobs(info)} holds it"
         case "retry":
@@ -45,11 +45,11 @@ def _reason(info: KeyInfo, now: datetime) -> str:
         case "concurrency":
             return f"{_limit_key(info)}at its concurrency limit: {_jobs(info)}"
         case "rate":
-            return f"{_limit_key(info)}at its rate{_until(info, now)}"
+            return f"{_limit_key(info)}at its rate{_until(info.until, now)}"
         case "queue_concurrency":
             return f"the queue {info.queue} is at its concurrency limit"
         case "queue_rate":
-            return f"the queue {info.queue} is at its rate{_until(info, now)}"
+            return f"the queue {info.queue} is at its rate{_until(info.until, now)}"
         case "due":
             return "due: a claim takes its next job"
         case "free":
@@ -60,8 +60,8 @@ def _limit_key(info: KeyInfo) -> str:
     return "" if info.waits_for is None else f"its limit key {info.waits_for} is "
 
 
-def _until(info: KeyInfo, now: datetime) -> str:
-    return "" if info.until is None else f" until {_time(info.until, now)}"
+def _until(instant: datetime | None, now: datetime) -> str:
+    return "" if instant is None else f" until {_time(instant, now)}"
 
 
 def _time(instant: datetime, now: datetime) -> str:

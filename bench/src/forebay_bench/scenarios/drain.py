@@ -5,8 +5,7 @@ Handlers do nothing, so that only the queue is measured: a coroutine, a function
 until no job is left; the time includes its start and end, but not the start of Python. ``classic`` is a loop that
 claims 500 rows of an ordinary table and deletes them, with nothing around it. Beside the coroutine, the same coroutine with
 keys: jobs of 100, 5,000 and 50,000 ordering keys in turns, and of a single one; of 100,000 limit keys that run one job each at a time (in the
-quick form each job has its own key); and of several keys at once, of which the unique key is the job's own. A combination that this version
-refuses is left out.
+quick form each job has its own key); and of several keys at once, of which the unique key is the job's own.
 
 Also from the coroutine's turns: the write-ahead log of a job from its bulk enqueue until it is settled, including
 everything that the server wrote in that time, and the CPU time of the server and of the worker for each job of the drain.
@@ -105,30 +104,24 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         engines: dict[str, Callable[[], float]] = {
             "async": partial(_costed, place, ours, conn, counts["async"], costs)
         }
-        refused = _with_limits(ours, conn)
+        _set_limits(ours, conn)
         for handler in (*_ours.KEYS, "thread", "batch", "tx"):
-            if handler not in refused:
-                engines[handler] = partial(_ours_turn, ours, conn, handler, counts[handler])
+            engines[handler] = partial(_ours_turn, ours, conn, handler, counts[handler])
         if options.compare is None or "classic" in options.compare:
             rival = stack.enter_context(runner("classic", place, create=_create_classic))
             engines["classic"] = partial(_turn, rival, counts["classic"])
         for name, peer in runners.items():
             engines[name] = partial(_turn, peer, counts[name])
         found = in_turns(engines, rounds, progress)
-    notes = [f"{_LABELS[name]}: left out, since {why}" for name, why in refused.items()]
-    return _report(found, list(runners), costs, options, rounds, notes=notes)
+    return _report(found, list(runners), costs, options, rounds)
 
 
-def _with_limits(ours: Runner, conn: psycopg.Connection[Any]) -> dict[str, str]:
-    """Set the limits of queues, and let a claim see them before it is measured; return the queues whose jobs are refused, and why."""
-    refused: dict[str, str] = {}
+def _set_limits(ours: Runner, conn: psycopg.Connection[Any]) -> None:
+    """Set the limits of queues, and let a claim see them before it is measured."""
     for name, keys in _ours.KEYS.items():
-        if (why := _ours.refusal(conn, name)) is not None:
-            refused[name] = why
-        elif keys.key_concurrency is not None:
+        if keys.key_concurrency is not None:
             _ours.set_limits(conn, name)
             _ours_turn(ours, conn, name, 10)
-    return refused
 
 
 def _create_classic(dsn: str) -> None:
@@ -189,8 +182,6 @@ def _report(
     costs: Costs,
     options: Options,
     rounds: int,
-    *,
-    notes: Sequence[str],
 ) -> Report:
     spreads = {name: Spread.of(values) for name, values in found.items()}
 
@@ -198,7 +189,7 @@ def _report(
         return round_figure(Spread.of(values).median * factor) if values else None
 
     def ratio(ours: str, rival: str) -> float | None:
-        return ratio_of_rounds(found[ours], found[rival]) if {ours, rival} <= found.keys() else None
+        return ratio_of_rounds(found[ours], found[rival]) if rival in found else None
 
     wal = per_job(costs.wal_bytes, 1)
     figures: dict[str, Any] = {
@@ -268,7 +259,6 @@ def _report(
             "classic has no handlers, retries, timeouts or leases around its loop; autovacuum is on",
             "ours keeps what it ended, pgqueuer writes a log row; classic and procrastinate delete",
             "server CPU is that of all its processes; unknown for a server that the benchmark did not start",
-            *notes,
             *(peer.NOTE for peer in installed(options.compare)),
         ],
         draw=partial(_draw, spreads, order),

@@ -5798,8 +5798,7 @@ $$;
 create function forebay._record_keyed_limits(
     v forebay._limiter_view, p_queue text, p_priority integer, p_group_id bigint, p_lease_id bigint, p_claim_no bigint,
     p_states forebay._limit_state[], p_paused text[], p_ends timestamptz[], p_keys text[], p_seqs bigint[], p_granted text[],
-    p_limit_keys text[] default null, p_ordering_keys text[] default null, p_parked_nos bigint[] default null, p_lanes bigint[] default null, p_xids xid8[] default null,
-    p_waiting bigint[] default null)
+    p_limit_keys text[], p_ordering_keys text[], p_parked_nos bigint[], p_lanes bigint[], p_xids xid8[], p_waiting bigint[])
 returns void
 language plpgsql volatile
 set enable_nestloop = off
