@@ -9,6 +9,7 @@ ForebayError
 ├── DatabaseUnavailable       the connection failed or was lost; try again
 ├── PermissionDenied          the login lacks a role; has the roles that may do it
 ├── TargetUnavailable         the target of a mirror cannot be reached now; try again
+├── SinkUnavailable           the sink of a drain cannot be used now; try again
 ├── WrongConnection           the argument is not a connection, or sync and async are confused
 ├── TransactionStateError     the function must run alone, autocommitted, at READ COMMITTED
 ├── EnqueueError              the job was refused and nothing was written
@@ -65,7 +66,7 @@ __all__ = [
     "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled",
     "JobDied", "JobNotFound", "JobsChanged", "KeyBusy", "LaneTaken", "LeaseLost", "NoResult", "PayloadDiffers",
     "PayloadTooDeep", "PayloadTooLarge", "PermissionDenied", "QueueFull", "ResultError", "ResultTimeout",
-    "SchemaError", "ServerStartError", "SoftTimeout", "TargetUnavailable",
+    "SchemaError", "ServerStartError", "SinkUnavailable", "SoftTimeout", "TargetUnavailable",
     "TransactionStateError", "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection",
     "error_from_sqlstate", "shown",
 ]  # fmt: skip
@@ -190,6 +191,17 @@ class TargetUnavailable(ForebayError):
 
     retryable = True
     template = "target unavailable: {problem}"
+    problem: str
+    _: KW_ONLY
+    detail: str | None = None
+    hint: str | None = None
+
+
+class SinkUnavailable(ForebayError):
+    """A sink cannot be used now, whatever the message; messages of the call may have arrived."""
+
+    retryable = True
+    template = "sink unavailable: {problem}"
     problem: str
     _: KW_ONLY
     detail: str | None = None

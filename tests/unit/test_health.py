@@ -46,7 +46,7 @@ def leases():
 @pytest.fixture
 def check(signals, leases, clock):
     settings = WorkerSettings(lease_seconds=30.0, lease_margin_seconds=10.0, suspect_seconds=5.0, heartbeat_seconds=1.0)  # fmt: skip
-    check = HealthCheck(signals, settings, clock)
+    check = HealthCheck(signals, settings, clock=clock)
     check.watch(leases)
     return check
 

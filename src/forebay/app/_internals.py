@@ -49,6 +49,7 @@ class Internals:
         dsn: the address that was given, if any.
         resources: what handlers find in their context.
         mirrors: the mirrors declared with it, by name.
+        drains: the drains declared with it, by name.
         middlewares: what runs around enqueues, attempts and settlements.
         listeners: the functions to call after an event, by its name: failed, dead, done, worker_lost.
         queues: the queues declared with it, by name.
@@ -66,6 +67,7 @@ class Internals:
         self.dsn = dsn
         self.resources = Resources()
         self.mirrors: dict[str, Declaration] = {}
+        self.drains: dict[str, Declaration] = {}
         self.middlewares = Middlewares()
         self.listeners: dict[str, list[Callable[[Any], Any]]] = {}
         self.queues: dict[str, Queue] = {}
@@ -122,6 +124,16 @@ class Internals:
         if mirror.name in self.mirrors:
             raise ConfigError(f"mirror {mirror.name}", "is declared twice")
         self.mirrors[mirror.name] = mirror
+
+    def add_drain(self, drain: Declaration) -> None:
+        """Add a drain.
+
+        Raises:
+            ConfigError: another drain has this name.
+        """
+        if drain.name in self.drains:
+            raise ConfigError(f"drain {drain.name}", "is declared twice")
+        self.drains[drain.name] = drain
 
     def add_queue(self, queue: Queue) -> None:
         """Add a queue.
@@ -192,17 +204,21 @@ class Internals:
     def kinds(self) -> Kinds:
         """The declared kinds; a kind without a retry policy gets that of the settings."""
         if not self._retries_known:
-            chosen = self.settings.retry
             for name, max_attempts in self._without_retry.items():
-                policy = RetryPolicy(
-                    strategy=cast("Any", chosen.retry_strategy),
-                    base_seconds=chosen.retry_base_seconds,
-                    cap_seconds=chosen.retry_cap_seconds,
-                    max_attempts=max_attempts or chosen.max_attempts,
-                )
-                self._kinds.add(replace(self._kinds.get(name), retry=policy))
+                self._kinds.add(self.with_retry(self._kinds.get(name), max_attempts))
             self._retries_known = True
         return self._kinds
+
+    def with_retry(self, kind: Kind, max_attempts: int | None = None) -> Kind:
+        """Return a kind with the retry policy of the settings, except for the attempts if given."""
+        chosen = self.settings.retry
+        policy = RetryPolicy(
+            strategy=cast("Any", chosen.retry_strategy),
+            base_seconds=chosen.retry_base_seconds,
+            cap_seconds=chosen.retry_cap_seconds,
+            max_attempts=max_attempts or chosen.max_attempts,
+        )
+        return replace(kind, retry=policy)
 
     def encoder(self, kind: Kind) -> Callable[..., str]:
         """Return the function that encodes the arguments of a kind as JSON, within the size limits."""

@@ -1,4 +1,4 @@
-"""A circuit breaker: after several failures in a row it blocks calls for a while, then admits one trial call."""
+"""A circuit breaker that several threads share."""
 
 from __future__ import annotations
 
@@ -6,33 +6,20 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from forebay.policy.breaker import Breaker
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Breaker:
-    """Decides whether a call may be made; safe to use from any thread.
+class SharedBreaker(Breaker):
+    """A circuit breaker that is safe to use from any thread; see ``Breaker``.
 
     Args:
         failures: this many in a row open it.
         seconds: how long it stays open the first time; twice as long each time after.
         seconds_max: the longest.
         clock: a monotonic clock in seconds.
-
-    >>> now = [0.0]
-    >>> breaker = Breaker(failures=2, seconds=1, clock=lambda: now[0])
-    >>> breaker.failed(); breaker.failed()
-    >>> breaker.allows(), breaker.wait_seconds
-    (False, 1.0)
-    >>> now[0] = 1.0
-    >>> breaker.allows(), breaker.allows()
-    (True, False)
-    >>> breaker.failed(); breaker.failed()  # the trial, and a call that began long ago
-    >>> breaker.wait_seconds
-    2.0
-    >>> breaker.succeeded()
-    >>> breaker.allows()
-    True
     """
 
     def __init__(
@@ -43,50 +30,20 @@ class Breaker:
         seconds_max: float = 60.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._most = failures
-        self._first, self._longest = seconds, seconds_max
-        self._clock = clock
+        super().__init__(clock, failures=failures, seconds=seconds, seconds_max=seconds_max)
         self._lock = threading.Lock()
-        self._failures = 0
-        self._seconds = seconds
-        self._open_until: float | None = None
-        #: Whether a trial call is running.
-        self._tries = False
-
-    @property
-    def wait_seconds(self) -> float:
-        """The time until the next call may be made, at least."""
-        until = self._open_until
-        return 0.0 if until is None else max(0.0, until - self._clock())
 
     def allows(self) -> bool:
         """Whether a call may be made now; a trial call must report its result."""
         with self._lock:
-            if self._open_until is None:
-                return True
-            now = self._clock()
-            if now < self._open_until:
-                return False
-            self._open_until = now + self._seconds  # A trial call may never return.
-            self._tries = True
-            return True
+            return super().allows()
 
     def succeeded(self) -> None:
         """Report that a call succeeded."""
         with self._lock:
-            self._failures, self._seconds, self._open_until = 0, self._first, None
-            self._tries = False
+            super().succeeded()
 
     def failed(self) -> None:
         """Report that a call failed."""
         with self._lock:
-            self._failures += 1
-            if self._open_until is None:
-                if self._failures < self._most:
-                    return
-            elif self._tries:
-                self._tries = False
-                self._seconds = min(2 * self._seconds, self._longest)
-            else:
-                return  # It began before the breaker opened, like those that opened it.
-            self._open_until = self._clock() + self._seconds
+            super().failed()

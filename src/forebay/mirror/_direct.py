@@ -11,7 +11,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final
 
-from forebay.mirror._breaker import Breaker
+from forebay.mirror._breaker import SharedBreaker
 from forebay.mirror._model import (
     Document,
     checked_entries,
@@ -75,7 +75,7 @@ class DirectWrites:
         self._direct_records = records
         self._hashes = hashes
         self._seconds = seconds
-        self._breaker = Breaker(failures=5, seconds_max=10.0)
+        self._breaker = SharedBreaker(failures=5, seconds_max=10.0)
         self._places = threading.Semaphore(DIRECT_MAX)
 
     def write(self, item: Id | UUID) -> bool:

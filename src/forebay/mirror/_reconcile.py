@@ -14,7 +14,7 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from forebay.errors import DatabaseUnavailable, InvalidJob, TargetUnavailable
-from forebay.mirror._breaker import Breaker
+from forebay.mirror._breaker import SharedBreaker
 from forebay.mirror._decide import Verdict, decide, is_proved
 from forebay.mirror._model import (
     Document,
@@ -204,7 +204,7 @@ class Reconciler:
         self._hashes = hashes
         self._lag = lag_seconds
         self._seconds = call_seconds
-        self.breaker = Breaker(seconds_max=_TRY_SECONDS_MAX)
+        self.breaker = SharedBreaker(seconds_max=_TRY_SECONDS_MAX)
         self._write_share = WriteShare(write_share)
         self._is_reported_open = False
         #: When the last postponed job returns, on the clock of ``time.monotonic``.

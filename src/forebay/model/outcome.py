@@ -101,10 +101,21 @@ class Dead:
         _clean_reason(self)
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """For internal batch handlers: run the job again as if it had not started.
+
+    Args:
+        after: seconds until then; None: at once.
+    """
+
+    after: float | None = None
+
+
 Outcome = Snooze | Retry | Cancel | Dead
 
 
-class Endings(list["Outcome | BaseException | None"]):
+class Endings(list["Outcome | Release | BaseException | None"]):
     """The return value of an internal batch handler: the outcome of each job, and counters to record with them.
 
     Attributes:
@@ -113,7 +124,7 @@ class Endings(list["Outcome | BaseException | None"]):
 
     def __init__(
         self,
-        endings: Iterable[Outcome | BaseException | None] = (),
+        endings: Iterable[Outcome | Release | BaseException | None] = (),
         *,
         counters: dict[str, Any] | None = None,
     ) -> None:

@@ -15,7 +15,7 @@ left. ``forebay.testing.plugin`` has pytest fixtures.
         ...
         run_until_idle(app, forebay_dsn, with_scheduled=True)
 
-For targets of mirrors there is a contract to test, and a target that misbehaves.
+For targets of mirrors and for sinks of drains there is a contract to test, and a target and a sink that misbehave.
 """
 
 from forebay.testing._clock import install_clock, travel, travel_async
@@ -31,15 +31,19 @@ from forebay.testing._enqueued import (
 from forebay.testing._failed import JobFailed
 from forebay.testing._performing import Performed, Performer, perform, perform_async
 from forebay.testing._running import IdleRun, run_until_idle, run_until_idle_async
+from forebay.testing._sinks import LyingSink, Received, SinkContract, make_message
 from forebay.testing._targets import LyingTarget, TargetContract
 
 __all__ = [
     "IdleRun",
     "JobFailed",
+    "LyingSink",
     "LyingTarget",
     "Performed",
     "Performer",
+    "Received",
     "RecordingContext",
+    "SinkContract",
     "TargetContract",
     "assert_enqueued",
     "assert_enqueued_async",
@@ -49,6 +53,7 @@ __all__ = [
     "enqueued",
     "enqueued_async",
     "install_clock",
+    "make_message",
     "perform",
     "perform_async",
     "run_until_idle",

@@ -12,6 +12,19 @@ if TYPE_CHECKING:
     from forebay.model.middleware import Middleware
 
 
+class Intake(Protocol):
+    """What bounds the claims of a worker beside its free slots: whether its handlers can do anything now."""
+
+    def pause_seconds(self) -> float:
+        """Return for how long to claim nothing; 0: jobs may be claimed."""
+
+    def rows_max(self) -> int | None:
+        """Return how many jobs may be in hand; None: any number."""
+
+    def problem(self) -> str | None:
+        """Return why the handlers make no progress, for the readiness of the worker; None if they do."""
+
+
 class Application(Protocol):
     """The handlers, the place where another process can import them, and their shared resources."""
 

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from forebay.config import WorkerSettings
     from forebay.db.session import Session
     from forebay.ops.protocol import ClaimedJob, ReadyLane
-    from forebay.worker._application import Application
+    from forebay.worker._application import Application, Intake
     from forebay.worker._executor import Executor
     from forebay.worker._held import Lease
     from forebay.worker._leases import LeaseKeeper
@@ -81,6 +81,7 @@ class Claimer:
         stats: counts the claims.
         on_claimed: called after a claim that returned jobs.
         is_finished: called when no lane was ready; true ends the loop. None: the loop runs until it is stopped.
+        intake: bounds the claims; None: only the free slots do.
     """
 
     def __init__(
@@ -98,6 +99,7 @@ class Claimer:
         stats: Stats,
         on_claimed: Callable[[], None],
         is_finished: Callable[[], Awaitable[bool]] | None = None,
+        intake: Intake | None = None,
     ) -> None:
         self._app = app
         self._session = session
@@ -111,6 +113,7 @@ class Claimer:
         self._stats = stats
         self._on_claimed = on_claimed
         self._is_finished = is_finished
+        self._intake = intake
         self._fairness = Fairness()
         #: Until this time (monotonic clock) no poll is needed: producers notify of new jobs.
         self._polled_until = 0.0
@@ -212,6 +215,10 @@ class Claimer:
         """Look for ready lanes and claim jobs for the free slots; return whether there was work."""
         settings, signals = self._settings, self._signals
         signals.wake.clear()
+        if self._intake is not None and (pause := self._intake.pause_seconds()) > 0:
+            await self._leadership.resign_when_saturated()
+            await self._signals.sleep(pause)
+            return True
         if self._notified and await self._claim_notified(lease):
             # All other lanes were polled a moment ago, and producers notify until the next poll.
             pause = self._polled_until - time.monotonic()
@@ -328,6 +335,13 @@ class Claimer:
         Args:
             coming: jobs that are claimed and not yet passed to the executor.
         """
+        wanted = self._wanted_for_slots(coming)
+        if self._intake is not None and (most := self._intake.rows_max()) is not None:
+            in_hand = self._executor.busy + self._executor.buffered + coming
+            return max(0, min(wanted, most - in_hand))
+        return wanted
+
+    def _wanted_for_slots(self, coming: int) -> int:
         settings, executor = self._settings, self._executor
         means = executor.mean_seconds.values()
         size = claim_size(

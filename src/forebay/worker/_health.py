@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from forebay.config import WorkerSettings
+    from forebay.worker._application import Intake
     from forebay.worker._leases import LeaseKeeper
     from forebay.worker._signals import Signals
 
@@ -45,6 +46,7 @@ class HealthCheck:
     Args:
         signals: whether the worker stops, and whether the database can be used.
         settings: how long a lease lasts without a heartbeat.
+        intake: what bounds the claims, and whether the handlers make progress.
         clock: returns monotonic seconds.
     """
 
@@ -52,14 +54,21 @@ class HealthCheck:
         self,
         signals: Signals,
         settings: WorkerSettings,
+        *,
+        intake: Intake | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._signals = signals
+        self._intake = intake
         self._clock = clock
         self._trusted_seconds = settings.lease_seconds - settings.lease_margin_seconds
         self._late_seconds = settings.suspect_seconds
         self._turned_at = clock()
         self._leases: LeaseKeeper | None = None
+
+    def begin(self) -> None:
+        """Record that the loop runs now; the worker may have been made long ago."""
+        self._turned_at = self._clock()
 
     def watch(self, leases: LeaseKeeper) -> None:
         """Read the leases from now on."""
@@ -82,6 +91,8 @@ class HealthCheck:
         if self._signals.outage.is_on:
             reasons.append("waiting for the database")
         reasons += self._without_progress()
+        if self._intake is not None and (problem := self._intake.problem()) is not None:
+            reasons.append(problem)
         is_starting = not self._signals.started.is_set()
         return Health(
             state="stopping"
@@ -106,3 +117,34 @@ class HealthCheck:
         if self._signals.failed_claims:
             return ["polls or claims fail"]
         return [] if self._signals.has_polled else ["no poll yet"]
+
+
+class FleetHealth:
+    """Reads the health of several workers in one process. The process is live and ready while all of them are.
+
+    It guarantees that each reason is there once. ``read`` may be called in any thread. Leaves nothing behind.
+
+    Args:
+        checks: those of the workers, at least one.
+    """
+
+    def __init__(self, checks: Sequence[HealthCheck]) -> None:
+        self._checks = checks
+
+    async def tick(self) -> None:
+        """Record that the loop runs, until cancelled."""
+        await asyncio.gather(*(check.tick() for check in self._checks))
+
+    def read(self) -> Health:
+        """Return the health now."""
+        found = [check.read() for check in self._checks]
+        states = {each.state for each in found}
+        reasons = dict.fromkeys(reason for each in found for reason in each.reasons)
+        return Health(
+            state="stopping"
+            if "stopping" in states
+            else ("starting" if "starting" in states else "running"),
+            is_live=all(each.is_live for each in found),
+            is_ready=not reasons,
+            reasons=tuple(reasons),
+        )

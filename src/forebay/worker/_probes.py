@@ -24,7 +24,7 @@ from forebay.model.text import logger
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
 
-    from forebay.worker._health import Health, HealthCheck
+    from forebay.worker._health import FleetHealth, Health, HealthCheck
 
 log = logger("forebay.worker")
 
@@ -39,7 +39,7 @@ _REPORT_SECONDS: Final = 0.5
 
 @contextlib.asynccontextmanager
 async def answer_probes(
-    check: HealthCheck, worker: str, address: str | None
+    check: HealthCheck | FleetHealth, worker: str, address: str | None
 ) -> AsyncIterator[None]:
     """Answer probes and report to systemd during the block, where either is wanted.
 
@@ -81,7 +81,7 @@ class Probes:
 
     def __init__(
         self,
-        check: HealthCheck,
+        check: HealthCheck | FleetHealth,
         worker: str,
         listener: socket.socket | None,
         reports: Reports | None,

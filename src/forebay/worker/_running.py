@@ -29,7 +29,7 @@ from forebay.errors import (
 )
 from forebay.model.job import Job
 from forebay.model.middleware import Attempt
-from forebay.model.outcome import Cancel, Dead, Retry, Snooze
+from forebay.model.outcome import Cancel, Dead, Release, Retry, Snooze
 from forebay.ops.protocol import Ended
 from forebay.ops.results import kept
 from forebay.policy.around import run_within, run_within_async
@@ -311,6 +311,8 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
     if isinstance(result, Dead):
         error = _error(job, "Dead", result.reason or "the handler returned Dead")
         return dead(kind, job, "permanent", error)
+    if isinstance(result, Release):
+        return Ended(0, "released", after=result.after)
     if kind.keep_result_seconds is not None:
         return Ended(0, "done", kept=kept(result, kind.keep_result_seconds))
     return None

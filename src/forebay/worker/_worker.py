@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from forebay.arguments.kinds import Kinds
     from forebay.model.attempts import AttemptEnded
     from forebay.ops.protocol import HeartbeatAnswer
-    from forebay.worker._application import Application
+    from forebay.worker._application import Application, Intake
     from forebay.worker._held import Batch, Lease
     from forebay.worker._messages import Start
 
@@ -82,6 +82,8 @@ class Worker:
         location: where a child process imports the app from: (module, attribute, is_script); None means the app's own
             location. Without a location suspects run in this process.
         on_attempt: called with the end of each attempt, on the event loop; for tests.
+        intake: bounds the claims; None: only the free slots do.
+        answers_probes: whether it answers probes; False if the caller does so for several workers.
 
     Raises:
         ConfigError: no queue to serve.
@@ -97,6 +99,8 @@ class Worker:
         group: str = "default",
         location: tuple[str, str, bool] | None = None,
         on_attempt: Callable[[AttemptEnded], None] | None = None,
+        intake: Intake | None = None,
+        answers_probes: bool = True,
     ) -> None:
         self._app = app
         self._dsn = dsn
@@ -116,8 +120,12 @@ class Worker:
             self._settings, location=self._location, group=group, queues=self._weights
         )
         self._on_attempt = on_attempt
+        self._intake = intake
+        self._answers_probes = answers_probes
         self.stats = Stats()
         self._signals = Signals()
+        #: Whether the worker lives, and whether it is ready.
+        self.health = HealthCheck(self._signals, self._settings, intake=intake)
         #: Set when the worker has its lease and looks for work.
         self.started = self._signals.started
         self._leader_id = secrets.randbelow(LEADER_IDS)
@@ -174,10 +182,13 @@ class Worker:
         # Separate from the children for suspects, so that neither waits for the other.
         self._processes = Children(start, self._settings, self._progress.record)
         async with contextlib.AsyncExitStack() as stack:
-            health = HealthCheck(self._signals, self._settings)
-            await stack.enter_async_context(answer_probes(health, self.name, self._settings.health))
+            self.health.begin()
+            if self._answers_probes:
+                await stack.enter_async_context(
+                    answer_probes(self.health, self.name, self._settings.health)
+                )
             self._make_parts(await self._app.open_resources(stack))
-            health.watch(self._leases)
+            self.health.watch(self._leases)
             heartbeat = self._heartbeat = self._make_heartbeat()
             loop_watch = LoopWatch(self._executor.coroutine_calls)
             claimer = self._make_claimer(heartbeat)
@@ -343,6 +354,7 @@ class Worker:
             stats=self.stats,
             on_claimed=heartbeat.hurry,
             is_finished=self._is_finished if self._until_idle else None,
+            intake=self._intake,
         )
         return self._claimer
 

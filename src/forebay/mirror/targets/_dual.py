@@ -11,7 +11,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import TargetUnavailable
-from forebay.mirror._breaker import Breaker
+from forebay.mirror._breaker import SharedBreaker
 from forebay.mirror._loop_thread import Calls
 from forebay.mirror._model import Document, Gone, Seen, checked_errors, checked_seen
 from forebay.mirror._reconcile import UNAVAILABLE, problem_of
@@ -49,7 +49,7 @@ class DualTarget:
         self._calls = Calls()
         self._seconds = timeout
         # Never open for long: the breaker of the mirror decides how long jobs wait.
-        self._breaker = Breaker(failures=1, seconds=1.0, seconds_max=1.0)
+        self._breaker = SharedBreaker(failures=1, seconds=1.0, seconds_max=1.0)
 
     async def read(self, ids: Sequence[Id]) -> dict[Id, Seen]:
         """Return the versions of items in either target; -1 for items that are right in one target at most."""

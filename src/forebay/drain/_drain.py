@@ -1,0 +1,201 @@
+"""``Drain``: what an application declares to send the jobs of a queue to a sink."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from forebay.arguments.kinds import BATCH_SIZE_MAX, Kind, Kinds
+from forebay.drain._delivery import Delivery
+from forebay.errors import ConfigError, InvalidJob, shown
+from forebay.model import Job, checks
+from forebay.policy.retry import RetryPolicy
+from forebay.sinks import Sink
+
+if TYPE_CHECKING:
+    import contextlib
+    from collections.abc import Callable, Mapping, Sequence
+
+    from forebay.app import App
+    from forebay.model.middleware import Middleware
+
+BATCH_SIZE_DEFAULT: Final = 500
+BATCH_BYTES_DEFAULT: Final = 1_000_000
+TIMEOUT_SECONDS_DEFAULT: Final = 30.0
+
+
+class Drain:
+    """Sends every job of a queue to a sink instead of running a handler.
+
+    Each drain reads its queue as a consumer group, so several drains can send the same jobs to several sinks, and none waits for
+    another. Any number of processes may run the same drain. A message is sent at least once and under the same id each time. With
+    ordering keys, messages of a key are sent one at a time, in order; without them, one process with ``concurrency`` 1 sends in the
+    order of its claims.
+
+    While the sink is unavailable, the drain claims nothing, except for one message now and then as a trial. No attempt is used.
+    A message that the sink refuses is retried by the retry policy, and becomes a dead letter after the last attempt.
+
+    Args:
+        app: the application; ``forebay drain`` and ``forebay worker`` find the drain there.
+        name: of the drain.
+        sink: where to send.
+        queue: the queue whose jobs are sent, of any kind.
+        group: the consumer group of the queue.
+        batch_size: the most messages in one call of the sink, 1 to 10,000.
+        batch_bytes: the most bytes of bodies in one call, except for a single larger message.
+        linger: after a claim that found fewer messages than a call takes, wait at most this time, up to one second, for fuller calls.
+        concurrency: how many calls run at once in one process, 1 to 100.
+        timeout: how long one call may take; then the sink counts as unavailable.
+        retry: the retry policy of refused messages. Default: the settings.
+        on_dead: what a dead letter means for later messages of its ordering key: with "hold" they wait until it is redriven or skipped.
+        verify: whether to read each message back before its job is done. True: at once; a duration: after this time. A message that the
+            sink accepted and does not have is sent again under a new id, and counted as lost.
+
+    Durations are seconds or timedeltas.
+
+    Raises:
+        ConfigError: an argument is refused, or the app already has a drain of this name.
+
+    Attributes:
+        name: of the drain.
+        sink: where it sends.
+        queue: its queue.
+        group: its consumer group.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        name: str,
+        *,
+        sink: Sink,
+        queue: str,
+        group: str = "default",
+        batch_size: int = BATCH_SIZE_DEFAULT,
+        batch_bytes: int = BATCH_BYTES_DEFAULT,
+        linger: float | timedelta | None = None,
+        concurrency: int = 1,
+        timeout: float | timedelta = TIMEOUT_SECONDS_DEFAULT,
+        retry: RetryPolicy | None = None,
+        on_dead: Literal["skip", "hold"] = "skip",
+        verify: bool | float | timedelta = False,
+    ) -> None:
+        where = f"drain {name}"
+        if not isinstance(sink, Sink):
+            raise ConfigError(where, f"has no sink, but {shown(sink)}", hint="See forebay.sinks.")
+        try:
+            checks.checked_name(name, "name")
+            checks.checked_name(group, "group")
+        except InvalidJob as error:
+            raise ConfigError(where, error.message, hint=error.hint) from None
+        for field, value, most in (
+            ("batch_size", batch_size, BATCH_SIZE_MAX),
+            ("batch_bytes", batch_bytes, 100_000_000),
+            ("concurrency", concurrency, 100),
+        ):
+            number: object = value
+            if isinstance(number, bool) or not isinstance(number, int) or not 1 <= number <= most:
+                raise ConfigError(
+                    where, f"{field} is {shown(value)}, not an integer within 1 to {most}"
+                )
+        self.name = name
+        self.sink = sink
+        self.queue = str(queue)
+        self.group = group
+        self.concurrency = concurrency
+        seconds = _seconds(where, "timeout", timeout)
+        verify_seconds = _verify_seconds(where, sink, verify)
+        self.delivery = Delivery(
+            name,
+            sink,
+            batch_size=min(batch_size, sink.messages_max),
+            batch_bytes=min(batch_bytes, sink.bytes_max),
+            call_seconds=seconds,
+            verify_seconds=verify_seconds,
+        )
+        deliver = self.delivery.deliver
+
+        async def send(jobs: list[Job]) -> Any:
+            return await deliver(jobs)
+
+        self._kind = Kind.declare(
+            send,
+            name=f"drain.{name}",
+            queue=self.queue,
+            batch_size=batch_size,
+            linger=linger,
+            retry=retry,
+            on_dead=on_dead,
+            # The calls of a batch have their own timeouts; this one ends what does not obey them.
+            hard_timeout_seconds=min(86_400.0, 20 * (seconds + (verify_seconds or 0)) + 60),
+        )
+        self._has_retry = retry is not None
+        self._app = app
+        app._internals.add_drain(self)
+
+    def __repr__(self) -> str:
+        return f"<drain {self.name!r} of queue {self.queue!r} to {self.sink.place}>"
+
+    # --- what a worker needs ---
+
+    @property
+    def kinds(self) -> Kinds:
+        """One handler for the jobs of every kind."""
+        kind = self._kind
+        if not self._has_retry:
+            kind = self._app._internals.with_retry(kind)
+        return _EveryKind(kind)
+
+    @property
+    def middleware(self) -> Sequence[Middleware]:
+        """None: middleware of the app is about its handlers."""
+        return ()
+
+    @property
+    def listeners(self) -> Mapping[str, Sequence[Callable[[Any], Any]]]:
+        """The listeners of the app."""
+        return self._app._internals.listeners
+
+    def location(self) -> None:
+        """Return None: a message is sent in this process, also after the death of a worker that had it."""
+        return
+
+    async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
+        """Close the sink at the end; it is opened before the first message."""
+        stack.push_async_callback(self.sink.close)
+        return {}
+
+
+class _EveryKind(Kinds):
+    """One handler for jobs of every kind."""
+
+    def __init__(self, kind: Kind) -> None:
+        super().__init__()
+        self._kind = self.add(kind)
+
+    def get(self, name: str) -> Kind:
+        """Return the handler, whatever the kind."""
+        del name
+        return self._kind
+
+
+def _seconds(where: str, field: str, value: object) -> float:
+    try:
+        seconds = checks.checked_seconds(value, field)
+    except InvalidJob as error:
+        raise ConfigError(where, error.message) from None
+    if not 0 < seconds <= 3600:
+        raise ConfigError(where, f"{field} is {shown(value)}, not above 0 and at most an hour")
+    return seconds
+
+
+def _verify_seconds(where: str, sink: Sink, verify: bool | float | timedelta) -> float | None:
+    if verify is False:
+        return None
+    if not sink.can_verify:
+        raise ConfigError(
+            where,
+            f"cannot verify: what a sink of type {sink.type} accepted cannot be read back",
+            hint="Leave verify out, or send to a log such as a stream.",
+        )
+    return 0.0 if verify is True else _seconds(where, "verify", verify)

@@ -1,0 +1,63 @@
+"""The workers of drains, and several workers in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from forebay.worker import FleetHealth, Worker, answer_probes
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.config import WorkerSettings
+    from forebay.drain._drain import Drain
+    from forebay.worker import Stats
+
+
+def worker_of(
+    drain: Drain, dsn: str, settings: WorkerSettings, *, answers_probes: bool = True
+) -> Worker:
+    """Return the worker of a drain: one for each, so that a sink holds up its own messages only.
+
+    Args:
+        drain: the drain.
+        dsn: the database.
+        settings: of all workers of the process; the concurrency is that of the drain.
+        answers_probes: whether it answers probes; False if it runs in ``run_workers``.
+    """
+    return Worker(
+        drain,
+        dsn,
+        queues={drain.queue: 1},
+        settings=replace(settings, concurrency=drain.concurrency, queue=None),
+        group=drain.group,
+        intake=drain.delivery,
+        answers_probes=answers_probes,
+    )
+
+
+async def run_workers(
+    workers: Sequence[Worker], settings: WorkerSettings, *, until_idle: bool = False
+) -> list[Stats]:
+    """Run several workers in this process until all have stopped; return what each did.
+
+    If one ends with an error, the others are stopped and the error is raised. The process is ready while all of them are.
+
+    Args:
+        workers: made with ``answers_probes=False``.
+        settings: where the process answers probes.
+        until_idle: each ends when it has nothing to do.
+    """
+    async with contextlib.AsyncExitStack() as stack:
+        health = FleetHealth([worker.health for worker in workers])
+        await stack.enter_async_context(answer_probes(health, workers[0].name, settings.health))
+        running = [asyncio.create_task(each.run(until_idle=until_idle)) for each in workers]
+        done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
+        if any(task.exception() for task in done):
+            for worker in workers:
+                worker.stop()
+            await asyncio.wait(running)
+        return [task.result() for task in running]

@@ -1,0 +1,39 @@
+"""Sinks: where drains send messages. The classes of the sinks are in the modules of this package.
+
+>>> from forebay.sinks.redis import RedisStream
+>>> RedisStream("redis://localhost:6379", stream="orders").place
+'orders at localhost:6379'
+"""
+
+from forebay.errors import SinkUnavailable
+from forebay.sinks._contract import (
+    Accepted,
+    Answer,
+    EndpointGone,
+    Message,
+    Rejected,
+    Sent,
+    Sink,
+    TryLater,
+    message_id,
+)
+from forebay.sinks._registry import ENTRY_POINTS, make_sink, sink_class, sink_types
+from forebay.sinks._support import call_in_thread
+
+__all__ = [
+    "ENTRY_POINTS",
+    "Accepted",
+    "Answer",
+    "EndpointGone",
+    "Message",
+    "Rejected",
+    "Sent",
+    "Sink",
+    "SinkUnavailable",
+    "TryLater",
+    "call_in_thread",
+    "make_sink",
+    "message_id",
+    "sink_class",
+    "sink_types",
+]

@@ -1,0 +1,84 @@
+"""The sinks by the names of their types: those of the library, and those of other packages by entry points."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import inspect
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import ConfigError, shown
+from forebay.sinks._contract import Sink
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+#: Packages register their sinks under this group: ``mytype = "package.module:Class"``.
+ENTRY_POINTS: Final = "forebay.sinks"
+
+#: The sinks of the library: type, and where its class is.
+_OWN: Final = {
+    "redis-stream": "forebay.sinks.redis:RedisStream",
+    "redis-list": "forebay.sinks.redis:RedisList",
+}
+
+
+def sink_types() -> list[str]:
+    """Return the names of all sinks, sorted."""
+    found = {point.name for point in importlib.metadata.entry_points(group=ENTRY_POINTS)}
+    return sorted(found | _OWN.keys())
+
+
+def sink_class(name: str) -> type[Sink]:
+    """Return the class of a sink by the name of its type.
+
+    Raises:
+        ConfigError: there is no such sink, or what the entry point names is none.
+    """
+    place = _OWN.get(name)
+    if place is not None:
+        module, _, attribute = place.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+    else:
+        points = importlib.metadata.entry_points(group=ENTRY_POINTS, name=name)
+        if not points:
+            near = difflib.get_close_matches(name, sink_types(), n=1)
+            raise ConfigError(
+                "sink",
+                f"has the unknown type {shown(name)}",
+                value=name,
+                hint=(f"Did you mean {near[0]}? " if near else "")
+                + f"Types: {', '.join(sink_types())}.",
+            )
+        found = next(iter(points)).load()
+    if not (isinstance(found, type) and issubclass(found, Sink)):
+        raise ConfigError("sink", f"of type {name} is {shown(found)}, not a subclass of Sink")
+    return found
+
+
+def make_sink(name: str, config: Mapping[str, Any]) -> Sink:
+    """Return a sink of a type with a configuration: the arguments of its constructor.
+
+    Raises:
+        ConfigError: the type or an argument is unknown, missing or refused; nothing was connected.
+
+    >>> make_sink("redis-stream", {"url": "redis://localhost:6379", "stream": "orders"}).place
+    'orders at localhost:6379'
+    """
+    cls = sink_class(name)
+    parameters = inspect.signature(cls).parameters
+    for key in config:
+        if key not in parameters:
+            near = difflib.get_close_matches(key, parameters, n=1)
+            raise ConfigError(
+                f"sink {name}",
+                f"has no setting {shown(key)}",
+                value=key,
+                hint=(f"Did you mean {near[0]}? " if near else "")
+                + f"Settings: {', '.join(parameters)}.",
+            )
+    for key, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and key not in config:
+            raise ConfigError(f"sink {name}", f"needs the setting {key}")
+    return cls(**config)

@@ -1,0 +1,218 @@
+"""Redis and Valkey: streams and lists.
+
+Needs the extra ``redis``. A server that keeps its data in memory only, or syncs once a second, can lose what it acknowledged:
+verify streams, or set ``appendfsync always``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, ClassVar, Final
+
+import msgspec
+
+from forebay.errors import ConfigError, SinkUnavailable
+from forebay.sinks._contract import Accepted, Answer, Message, Rejected, Sent, Sink
+from forebay.sinks._support import checked_name, checked_number, checked_url, library, place_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_SCHEMES: Final = ("redis", "rediss", "unix")
+
+#: What a server answers when it does not take a command of this form, whatever its own state.
+_OF_THE_MESSAGE: Final = ("invalid bulk length", "string exceeds maximum allowed size")
+
+
+class _Redis(Sink):
+    """A connection to a server. Each call is one pipeline of plain commands, so an error of one is not an error of the others."""
+
+    def __init__(self, url: str, name: str, *, connect_timeout: float) -> None:
+        self._library = library("redis.asyncio", "redis")
+        self._errors = library("redis.exceptions", "redis")
+        self._url = checked_url(self.type, url, *_SCHEMES)
+        self._name = name
+        self._connect_seconds = checked_number(
+            self.type, "connect_timeout", connect_timeout, least=0.1, most=60
+        )
+        self._client: Any = None
+
+    @property
+    def place(self) -> str:
+        """The name of the stream or list, and the server."""
+        return f"{self._name} at {place_of(self._url)}"
+
+    async def open(self) -> None:
+        """Connect and log in."""
+        await self.close()
+        self._client = self._library.from_url(
+            self._url,
+            socket_connect_timeout=self._connect_seconds,
+            retry=None,  # The drain decides when to try again.
+        )
+        try:
+            await self._client.ping()
+        except (self._errors.RedisError, OSError, TimeoutError) as error:
+            await self.close()
+            raise self._unavailable(error) from error
+
+    async def close(self) -> None:
+        """Close the connections."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
+
+    def _unavailable(self, error: BaseException) -> SinkUnavailable:
+        return SinkUnavailable(f"{self.place}: {str(error) or type(error).__name__}")
+
+    async def _run(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Send commands in one pipeline; return the answer or the error of each."""
+        if self._client is None:
+            await self.open()
+        pipeline = self._client.pipeline(transaction=False)
+        for command in commands:
+            pipeline.execute_command(*command)
+        try:
+            answers: list[Any] = await pipeline.execute(raise_on_error=False)
+        except (self._errors.RedisError, OSError, TimeoutError) as error:
+            raise self._unavailable(error) from error
+        except asyncio.CancelledError:
+            # The answers that are still to come belong to no later command.
+            await self.close()
+            raise
+        for answer in answers:
+            if isinstance(answer, self._errors.ConnectionError | self._errors.TimeoutError):
+                raise self._unavailable(answer)
+        return answers
+
+    def _answer(self, answer: Any, *, has_proof: bool) -> Answer:
+        if not isinstance(answer, Exception):
+            return Accepted(answer.decode() if has_proof else None)
+        if any(text in str(answer).lower() for text in _OF_THE_MESSAGE):
+            return Rejected(str(answer))
+        # Out of memory, read only, the wrong type of the key: an operator can mend it, and the message is not at fault.
+        return self._unavailable(answer)
+
+
+class RedisStream(_Redis):
+    """Appends each message to a stream. The proof is the id of the entry.
+
+    An entry has the fields ``body``, the arguments of the job as JSON, ``forebay-id``, ``forebay-kind`` and the like, and one field for
+    each header of the job. A repeated message is another entry with the same ``forebay-id``.
+
+    Args:
+        url: redis://user:password@host:port/database, or rediss:// for TLS.
+        stream: the key of the stream.
+        maxlen: about how many entries to keep; None keeps all. Trimmed entries cannot be verified.
+        create: whether to create a missing stream. Otherwise messages wait until it exists.
+        connect_timeout: seconds to connect and log in, 0.1 to 60.
+
+    Raises:
+        ConfigError: an argument is refused, or the library redis is missing.
+    """
+
+    type: ClassVar[str] = "redis-stream"
+    can_verify: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        url: str,
+        stream: str,
+        *,
+        maxlen: int | None = None,
+        create: bool = True,
+        connect_timeout: float = 5.0,
+    ) -> None:
+        super().__init__(
+            url, checked_name(self.type, "stream", stream), connect_timeout=connect_timeout
+        )
+        if maxlen is not None:
+            checked_number(self.type, "maxlen", maxlen, least=1)
+            if not isinstance(maxlen, int):
+                raise ConfigError(
+                    f"sink {self.type}: maxlen", "is not a whole number", value=maxlen
+                )
+        self._maxlen = maxlen
+        options: list[Any] = [] if create else ["NOMKSTREAM"]
+        self._options = [*options, *([] if maxlen is None else ["MAXLEN", "~", maxlen])]
+
+    async def send(self, messages: Sequence[Message]) -> list[Answer]:
+        """Append the messages, in one pipeline."""
+        commands: list[tuple[Any, ...]] = []
+        for message in messages:
+            fields: list[Any] = ["body", message.body]
+            for name, value in message.metadata().items():
+                fields += (name, value)
+            commands.append(("XADD", self._name, *self._options, "*", *fields))
+        return [
+            SinkUnavailable(f"{self.place}: the stream does not exist")
+            if answer is None
+            else self._answer(answer, has_proof=True)
+            for answer in await self._run(commands)
+        ]
+
+    async def seen(self, sent: Sequence[Sent]) -> list[bool | None]:
+        """Read the entries by their ids. An entry that somebody deleted or trimmed is unknown, not lost."""
+        commands: list[tuple[Any, ...]] = [("XINFO", "STREAM", self._name)]
+        commands += [("XRANGE", self._name, one.proof or "-", one.proof or "-") for one in sent]
+        info, *answers = await self._run(commands)
+        deleted = (0, 0)
+        if isinstance(info, dict):
+            found = info.get(b"max-deleted-entry-id") or info.get("max-deleted-entry-id")
+            deleted = _order(found.decode() if isinstance(found, bytes) else (found or "0-0"))
+        elif isinstance(info, list):
+            pairs = dict(zip(info[::2], info[1::2], strict=True))
+            deleted = _order(pairs.get(b"max-deleted-entry-id", b"0-0").decode())
+        results: list[bool | None] = []
+        for one, answer in zip(sent, answers, strict=True):
+            if isinstance(answer, Exception):
+                raise self._unavailable(answer)
+            if answer:
+                results.append(True)
+            elif one.proof is None or self._maxlen is not None or _order(one.proof) <= deleted:
+                results.append(None)
+            else:
+                results.append(False)
+        return results
+
+
+class RedisList(_Redis):
+    """Appends each message to the right end of a list, as JSON: ``{"id": ..., "kind": ..., "body": ..., "headers": ...}``.
+
+    Consumers take messages from the left end, so nothing can be read back. Prefer a stream.
+
+    Args:
+        url: redis://user:password@host:port/database, or rediss:// for TLS.
+        key: of the list.
+        connect_timeout: seconds to connect and log in, 0.1 to 60.
+
+    Raises:
+        ConfigError: an argument is refused, or the library redis is missing.
+    """
+
+    type: ClassVar[str] = "redis-list"
+
+    def __init__(self, url: str, key: str, *, connect_timeout: float = 5.0) -> None:
+        super().__init__(url, checked_name(self.type, "key", key), connect_timeout=connect_timeout)
+
+    async def send(self, messages: Sequence[Message]) -> list[Answer]:
+        """Append the messages, in one pipeline."""
+        commands = [("RPUSH", self._name, envelope(message)) for message in messages]
+        return [self._answer(answer, has_proof=False) for answer in await self._run(commands)]
+
+
+def envelope(message: Message) -> bytes:
+    """Return a message as one JSON object, for places without headers."""
+    return msgspec.json.encode(
+        {
+            "id": message.id,
+            "kind": message.kind,
+            "headers": message.metadata(),
+            "body": msgspec.Raw(message.body),
+        }
+    )
+
+
+def _order(entry_id: str) -> tuple[int, int]:
+    millis, _, number = entry_id.partition("-")
+    return int(millis), int(number or 0)
