@@ -215,7 +215,7 @@ async def test_whatever_the_sink_does_all_arrive_and_each_key_in_order(
     enqueue(conn, 200, keys=20)
     async with draining(drain, database) as worker:
         await wait_for_async(lambda: worker.stats.done == 200)
-    assert lying.told[lie] > 0
+    assert lying.done[lie] > 0
     found = entries(client, name)
     assert len({fields[b"forebay-id"] for fields in found}) == 200
     for key in {fields[b"forebay-ordering-key"] for fields in found}:
@@ -225,6 +225,20 @@ async def test_whatever_the_sink_does_all_arrive_and_each_key_in_order(
         first = list(dict.fromkeys(numbers))
         assert first == sorted(first)
     assert worker.stats.retried == 0
+
+
+async def test_without_the_answers_of_the_sink_messages_are_lost(
+    app, database, conn, stream, monkeypatch
+):
+    client, sink, name = stream
+    lying = LyingSink(sink, {"half": 0.2})
+    drain = Drain(app, "orders", sink=lying, queue="orders", batch_size=20)
+    drain.delivery._breaker._first = drain.delivery._breaker._seconds = 0.01
+    monkeypatch.setattr(drain.delivery, "_ending", lambda answer: None)
+    enqueue(conn, 200)
+    async with draining(drain, database) as worker:
+        await wait_for_async(lambda: worker.stats.done == 200)
+    assert len(entries(client, name)) < 200
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -238,7 +252,7 @@ async def test_what_was_accepted_and_dropped_is_sent_again_if_verified(
     async with draining(drain, database) as worker:
         await wait_for_async(lambda: worker.stats.done == 500)
     ids = [fields[b"forebay-id"].decode() for fields in entries(client, name)]
-    dropped = lying.told["drop"]
+    dropped = lying.done["drop"]
     assert dropped > 20
     assert len(ids) == len(set(ids)) == (500 if verify else 500 - dropped)
     if verify:

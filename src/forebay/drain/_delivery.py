@@ -1,7 +1,7 @@
 """Delivery of one batch: send, verify, and decide how each job ends.
 
 Invariant "sent means accepted": a job is done only after the sink accepted its message, and, with ``verify``, after a later read
-found it. Invariant "an outage costs nobody an attempt": while the sink is unavailable, jobs are released as if they had not started.
+found it. Invariant "an outage uses no attempt": while the sink is unavailable, jobs are released as if they had not started.
 After a crash at any point the jobs are sent again under the same ids.
 """
 

@@ -64,6 +64,8 @@ class Drain:
         sink: where it sends.
         queue: its queue.
         group: its consumer group.
+        concurrency: how many calls run at once in one process.
+        delivery: sends the messages in this process, and counts them.
     """
 
     def __init__(
