@@ -7,7 +7,6 @@ time, in a database where the guard is missing, and there it has to fail.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import psycopg
 import pytest
 
 from tests.support.engine import connect
