@@ -19,8 +19,10 @@ ENTRY_POINTS: Final = "forebay.sinks"
 
 #: The sinks of the library: type, and where its class is.
 _OWN: Final = {
+    "kafka": "forebay.sinks.kafka:Kafka",
     "redis-stream": "forebay.sinks.redis:RedisStream",
     "redis-list": "forebay.sinks.redis:RedisList",
+    "sqs": "forebay.sinks.sqs:Sqs",
 }
 
 
