@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.http_endpoint import HttpEndpoint
 from tests.support.waiting import wait_for
 
 _NAMES = itertools.count(1)
@@ -68,6 +69,13 @@ def sqs_server() -> Iterator[str]:
     host, port = server.get_host_and_port()
     yield f"{host}:{port}"
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def http_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpEndpoint]:
+    """HTTP servers that answer as a test wants."""
+    with HttpEndpoint(tmp_path_factory.mktemp("http")) as endpoint:
+        yield endpoint
 
 
 def free_port() -> int:

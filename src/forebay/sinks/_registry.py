@@ -19,6 +19,7 @@ ENTRY_POINTS: Final = "forebay.sinks"
 
 #: The sinks of the library: type, and where its class is.
 _OWN: Final = {
+    "http": "forebay.sinks.http:Http",
     "kafka": "forebay.sinks.kafka:Kafka",
     "redis-stream": "forebay.sinks.redis:RedisStream",
     "redis-list": "forebay.sinks.redis:RedisList",
