@@ -138,6 +138,8 @@ def test_headers_of_the_job_cannot_replace_those_of_the_sink(make, arrived):
         "Authorization": "Bearer evil",
         "Webhook-Id": "evil",
         "Forebay-Id": "evil",
+        "forebay-id": "evil",
+        "forebay-other": "evil",
         "ce-id": "evil",
         "X-Fixed": "evil",
     }
@@ -157,6 +159,7 @@ def test_headers_of_the_job_cannot_replace_those_of_the_sink(make, arrived):
     (request,) = arrived
     found = request.headers
     assert "evil" not in " ".join(found.values())
+    assert found["forebay-id"] == message.id
     assert found["authorization"] == "Bearer good"
     assert found["x-fixed"] == "fixed"
     assert found["tenant"] == "S\u00fcd"
@@ -555,6 +558,16 @@ def test_an_endpoint_misbehaves(http_endpoint, far_name, behaviour, expected):
     assert send(sink, make_message(1)) == [expected]
     ids = {request.headers["forebay-id"] for request in http_endpoint.requests[far_name]}
     assert ids == {make_message(1).id}
+
+
+def test_an_answer_is_not_unpacked(http_endpoint, far_name, make):
+    async def answer(_):
+        packed = gzip.compress(b"x" * 1000)
+        return web.Response(status=400, body=packed, headers={"Content-Encoding": "gzip"})
+
+    http_endpoint.answers[far_name] = answer
+    (found,) = send(make(show_response=True))
+    assert "xxx" not in found.reason
 
 
 def test_one_bad_answer_is_not_that_of_the_other_messages(http_endpoint, far_name, make):

@@ -186,17 +186,15 @@ def percent_encoded(value: str) -> str:
 def _of_job(message: Message) -> dict[str, str]:
     """Return the headers of a job, without those of the sink, and the metadata of the message."""
     found = {}
-    for name, value in message.metadata().items():
+    for name, value in message.headers.items():
         low = name.lower()
-        if name.startswith("forebay-") and name not in message.headers:
-            found[low] = percent_encoded(value)
-            continue
         if low in _RESERVED or low in _OF_THE_SINK or low.startswith(("ce-", "forebay-")):
             continue
         if not _TOKEN.fullmatch(name) or not is_header_value(value):
             raise UnsendableHeader(f"HTTP cannot carry the header {shown(name)} of the job")
         found[low] = value
-    return found
+    metadata = msgspec.structs.replace(message, headers={}).metadata()
+    return found | {name: percent_encoded(value) for name, value in metadata.items()}
 
 
 def _is_unicode(value: str) -> bool:
