@@ -14,11 +14,11 @@ from tests.support.fix_sinks import free_port, served
 
 @contextmanager
 def nats_run(
-    folder: Path, *options: str, port: int | None = None
+    folder: Path, *options: str, port: int | None = None, jetstream: bool = True
 ) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
     """Run a server whose streams are in a folder; give host:port and the process."""
     port = port or free_port()
-    store = ["--jetstream", "--store_dir", str(folder / "store")]
+    store = ["--jetstream", "--store_dir", str(folder / "store")] if jetstream else []
     command = [*_program(), "--addr", "127.0.0.1", "--port", str(port), *store, *options]
     with served(command, port, folder) as process:
         yield f"127.0.0.1:{port}", process

@@ -81,11 +81,8 @@ def rabbitmq_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rabbit
             ) as process,
         ):  # fmt: skip
             try:
-                wait_for(
-                    lambda: answers(process, port, log), 90, lambda: log.read_text()[-2000:]
-                )
+                wait_for(lambda: answers(process, port, log), 90, lambda: log.read_text()[-2000:])
                 yield RabbitServer(f"127.0.0.1:{port}", _PROGRAMS[-1], environment)
             finally:
                 # A shell, and the server as its child.
                 os.killpg(process.pid, signal.SIGKILL)
-

@@ -15,8 +15,8 @@ _FIELDS: Final = ("kind", "queue", "ordering_key", "tag")
 _HINT: Final = "Names: {kind}, {queue}, {ordering_key}, {tag}, {header:NAME}; {{ is a brace."
 
 
-class MissingValue(ValueError):
-    """A message does not have what a template needs."""
+class UnfitMessageError(ValueError):
+    """The far side would never take this message, or the message lacks what a template needs."""
 
 
 class Template:
@@ -60,7 +60,7 @@ class Template:
         """Return the text for a message.
 
         Raises:
-            MissingValue: the message does not have a value, or it is empty.
+            UnfitMessageError: the message does not have a value, or it is empty.
         """
         if self.constant is not None:
             return self.constant
@@ -74,6 +74,6 @@ class Template:
             else:
                 value = getattr(message, name)
             if not value:
-                raise MissingValue(f"{self._field} {self.text} needs {name}, which the job lacks")
+                raise UnfitMessageError(f"{self._field} {self.text} needs {name}, which the job lacks")
             found.append(value)
         return "".join(found)

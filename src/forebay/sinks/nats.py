@@ -13,14 +13,13 @@ import itertools
 import json
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final
-from urllib.parse import urlsplit
 
 import msgspec
 
 from forebay.errors import ConfigError, SinkUnavailable, shown
 from forebay.sinks._contract import Accepted, Answer, Message, Rejected, Sent, Sink
-from forebay.sinks._support import checked_number, checked_url, library, place_of
-from forebay.sinks._template import MissingValue, Template
+from forebay.sinks._support import checked_name, checked_number, checked_url, library, place_of
+from forebay.sinks._template import Template, UnfitMessageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,8 +76,7 @@ class JetStream(Sink):
     ) -> None:
         self._library = library("nats", "nats")
         self._errors = library("nats.errors", "nats")
-        addresses = url.split(",") if isinstance(url, str) else [url]
-        self._urls = [checked_url(self.type, one, "nats", "tls") for one in addresses]
+        self._urls = [checked_url(self.type, one, "nats", "tls") for one in str(url).split(",")]
         self._subject = Template(self.type, "subject", subject)
         example = re.sub(r"\{[^}]*\}", "x", subject)
         if not _SUBJECT.fullmatch(example):
@@ -87,7 +85,7 @@ class JetStream(Sink):
                 f"is {shown(subject)}, not a subject to publish to",
                 value=subject,
             )
-        if stream is not None and not (isinstance(stream, str) and _STREAM.fullmatch(stream)):
+        if stream is not None and not _STREAM.fullmatch(checked_name(self.type, "stream", stream)):
             raise ConfigError(
                 f"sink {self.type}: stream", f"is {shown(stream)}, not a name", value=stream
             )
@@ -159,7 +157,7 @@ class JetStream(Sink):
             try:
                 requests.append(self._request(link, message))
                 places.append(place)
-            except (MissingValue, _NeverTaken) as error:
+            except UnfitMessageError as error:
                 answers[place] = Rejected(str(error))
         for place, found in zip(places, await link.call(requests, self._ack_seconds), strict=True):
             answers[place] = self._answer(found)
@@ -168,22 +166,21 @@ class JetStream(Sink):
     def _request(self, link: _Link, message: Message) -> _Request:
         subject = self._subject.fill(message)
         if not _SUBJECT.fullmatch(subject):
-            raise _NeverTaken(f"{shown(subject)} is not a subject to publish to")
+            raise UnfitMessageError(f"{shown(subject)} is not a subject to publish to")
         headers = message.metadata()
-        size = len(message.body)
-        for name, value in headers.items():
+        for name in headers:
             if name.lower().startswith("nats-"):
-                raise _NeverTaken(f"the header {name} has a meaning for the server")
+                raise UnfitMessageError(f"the header {name} has a meaning for the server")
             if not _HEADER_NAME.fullmatch(name):
-                raise _NeverTaken(f"the name of a header is {shown(name)}")
-            size += len(name) + len(value.encode()) + 4
+                raise UnfitMessageError(f"the name of a header is {shown(name)}")
         headers[_MESSAGE_ID] = message.id
         if self._stream is not None:
             headers["Nats-Expected-Stream"] = self._stream
-        size += _OWN_HEADERS_BYTES
+        size = len(message.body) + _HEADERS_BYTES
+        size += sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
         # The server would end the connection, and with it the other messages of the call, each time again.
         if size > link.payload_bytes_max:
-            raise _NeverTaken(f"{size} bytes, and the server takes {link.payload_bytes_max}")
+            raise UnfitMessageError(f"{size} bytes, and the server takes {link.payload_bytes_max}")
         return subject, message.body, headers
 
     def _answer(self, found: Any) -> Answer:
@@ -233,7 +230,9 @@ class JetStream(Sink):
         numbers = [number for number, _ in wanted]
         if self._direct.get(stream, True):
             subject = f"$JS.API.DIRECT.GET.{stream}"
-            for number, found in zip(numbers, await self._read(link, subject, numbers), strict=True):
+            for number, found in zip(
+                numbers, await self._read(link, subject, numbers), strict=True
+            ):
                 status = _status(found)
                 if status == "503":
                     self._direct[stream] = False  # The stream does not allow them.
@@ -252,7 +251,9 @@ class JetStream(Sink):
         if all(number in ids for number in numbers):
             state: dict[str, Any] = {}
         else:
-            state = await self._state(stream)  # after the reads: it says why a message was not there
+            state = await self._state(
+                stream
+            )  # after the reads: it says why a message was not there
         return [
             ids[number] == wanted_id if number in ids else _is_lost(number, state)
             for number, wanted_id in wanted
@@ -289,13 +290,9 @@ class JetStream(Sink):
         return SinkUnavailable(f"{self.place}: {problem}")
 
     def _unavailable(self, error: BaseException) -> SinkUnavailable:
-        if isinstance(error, TimeoutError) and not str(error).strip("nats: timeout"):
+        if isinstance(error, TimeoutError):
             return SinkUnavailable(f"{self.place}: no answer within {self._connect_seconds:g} s")
         return SinkUnavailable(f"{self.place}: {str(error) or type(error).__name__}")
-
-
-class _NeverTaken(Exception):  # noqa: N818  # not an error: the answer about one message
-    """The server would never take this message."""
 
 
 class _Error(msgspec.Struct):
@@ -312,8 +309,8 @@ class _Ack(msgspec.Struct):
 
 _ACKS: Final = msgspec.json.Decoder(_Ack)
 _HEADER_NAME: Final = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-#: More than the line of the protocol, the message id and the name of the stream take.
-_OWN_HEADERS_BYTES: Final = 600
+#: What headers take beside their lines.
+_HEADERS_BYTES: Final = len("NATS/1.0\r\n\r\n")
 
 _Request = tuple[str, bytes, "dict[str, str] | None"]
 
@@ -361,7 +358,9 @@ class _Link:
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 if self._subscription is not None:
-                    await self._subscription.unsubscribe()  # Ends its task, which closing may forget.
+                    await (
+                        self._subscription.unsubscribe()
+                    )  # Ends its task, which closing may forget.
                 await self._client.close()
         except Exception as error:
             self.problem = error
@@ -372,40 +371,40 @@ class _Link:
         """Send some requests at once and return the answer of each, or the error."""
         if not requests:
             return []
-        futures = []
-        for subject, payload, headers in requests:
-            token = str(next(self._numbers))
-            future = asyncio.get_running_loop().create_future()
-            futures.append(future)
-            self._waiting[token] = (subject, future)
-            future.add_done_callback(lambda _, token=token: self._waiting.pop(token, None))
-            try:
-                await self._client.publish(
-                    subject, payload, reply=f"{self._inbox}.{token}", headers=headers
-                )
-            except self._errors.Error as error:
-                if not future.done():
-                    future.set_exception(error)
+        loop = asyncio.get_running_loop()
+        tokens = [str(next(self._numbers)) for _ in requests]
+        futures = [loop.create_future() for _ in requests]
         answers = asyncio.gather(*futures, return_exceptions=True)
-        deadline = asyncio.get_running_loop().time() + seconds
+        deadline = loop.time() + seconds
         try:
+            for token, future, (subject, payload, headers) in zip(
+                tokens, futures, requests, strict=True
+            ):
+                self._waiting[token] = (subject, future)
+                try:
+                    await self._client.publish(
+                        subject, payload, reply=f"{self._inbox}.{token}", headers=headers
+                    )
+                except self._errors.Error as error:
+                    self._fail(error, [future])
             while not answers.done():
-                rest = deadline - asyncio.get_running_loop().time()
+                rest = deadline - loop.time()
                 await asyncio.wait({answers}, timeout=min(max(rest, 0), _LOOK_SECONDS))
-                if answers.done():
-                    break
                 if not self._client.is_connected:
                     last = self.problem or self._client.last_error
                     self._fail(ConnectionError(f"the connection was lost: {last}"), futures)
                 elif rest <= 0:
                     self._fail(ConnectionError(f"no answer within {seconds:g} s"), futures)
-        except asyncio.CancelledError:
+            return await answers
+        finally:
             answers.cancel()
-            raise
-        return await answers
+            for token in tokens:
+                self._waiting.pop(token, None)
 
     def _fail(self, error: Exception, futures: Sequence[asyncio.Future[Any]] | None = None) -> None:
-        for future in futures or [future for _, future in self._waiting.values()]:
+        if futures is None:
+            futures = [future for _, future in self._waiting.values()]
+        for future in futures:
             if not future.done():
                 future.set_exception(error)
 

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 
 from forebay.errors import ConfigError, SinkUnavailable, shown
 from forebay.sinks._contract import Accepted, Answer, Message, Rejected, Sink
-from forebay.sinks._support import checked_number, checked_url, library, place_of
-from forebay.sinks._template import MissingValue, Template
+from forebay.sinks._support import checked_name, checked_number, checked_url, library, place_of
+from forebay.sinks._template import Template, UnfitMessageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,14 +79,8 @@ class RabbitMQ(Sink):
             raise ConfigError(
                 f"sink {self.type}: routing_key", f"is longer than {_SHORT_BYTES} bytes"
             )
-        if exchange != "" and not (
-            isinstance(exchange, str)
-            and exchange.isprintable()
-            and len(exchange.encode()) <= _SHORT_BYTES
-        ):
-            raise ConfigError(
-                f"sink {self.type}: exchange", f"is {shown(exchange)}, not a name", value=exchange
-            )
+        if exchange != "":
+            checked_name(self.type, "exchange", exchange)
         self._exchange = exchange
         self._delivery_mode = 2 if persistent else 1
         self._confirm_seconds = checked_number(
@@ -95,9 +89,7 @@ class RabbitMQ(Sink):
         self._connect_seconds = checked_number(
             self.type, "connect_timeout", connect_timeout, least=0.1, most=60
         )
-        self._heartbeat = int(
-            checked_number(self.type, "heartbeat", heartbeat, least=0, most=3600)
-        )
+        self._heartbeat = int(checked_number(self.type, "heartbeat", heartbeat, least=0, most=3600))
         self._connection: Any = None
         self._channel: Any = None
         self._wire: _Wire | None = None
@@ -118,7 +110,9 @@ class RabbitMQ(Sink):
         mark = "&" if urlsplit(self._url).query else "?"
         is_tls = self._url.startswith("amqps:")
         self._wire = _Wire(
-            self._transports.TLSTransportFactory() if is_tls else self._transports.TCPTransportFactory()
+            self._transports.TLSTransportFactory()
+            if is_tls
+            else self._transports.TCPTransportFactory()
         )
         try:
             async with asyncio.timeout(self._connect_seconds):
@@ -186,7 +180,7 @@ class RabbitMQ(Sink):
         for place, message in enumerate(messages):
             try:
                 calls[place] = asyncio.create_task(self._publish(channel, message))
-            except (MissingValue, _NeverTaken) as error:
+            except UnfitMessageError as error:
                 answers[place] = Rejected(str(error))
         if calls:
             try:
@@ -201,7 +195,9 @@ class RabbitMQ(Sink):
                 await self._drop()
                 await _end(late)
                 answers.update(
-                    (place, SinkUnavailable(problem)) for place, call in calls.items() if call in late
+                    (place, SinkUnavailable(problem))
+                    for place, call in calls.items()
+                    if call in late
                 )
         for place, call in calls.items():
             if place not in answers:
@@ -212,13 +208,13 @@ class RabbitMQ(Sink):
         """Return the call that publishes a message and ends with its confirm."""
         routing_key = self._routing_key.fill(message)
         if len(routing_key.encode()) > _SHORT_BYTES:
-            raise _NeverTaken(f"the routing key has more than {_SHORT_BYTES} bytes")
+            raise UnfitMessageError(f"the routing key has more than {_SHORT_BYTES} bytes")
         headers = message.metadata()
         for name in headers:
             if name in _HEADERS_OF_THE_SERVER:
-                raise _NeverTaken(f"the header {name} has a meaning for the server")
+                raise UnfitMessageError(f"the header {name} has a meaning for the server")
             if len(name.encode()) > _HEADER_NAME_BYTES:
-                raise _NeverTaken(f"the name of a header has more than {_HEADER_NAME_BYTES} bytes")
+                raise UnfitMessageError(f"the name of a header has more than {_HEADER_NAME_BYTES} bytes")
         correlation_id = message.correlation_id
         if correlation_id is not None and len(correlation_id.encode()) > _SHORT_BYTES:
             correlation_id = None  # It is whole in the headers.
@@ -282,10 +278,6 @@ class RabbitMQ(Sink):
             raise SinkUnavailable(
                 f"{self.place}: frame_max of the server is {frame_bytes}, and must be at least {_FRAME_BYTES_LEAST}"
             )
-
-
-class _NeverTaken(Exception):  # noqa: N818  # not an error: the answer about one message
-    """The server would never take this message."""
 
 
 class _Wire:
