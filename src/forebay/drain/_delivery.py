@@ -42,7 +42,7 @@ log = logger("forebay.drain")
 _PAUSE_SECONDS: Final = 0.25
 _PAUSE_SECONDS_MAX: Final = 15.0
 
-#: How often a message that was accepted and is missing is sent again before its attempt counts as failed.
+#: How often a message that was accepted and is missing is sent again before the sink counts as unavailable.
 _LOSSES_MAX: Final = 5
 
 #: How long a sink may take to close.
@@ -169,8 +169,12 @@ class Delivery:
             for place, answer in zip(missing, again, strict=True):
                 answers[place] = answer
             places = [place for place in missing if isinstance(answers[place], Accepted)]
-        for place in await self._missing(messages, answers, places):
-            answers[place] = TryLater(f"accepted {_LOSSES_MAX + 1} times and not there")
+        missing = await self._missing(messages, answers, places)
+        if missing:
+            problem = f"accepts messages and does not keep them, {_LOSSES_MAX + 1} times in a row"
+            unavailable = await self._fail(SinkUnavailable(f"{self._sink.place} {problem}"))
+            for place in missing:
+                answers[place] = unavailable
         return answers
 
     async def _missing(
