@@ -6,10 +6,12 @@ import contextlib
 import nats
 import pytest
 
+from forebay.drain import Drain
 from forebay.errors import ConfigError, SinkUnavailable
 from forebay.sinks import Accepted, Rejected, Sent, Sink, make_sink
 from forebay.sinks.nats import JetStream
 from forebay.testing import Received, SinkContract, make_message
+from tests.support.drains import through_faults
 from tests.support.fix_nats import nats_run
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_for_async
@@ -432,6 +434,23 @@ class TestJetStream(SinkContract):
                 return (await streams.stream_info(self.name)).state.messages >= count
 
             await wait_for_async(have, 10, "the stream has the messages")
+
+
+@pytest.mark.anyio
+async def test_a_drain_loses_nothing_while_its_connection_is_cut_and_answers_are_swallowed(
+    app, database, conn, nats_server, far_name
+):
+    with TcpProxy(nats_server) as proxy:
+        sink = JetStream(f"nats://{proxy.address}", far_name)
+        drain = Drain(
+            app, "orders", sink=sink, queue="orders", batch_size=50, timeout=1.0, verify=True
+        )
+        async with jetstream(nats_server) as streams:
+            await streams.add_stream(name=far_name, subjects=[far_name])
+            await through_faults(drain, database, conn, proxy)
+            found = await stored(streams, far_name)
+    # The stream recognises repetitions, so each is there once.
+    assert len({one.headers["forebay-id"] for one in found.values()}) == len(found) == 300
 
 
 def test_what_a_server_loses_with_its_power_is_lost(tmp_path):

@@ -6,10 +6,12 @@ import contextlib
 import aiormq
 import pytest
 
+from forebay.drain import Drain
 from forebay.errors import ConfigError, SinkUnavailable
 from forebay.sinks import Accepted, Rejected, Sink, make_sink
 from forebay.sinks.rabbitmq import RabbitMQ
 from forebay.testing import Received, SinkContract, make_message
+from tests.support.drains import through_faults
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_for_async
 
@@ -351,6 +353,21 @@ class TestRabbitMQ(SinkContract):
                 return (await channel.queue_declare(self.name, passive=True)).message_count >= count
 
             await wait_for_async(have, 10, "the queue has the messages")
+
+
+@pytest.mark.anyio
+async def test_a_drain_loses_nothing_while_its_connection_is_cut_and_answers_are_swallowed(
+    app, database, conn, rabbitmq_server, far_name
+):
+    with TcpProxy(rabbitmq_server.address) as proxy:
+        sink = RabbitMQ(f"amqp://guest:guest@{proxy.address}/", far_name, connect_timeout=10.0)
+        drain = Drain(app, "orders", sink=sink, queue="orders", batch_size=50, timeout=1.0)
+        async with channel_to(rabbitmq_server) as channel:
+            await channel.queue_declare(far_name, durable=True)
+            await through_faults(drain, database, conn, proxy)
+            found = await taken(channel, far_name)
+    assert len({one.header.properties.message_id for one in found}) == 300
+    assert len(found) < 600  # Calls without an answer are repeated, and nothing else.
 
 
 @pytest.mark.parametrize(

@@ -74,6 +74,8 @@ class Template:
             else:
                 value = getattr(message, name)
             if not value:
-                raise UnfitMessageError(f"{self._field} {self.text} needs {name}, which the job lacks")
+                raise UnfitMessageError(
+                    f"{self._field} {self.text} needs {name}, which the job lacks"
+                )
             found.append(value)
         return "".join(found)

@@ -214,7 +214,9 @@ class RabbitMQ(Sink):
             if name in _HEADERS_OF_THE_SERVER:
                 raise UnfitMessageError(f"the header {name} has a meaning for the server")
             if len(name.encode()) > _HEADER_NAME_BYTES:
-                raise UnfitMessageError(f"the name of a header has more than {_HEADER_NAME_BYTES} bytes")
+                raise UnfitMessageError(
+                    f"the name of a header has more than {_HEADER_NAME_BYTES} bytes"
+                )
         correlation_id = message.correlation_id
         if correlation_id is not None and len(correlation_id.encode()) > _SHORT_BYTES:
             correlation_id = None  # It is whole in the headers.
@@ -254,9 +256,12 @@ class RabbitMQ(Sink):
         return self._unavailable(error or ConnectionError("the connection was closed"))
 
     def _unavailable(self, error: BaseException) -> SinkUnavailable:
-        if isinstance(error, TimeoutError) and not str(error):
-            return SinkUnavailable(f"{self.place}: no answer within {self._connect_seconds:g} s")
-        return SinkUnavailable(f"{self.place}: {str(error) or type(error).__name__}")
+        text = str(error) or type(error).__name__
+        if isinstance(error, TimeoutError):
+            text = f"no answer within {self._connect_seconds:g} s"
+        elif isinstance(error, self._errors.ChannelInvalidStateError):
+            text = "the connection is closed"  # The client says which object in memory it was.
+        return SinkUnavailable(f"{self.place}: {text}")
 
     def _late(self, is_blocked: bool) -> str:
         why = " because the server blocks publishers: memory or disk alarm" if is_blocked else ""
