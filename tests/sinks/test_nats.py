@@ -1,6 +1,7 @@
 """A stream of a real NATS server."""
 
 import asyncio
+import base64
 import contextlib
 
 import nats
@@ -9,7 +10,7 @@ import pytest
 from forebay.drain import Drain
 from forebay.errors import ConfigError, SinkUnavailable
 from forebay.sinks import Accepted, Rejected, Sent, Sink, make_sink
-from forebay.sinks.nats import JetStream
+from forebay.sinks.nats import JetStream, _Found, _is_lost
 from forebay.testing import Received, SinkContract, make_message
 from tests.support.drains import through_faults
 from tests.support.fix_nats import nats_run
@@ -327,8 +328,6 @@ class TestJetStream(SinkContract):
     def test_a_missing_message_is_lost_only_if_nothing_else_is_possible(
         self, state, config, expected
     ):
-        from forebay.sinks.nats import _is_lost
-
         info = {"state": {"first_seq": 1, "last_seq": 9} | state, "config": config}
         assert _is_lost(5, info) is expected
 
@@ -516,6 +515,35 @@ def test_a_server_without_jetstream_is_an_outage(tmp_path):
     with nats_run(tmp_path, jetstream=False) as (address, _):
         with pytest.raises(SinkUnavailable, match="JetStream does not answer"):
             asyncio.run(use(address))
+
+
+def test_tls_is_not_given_up_in_silence(nats_server):
+    sink = JetStream(f"tls://{nats_server}", "orders")
+    with pytest.raises(SinkUnavailable, match="does not use TLS"):
+        asyncio.run(ended(sink))
+
+
+def test_only_the_leader_of_a_stream_says_that_a_message_is_missing():
+    """Any replica answers direct reads, also one that does not have the message yet."""
+
+    class Replicas:
+        async def call(self, requests, seconds):
+            del seconds
+            headers = base64.b64encode(
+                b"NATS/1.0\r\nNats-Msg-Id: " + message.id.encode() + b"\r\n\r\n"
+            )
+            stored = b'{"message":{"seq":7,"hdrs":"%s"}}' % headers
+            return [
+                _Found(subject, b"", {"Status": "404"})
+                if "DIRECT" in subject
+                else _Found(subject, stored, None)
+                for subject, _, _ in requests
+            ]
+
+    message = make_message(1)
+    sink = JetStream("nats://h", "orders")
+    sink._link = Replicas()
+    assert asyncio.run(sink.seen([Sent(message, "orders:7")])) == [True]
 
 
 def test_a_cluster_is_used_while_one_of_its_servers_answers(nats_server):

@@ -386,6 +386,8 @@ async def test_a_drain_loses_nothing_while_its_connection_is_cut_and_answers_are
         ({"exchange": 7}, "exchange is 7"),
         ({"confirm_timeout": 0}, "confirm_timeout is 0"),
         ({"heartbeat": -1}, "heartbeat is -1"),
+        ({"heartbeat": 0.5}, "heartbeat is 0.5"),
+        ({"persistent": "no"}, "persistent is 'no'"),
         ({"queue": "q"}, "has no setting 'queue'"),
     ],
 )

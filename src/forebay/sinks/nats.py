@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import itertools
 import json
 import re
@@ -349,6 +348,9 @@ class _Link:
             connect_timeout=seconds,
             pending_size=0,
         )
+        if any(url.startswith("tls:") for url in urls) and not _is_encrypted(self._client):
+            raise ConnectionError("the server does not use TLS")  # The client accepts that.
+        self.problem = None  # Of the servers that did not answer.
         self._inbox = self._client.new_inbox()
         self._subscription = await self._client.subscribe(f"{self._inbox}.*", cb=self._receive)
 
@@ -480,11 +482,18 @@ def _is_lost(number: int, info: Mapping[str, Any]) -> bool | None:
     return False if keeps_all else None
 
 
+def _writers(client: Any) -> list[asyncio.StreamWriter]:
+    """Return what a client writes to: with TLS, the encrypted stream first. It has no public name for them."""
+    transport = getattr(client, "_transport", None)
+    found = [getattr(transport, name, None) for name in ("_io_writer", "_bare_io_writer")]
+    return [writer for writer in found if writer is not None]
+
+
+def _is_encrypted(client: Any) -> bool:
+    return any(writer.get_extra_info("ssl_object") is not None for writer in _writers(client))
+
+
 def _abort(client: Any) -> None:
     """End the TCP connection of a client at once. It has no other way when the server does not read."""
-    transport = getattr(client, "_transport", None)
-    for name in ("_io_writer", "_bare_io_writer"):
-        writer = getattr(transport, name, None)
-        if writer is not None:
-            with contextlib.suppress(Exception):
-                writer.transport.abort()
+    for writer in _writers(client):
+        writer.transport.abort()

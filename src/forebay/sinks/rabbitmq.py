@@ -82,6 +82,13 @@ class RabbitMQ(Sink):
         if exchange != "":
             checked_name(self.type, "exchange", exchange)
         self._exchange = exchange
+        for field, value, kind in (("persistent", persistent, bool), ("heartbeat", heartbeat, int)):
+            if type(value) is not kind:
+                raise ConfigError(
+                    f"sink {self.type}: {field}",
+                    f"is {shown(value)}, not {kind.__name__}",
+                    value=value,
+                )
         self._delivery_mode = 2 if persistent else 1
         self._confirm_seconds = checked_number(
             self.type, "confirm_timeout", confirm_timeout, least=0.1, most=3600
