@@ -356,7 +356,6 @@ class _Link:
 
     async def close(self) -> None:
         """Close the connection, at once if the server does not read."""
-        self._fail(ConnectionError("the connection was closed"))
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 if self._subscription is not None:
@@ -399,13 +398,11 @@ class _Link:
                     self._fail(ConnectionError(f"no answer within {seconds:g} s"), futures)
             return await answers
         finally:
-            answers.cancel()
-            for token in tokens:
+            for token, future in zip(tokens, futures, strict=True):
+                future.cancel()
                 self._waiting.pop(token, None)
 
-    def _fail(self, error: Exception, futures: Sequence[asyncio.Future[Any]] | None = None) -> None:
-        if futures is None:
-            futures = [future for _, future in self._waiting.values()]
+    def _fail(self, error: Exception, futures: Sequence[asyncio.Future[Any]]) -> None:
         for future in futures:
             if not future.done():
                 future.set_exception(error)
@@ -441,7 +438,7 @@ class _Found:
 
 
 def _status(found: _Found) -> str | None:
-    """Return the code of an answer without a message: 404 for none found, 503 for nobody that answers."""
+    """Return the code of an answer without a message: 404 for none found, 503 if no service answers."""
     return found.headers.get("Status") if found.headers and not found.data else None
 
 
