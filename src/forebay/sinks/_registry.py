@@ -20,6 +20,8 @@ ENTRY_POINTS: Final = "forebay.sinks"
 #: The sinks of the library: type, and where its class is.
 _OWN: Final = {
     "kafka": "forebay.sinks.kafka:Kafka",
+    "nats": "forebay.sinks.nats:JetStream",
+    "rabbitmq": "forebay.sinks.rabbitmq:RabbitMQ",
     "redis-stream": "forebay.sinks.redis:RedisStream",
     "redis-list": "forebay.sinks.redis:RedisList",
     "sqs": "forebay.sinks.sqs:Sqs",
