@@ -19,8 +19,12 @@ ENTRY_POINTS: Final = "forebay.sinks"
 
 #: The sinks of the library: type, and where its class is.
 _OWN: Final = {
+    "celery": "forebay.sinks.celery:Celery",
+    "dramatiq": "forebay.sinks.dramatiq:Dramatiq",
+    "forebay": "forebay.sinks.forebay:ForebayDatabase",
     "redis-stream": "forebay.sinks.redis:RedisStream",
     "redis-list": "forebay.sinks.redis:RedisList",
+    "rq": "forebay.sinks.rq:RQ",
 }
 
 
