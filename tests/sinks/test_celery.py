@@ -27,9 +27,7 @@ class TestCelery(BehindAProxy, SinkContract):
             yield
 
     def make_sink(self, address=None, **options) -> Sink:
-        return Celery(
-            f"redis://{address or self.server}/{DATABASE}", queue=self.name, **options
-        )
+        return Celery(f"redis://{address or self.server}/{DATABASE}", queue=self.name, **options)
 
     def received(self):
         return [read(one) for one in self.tasks(self.name)]
@@ -66,7 +64,9 @@ class TestCelery(BehindAProxy, SinkContract):
 
     def test_an_app_brings_broker_routes_and_settings(self):
         """Its result backend is not needed: it may be away."""
-        app = celery.Celery("shop", broker=f"redis://{self.server}/{DATABASE}", set_as_current=False)
+        app = celery.Celery(
+            "shop", broker=f"redis://{self.server}/{DATABASE}", set_as_current=False
+        )
         app.conf.result_backend = "redis://127.0.0.1:9/0"
         app.conf.task_routes = {SHIP: {"queue": f"{self.name}-ships"}}
         app.conf.task_default_queue = f"{self.name}-others"
@@ -99,7 +99,10 @@ def test_a_worker_of_celery_runs_what_was_committed(database, redis_server, far_
     ("config", "problem"),
     [
         ({}, "needs either url or app"),
-        ({"url": "redis://h", "app": celery.Celery(set_as_current=False)}, "needs either url or app"),
+        (
+            {"url": "redis://h", "app": celery.Celery(set_as_current=False)},
+            "needs either url or app",
+        ),
         ({"app": "shop"}, "app is 'shop', not a Celery app"),
         ({"url": "h:6379"}, "url is not an address"),
         ({"url": 7}, "url is not an address"),

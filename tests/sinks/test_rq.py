@@ -83,7 +83,11 @@ class TestRQ(BehindAProxy, SinkContract):
     def test_options_are_those_of_the_job(self):
         expires = datetime.now(UTC) + timedelta(seconds=100)
         sink = self.make_sink(
-            tasks={ORDER: "shop.ship"}, serializer="json", job_timeout=7, result_ttl=8, failure_ttl=9
+            tasks={ORDER: "shop.ship"},
+            serializer="json",
+            job_timeout=7,
+            result_ttl=8,
+            failure_ttl=9,
         )
         message = make_message(1, expires_at=expires)
         sends(sink, [message])
