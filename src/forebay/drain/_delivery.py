@@ -293,6 +293,7 @@ def _message(job: Job) -> Message:
         ordering_key=job.ordering_key,
         correlation_id=job.correlation_id,
         tag=job.tag,
+        priority=job.priority,
         enqueued_at=job.enqueued_at,
         expires_at=job.expires_at,
         attempt=job.attempt,
