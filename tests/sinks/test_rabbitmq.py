@@ -346,6 +346,23 @@ class TestRabbitMQ(SinkContract):
         with TcpProxy(self.server.address) as proxy:
             assert isinstance(asyncio.run(use(proxy))[0], SinkUnavailable)
 
+    def test_closing_does_not_wait_for_a_server_that_reads_nothing(self):
+        async def use(proxy):
+            sink = self.sink(proxy.address)
+            await sink.open()
+            proxy.freeze()
+            messages = [make_message(number, body='"%s"' % ("x" * 900_000)) for number in range(20)]
+            call = asyncio.create_task(sink.send(messages))
+            writer = sink._wire._writer
+            await wait_for_async(lambda: writer.transport.get_write_buffer_size() > 0)
+            async with asyncio.timeout(5):
+                await sink.close()
+            return await call
+
+        with TcpProxy(self.server.address) as proxy:
+            answers = asyncio.run(use(proxy))
+        assert all(isinstance(answer, SinkUnavailable) for answer in answers)
+
     async def _arrived(self, count):
         async with channel_to(self.server) as channel:
 

@@ -163,7 +163,7 @@ class RabbitMQ(Sink):
         # The client waits for the goodbye of the server, up to minutes, and does not obey a timeout.
         timer = asyncio.get_running_loop().call_later(_CLOSE_SECONDS, wire.cut)
         try:
-            # Calls that still wait get this error; by default the client would cancel them.
+            # The reason for calls that still wait.
             await connection.close(self._errors.ConnectionClosed(320, "closed by the sink"))
         except Exception:
             return  # It is closed, or was lost before.
