@@ -95,6 +95,29 @@ async def test_while_the_sink_is_away_no_attempt_is_used_and_little_is_claimed(a
     assert forebay.Client(database).dead_letters() == []
 
 
+async def test_a_message_that_the_sink_cannot_take_now_holds_up_no_other(app, database, conn):
+    is_missing = True
+
+    def missing(message):
+        is_bad = message.kind == "moved" and is_missing
+        return SinkUnavailable("the topic is missing") if is_bad else None
+
+    sink = ListSink(missing)
+    drain = Drain(app, "orders", sink=sink, queue="orders")
+    enqueue(
+        conn, 1, kind="moved"
+    )  # It is alone first, and each trial, unless it waits behind others.
+    async with draining(drain, database) as worker:
+        await wait_for_async(lambda: worker.stats.released == 1)
+        enqueue(conn, 50)
+        await wait_for_async(lambda: worker.stats.done == 50)
+        await wait_for_async(lambda: worker.health.read().is_ready)
+        is_missing = False
+        await wait_for_async(lambda: worker.stats.done == 51)
+    assert worker.stats.retried == worker.stats.dead == 0
+    assert {message.attempt for message in sink.messages} == {1}
+
+
 async def test_a_sink_that_cannot_start_is_tried_again(app, database, conn):
     class Stubborn(ListSink):
         async def open(self):
@@ -206,12 +229,13 @@ def entries(client, name):
 
 @pytest.mark.parametrize("lie", ["reset", "half", "refuse", "late", "twice"])
 async def test_whatever_the_sink_does_all_arrive_and_each_key_in_order(
-    app, database, conn, stream, lie
+    app, database, conn, stream, lie, monkeypatch
 ):
     client, sink, name = stream
     lying = LyingSink(sink, {lie: 0.2 if lie != "refuse" else 0.02})
     drain = Drain(app, "orders", sink=lying, queue="orders", batch_size=20)
     drain.delivery._breaker._first = drain.delivery._breaker._seconds = 0.01
+    monkeypatch.setattr("forebay.drain._delivery._SNOOZE_SECONDS", 0.05)
     enqueue(conn, 200, keys=20)
     async with draining(drain, database) as worker:
         await wait_for_async(lambda: worker.stats.done == 200)
