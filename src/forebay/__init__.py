@@ -45,6 +45,7 @@ from forebay.policy.retry import RetryPolicy
 from forebay.upgrade.migrate import migrate, migration_sql
 
 if TYPE_CHECKING:
+    from forebay.drain import Drain
     from forebay.mirror import Mirror
 
     __version__: str
@@ -65,6 +66,7 @@ __all__ = [
     "Context",
     "Dead",
     "Debounce",
+    "Drain",
     "ForebayError",
     "Handler",
     "Idempotent",
@@ -109,5 +111,10 @@ if not TYPE_CHECKING:  # a type checker would accept any attribute of the module
             import forebay.mirror  # noqa: PLC0415 - with its targets, a fifth of the import time
 
             globals()["Mirror"] = forebay.mirror.Mirror
+            return globals()[name]
+        if name == "Drain":
+            import forebay.drain  # noqa: PLC0415 - with the worker
+
+            globals()["Drain"] = forebay.drain.Drain
             return globals()[name]
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

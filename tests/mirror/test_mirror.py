@@ -16,7 +16,7 @@ import pytest
 import forebay
 from forebay.errors import ConfigError, InvalidJob
 from forebay.mirror import Document, Gone, PostgresTarget, QuerySource, SQLiteTarget
-from forebay.mirror._breaker import Breaker
+from forebay.mirror._breaker import SharedBreaker
 from forebay.testing import LyingTarget
 from tests.support.engine import one, state
 from tests.support.fix_worker import running
@@ -434,7 +434,7 @@ async def test_a_direct_write_never_raises_and_never_waits_long(app):
     """
     target = LyingTarget(hanging=True)
     with mirrored(app, Items({1: 1}), target, direct_timeout=0.1) as mirror:
-        mirror._direct._breaker = Breaker(failures=5, seconds=60)
+        mirror._direct._breaker = SharedBreaker(failures=5, seconds=60)
         for write in (mirror.write_now, lambda item: asyncio.run(mirror.awrite_now(item))) * 3:
             begun = time.monotonic()
             assert await asyncio.to_thread(write, 1) is False
@@ -461,7 +461,7 @@ def test_a_backlog_is_postponed_in_line_while_a_store_is_away(app, monkeypatch):
     source, target = Items(dict.fromkeys(range(60), 1)), LyingTarget(hanging=True)
     with mirrored(app, source, target, timeout=0.05) as mirror:
         reconciler = mirror._reconciler
-        reconciler.breaker = breaker = Breaker(failures=1, seconds=60)
+        reconciler.breaker = breaker = SharedBreaker(failures=1, seconds=60)
 
         def waits(items):
             jobs = [
@@ -490,7 +490,7 @@ def test_calls_that_fail_side_by_side_count_once():
     Sixteen calls that hang at the same time open the breaker for its first wait, not for its longest.
     """
     now = [0.0]
-    breaker = Breaker(failures=5, seconds=1, seconds_max=10, clock=lambda: now[0])
+    breaker = SharedBreaker(failures=5, seconds=1, seconds_max=10, clock=lambda: now[0])
     for _ in range(16):
         breaker.failed()
     assert breaker.wait_seconds == 1

@@ -13,7 +13,7 @@ from psycopg.conninfo import make_conninfo
 import forebay
 from forebay.cli._main import run
 from forebay.mirror import Document, Thresholds
-from forebay.mirror._breaker import Breaker
+from forebay.mirror._breaker import SharedBreaker
 from forebay.testing import LyingTarget
 from tests.support.engine import Reader, one, shift_clock, sqlstate, trim
 from tests.support.fix_worker import run_until_idle, running
@@ -254,7 +254,7 @@ async def test_direct_writes_are_kept_too(app, conn, mirror, source, target):
     """
     Some seconds later, or when it is closed; with the breaker when it opens and when it closes again.
     """
-    mirror._direct._breaker = Breaker(failures=2, seconds=0.01)
+    mirror._direct._breaker = SharedBreaker(failures=2, seconds=0.01)
     assert await mirror.awrite_now(1)
     source.is_down = True
     for _ in range(3):
@@ -312,7 +312,7 @@ async def test_the_breaker_of_passes_is_told(app, conn, mirror, source):
     """
     While a store cannot be reached, by which worker and why; and no more when it can be.
     """
-    mirror._reconciler.breaker = Breaker(failures=1, seconds=0.05)
+    mirror._reconciler.breaker = SharedBreaker(failures=1, seconds=0.05)
     source.is_down = True
     mirror.changed(conn, 1)
     async with running(app):
@@ -519,7 +519,7 @@ async def test_a_heartbeat_is_proved_by_both_stores(app, conn, mirror, source, t
     """
     It is postponed while one of them cannot be asked, fails alone where a scan is broken, and is completed else.
     """
-    mirror._reconciler.breaker = Breaker(failures=1, seconds=0.05)
+    mirror._reconciler.breaker = SharedBreaker(failures=1, seconds=0.05)
     source.is_down = True
     job = await asyncio.to_thread(mirror.heartbeat_now)
     async with running(app):

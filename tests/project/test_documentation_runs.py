@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -77,6 +77,12 @@ def database(server, template):
         yield dsn
 
 
+@pytest.fixture(scope="module")
+def redis_url(request) -> Callable[[], str]:
+    """The address of a Redis, for the pages that have one."""
+    return lambda: f"redis://{request.getfixturevalue('redis_server')}"
+
+
 @pytest.fixture
 def environment(database, tmp_path) -> dict[str, str]:
     """What a reader's terminal would have: the database, the programs, a folder of their own."""
@@ -109,7 +115,7 @@ def with_examples() -> Iterator:
 
 @pytest.mark.parametrize("file", list(with_examples()))
 def test_a_reader_runs_everything_in_order_on_one_database(
-    file, database, environment, tmp_path, monkeypatch
+    file, database, environment, redis_url, tmp_path, monkeypatch
 ):
     """
     A reader who types what the page says, from its top, gets what the page says, whatever was read before it and left
@@ -119,6 +125,8 @@ def test_a_reader_runs_everything_in_order_on_one_database(
         start_as_its_first_lines_say(file, commands_of(file), database, environment)
         start_as_its_first_lines_say(file, commands_of(file)[:1], database, environment)
         return
+    if "REDIS_URL" in file.read_text(encoding="utf-8"):
+        environment = environment | {"REDIS_URL": redis_url()}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(tmp_path)

@@ -11,6 +11,7 @@ import pytest
 
 import forebay
 import forebay.mirror
+import forebay.sinks
 import forebay.testing
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python.md"
@@ -55,7 +56,7 @@ def test_every_public_name_has_its_entry_and_every_entry_its_name():
     """
     The reference has a section for each name of the package, and no other but those of its other modules.
     """
-    modules = {"forebay.mirror", "forebay.testing", "forebay.django"}
+    modules = {"forebay.mirror", "forebay.sinks", "forebay.testing", "forebay.django"}
     assert set(SECTIONS) == {*forebay.__all__, *modules}
 
 
@@ -91,6 +92,13 @@ def test_every_name_for_synchronisations_has_its_row_and_every_row_its_name():
     The names of forebay.mirror, both ways.
     """
     assert documented("forebay.mirror") == set(forebay.mirror.__all__)
+
+
+def test_every_name_for_sinks_has_its_row_and_every_row_its_name():
+    """
+    The names of forebay.sinks, both ways.
+    """
+    assert documented("forebay.sinks") == set(forebay.sinks.__all__)
 
 
 def test_every_name_for_django_has_its_row():

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis.errors import FlakyFailure
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from tests.support import key_model
@@ -328,11 +329,24 @@ def test_the_model_notices_a_missing_guard(model_database, function, guards, act
         play(acts)
 
 
+#: Those that five hundred random runs find whatever the seed.
+FOUND_BY_CHANCE = [
+    mutant
+    for mutant in MUTANTS
+    if mutant.id
+    not in {
+        "a lost lease requeues its jobs",
+        "a skipped dead letter waits for the jobs behind it",
+    }
+]
+
+
 @pytest.mark.nightly
 @pytest.mark.slow
-@pytest.mark.parametrize(("function", "guards", "acts"), MUTANTS[:-1])
+@pytest.mark.parametrize(("function", "guards", "acts"), FOUND_BY_CHANCE)
 def test_random_acts_notice_a_missing_guard(model_database, function, guards, acts):
-    """Without the acts that show it, within five hundred random runs. The last one takes many more."""
+    """Without the acts that show it, within five hundred random runs. The others take more."""
     break_function(model_database, function, *guards)
-    with violation():
+    # The same acts may end well a second time: what one run leaves in the database is part of the next.
+    with violation(FlakyFailure):
         run_state_machine_as_test(KeyMachine, settings=model_settings(500, Phase.generate))

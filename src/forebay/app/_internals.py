@@ -27,6 +27,22 @@ if TYPE_CHECKING:
 APP_NAME_CHARACTERS_MAX: Final = 200
 
 
+class DrainDeclaration(Protocol):
+    """A drain, as an app knows it."""
+
+    @property
+    def name(self) -> str:
+        """The name."""
+
+    @property
+    def queue(self) -> str:
+        """Its queue."""
+
+    @property
+    def group(self) -> str:
+        """Its consumer group."""
+
+
 class Declaration(Protocol):
     """A named declaration of an app other than a handler."""
 
@@ -67,7 +83,7 @@ class Internals:
         self.dsn = dsn
         self.resources = Resources()
         self.mirrors: dict[str, Declaration] = {}
-        self.drains: dict[str, Declaration] = {}
+        self.drains: dict[str, DrainDeclaration] = {}
         self.middlewares = Middlewares()
         self.listeners: dict[str, list[Callable[[Any], Any]]] = {}
         self.queues: dict[str, Queue] = {}
@@ -125,14 +141,22 @@ class Internals:
             raise ConfigError(f"mirror {mirror.name}", "is declared twice")
         self.mirrors[mirror.name] = mirror
 
-    def add_drain(self, drain: Declaration) -> None:
+    def add_drain(self, drain: DrainDeclaration) -> None:
         """Add a drain.
 
         Raises:
-            ConfigError: another drain has this name.
+            ConfigError: another drain has this name, or the same queue and group.
         """
         if drain.name in self.drains:
             raise ConfigError(f"drain {drain.name}", "is declared twice")
+        for other in self.drains.values():
+            if (other.queue, other.group) == (drain.queue, drain.group):
+                raise ConfigError(
+                    f"drain {drain.name}",
+                    f"reads queue {drain.queue} in group {drain.group}, as drain {other.name} does:"
+                    " each message would be sent by only one of them",
+                    hint=f"Give it a consumer group: group={drain.name!r}.",
+                )
         self.drains[drain.name] = drain
 
     def add_queue(self, queue: Queue) -> None:

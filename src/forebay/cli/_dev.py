@@ -15,14 +15,13 @@ from forebay.cli._apply import print_differences
 from forebay.cli._load import check_place, load_app
 from forebay.cli._reload import end_with_parent, run_reloading
 from forebay.cli._served import check_queues_of_worker
-from forebay.cli._worker import LogForm, LogLevel, announce, run_until_signal, set_up_log
+from forebay.cli._worker import LogForm, LogLevel, run_until_signal, set_up_log, workers_of
 from forebay.cli.options import with_settings
 from forebay.cli.output import console
 from forebay.config import load_settings
 from forebay.embedded import EmbeddedServer, Project, default_server, sessions_of
 from forebay.errors import ForebayError
 from forebay.upgrade.migrate import migrate
-from forebay.worker import Worker
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -130,9 +129,7 @@ def _work(app: str, dsn: str, settings: Settings) -> None:
     differences = found.apply()
     if differences:
         print_differences(found, differences, dry_run=False)
-    worker = Worker(found._internals, dsn, settings=settings.worker, location=location)
-    announce(found, worker, app)
-    run_until_signal(worker, settings.worker.grace_seconds)
+    run_until_signal(workers_of(found, app, location), settings.worker)
 
 
 def _stop_unless_used(server: EmbeddedServer, out: Console) -> None:

@@ -21,6 +21,7 @@ from forebay.cli import (
     _demo,
     _dev,
     _doctor,
+    _drain,
     _enqueue,
     _events,
     _groups,
@@ -73,6 +74,7 @@ program.command("migrate", rich_help_panel=_RUN)(_schema.migrate)
 program.command("sql", rich_help_panel=_RUN)(_schema.sql)
 program.command("apply", rich_help_panel=_RUN)(_apply.apply)
 program.command("worker", rich_help_panel=_RUN)(_worker.worker)
+program.command("drain", rich_help_panel=_RUN)(_drain.drain)
 program.command("enqueue", rich_help_panel=_RUN)(_enqueue.enqueue)
 program.command("backfill", rich_help_panel=_RUN)(_backfill.backfill)
 program.command("config", rich_help_panel=_RUN)(_config.config)

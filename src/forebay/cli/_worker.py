@@ -15,12 +15,17 @@ from forebay.cli.exit import errors_go_to
 from forebay.cli.options import AppDir, Dsn, Json, with_settings
 from forebay.cli.output import print_json
 from forebay.config import load_settings
+from forebay.drain import drains_of
 from forebay.errors import ConfigError, shown
 from forebay.model.text import counted, logger
-from forebay.worker import Worker, as_log_format, log_to_stderr, run_to_the_end
+from forebay.worker import Worker, as_log_format, log_to_stderr, run_to_the_end, run_workers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.app import App
+    from forebay.config import WorkerSettings
+    from forebay.drain import Drain
     from forebay.worker import Stats
 
 log = logger("forebay.cli")
@@ -56,7 +61,9 @@ def worker(
     as_json: Json = False,
     flags: dict[str, Any],
 ) -> None:
-    """Run the jobs of an application.
+    """Run the jobs of an application, and its drains.
+
+    With --queue or --group it runs no drains: see `forebay drain`.
 
     On SIGTERM or Ctrl-C it waits up to grace_seconds (30) for running jobs and releases the rest without using
     an attempt. A second signal stops it at once.
@@ -66,15 +73,67 @@ def worker(
     found._internals.use(dsn=dsn, settings=load_settings(flags))
     check_queues_of_worker(found)
     report_differences(found, app)
-    made = Worker(
-        found._internals, found.dsn, settings=found.settings.worker, group=group, location=location
+    settings = found.settings.worker
+    workers = workers_of(found, app, location, group=group)
+    report(workers, run_until_signal(workers, settings, until_idle=until_idle), as_json=as_json)
+
+
+def workers_of(
+    app: App, place: str, location: tuple[str, str, bool] | None, *, group: str = "default"
+) -> list[Worker]:
+    """Return the worker of an application's handlers and, unless queues or a group were chosen, those of its drains.
+
+    Raises:
+        ConfigError: a drain and the handlers read the same queue in the same group.
+    """
+    settings = app.settings.worker
+    queues = settings.queue_weights or app.kinds.queues()
+    declared = drains_of(app).values()
+    drains = [] if settings.queue_weights or group != "default" else list(declared)
+    for drain in declared:
+        if drain.group == group and drain.queue in queues:
+            raise ConfigError(
+                f"drain {drain.name}",
+                f"reads queue {drain.queue} in group {group}, as the handlers do: each job would be"
+                " sent or run, not both",
+                hint=f"Give the drain a consumer group: group={drain.name!r}.",
+            )
+    workers = []
+    if queues or not drains:
+        made = Worker(
+            app._internals,
+            app.dsn,
+            settings=settings,
+            group=group,
+            location=location,
+            answers_probes=False,
+        )
+        announce(app, made, place)
+        workers.append(made)
+    return workers + [announced(each, app.dsn, settings) for each in drains]
+
+
+def announced(drain: Drain, dsn: str, settings: WorkerSettings) -> Worker:
+    """Return the worker of a drain, and log what it sends."""
+    worker = drain.worker(dsn, settings, answers_probes=False)
+    log.info(
+        "worker %s: sending queue %s to %s (%s), as group %s",
+        worker.name,
+        drain.queue,
+        drain.sink.place,
+        drain.sink.type,
+        drain.group,
     )
-    announce(found, made, app)
-    stats = run_until_signal(made, found.settings.worker.grace_seconds, until_idle=until_idle)
+    return worker
+
+
+def report(workers: Sequence[Worker], found: Sequence[Stats], *, as_json: bool) -> None:
+    """Print or log what workers did: with JSON, one object for one worker, else a list."""
     if as_json:
-        print_json(stats)
-    else:
-        log.info("worker %s stopped: %s", made.name, _totals(stats))
+        print_json(found[0] if len(found) == 1 else found)
+        return
+    for worker, stats in zip(workers, found, strict=True):
+        log.info("worker %s stopped: %s", worker.name, _totals(stats))
 
 
 def announce(app: App, worker: Worker, place: str) -> None:
@@ -98,10 +157,12 @@ def announce(app: App, worker: Worker, place: str) -> None:
         log.debug("%s (queue %s): %s", kind.name, kind.queue, kind.retry.lifetime())
 
 
-def run_until_signal(worker: Worker, grace_seconds: float, *, until_idle: bool = False) -> Stats:
-    """Run a worker; the first SIGTERM or SIGINT stops it, the second stops it immediately."""
+def run_until_signal(
+    workers: Sequence[Worker], settings: WorkerSettings, *, until_idle: bool = False
+) -> list[Stats]:
+    """Run workers in this process; the first SIGTERM or SIGINT stops them, the second stops them immediately."""
 
-    async def main() -> Stats:
+    async def main() -> list[Stats]:
         loop = asyncio.get_running_loop()
         received = 0
 
@@ -110,17 +171,21 @@ def run_until_signal(worker: Worker, grace_seconds: float, *, until_idle: bool =
             received += 1
             if received == 1:
                 log.info(
-                    "%s: finishing running jobs (%g s); send again to stop now", name, grace_seconds
+                    "%s: finishing running jobs (%g s); send again to stop now",
+                    name,
+                    settings.grace_seconds,
                 )
-                worker.stop()
+                for worker in workers:
+                    worker.stop()
             else:
                 log.warning("%s again: stopping now", name)
-                worker.stop_now()
+                for worker in workers:
+                    worker.stop_now()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal, number.name)
         try:
-            return await worker.run(until_idle=until_idle)
+            return await run_workers(workers, settings, until_idle=until_idle)
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)

@@ -146,7 +146,7 @@ def with_settings(
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add a flag for every setting of some groups to a command, and ``--help-settings``, which shows them.
 
-    The help of the command shows the ``common`` settings only.
+    A setting that has the name of an option of the command gets no flag. The help of the command shows the ``common`` settings only.
     The command receives them as ``flags``: a text for each setting, None for a flag that was not given.
     They are parsed and checked together with files and environment.
     """
@@ -176,6 +176,7 @@ def with_settings(
             )
             for group in groups
             for item in fields(GROUPS[group])
+            if item.name not in {parameter.name for parameter in own}
         ]
 
         more = inspect.Parameter(

@@ -1,7 +1,7 @@
 """Delivery of one batch: send, verify, and decide how each job ends.
 
 Invariant "sent means accepted": a job is done only after the sink accepted its message, and, with ``verify``, after a later read
-found it. Invariant "an outage costs nobody an attempt": while the sink is unavailable, jobs are released as if they had not started.
+found it. Invariant "an outage uses no attempt": while the sink is unavailable, jobs are released as if they had not started.
 After a crash at any point the jobs are sent again under the same ids.
 """
 
@@ -42,7 +42,7 @@ log = logger("forebay.drain")
 _PAUSE_SECONDS: Final = 0.25
 _PAUSE_SECONDS_MAX: Final = 15.0
 
-#: How often a message that was accepted and is missing is sent again before its attempt counts as failed.
+#: How often a message that was accepted and is missing is sent again before the sink counts as unavailable.
 _LOSSES_MAX: Final = 5
 
 #: How long a sink may take to close.
@@ -169,8 +169,12 @@ class Delivery:
             for place, answer in zip(missing, again, strict=True):
                 answers[place] = answer
             places = [place for place in missing if isinstance(answers[place], Accepted)]
-        for place in await self._missing(messages, answers, places):
-            answers[place] = TryLater(f"accepted {_LOSSES_MAX + 1} times and not there")
+        missing = await self._missing(messages, answers, places)
+        if missing:
+            problem = f"accepts messages and does not keep them, {_LOSSES_MAX + 1} times in a row"
+            unavailable = await self._fail(SinkUnavailable(f"{self._sink.place} {problem}"))
+            for place in missing:
+                answers[place] = unavailable
         return answers
 
     async def _missing(

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from forebay.arguments.kinds import BATCH_SIZE_MAX, Kind, Kinds
+from forebay.config import WorkerSettings
 from forebay.drain._delivery import Delivery
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import Job, checks
 from forebay.policy.retry import RetryPolicy
 from forebay.sinks import Sink
+from forebay.worker import Worker
 
 if TYPE_CHECKING:
     import contextlib
@@ -61,6 +64,8 @@ class Drain:
         sink: where it sends.
         queue: its queue.
         group: its consumer group.
+        concurrency: how many calls run at once in one process.
+        delivery: sends the messages in this process, and counts them.
     """
 
     def __init__(
@@ -136,6 +141,28 @@ class Drain:
     def __repr__(self) -> str:
         return f"<drain {self.name!r} of queue {self.queue!r} to {self.sink.place}>"
 
+    def worker(
+        self, dsn: str, settings: WorkerSettings | None = None, *, answers_probes: bool = True
+    ) -> Worker:
+        """Return a worker that sends the messages: one for each drain, so that a sink holds up its own messages only.
+
+        Args:
+            dsn: the database.
+            settings: as of a worker of handlers; the concurrency is that of the drain.
+            answers_probes: whether it answers probes; False if several workers of a process do so together.
+        """
+        return Worker(
+            self,
+            dsn,
+            queues={self.queue: 1},
+            settings=replace(
+                settings or WorkerSettings(), concurrency=self.concurrency, queue=None
+            ),
+            group=self.group,
+            intake=self.delivery,
+            answers_probes=answers_probes,
+        )
+
     # --- what a worker needs ---
 
     @property
@@ -199,3 +226,8 @@ def _verify_seconds(where: str, sink: Sink, verify: bool | float | timedelta) ->
             hint="Leave verify out, or send to a log such as a stream.",
         )
     return 0.0 if verify is True else _seconds(where, "verify", verify)
+
+
+def drains_of(app: App) -> dict[str, Drain]:
+    """Return the drains that an application declares, by name."""
+    return cast("dict[str, Drain]", app._internals.drains)

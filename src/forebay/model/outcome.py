@@ -131,6 +131,10 @@ class Endings(list["Outcome | Release | BaseException | None"]):
         super().__init__(endings)
         self.counters = counters
 
+    def are_done(self, jobs: int) -> bool:
+        """Whether there is an entry for each of ``jobs`` jobs, and each is done."""
+        return len(self) == jobs == self.count(None)
+
 
 def _seconds(value: object, field: str) -> float:
     # A plain ValueError: InvalidJob is for enqueueing, and would make the job a dead letter.

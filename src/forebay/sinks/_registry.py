@@ -22,9 +22,13 @@ _OWN: Final = {
     "celery": "forebay.sinks.celery:Celery",
     "dramatiq": "forebay.sinks.dramatiq:Dramatiq",
     "forebay": "forebay.sinks.forebay:ForebayDatabase",
-    "redis-stream": "forebay.sinks.redis:RedisStream",
+    "kafka": "forebay.sinks.kafka:Kafka",
+    "nats": "forebay.sinks.nats:JetStream",
+    "rabbitmq": "forebay.sinks.rabbitmq:RabbitMQ",
     "redis-list": "forebay.sinks.redis:RedisList",
+    "redis-stream": "forebay.sinks.redis:RedisStream",
     "rq": "forebay.sinks.rq:RQ",
+    "sqs": "forebay.sinks.sqs:Sqs",
 }
 
 

@@ -132,7 +132,7 @@ async def call_in_thread(function: Callable[[], T], *, name: str) -> T:
         try:
             loop.call_soon_threadsafe(report, value, error)
         except RuntimeError:
-            return  # The loop has ended, and nobody waits for the result.
+            return  # The loop has ended: the result is not needed.
 
     threading.Thread(target=run, name=name, daemon=True).start()
     value: T = await result

@@ -152,7 +152,7 @@ class RedisStream(_Redis):
         ]
 
     async def seen(self, sent: Sequence[Sent]) -> list[bool | None]:
-        """Read the entries by their ids. An entry that somebody deleted or trimmed is unknown, not lost."""
+        """Read the entries by their ids. An entry that was deleted or trimmed is unknown, not lost."""
         commands: list[tuple[Any, ...]] = [("XINFO", "STREAM", self._name)]
         commands += [("XRANGE", self._name, one.proof or "-", one.proof or "-") for one in sent]
         info, *answers = await self._run(commands)

@@ -40,7 +40,7 @@ class SinkContract:
     """The contract of a sink, as tests for pytest.
 
     Make a subclass whose name begins with ``Test``, with ``make_sink`` and ``received``; with ``lose`` too if the sink can verify. Each test
-    gets an instance of its own: use an empty far side for each.
+    gets a new instance: use an empty far side for each.
 
         class TestMySink(SinkContract):
             def make_sink(self, address=None):
@@ -68,7 +68,7 @@ class SinkContract:
         raise NotImplementedError
 
     def lose(self, sent: Sent) -> None:
-        """Make the far side lose a message, without a trace that somebody removed it."""
+        """Make the far side lose a message, without a trace that a consumer removed it."""
         raise NotImplementedError(sent)
 
     def test_a_message_arrives_whole(self) -> None:
@@ -232,7 +232,7 @@ class LyingSink(Sink):
         seed: of the random choices.
 
     Attributes:
-        told: how often it did each.
+        done: how often it did each.
         hangs: set it to end the calls that hang.
     """
 
@@ -242,7 +242,7 @@ class LyingSink(Sink):
         self._sink = sink
         self._lies = dict(lies)
         self._random = random.Random(seed)
-        self.told: Counter[str] = Counter()
+        self.done: Counter[str] = Counter()
         self.can_verify = sink.can_verify  # type: ignore[misc]  # of this object
         self.messages_max, self.bytes_max = sink.messages_max, sink.bytes_max  # type: ignore[misc]
         self.hangs = asyncio.Event()
@@ -268,32 +268,32 @@ class LyingSink(Sink):
 
     async def send(self, messages: Sequence[Message]) -> Sequence[Answer]:
         """Send some of the messages, and lie."""
-        if self._tells("half"):
+        if self._misbehaves("half"):
             await self._sink.send(messages[: len(messages) // 2])
             raise SinkUnavailable("the connection ended in the middle of the call")
         answers: dict[int, Answer] = {}
         passed: list[int] = []
         for place in range(len(messages)):
-            if self._tells("drop"):
+            if self._misbehaves("drop"):
                 answers[place] = Accepted("dropped")
-            elif self._tells("refuse"):
+            elif self._misbehaves("refuse"):
                 answers[place] = SinkUnavailable("refused this one")
             else:
                 passed.append(place)
         sent = await self._sink.send([messages[place] for place in passed])
         answers.update(zip(passed, sent, strict=True))
-        again = [messages[place] for place in passed if self._tells("twice")]
+        again = [messages[place] for place in passed if self._misbehaves("twice")]
         if again:
             await self._sink.send(again)
-        if self._tells("late"):
+        if self._misbehaves("late"):
             await asyncio.sleep(0.05)
-        if self._tells("hang"):
+        if self._misbehaves("hang"):
             await self.hangs.wait()
-        if self._tells("reset"):
+        if self._misbehaves("reset"):
             raise SinkUnavailable("the connection was reset before the answer")
         return [answers[place] for place in range(len(messages))]
 
-    def _tells(self, lie: Lie) -> bool:
-        tells = self._random.random() < self._lies.get(lie, 0.0)
-        self.told[lie] += tells
-        return tells
+    def _misbehaves(self, lie: Lie) -> bool:
+        does = self._random.random() < self._lies.get(lie, 0.0)
+        self.done[lie] += does
+        return does

@@ -1,20 +1,18 @@
 """The worker: claims jobs, runs their handlers, settles them, and maintains the log."""
 
-from forebay.worker._health import FleetHealth
+from forebay.worker._fleet import run_workers
 from forebay.worker._log_format import as_log_format, log_to_stderr
 from forebay.worker._loop import run_to_the_end
 from forebay.worker._maintenance import Maintenance
-from forebay.worker._probes import answer_probes
 from forebay.worker._stats import Stats
 from forebay.worker._worker import Worker
 
 __all__ = [
-    "FleetHealth",
     "Maintenance",
     "Stats",
     "Worker",
-    "answer_probes",
     "as_log_format",
     "log_to_stderr",
     "run_to_the_end",
+    "run_workers",
 ]

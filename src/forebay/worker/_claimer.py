@@ -25,7 +25,6 @@ from forebay.policy.claims import (
     Fairness,
     LaneName,
     LaneSizes,
-    claim_size,
     is_full_claim,
     plan_claims,
 )
@@ -33,9 +32,10 @@ from forebay.worker._held import Batch, HeldJob
 from forebay.worker._linger import Linger
 from forebay.worker._lock_warnings import holders_after_timeout
 from forebay.worker._ready_lanes import ReadyLanes
+from forebay.worker._wanted import Wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from forebay.arguments.kinds import Kind
     from forebay.config import WorkerSettings
@@ -123,6 +123,7 @@ class Claimer:
         self._freed: dict[int, ReadyLane] = {}
         self._sizes = LaneSizes()
         self._linger = Linger(app.kinds)
+        self._wanted = Wanted(app.kinds, settings, weights, executor, intake)
         self._ready = ReadyLanes(session, leases, leadership, signals, settings.poll_seconds)
         self._must_check_batches = False
         #: Whether the worker stopped without an answer from the database.
@@ -229,7 +230,7 @@ class Claimer:
             return True
         # The jobs just claimed start here, so that their slots no longer count as free.
         await asyncio.sleep(0)
-        wanted = self._wanted()
+        wanted = self._wanted.jobs()
         if wanted <= 0:
             await self._leadership.resign_when_saturated()
             await self._signals.sleep(settings.poll_seconds if self._leadership.held else None)
@@ -303,7 +304,7 @@ class Claimer:
         notified, self._notified = self._notified, set()
         if not (self._leadership.held and self._executor.is_idle and self._suspects.is_idle):
             return False
-        wanted, total = self._wanted(), sum(self._weights.values())
+        wanted, total = self._wanted.jobs(), sum(self._weights.values())
         was_all = True
         for queue in notified:
             lanes = list(self._public_lanes.get(queue, {}).values())
@@ -325,42 +326,11 @@ class Claimer:
         if time.monotonic() < self._ready.until and self._ready.last <= freed.keys():
             await asyncio.sleep(0)
             for lane in freed.values():
-                if (wanted := self._wanted()) > 0 and not (self._signals.is_stopping or lease.lost):
+                if (wanted := self._wanted.jobs()) > 0 and not (
+                    self._signals.is_stopping or lease.lost
+                ):
                     taken += await self._claim_limited(lease, lane, wanted)
         return taken > 0
-
-    def _wanted(self, *, coming: int = 0) -> int:
-        """Return how many jobs to claim.
-
-        Args:
-            coming: jobs that are claimed and not yet passed to the executor.
-        """
-        wanted = self._wanted_for_slots(coming)
-        if self._intake is not None and (most := self._intake.rows_max()) is not None:
-            in_hand = self._executor.busy + self._executor.buffered + coming
-            return max(0, min(wanted, most - in_hand))
-        return wanted
-
-    def _wanted_for_slots(self, coming: int) -> int:
-        settings, executor = self._settings, self._executor
-        means = executor.mean_seconds.values()
-        size = claim_size(
-            max(0, executor.slots.concurrency - executor.busy - executor.starting - coming),
-            concurrency=executor.slots.concurrency,
-            buffered=executor.buffered + coming,
-            waiting_for_key=executor.waiting_for_key,
-            # The slowest queue decides: jobs claimed in advance for a slow handler would wait here.
-            mean_seconds=max(means) if means else None,
-            ahead_seconds=settings.ahead_seconds,
-            rows_max=settings.claim_rows_max,
-            buffered_size=executor.buffered_size,
-        )
-        if executor.busy < executor.slots.concurrency and not (executor.buffered or coming):
-            # A batch handler's slot takes as many jobs as its batch.
-            # The user chose the batch size: it may exceed the limit of a claim.
-            sizes = _batch_sizes(self._app.kinds, self._weights)
-            return max([min(size, settings.claim_rows_max), *sizes])
-        return min(size, settings.claim_rows_max)
 
     async def _claim_lane(
         self, lease: Lease, lane: ReadyLane, count: int, again_until: float
@@ -388,7 +358,7 @@ class Claimer:
                     again_until = await self._ready.only_until(lease, lane)
                 if is_full and time.monotonic() < again_until:
                     # More jobs are likely: the server looks for them while the executor takes these.
-                    count = self._linger.rows(lane, self._wanted(coming=len(rows)))
+                    count = self._linger.rows(lane, self._wanted.jobs(coming=len(rows)))
                     count = self._sizes.rows(lane.lane, count)
                     again = count > 0 and not (self._signals.is_stopping or lease.lost)
                 else:
@@ -479,10 +449,6 @@ def _has_only_batches(kinds: Iterable[Kind], queue: str) -> bool:
     """Return whether the queue has handlers, and all of them are batch handlers."""
     sizes = [kind.batch_size for kind in kinds if kind.queue == queue]
     return bool(sizes) and all(sizes)
-
-
-def _batch_sizes(kinds: Iterable[Kind], queues: Container[str]) -> list[int]:
-    return [kind.batch_size for kind in kinds if kind.batch_size and kind.queue in queues]
 
 
 def _by_name(lanes: Iterable[ReadyLane]) -> dict[LaneName, list[ReadyLane]]:

@@ -29,7 +29,7 @@ from forebay.errors import (
 )
 from forebay.model.job import Job
 from forebay.model.middleware import Attempt
-from forebay.model.outcome import Cancel, Dead, Release, Retry, Snooze
+from forebay.model.outcome import Cancel, Dead, Endings, Release, Retry, Snooze
 from forebay.ops.protocol import Ended
 from forebay.ops.results import kept
 from forebay.policy.around import run_within, run_within_async
@@ -258,7 +258,10 @@ def endings(call: Call, result: Any) -> list[Ended | None]:
     Raises:
         TypeError: the sequence does not fit the jobs.
     """
-    if result is None and call.kind.keep_result_seconds is None:
+    keeps_nothing = call.kind.keep_result_seconds is None
+    if keeps_nothing and (
+        result is None or (isinstance(result, Endings) and result.are_done(len(call.helds)))
+    ):
         return [None] * len(call.helds)
     if not call.kind.is_batch:
         return [ending(call.kind, call.jobs[0], result)]

@@ -155,7 +155,9 @@ class Worker:
             ConfigError: the process cannot listen at the address of the setting ``health``.
         """
         self._until_idle = until_idle
-        start = self._child_start()
+        start = _child_start(
+            self._location, self._dsn, self._application_name, self._group, self._settings
+        )
         _require_location(start, self._app.kinds)
         require_middleware(self._app.kinds, self._app.middleware)
         self._make_sessions()
@@ -228,21 +230,6 @@ class Worker:
     @property
     def _application_name(self) -> str:
         return f"forebay {self.name}"[:63]
-
-    def _child_start(self) -> Start | None:
-        """Return what a child process needs to start; None if it could not import the app."""
-        if self._location is None:
-            return None
-        module, attribute, is_script = self._location
-        return start_of(
-            module,
-            attribute,
-            is_script=is_script,
-            dsn=self._dsn,
-            name=self._application_name,
-            group=self._group,
-            settings=self._settings,
-        )
 
     def _make_sessions(self) -> None:
         settings, name = self._settings, self._application_name
@@ -476,6 +463,22 @@ class Worker:
             return
         if await self._leases.close_all() and not self._until_idle:
             await self._leadership.resign()
+
+
+def _child_start(
+    location: tuple[str, str, bool] | None,
+    dsn: str,
+    name: str,
+    group: str,
+    settings: WorkerSettings,
+) -> Start | None:
+    """Return what a child process needs to start; None if it could not import the app."""
+    if location is None:
+        return None
+    module, attribute, is_script = location
+    return start_of(
+        module, attribute, is_script=is_script, dsn=dsn, name=name, group=group, settings=settings
+    )
 
 
 def _require_location(start: Start | None, kinds: Kinds) -> None:

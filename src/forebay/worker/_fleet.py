@@ -1,42 +1,20 @@
-"""The workers of drains, and several workers in one process."""
+"""Several workers in one process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from forebay.worker import FleetHealth, Worker, answer_probes
+from forebay.worker._health import FleetHealth
+from forebay.worker._probes import answer_probes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.config import WorkerSettings
-    from forebay.drain._drain import Drain
-    from forebay.worker import Stats
-
-
-def worker_of(
-    drain: Drain, dsn: str, settings: WorkerSettings, *, answers_probes: bool = True
-) -> Worker:
-    """Return the worker of a drain: one for each, so that a sink holds up its own messages only.
-
-    Args:
-        drain: the drain.
-        dsn: the database.
-        settings: of all workers of the process; the concurrency is that of the drain.
-        answers_probes: whether it answers probes; False if it runs in ``run_workers``.
-    """
-    return Worker(
-        drain,
-        dsn,
-        queues={drain.queue: 1},
-        settings=replace(settings, concurrency=drain.concurrency, queue=None),
-        group=drain.group,
-        intake=drain.delivery,
-        answers_probes=answers_probes,
-    )
+    from forebay.worker._stats import Stats
+    from forebay.worker._worker import Worker
 
 
 async def run_workers(

@@ -1,0 +1,165 @@
+"""forebay drain: send the jobs of queues to their sinks until a signal."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from forebay.app import App
+from forebay.cli._load import load_app
+from forebay.cli._worker import LogForm, LogLevel, announced, report, run_until_signal, set_up_log
+from forebay.cli.options import AppDir, Dsn, Json, with_settings
+from forebay.config import load_settings
+from forebay.drain import Drain, drains_of
+from forebay.errors import ConfigError, shown
+from forebay.sinks import make_sink, sink_types
+
+
+@with_settings("worker", "retry")
+def drain(
+    app: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODULE:APP]",
+            help="The application that declares the drains: shop.jobs:app.",
+            show_default=False,
+        ),
+    ] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME]...", help="Drains to run (default: all).", show_default=False
+        ),
+    ] = None,
+    *,
+    queue: Annotated[
+        str | None,
+        typer.Option("--queue", metavar="QUEUE", help="Without an application: the queue to send."),
+    ] = None,
+    sink: Annotated[
+        str | None,
+        typer.Option(
+            "--sink", metavar="TYPE", help="Where to send its jobs, such as redis-stream."
+        ),
+    ] = None,
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the sink; repeatable."),
+    ] = None,
+    group: Annotated[
+        str, typer.Option("--group", metavar="GROUP", help="Consumer group of the queue.")
+    ] = "default",
+    concurrency: Annotated[
+        int,
+        typer.Option(
+            "--concurrency", metavar="N", help="Calls of the sink at once; 1 keeps order."
+        ),
+    ] = 1,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read each message back before its job is done.")
+    ] = False,
+    until_idle: Annotated[
+        bool, typer.Option("--until-idle", help="Exit when no job is ready or running.")
+    ] = False,
+    app_dir: AppDir = None,
+    log_level: LogLevel = "info",
+    log_format: LogForm = "text",
+    dsn: Dsn = None,
+    as_json: Json = False,
+    flags: dict[str, Any],
+) -> None:
+    """Send the jobs of queues to brokers, streams and other task queues.
+
+    Name an application that declares drains, or give --queue, --sink and --set. On SIGTERM or Ctrl-C it waits up to
+    grace_seconds (30) for running calls. A second signal stops it at once.
+    """
+    set_up_log(log_level, log_format)
+    settings = load_settings(flags)
+    if app is None:
+        found, drains = _without_app(
+            dsn, queue, sink, setting or [], group, concurrency=concurrency, verify=verify
+        )
+    else:
+        given = [
+            name for name, value in (("--queue", queue), ("--sink", sink)) if value is not None
+        ]
+        if given or setting:
+            raise ConfigError(
+                (given or ["--set"])[0], "is for a drain without an application; name one of both"
+            )
+        found, _ = load_app(app, app_dir)
+        drains = _chosen(found, names or [])
+    found._internals.use(dsn=dsn, settings=settings)
+    workers = [announced(one, found.dsn, settings.worker) for one in drains]
+    report(
+        workers, run_until_signal(workers, settings.worker, until_idle=until_idle), as_json=as_json
+    )
+
+
+def _chosen(app: App, names: list[str]) -> list[Drain]:
+    declared = drains_of(app)
+    if not declared:
+        raise ConfigError(
+            "app",
+            "declares no drain",
+            hint="Declare one: forebay.Drain(app, name, sink=..., queue=...).",
+        )
+    for name in names:
+        if name not in declared:
+            raise ConfigError(
+                "name",
+                f"is {shown(name)}, and the app declares no such drain",
+                value=name,
+                hint=f"Its drains: {', '.join(declared)}.",
+            )
+    return [one for name, one in declared.items() if not names or name in names]
+
+
+def _without_app(
+    dsn: str | None,
+    queue: str | None,
+    sink: str | None,
+    settings: list[str],
+    group: str,
+    *,
+    concurrency: int,
+    verify: bool,
+) -> tuple[App, list[Drain]]:
+    if queue is None or sink is None:
+        raise ConfigError(
+            "--sink" if sink is None else "--queue",
+            "is missing",
+            hint="Name an application with drains, or give --queue, --sink and --set."
+            f" Sinks: {', '.join(sink_types())}.",
+        )
+    config: dict[str, Any] = {}
+    for text in settings:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise ConfigError("--set", f"is {shown(text)}, not NAME=VALUE", value=text)
+        config[name] = _value(value)
+    app = App(dsn, name=f"drain of {queue}")
+    return app, [
+        Drain(
+            app,
+            queue,
+            sink=make_sink(sink, config),
+            queue=queue,
+            group=group,
+            verify=verify,
+            concurrency=concurrency,
+        )
+    ]
+
+
+def _value(text: str) -> Any:
+    """Return a number or a truth value for a text that is one, else the text."""
+    if text in ("true", "false"):
+        return text == "true"
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,130 @@
+"""forebay drain and forebay worker with drains, as processes."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import redis
+
+from tests.support.drains import enqueue
+from tests.support.waiting import wait_for
+from tests.support.worker_process import ROOT
+
+APP = """
+import os
+import forebay
+from forebay.sinks.redis import RedisStream
+
+app = forebay.App()
+
+@app.job(queue="mail")
+def send(n: int) -> None:
+    print(f"sent {n}\\n", end="")
+
+sink = RedisStream(os.environ["REDIS"], stream=os.environ["STREAM"])
+orders = forebay.Drain(app, "orders", sink=sink, queue="orders")
+{more}
+"""
+
+
+@pytest.fixture
+def run(database, redis_server, far_name, tmp_path):
+    def run(*arguments, more="", code=0):
+        (tmp_path / "shop.py").write_text(APP.replace("{more}", more))
+        environment = {
+            "FOREBAY_DATABASE_URL": database,
+            "REDIS": f"redis://{redis_server}",
+            "STREAM": far_name,
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "forebay", *arguments],
+            cwd=tmp_path,
+            env=os.environ | environment | {"PYTHONPATH": str(ROOT / "src")},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+        return done
+
+    return run
+
+
+@pytest.fixture
+def far(redis_server):
+    with redis.Redis.from_url(f"redis://{redis_server}") as client:
+        yield client
+
+
+def test_drain_runs_the_drains_of_an_application(run, conn, far, far_name):
+    enqueue(conn, 3)
+    enqueue(conn, 1, queue="mail", kind="send")
+    done = run("drain", "shop:app", "--until-idle")
+    assert far.xlen(far_name) == 3
+    assert f"sending queue orders to {far_name} at" in done.stderr
+    assert "3 done" in done.stderr
+
+
+def test_worker_runs_handlers_and_drains(run, conn, far, far_name):
+    enqueue(conn, 3)
+    enqueue(conn, 2, queue="mail", kind="send")
+    done = run("worker", "shop:app", "--until-idle")
+    assert far.xlen(far_name) == 3
+    assert sorted(done.stdout.split("\n")) == ["", "sent 0", "sent 1"]
+
+
+def test_worker_of_one_queue_runs_no_drains(run, conn, far, far_name):
+    enqueue(conn, 3)
+    run("worker", "shop:app", "--until-idle", "--queue", "mail")
+    assert far.xlen(far_name) == 0
+
+
+def test_a_drain_without_an_application(run, conn, far, far_name, redis_server):
+    enqueue(conn, 3)
+    settings = ["--set", f"url=redis://{redis_server}", "--set", f"stream={far_name}"]
+    settings += ["--set", "maxlen=1000"]
+    run("drain", "--queue", "orders", "--sink", "redis-stream", *settings, "--until-idle")
+    assert far.xlen(far_name) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["drain", "--queue", "orders"], "--sink is missing"),
+        (["drain", "--sink", "redis-stream"], "--queue is missing"),
+        (["drain", "--queue", "q", "--sink", "redis-streem"], "Did you mean redis-stream?"),
+        (["drain", "--queue", "q", "--sink", "redis-stream"], "needs the setting url"),
+        (["drain", "--queue", "q", "--sink", "redis-list", "--set", "url"], "not NAME=VALUE"),
+        (["drain", "shop:app", "order"], "Its drains: orders."),
+        (["drain", "shop:app", "--queue", "q"], "name one of both"),
+    ],
+)
+def test_mistakes_are_refused(run, arguments, problem):
+    assert problem in " ".join(run(*arguments, code=2).stderr.split())
+
+
+def test_handlers_and_a_drain_must_not_share_a_group(run):
+    more = """
+@app.job(queue="orders")
+def ship(n: int) -> None: ...
+"""
+    done = run("worker", "shop:app", "--until-idle", more=more, code=2)
+    assert "reads queue orders in group default, as the handlers do" in done.stderr
+
+
+def test_a_process_stops_at_a_signal(database, redis_server, far_name, conn, far):
+    command = [sys.executable, "-m", "forebay", "drain", "--queue", "orders", "--sink"]
+    command += ["redis-list", "--set", f"url=redis://{redis_server}", "--set", f"key={far_name}"]
+    environment = os.environ | {"FOREBAY_DATABASE_URL": database}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            enqueue(conn, 5)
+            wait_for(lambda: far.llen(far_name) == 5)
+            process.terminate()
+            _, errors = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert process.returncode == 0, errors
+    assert "5 done" in errors
