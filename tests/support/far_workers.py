@@ -16,7 +16,7 @@ import redis
 
 import forebay
 from forebay.config import WorkerSettings
-from forebay.drain import Drain, worker_of
+from forebay.drain import Drain
 from forebay.errors import SinkUnavailable
 from forebay.sinks import Accepted, Sink
 from forebay.testing import make_message
@@ -93,7 +93,7 @@ def _enqueue(conn: psycopg.Connection, kind, args):
 
 async def _drained(drain, database):
     with anyio.fail_after(60):
-        await worker_of(drain, database, WorkerSettings(**FAST)).run(until_idle=True)
+        await drain.worker(database, WorkerSettings(**FAST)).run(until_idle=True)
 
 
 class _running:  # noqa: N801  # a context manager
