@@ -21,7 +21,7 @@ from forebay.errors import SinkUnavailable
 from forebay.sinks import Accepted, Sink
 from forebay.testing import make_message
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.waiting import wait_for
+from tests.support.waiting import wait_for, wait_for_async
 from tests.support.worker_process import FAST, ROOT
 
 _TASKS = Path(__file__).parent / "far_tasks"
@@ -173,6 +173,8 @@ class BehindAProxy:
                         async with asyncio.timeout(0.3):
                             await sink.send([make_message(1)])
                     await sink.close()
+                    # The thread of the call ends, although the server never answers.
+                    await wait_for_async(lambda: not _threads(), 10, lambda: "\n".join(_threads()))
                     with pytest.raises((TimeoutError, SinkUnavailable)):
                         async with asyncio.timeout(0.3):
                             await sink.open()
