@@ -32,6 +32,8 @@ async def test_committed_jobs_of_all_kinds_are_sent_and_done(app, database, conn
     enqueue(conn, 1, queue="other")
     async with draining(drain, database) as worker:
         await wait_for_async(lambda: worker.stats.done == 4)
+        (listed,) = forebay.Client(database).workers()
+        assert (listed.app, listed.queues) == ("drain orders to list (list)", ["orders"])
     assert bodies(sink) == [b'{"n":0}', b'{"n":1}', b'{"n":2}', b'{"n":0}']
     first = sink.messages[0]
     assert [message.kind for message in sink.messages] == ["order.created"] * 3 + ["order.paid"]
