@@ -66,6 +66,7 @@ async def test_a_rejected_message_is_a_dead_letter_and_holds_up_nobody(app, data
     enqueue(conn, 3)
     async with draining(drain, database) as worker:
         await wait_for_async(lambda: (worker.stats.done, worker.stats.dead) == (2, 1))
+        await wait_for_async(forebay.Client(database).dead_letters)
     (letter,) = forebay.Client(database).dead_letters()
     assert letter.reason == "permanent"
     assert answer.reason in letter.errors[-1].message
@@ -213,6 +214,33 @@ async def test_several_drains_send_the_same_jobs_and_wait_for_none(app, database
         await wait_for_async(lambda: waiting.stats.done == 20)
     assert bodies(quick) == bodies(slow)
     assert quick.messages[0].id != slow.messages[0].id
+
+
+@pytest.mark.parametrize("on_dead", ["hold", "skip"])
+async def test_a_rejected_message_holds_its_key_if_wanted_and_is_redriven_in_its_place(
+    app, database, conn, on_dead
+):
+    rejects = True
+    sink = ListSink(
+        lambda message: Rejected("no") if rejects and message.body == b'{"n":1}' else None
+    )
+    drain = Drain(app, "orders", sink=sink, queue="orders", on_dead=on_dead)
+    enqueue(conn, 4, keys=1)
+    client = forebay.Client(database)
+    async with draining(drain, database) as worker:
+        await wait_for_async(client.dead_letters)
+        if on_dead == "skip":
+            await wait_for_async(lambda: worker.stats.done == 3)
+        rejects = False
+        (letter,) = client.dead_letters()
+        assert letter.holds_key == (on_dead == "hold")
+        client.redrive(letter.dead_id)
+        await wait_for_async(lambda: worker.stats.done == 4)
+    accepted = [0, 1, 2, 3] if on_dead == "hold" else [0, 2, 3, 1]
+    refused_once = [0, 1, *accepted[1:]]
+    assert bodies(sink) == [b'{"n":%d}' % number for number in refused_once]
+    ids = [message.id for message in sink.messages if message.body == b'{"n":1}']
+    assert ids[0] != ids[1]
 
 
 # --- a real server, and lies ---
