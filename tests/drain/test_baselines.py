@@ -44,7 +44,7 @@ def consume(far, name, conn) -> tuple[int, int]:
     for _ in range(far.llen(name)):
         message = far.lpop(name)
         n = json.loads(message)["body"]["n"]
-        if one(conn, "select count(*) from orders where n = %s", [n]) == 1:
+        if one(conn, "select count(*) from orders where n = %s", n) == 1:
             succeeded += 1
         else:
             failed += 1

@@ -262,9 +262,11 @@ class TestThroughProxy:
             async with opened(self.sink(proxy)) as sink:
                 await sink.send([make_message(1)])
                 proxy.refuse()
+                producer = sink._client.producer
                 with pytest.raises(TimeoutError):
                     async with asyncio.timeout(0.5):
                         await sink.send([make_message(2)])
+                wait_for(lambda: len(producer) == 0, 5)  # purged, as there is no broker to take it
                 proxy.refuse(False)
                 return await sink.send([make_message(3)])
 

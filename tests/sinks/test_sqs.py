@@ -6,6 +6,7 @@ import json
 import pytest
 
 boto3 = pytest.importorskip("boto3")
+from botocore.exceptions import ClientError  # noqa: E402
 
 from forebay.errors import ConfigError, SinkUnavailable  # noqa: E402
 from forebay.sinks import Accepted, Rejected, Sink, make_sink  # noqa: E402
@@ -94,8 +95,31 @@ class TestSqs(_Queue):
     def test_requests_are_small_enough(self):
         """Ten messages that are too large for one request are sent in several."""
         messages = [make_message(n, body='"%s"' % ("x" * 100_000)) for n in range(1, 11)]
+        sizes = [len(entries) for entries in self.make_sink()._split(messages)]
+        assert sizes == [2] * 5
         assert all(isinstance(one, Accepted) for one in asyncio.run(self.answers(*messages)))
         assert len(self.received()) == 10
+
+    def test_a_request_that_is_refused_for_its_size_is_sent_one_by_one(self):
+        async def use():
+            sink = self.make_sink()
+            await sink.open()
+            send = sink._client.send_message_batch
+
+            def refuses_two(Entries, **more):  # noqa: N803 - as boto3 names it
+                if any(entry["Id"] == "1" for entry in Entries):
+                    code = "AWS.SimpleQueueService.BatchRequestTooLong"
+                    raise ClientError({"Error": {"Code": code}}, "SendMessageBatch")
+                return send(Entries=Entries, **more)
+
+            sink._client.send_message_batch = refuses_two
+            try:
+                return await sink.send([make_message(number) for number in (1, 2, 3)])
+            finally:
+                await sink.close()
+
+        found = [type(answer) for answer in asyncio.run(use())]
+        assert found == [Accepted, Rejected, Accepted]
 
     def test_a_message_above_the_limit_is_rejected_alone(self):
         large = make_message(2, body='"%s"' % ("x" * 2_000_000))
@@ -110,6 +134,7 @@ class TestSqs(_Queue):
         )
         assert isinstance(asyncio.run(self.answers(message))[0], Accepted)
         (found,) = self.received()
+        assert found.body == b'{"text":"\\uffff\\ufffe\\u0001"}'
         assert json.loads(found.body) == json.loads(message.body)
         assert found.headers["odd"] == "\x01\uffff"
 

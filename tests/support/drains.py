@@ -8,6 +8,7 @@ import forebay
 from forebay.config import WorkerSettings
 from forebay.drain import Drain
 from forebay.sinks import Accepted, Sink
+from tests.support.waiting import wait_for_async
 from tests.support.worker_process import FAST
 
 
@@ -53,3 +54,23 @@ def enqueue(conn, count, *, queue="orders", kind="order.created", keys=0, **opti
     for number in range(count):
         key = {"ordering_key": f"k{number % keys}"} if keys else {}
         client.enqueue(conn, kind, {"n": number}, queue=queue, **key, **options)
+
+
+async def through_faults(drain: Drain, dsn: str, conn, proxy) -> None:
+    """Drain 300 jobs through a proxy that swallows the answers of a call until it times out, and cuts another."""
+    enqueue(conn, 100)
+    async with draining(drain, dsn) as worker:
+        await wait_for_async(lambda: worker.stats.done == 100)
+        proxy.swallow_answers()
+        enqueue(conn, 100)
+        await wait_for_async(lambda: drain.delivery.problem() is not None)
+        proxy.thaw()
+        await wait_for_async(lambda: worker.stats.done == 200)
+        proxy.swallow_answers()
+        enqueue(conn, 100)
+        await wait_for_async(lambda: worker.stats.claimed > 200)
+        proxy.cut()
+        await wait_for_async(lambda: drain.delivery.problem() is not None)
+        proxy.thaw()
+        await wait_for_async(lambda: worker.stats.done == 300)
+        await wait_for_async(lambda: drain.delivery.problem() is None)

@@ -99,13 +99,14 @@ def served(
         ) as process,
     ):
         try:
-            wait_for(lambda: _answers(process, port, log), seconds, lambda: log.read_text()[-2000:])
+            wait_for(lambda: answers(process, port, log), seconds, lambda: log.read_text()[-2000:])
             yield process
         finally:
             process.kill()
 
 
-def _answers(process: "subprocess.Popen[bytes]", port: int, log: Path) -> bool:
+def answers(process: "subprocess.Popen[bytes]", port: int, log: Path) -> bool:
+    """Whether a server listens on its port; it must not have ended."""
     assert process.poll() is None, log.read_text()[-2000:]
     with socket.socket() as one:
         return one.connect_ex(("127.0.0.1", port)) == 0

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 import msgspec
 
 from forebay.errors import SinkUnavailable
+from forebay.model.checks import PRIORITY_DEFAULT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,6 +38,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         ordering_key: messages with the same key are sent in order, one at a time; None for no order.
         correlation_id: the correlation id of the job.
         tag: the tag of the job.
+        priority: the priority of the job, for places that have the same ones.
         enqueued_at: when the job was enqueued.
         expires_at: from this instant on the message is not sent.
         attempt: the number of this try, from 1. Tries while the sink is unavailable do not count.
@@ -53,6 +55,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     ordering_key: str | None = None
     correlation_id: str | None = None
     tag: str | None = None
+    priority: int = PRIORITY_DEFAULT
     expires_at: datetime | None = None
     attempt: int = 1
 

@@ -89,7 +89,7 @@ class Reader:
             "enable.auto.offset.store": False,
             "auto.offset.reset": "error",
             "enable.partition.eof": True,
-            # Open transactions of others hide nothing of ours.
+            # Open transactions of other producers hide no record.
             "isolation.level": "read_uncommitted",
             "queued.min.messages": 1000,
             "fetch.wait.max.ms": 100,

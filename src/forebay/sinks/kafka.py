@@ -10,6 +10,7 @@ import asyncio
 import re
 import string
 import threading
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import unquote, urlsplit
@@ -55,7 +56,7 @@ _DECIDED: Final = {
     "auto.offset.reset": "the sink reads in its own way",
     "group.id": "the sink is in no consumer group",
     "isolation.level": "the sink reads in its own way",
-    "test.mock.num.brokers": "the sink would send to nobody",
+    "test.mock.num.brokers": "it would send to no broker",
 }
 
 #: Partitioners that keep messages of a key in one partition.
@@ -69,8 +70,10 @@ _OF_CONNECTIONS: Final = (
     "sasl.", "security.", "socket.", "ssl.",
 )  # fmt: skip
 
-#: The seconds between looks for delivery reports, at first and at most.
-_LOOK_SECONDS: Final = 0.0005
+#: How long looks for delivery reports follow each other, as brokers nearby answer within that; then the seconds between two
+#: looks, at first and at most.
+_BUSY_SECONDS: Final = 0.002
+_LOOK_SECONDS: Final = 0.001
 _LOOK_SECONDS_MAX: Final = 0.02
 
 #: How long to wait for a topic that the brokers do not know: it may be new.
@@ -245,8 +248,8 @@ class Kafka(Sink):
             self._library,
             {
                 "partitioner": "murmur2_random",  # that of the Java client
-                # A call brings all of its messages at once: there is nothing to wait for.
-                "linger.ms": 0,
+                # A call brings all of its messages within this time, in few requests.
+                "linger.ms": 1,
                 # Calls are bounded by the drain.
                 "queue.buffering.max.messages": 10_000_000,
                 "queue.buffering.max.kbytes": 2_000_000,
@@ -312,13 +315,14 @@ class Kafka(Sink):
                     topic,
                     message.body,
                     message.ordering_key,
-                    headers=list(message.metadata().items()),
+                    headers=message.metadata(),
                     on_delivery=partial(call.report, place),
                 )
             except (self._library.KafkaException, BufferError) as error:
                 call.answer(place, self._refusal(client, error, is_alone=True))
         del produce  # With the last reference, the producer waits for its threads.
-        seconds = _LOOK_SECONDS
+        busy_until = time.monotonic() + _BUSY_SECONDS
+        seconds = 0.0
         while call.left:
             if client.producer is None:
                 raise self._unavailable("closed during the call")
@@ -326,20 +330,14 @@ class Kafka(Sink):
             client.producer.poll(0)
             if call.left:
                 await asyncio.sleep(seconds)
-                seconds = min(1.5 * seconds, _LOOK_SECONDS_MAX)
+                if time.monotonic() > busy_until:
+                    seconds = min(max(1.5 * seconds, _LOOK_SECONDS), _LOOK_SECONDS_MAX)
         return [
-            self._answer(client, answer) if isinstance(answer, tuple) else answer
+            answer
+            if isinstance(answer, Accepted | Rejected | SinkUnavailable | _Suspect)
+            else self._refusal(client, answer, is_alone=False)
             for answer in call.answers
         ]
-
-    def _answer(self, client: _Client, report: tuple[Any, Any]) -> Answer | _Suspect:
-        error, record = report
-        if error is not None:
-            return self._refusal(client, error, is_alone=False)
-        offset = record.offset()
-        if offset is None or offset < 0:  # confirmed as a repetition within the producer
-            return Accepted()
-        return Accepted(f"{record.topic()}/{record.partition()}/{offset}")
 
     def _refusal(
         self, client: _Client, error: Any, *, is_alone: bool
@@ -401,7 +399,7 @@ class _Suspect:
 
 
 class _Call:
-    """The answers and reports of one call, by the place of the message. All runs on the thread of the event loop."""
+    """The answers of one call, or the errors, by the place of the message. All runs on the thread of the event loop."""
 
     __slots__ = ("answers", "left")
 
@@ -414,8 +412,15 @@ class _Call:
         self.left -= 1
 
     def report(self, place: int, error: Any, record: Any) -> None:
-        self.answers[place] = (error, record)
-        self.left -= 1
+        """Take a delivery report: an answer, or the error."""
+        if error is None:
+            offset = record.offset()
+            # Without an offset, it was confirmed as a repetition within the producer.
+            has_proof = offset is not None and offset >= 0
+            error = Accepted(
+                f"{record.topic()}/{record.partition()}/{offset}" if has_proof else None
+            )
+        self.answer(place, error)
 
 
 class _Log:
@@ -479,7 +484,7 @@ class _Client:
 
         def end() -> None:
             for one in producers:
-                one.flush(1)  # Reports that nobody reads keep their messages in memory.
+                one.flush(1)  # Unread reports keep their messages in memory.
             producers.clear()
 
         return end

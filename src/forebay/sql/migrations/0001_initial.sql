@@ -1183,7 +1183,8 @@ create table forebay.unique_key (
     primary key (queue, mode, key, gen)
 );
 create index unique_key_by_job on forebay.unique_key (job_id) where mode = 'c';
-create index unique_key_by_time on forebay.unique_key (taken_at, job_id);
+-- For maintenance: a key of a long period is not looked at before its end.
+create index unique_key_by_time on forebay.unique_key (coalesce(free_at, taken_at), job_id);
 
 comment on table forebay.unique_key is 'Unique keys: a row for each generation of a key, with its job.';
 
@@ -13632,7 +13633,8 @@ begin
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
                 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
                 'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue',
-                'enqueue_each', 'enqueue_many', 'enqueue_unique', 'queue_known', 'queue_of', 'record_direct']
+                'enqueue_each', 'enqueue_many', 'enqueue_unique', 'queue_known', 'queue_of', 'record_direct',
+                'throttled']
             when 'forebay_worker' then array[
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
                 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
@@ -13656,7 +13658,7 @@ begin
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job',
                 'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits', 'mirror_status', 'queue_known',
-                'queue_of', 'result', 'schema_version', 'segment_held_by', 'unfinished', 'workers']
+                'queue_of', 'result', 'schema_version', 'segment_held_by', 'throttled', 'unfinished', 'workers']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -15707,9 +15709,34 @@ end
 $$;
 
 
+-- functions/unique/throttled.sql
+
+-- grant: producer, reader
+
+-- The jobs that hold throttle keys of a queue: a row for each key that has one, with the newest job. A key is there until a day after
+-- its period, whatever became of the job.
+--
+-- Parameters: keys, at most 10,000 in one call are wise.
+-- Errors: none.
+-- pages: 20 + 4 a key
+create function forebay.throttled(queue text, keys text[])
+returns table (key text, job_id bigint)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    select k.key, u.job_id
+    from unnest(throttled.keys) k (key)
+    cross join lateral (select i.job_id from forebay.unique_key i
+                        where i.queue = throttled.queue and i.mode = 't' and i.key = k.key
+                        order by i.gen desc limit 1) u
+$$;
+
+
 -- functions/unique/trim.sql
 
--- Delete generations that are no longer needed: older than a day, and superseded or ended.
+-- Delete generations that are no longer needed: superseded or ended, and older than a day; those of a throttle a day after their period.
 --
 -- The newest of a key is deleted only when no transaction has it locked: see forebay._enqueue_unique().
 create function forebay._trim_unique_keys(p_after text, p_most integer, out rows bigint, out next text)
@@ -15723,11 +15750,11 @@ declare
     v_job   bigint;
 begin
     rows := 0;
-    select array_agg(u.ctid), max(u.taken_at), (array_agg(u.job_id order by u.taken_at desc, u.job_id desc))[1] into v_ctids, v_at, v_job
-    from (select i.ctid, i.taken_at, i.job_id from forebay.unique_key i
-          where i.taken_at < v_before
-            and (i.taken_at, i.job_id) > (coalesce((p_after::jsonb ->> 0)::timestamptz, '-infinity'), coalesce((p_after::jsonb ->> 1)::bigint, 0))
-          order by i.taken_at, i.job_id limit p_most) u;
+    select array_agg(u.ctid), max(u.at), (array_agg(u.job_id order by u.at desc, u.job_id desc))[1] into v_ctids, v_at, v_job
+    from (select i.ctid, coalesce(i.free_at, i.taken_at) as at, i.job_id from forebay.unique_key i
+          where coalesce(i.free_at, i.taken_at) < v_before
+            and (coalesce(i.free_at, i.taken_at), i.job_id) > (coalesce((p_after::jsonb ->> 0)::timestamptz, '-infinity'), coalesce((p_after::jsonb ->> 1)::bigint, 0))
+          order by coalesce(i.free_at, i.taken_at), i.job_id limit p_most) u;
     for v_key in select u.* from forebay.unique_key u where u.ctid = any (v_ctids) for update skip locked loop
         if exists (select from forebay.unique_key u
                    where u.queue = v_key.queue and u.mode = v_key.mode and u.key = v_key.key and u.gen > v_key.gen) then
@@ -15736,7 +15763,7 @@ begin
                 where u.queue = v_key.queue and u.mode = v_key.mode and u.key = v_key.key
                   and u.gen > v_key.gen and u.origin <= v_key.gen);
         else
-            continue when v_key.free_at > forebay._now() or forebay._key_state(v_key) <> 'ended';
+            continue when forebay._key_state(v_key) <> 'ended';
         end if;
         delete from forebay.unique_key u
         where u.queue = v_key.queue and u.mode = v_key.mode and u.key = v_key.key and u.gen = v_key.gen;

@@ -24,7 +24,8 @@ create table forebay.unique_key (
     primary key (queue, mode, key, gen)
 );
 create index unique_key_by_job on forebay.unique_key (job_id) where mode = 'c';
-create index unique_key_by_time on forebay.unique_key (taken_at, job_id);
+-- For maintenance: a key of a long period is not looked at before its end.
+create index unique_key_by_time on forebay.unique_key (coalesce(free_at, taken_at), job_id);
 
 comment on table forebay.unique_key is 'Unique keys: a row for each generation of a key, with its job.';
 

@@ -1,4 +1,4 @@
--- Delete generations that are no longer needed: older than a day, and superseded or ended.
+-- Delete generations that are no longer needed: superseded or ended, and older than a day; those of a throttle a day after their period.
 --
 -- The newest of a key is deleted only when no transaction has it locked: see forebay._enqueue_unique().
 create function forebay._trim_unique_keys(p_after text, p_most integer, out rows bigint, out next text)
@@ -12,11 +12,11 @@ declare
     v_job   bigint;
 begin
     rows := 0;
-    select array_agg(u.ctid), max(u.taken_at), (array_agg(u.job_id order by u.taken_at desc, u.job_id desc))[1] into v_ctids, v_at, v_job
-    from (select i.ctid, i.taken_at, i.job_id from forebay.unique_key i
-          where i.taken_at < v_before
-            and (i.taken_at, i.job_id) > (coalesce((p_after::jsonb ->> 0)::timestamptz, '-infinity'), coalesce((p_after::jsonb ->> 1)::bigint, 0))
-          order by i.taken_at, i.job_id limit p_most) u;
+    select array_agg(u.ctid), max(u.at), (array_agg(u.job_id order by u.at desc, u.job_id desc))[1] into v_ctids, v_at, v_job
+    from (select i.ctid, coalesce(i.free_at, i.taken_at) as at, i.job_id from forebay.unique_key i
+          where coalesce(i.free_at, i.taken_at) < v_before
+            and (coalesce(i.free_at, i.taken_at), i.job_id) > (coalesce((p_after::jsonb ->> 0)::timestamptz, '-infinity'), coalesce((p_after::jsonb ->> 1)::bigint, 0))
+          order by coalesce(i.free_at, i.taken_at), i.job_id limit p_most) u;
     for v_key in select u.* from forebay.unique_key u where u.ctid = any (v_ctids) for update skip locked loop
         if exists (select from forebay.unique_key u
                    where u.queue = v_key.queue and u.mode = v_key.mode and u.key = v_key.key and u.gen > v_key.gen) then
@@ -25,7 +25,7 @@ begin
                 where u.queue = v_key.queue and u.mode = v_key.mode and u.key = v_key.key
                   and u.gen > v_key.gen and u.origin <= v_key.gen);
         else
-            continue when v_key.free_at > forebay._now() or forebay._key_state(v_key) <> 'ended';
+            continue when forebay._key_state(v_key) <> 'ended';
         end if;
         delete from forebay.unique_key u
         where u.queue = v_key.queue and u.mode = v_key.mode and u.key = v_key.key and u.gen = v_key.gen;
