@@ -46,7 +46,7 @@ def apply(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Apply the queues that an application declares: limits, shards, how long dead letters are kept, consumer groups.
+    """Apply the queues of an application: limits, shards, retention, groups.
 
     The command is safe to repeat. What was changed by hand since it was applied is kept and shown.
     """  # fmt: skip
