@@ -49,7 +49,7 @@ def apply(
     """Apply the queues of an application: limits, shards, retention, groups.
 
     The command is safe to repeat. What was changed by hand since it was applied is kept and shown.
-    """  # fmt: skip
+    """
     found, _ = load_app(app, app_dir)
     found._internals.use(dsn=dsn)
     dry_run = dry_run or check

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from forebay.ops.dead import Reason
 
 commands = Commands(
-    help="Dead letters: list, show, groups, summary, redrive, skip, keep, purge, mute, unmute."
+    help="Dead letters: list, show, redrive, skip, keep, purge, mute and more."
 )
 
 ReasonOption = Annotated[
