@@ -10,8 +10,6 @@ pytest_plugins = [
     "tests.support.fix_db",
     "tests.support.fix_groonga",
     "tests.support.fix_sinks",
-    "tests.support.fix_nats",
-    "tests.support.fix_rabbitmq",
     "tests.support.fix_hostile",
     "tests.support.fix_log",
     "tests.support.fix_loop",

@@ -81,6 +81,26 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    sink: Annotated[
+        str | None,
+        typer.Option(
+            "--sink",
+            metavar="NAME",
+            help="Sink for the scenario sinks: redis, rabbitmq, nats, kafka or forebay. Default: all whose servers"
+            " can be started.",
+            show_default=False,
+        ),
+    ] = None,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            "--server",
+            metavar="HOST:PORT",
+            help="With --sink: a running server instead of one that is started for this run. A stream, queue or"
+            " topic is created there and deleted at the end.",
+            show_default=False,
+        ),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -118,6 +138,7 @@ def bench(
         )
     if dsn is not None and pg_bin is not None:
         raise ConfigError("--pg-bin", "starts a server, and --dsn names another one")
+    _check_sink(scenario, sink, server)
     if plot is not None:
         _require_plots(plot)
     options = Options(
@@ -127,6 +148,8 @@ def bench(
         compare=None if compare is None else _names(compare),
         mix=mix,
         holder=holder,
+        sink=sink,
+        server=server,
     )
     with ended_in_order(), _progress(console(stderr=True)) as progress:
         report, facts = run_scenario(scenario, options, dsn=dsn, pg_bin=pg_bin, progress=progress)
@@ -163,6 +186,27 @@ def _progress(err: Console) -> Iterator[Callable[[str], None]]:
         return
     with err.status("starting the server") as status:
         yield status.update
+
+
+def _check_sink(scenario: str, sink: str | None, server: str | None) -> None:
+    from forebay_bench.scenarios.sinks import SINKS  # noqa: PLC0415 - the other commands do not need it
+
+    for option, value in (("--sink", sink), ("--server", server)):
+        if value is not None and scenario != "sinks":
+            raise ConfigError(option, "is an option of the scenario sinks")
+    if sink is not None and sink not in SINKS:
+        raise ConfigError("--sink", f"is {shown(sink)}", hint=f"One of: {', '.join(SINKS)}.")
+    if server is None:
+        return
+    if sink is None or sink == "forebay":
+        raise ConfigError(
+            "--server",
+            "is for a single broker",
+            hint="Name it with --sink. The sink forebay uses a second database of the server of --dsn.",
+        )
+    host, _, port = server.rpartition(":")
+    if not (host and server.isprintable() and port.isdecimal()):
+        raise ConfigError("--server", f"is {shown(server)}, not HOST:PORT")
 
 
 def _require_plots(plot: Path) -> None:

@@ -28,6 +28,7 @@ SCENARIOS: Final = {
     "bulk": "a million jobs at once, beside COPY and INSERT ... SELECT into a plain table",
     "backfill": "a job for each row of a table, beside the bare INSERT ... SELECT, alone and under load",
     "drain": "a full queue emptied by one worker process, by kind of handler",
+    "sinks": "a full queue sent to a broker by one drain process, beside the plain client of the broker",
     "mixed": "producers and a worker at the same time",
     "latency": "from the commit to the handler's start",
     "large": "jobs of a megabyte: the worker's memory, and the wait of small jobs of another queue",
@@ -62,6 +63,10 @@ class Options:
     """Which mix of jobs, where a scenario has several; None: the scenario's choice."""
     holder: str | None = None
     """What holds the snapshot, where a scenario has several; None: the scenario's choice."""
+    sink: str | None = None
+    """Which sink, for the scenario sinks; None: all whose servers can be started."""
+    server: str | None = None
+    """host:port of a running server for that sink; None starts one for this run."""
 
 
 def run_scenario(
