@@ -310,11 +310,11 @@ def _name(answer: Answer) -> str:
 
 
 def _check_answers(answers: Sequence[Any]) -> None:
-    """Refuse what is no answer: a defect of the sink must use no attempt of a message.
+    """Refuse something else: a defect of the sink must use no attempt of a message.
 
     Raises:
         TypeError: an answer is of another type.
-        ValueError: a time to wait is no number of seconds.
+        ValueError: a time to wait is refused.
     """
     kinds = tuple(_NAMES)
     for answer in answers:
