@@ -310,7 +310,7 @@ def _name(answer: Answer) -> str:
 
 
 def _check_answers(answers: Sequence[Any]) -> None:
-    """Refuse something else: a defect of the sink must use no attempt of a message.
+    """Refuse other values: a defect of the sink must use no attempt of a message.
 
     Raises:
         TypeError: an answer is of another type.
