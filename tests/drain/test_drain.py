@@ -32,6 +32,8 @@ async def test_committed_jobs_of_all_kinds_are_sent_and_done(app, database, conn
     enqueue(conn, 1, queue="other")
     async with draining(drain, database) as worker:
         await wait_for_async(lambda: worker.stats.done == 4)
+        (listed,) = forebay.Client(database).workers()
+        assert (listed.app, listed.queues) == ("drain orders to list (list)", ["orders"])
     assert bodies(sink) == [b'{"n":0}', b'{"n":1}', b'{"n":2}', b'{"n":0}']
     first = sink.messages[0]
     assert [message.kind for message in sink.messages] == ["order.created"] * 3 + ["order.paid"]
@@ -64,6 +66,7 @@ async def test_a_rejected_message_is_a_dead_letter_and_holds_up_nobody(app, data
     enqueue(conn, 3)
     async with draining(drain, database) as worker:
         await wait_for_async(lambda: (worker.stats.done, worker.stats.dead) == (2, 1))
+        await wait_for_async(forebay.Client(database).dead_letters)
     (letter,) = forebay.Client(database).dead_letters()
     assert letter.reason == "permanent"
     assert answer.reason in letter.errors[-1].message
@@ -93,6 +96,29 @@ async def test_while_the_sink_is_away_no_attempt_is_used_and_little_is_claimed(a
     assert {message.attempt for message in sink.messages} == {1}
     assert claimed <= 600
     assert forebay.Client(database).dead_letters() == []
+
+
+async def test_a_message_that_the_sink_cannot_take_now_holds_up_no_other(app, database, conn):
+    is_missing = True
+
+    def missing(message):
+        is_bad = message.kind == "moved" and is_missing
+        return SinkUnavailable("the topic is missing") if is_bad else None
+
+    sink = ListSink(missing)
+    drain = Drain(app, "orders", sink=sink, queue="orders")
+    enqueue(
+        conn, 1, kind="moved"
+    )  # It is alone first, and each trial, unless it waits behind others.
+    async with draining(drain, database) as worker:
+        await wait_for_async(lambda: worker.stats.released == 1)
+        enqueue(conn, 50)
+        await wait_for_async(lambda: worker.stats.done == 50)
+        await wait_for_async(lambda: worker.health.read().is_ready)
+        is_missing = False
+        await wait_for_async(lambda: worker.stats.done == 51)
+    assert worker.stats.retried == worker.stats.dead == 0
+    assert {message.attempt for message in sink.messages} == {1}
 
 
 async def test_a_sink_that_cannot_start_is_tried_again(app, database, conn):
@@ -190,6 +216,33 @@ async def test_several_drains_send_the_same_jobs_and_wait_for_none(app, database
     assert quick.messages[0].id != slow.messages[0].id
 
 
+@pytest.mark.parametrize("on_dead", ["hold", "skip"])
+async def test_a_rejected_message_holds_its_key_if_wanted_and_is_redriven_in_its_place(
+    app, database, conn, on_dead
+):
+    rejects = True
+    sink = ListSink(
+        lambda message: Rejected("no") if rejects and message.body == b'{"n":1}' else None
+    )
+    drain = Drain(app, "orders", sink=sink, queue="orders", on_dead=on_dead)
+    enqueue(conn, 4, keys=1)
+    client = forebay.Client(database)
+    async with draining(drain, database) as worker:
+        await wait_for_async(client.dead_letters)
+        if on_dead == "skip":
+            await wait_for_async(lambda: worker.stats.done == 3)
+        rejects = False
+        (letter,) = client.dead_letters()
+        assert letter.holds_key == (on_dead == "hold")
+        client.redrive(letter.dead_id)
+        await wait_for_async(lambda: worker.stats.done == 4)
+    accepted = [0, 1, 2, 3] if on_dead == "hold" else [0, 2, 3, 1]
+    refused_once = [0, 1, *accepted[1:]]
+    assert bodies(sink) == [b'{"n":%d}' % number for number in refused_once]
+    ids = [message.id for message in sink.messages if message.body == b'{"n":1}']
+    assert ids[0] != ids[1]
+
+
 # --- a real server, and lies ---
 
 
@@ -206,12 +259,13 @@ def entries(client, name):
 
 @pytest.mark.parametrize("lie", ["reset", "half", "refuse", "late", "twice"])
 async def test_whatever_the_sink_does_all_arrive_and_each_key_in_order(
-    app, database, conn, stream, lie
+    app, database, conn, stream, lie, monkeypatch
 ):
     client, sink, name = stream
     lying = LyingSink(sink, {lie: 0.2 if lie != "refuse" else 0.02})
     drain = Drain(app, "orders", sink=lying, queue="orders", batch_size=20)
     drain.delivery._breaker._first = drain.delivery._breaker._seconds = 0.01
+    monkeypatch.setattr("forebay.drain._delivery._SNOOZE_SECONDS", 0.05)
     enqueue(conn, 200, keys=20)
     async with draining(drain, database) as worker:
         await wait_for_async(lambda: worker.stats.done == 200)

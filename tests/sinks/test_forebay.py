@@ -10,7 +10,7 @@ import pytest
 
 import forebay
 from forebay.config import WorkerSettings
-from forebay.drain import Drain, worker_of
+from forebay.drain import Drain
 from forebay.errors import ConfigError, SinkUnavailable
 from forebay.sinks import Accepted, Rejected, Sent, Sink, make_sink
 from forebay.sinks.forebay import ForebayDatabase
@@ -154,7 +154,7 @@ def test_jobs_of_committed_transactions_become_jobs_there(database, conn):
 
     async def run():
         with anyio.fail_after(30):
-            await worker_of(drain, database, WorkerSettings(**FAST)).run(until_idle=True)
+            await drain.worker(database, WorkerSettings(**FAST)).run(until_idle=True)
 
     asyncio.run(run())
     rows = conn.execute(

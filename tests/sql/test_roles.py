@@ -106,7 +106,7 @@ def allowed_calls(conn) -> dict[str, set[str]]:
 
 
 def test_a_producer_enqueues_and_nothing_else(database, conn):
-    """Eight functions, those of backfills, and not one table, sequence or column."""
+    """Nine functions, those of backfills, and not one table, sequence or column."""
     calls = {
         "enqueue",
         "enqueue_each",
@@ -116,6 +116,7 @@ def test_a_producer_enqueues_and_nothing_else(database, conn):
         "queue_known",
         "queue_of",
         "record_direct",
+        "throttled",
     }
     allowed = allowed_calls(conn)["forebay_producer"]
     assert {name for name in allowed if not name.startswith("backfill")} == calls

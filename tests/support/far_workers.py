@@ -16,12 +16,12 @@ import redis
 
 import forebay
 from forebay.config import WorkerSettings
-from forebay.drain import Drain, worker_of
+from forebay.drain import Drain
 from forebay.errors import SinkUnavailable
 from forebay.sinks import Accepted, Sink
 from forebay.testing import make_message
 from tests.support.tcp_proxy import TcpProxy
-from tests.support.waiting import wait_for
+from tests.support.waiting import wait_for, wait_for_async
 from tests.support.worker_process import FAST, ROOT
 
 _TASKS = Path(__file__).parent / "far_tasks"
@@ -93,7 +93,7 @@ def _enqueue(conn: psycopg.Connection, kind, args):
 
 async def _drained(drain, database):
     with anyio.fail_after(60):
-        await worker_of(drain, database, WorkerSettings(**FAST)).run(until_idle=True)
+        await drain.worker(database, WorkerSettings(**FAST)).run(until_idle=True)
 
 
 class _running:  # noqa: N801  # a context manager
@@ -173,6 +173,8 @@ class BehindAProxy:
                         async with asyncio.timeout(0.3):
                             await sink.send([make_message(1)])
                     await sink.close()
+                    # The thread of the call ends, although the server never answers.
+                    await wait_for_async(lambda: not _threads(), 10, lambda: "\n".join(_threads()))
                     with pytest.raises((TimeoutError, SinkUnavailable)):
                         async with asyncio.timeout(0.3):
                             await sink.open()

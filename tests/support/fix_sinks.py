@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from forebay_bench import _servers
+from tests.support.http_endpoint import HttpEndpoint
 
 if TYPE_CHECKING:
     from forebay_bench._servers import RabbitServer
@@ -64,6 +65,13 @@ def sqs_server() -> Iterator[str]:
     host, port = server.get_host_and_port()
     yield f"{host}:{port}"
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def http_endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HttpEndpoint]:
+    """HTTP servers that answer as a test wants."""
+    with HttpEndpoint(tmp_path_factory.mktemp("http")) as endpoint:
+        yield endpoint
 
 
 @contextmanager

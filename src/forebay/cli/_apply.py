@@ -46,10 +46,10 @@ def apply(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Apply the queues that an application declares: limits, shards, how long dead letters are kept, consumer groups.
+    """Apply the queues of an application: limits, shards, retention, groups.
 
     The command is safe to repeat. What was changed by hand since it was applied is kept and shown.
-    """  # fmt: skip
+    """
     found, _ = load_app(app, app_dir)
     found._internals.use(dsn=dsn)
     dry_run = dry_run or check

@@ -42,9 +42,7 @@ if TYPE_CHECKING:
     from forebay.model.status import DeadLetter
     from forebay.ops.dead import Reason
 
-commands = Commands(
-    help="Dead letters: list, show, groups, summary, redrive, skip, keep, purge, mute, unmute."
-)
+commands = Commands(help="Dead letters: list, show, redrive, skip, keep, purge, mute and more.")
 
 ReasonOption = Annotated[
     str | None,

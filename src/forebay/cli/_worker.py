@@ -63,8 +63,6 @@ def worker(
 ) -> None:
     """Run the jobs of an application, and its drains.
 
-    With --queue or --group it runs no drains: see `forebay drain`.
-
     On SIGTERM or Ctrl-C it waits up to grace_seconds (30) for running jobs and releases the rest without using
     an attempt. A second signal stops it at once.
     """

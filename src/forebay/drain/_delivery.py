@@ -8,6 +8,7 @@ After a crash at any point the jobs are sent again under the same ids.
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.errors import SinkUnavailable
-from forebay.model import Dead, Retry
+from forebay.model import Dead, Retry, Snooze
 from forebay.model.outcome import Endings, Release
 from forebay.model.text import logger
 from forebay.policy.breaker import Breaker
@@ -41,6 +42,13 @@ log = logger("forebay.drain")
 #: The pause after the first failed call, and the longest one.
 _PAUSE_SECONDS: Final = 0.25
 _PAUSE_SECONDS_MAX: Final = 15.0
+
+#: How long a message waits that the sink cannot take now while it takes others, as one for a missing topic.
+_SNOOZE_SECONDS: Final = 5.0
+
+#: How much longer than the pause a released message waits: the next trial is another message, if there is one. A message that
+#: can never be sent would else be each trial.
+_BEHIND_SECONDS: Final = 0.5
 
 #: How often a message that was accepted and is missing is sent again before the sink counts as unavailable.
 _LOSSES_MAX: Final = 5
@@ -213,10 +221,15 @@ class Delivery:
         except Exception as error:
             return [await self._fail(error)] * len(messages)
         unavailable = next((one for one in answers if isinstance(one, SinkUnavailable)), None)
-        if unavailable is not None:
+        if unavailable is None:
+            self._succeed()
+        elif all(isinstance(one, SinkUnavailable) for one in answers):
             await self._fail(unavailable)
         else:
             self._succeed()
+            if str(unavailable) != self._problem:
+                log.warning("drain %s: some messages wait: %s", self._name, unavailable)
+            self._problem = str(unavailable)
         return answers
 
     async def _open(self) -> None:
@@ -233,7 +246,8 @@ class Delivery:
             log.info(
                 "drain %s: %s answers again after %.1f s", self._name, self._sink.place, seconds
             )
-        self._failed_since = self._problem = None
+            self._problem = None
+        self._failed_since = None
 
     async def _fail(self, error: Exception) -> SinkUnavailable:
         """Close the sink for some time; return the answer for messages whose fate is unknown."""
@@ -269,7 +283,9 @@ class Delivery:
             case Rejected(reason) | EndpointGone(reason):
                 return Dead(reason)
             case SinkUnavailable():
-                return Release()
+                if self._breaker.is_closed:
+                    return Snooze(_SNOOZE_SECONDS * random.uniform(0.5, 1.5), reason=str(answer))
+                return Release(self._breaker.wait_seconds + _BEHIND_SECONDS)
 
 
 #: The counters of the answers.

@@ -161,6 +161,7 @@ class Drain:
             group=self.group,
             intake=self.delivery,
             answers_probes=answers_probes,
+            title=f"drain {self.name} to {self.sink.place} ({self.sink.type})",
         )
 
     # --- what a worker needs ---

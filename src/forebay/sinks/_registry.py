@@ -22,6 +22,7 @@ _OWN: Final = {
     "celery": "forebay.sinks.celery:Celery",
     "dramatiq": "forebay.sinks.dramatiq:Dramatiq",
     "forebay": "forebay.sinks.forebay:ForebayDatabase",
+    "http": "forebay.sinks.http:Http",
     "kafka": "forebay.sinks.kafka:Kafka",
     "nats": "forebay.sinks.nats:JetStream",
     "rabbitmq": "forebay.sinks.rabbitmq:RabbitMQ",

@@ -70,7 +70,7 @@ class ThreadedSink(Sink):
             return []
         closings = self._closings
         client = self._idle.pop() if self._idle else await self._connected()
-        answers = await self._in_thread(
+        answers: list[Answer] = await self._in_thread(
             lambda: (client, self._guarded(lambda: self._deliver(client, messages))), client
         )
         if any(isinstance(answer, SinkUnavailable) for answer in answers):

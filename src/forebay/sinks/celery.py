@@ -40,9 +40,12 @@ _SAME_TRANSPORT: Final = {"rediss": "redis", "amqps": "amqp", "pyamqp": "amqp"}
 
 #: Headers of Celery's protocol. A header of a job must not replace one.
 _OF_CELERY: Final = frozenset(
-    "argsrepr compression eta expires group group_index headers id ignore_result kwargsrepr lang method origin parent_id properties"
-    " replaced_task_nesting retries root_id shadow stack stamped_headers stamps task timelimit".split()
-)
+    {
+        "argsrepr", "compression", "eta", "expires", "group", "group_index", "headers", "id", "ignore_result", "kwargsrepr", "lang",
+        "method", "origin", "parent_id", "properties", "replaced_task_nesting", "retries", "root_id", "shadow", "stack",
+        "stamped_headers", "stamps", "task", "timelimit",
+    }
+)  # fmt: skip
 _RENAMED: Final = "forebay-header-"
 
 
@@ -85,8 +88,9 @@ class Celery(ThreadedSink):
         if app is not None and not isinstance(app, celery.Celery):
             raise ConfigError(f"sink {self.type}: app", f"is {shown(app)}, not a Celery app")
         if url is not None:
-            scheme, has_one, _ = url.partition("://") if isinstance(url, str) else ("", "", "")
-            checked_url(self.type, url, scheme if has_one else "redis")
+            given: object = url
+            scheme, has_one, _ = given.partition("://") if isinstance(given, str) else ("", "", "")
+            checked_url(self.type, given, scheme if has_one else "redis")
         self._queue = None if queue is None else checked_queue(self.type, queue)
         self._tasks = checked_tasks(self.type, tasks)
         self._connect_seconds = checked_number(
@@ -152,7 +156,7 @@ class Celery(ThreadedSink):
         return self._unavailable(error) if modules & {"amqp", "redis"} else None
 
     def _deliver(self, client: Any, messages: Sequence[Message]) -> list[Answer]:
-        connection, producer = client
+        _, producer = client
         if getattr(producer, "supports_batch_publish", False):
             with producer.batch(max_size=len(messages) + 1):
                 for message in messages:

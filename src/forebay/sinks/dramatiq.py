@@ -5,7 +5,6 @@ Needs the extra ``dramatiq``. What the broker acknowledged it can lose: see the 
 
 from __future__ import annotations
 
-import contextlib
 import re
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -113,11 +112,13 @@ class Dramatiq(ThreadedSink):
     def _connect_rabbitmq(self) -> Any:
         broker = self._rabbitmq_broker.RabbitmqBroker(
             url=self._url,
-            # Without it RabbitMQ drops a message that has no queue, and tells nobody.
+            # Without it RabbitMQ silently drops a message that has no queue.
             confirm_delivery=True,
             max_priority=self._max_priority,
             middleware=[],
         )
+        if broker.parameters.heartbeat is None:
+            broker.parameters.heartbeat = round(ANSWER_SECONDS / 2)
         broker.parameters.socket_timeout = self._connect_seconds
         broker.parameters.stack_timeout = self._connect_seconds
         broker.parameters.blocked_connection_timeout = ANSWER_SECONDS

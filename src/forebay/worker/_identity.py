@@ -20,20 +20,20 @@ _TEXT_MAX: Final = 200
 
 def identity(
     settings: WorkerSettings,
-    *,
     location: tuple[str, str, bool] | None,
     group: str,
     queues: Iterable[str],
+    title: str | None = None,
 ) -> Callable[[], dict[str, Any]]:
-    """Return a function that describes this process; its age counts from now."""
+    """Return a function that describes this process; its age counts from now. The title stands where the app has its name."""
     began = time.monotonic()
-    app = None if location is None else f"{location[0]}:{location[1]}"
+    app = title if location is None else f"{location[0]}:{location[1]}"
     described = {
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "group": group,
         "queues": list(queues)[:_QUEUES_MAX],
-        "app": app and app[-_TEXT_MAX:],
+        "app": app and (app[:_TEXT_MAX] if location is None else app[-_TEXT_MAX:]),
         "app_version": settings.app_version and settings.app_version[:_TEXT_MAX],
         "version": _version(),
         "concurrency": settings.concurrency,

@@ -84,6 +84,7 @@ class Worker:
         on_attempt: called with the end of each attempt, on the event loop; for tests.
         intake: bounds the claims; None: only the free slots do.
         answers_probes: whether it answers probes; False if the caller does so for several workers.
+        title: what `forebay workers list` shows instead of the location of the app; None for the location.
 
     Raises:
         ConfigError: no queue to serve.
@@ -101,6 +102,7 @@ class Worker:
         on_attempt: Callable[[AttemptEnded], None] | None = None,
         intake: Intake | None = None,
         answers_probes: bool = True,
+        title: str | None = None,
     ) -> None:
         self._app = app
         self._dsn = dsn
@@ -116,9 +118,7 @@ class Worker:
         self._group = group
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._location = location or app.location()
-        self._describe = identity(
-            self._settings, location=self._location, group=group, queues=self._weights
-        )
+        self._describe = identity(self._settings, self._location, group, self._weights, title)
         self._on_attempt = on_attempt
         self._intake = intake
         self._answers_probes = answers_probes

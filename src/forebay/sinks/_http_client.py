@@ -1,0 +1,242 @@
+"""Requests of an HTTP sink, with aiohttp, which is an extra: import this module after a check that it is there.
+
+The client of mirrors trusts the server of its configuration. This one does not trust the endpoint: it connects to checked addresses
+only, reads a bounded part of an answer, unpacks nothing and follows nothing.
+"""
+
+from __future__ import annotations
+
+import io
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import aiohttp
+import aiohttp.abc
+import yarl
+
+from forebay.sinks._destination import Destinations, Endpoint
+
+if TYPE_CHECKING:
+    from aiohttp.client_reqrep import ClientRequest
+    from aiohttp.connector import Connection
+    from aiohttp.tracing import Trace
+
+#: Below the time after which usual servers close an idle connection: a request on a connection that is being closed would fail.
+_IDLE_SECONDS: Final = 4.0
+
+#: aiohttp warns about larger bodies that are not files.
+_BODY_BYTES_PLAIN: Final = 500_000
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """The answer of an endpoint.
+
+    Attributes:
+        status: of HTTP.
+        retry_after: the header Retry-After.
+        body: the beginning of the body.
+    """
+
+    status: int
+    retry_after: str | None
+    body: bytes
+
+
+class NoAnswer(Exception):  # noqa: N818 - says what happened
+    """There was no complete answer. The message is a reason that reveals no address."""
+
+
+class SessionClosed(Exception):  # noqa: N818 - says what happened
+    """The sink was closed during the request."""
+
+
+class Session:
+    """Connections to an endpoint.
+
+    Args:
+        endpoint: where to.
+        method: of HTTP.
+        destinations: which addresses may be called.
+        tls: for https; None for the usual checks.
+        proxy: its address, with a user and a password perhaps; None: none. A proxy resolves names itself: it must guard addresses.
+        connections: the most connections.
+        connect_seconds: how long the look-up, the connection and the TLS handshake may take.
+        total_seconds: how long a request and its answer may take.
+        body_bytes_max: how much of an answer is read.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        *,
+        method: str,
+        destinations: Destinations,
+        tls: ssl.SSLContext | None,
+        proxy: str | None,
+        connections: int,
+        connect_seconds: float,
+        total_seconds: float,
+        body_bytes_max: int,
+    ) -> None:
+        self._endpoint = endpoint
+        self._method = method
+        self._destinations = destinations
+        self._proxy = proxy
+        self._connect_seconds = connect_seconds
+        self._total_seconds = total_seconds
+        self._body_bytes_max = body_bytes_max
+        self._is_closed = False
+        self._url = yarl.URL(_address(endpoint), encoded=True)
+        self._client = aiohttp.ClientSession(
+            connector=_GuardedConnector(
+                None if proxy else destinations,
+                ssl=True if tls is None else tls,
+                limit=connections,
+                keepalive_timeout=_IDLE_SECONDS,
+            ),
+            timeout=aiohttp.ClientTimeout(total=total_seconds, connect=connect_seconds),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            read_bufsize=16_384,
+            trust_env=False,
+        )
+
+    async def close(self) -> None:
+        """Close the connections; requests under way end with ``SessionClosed``."""
+        self._is_closed = True
+        await self._client.close()
+
+    async def send(self, headers: Mapping[str, str], body: bytes) -> Response:
+        """Send a request and return the answer, whatever its status.
+
+        Raises:
+            BlockedAddress: the endpoint may not be called; nothing was sent.
+            NoAnswer: there was no connection, or no complete answer in time.
+            SessionClosed: ``close`` was called during the request.
+        """
+        if self._is_closed:
+            raise SessionClosed
+        self._destinations.check_endpoint(self._endpoint)
+        try:
+            async with self._client.request(
+                self._method,
+                self._url,
+                data=_payload(body),
+                headers={"accept-encoding": "identity", "user-agent": "forebay", **headers},
+                skip_auto_headers=("content-type",),
+                allow_redirects=False,
+                proxy=self._proxy,
+            ) as answer:
+                return Response(
+                    answer.status, answer.headers.get("Retry-After"), await self._body(answer)
+                )
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            if self._is_closed:
+                raise SessionClosed from None
+            raise NoAnswer(self._reason(error)) from None
+
+    async def _body(self, answer: aiohttp.ClientResponse) -> bytes:
+        """Read the body, up to the limit. The connection of a longer answer is closed when the request ends."""
+        body = bytearray()
+        async for part in answer.content.iter_any():
+            body += part[: self._body_bytes_max - len(body)]
+            if len(body) >= self._body_bytes_max:
+                break
+        return bytes(body)
+
+    def _reason(self, error: Exception) -> str:
+        match error:
+            case aiohttp.ConnectionTimeoutError():
+                return f"no connection within {self._connect_seconds:g} s"
+            case TimeoutError():
+                return f"no complete answer within {self._total_seconds:g} s"
+            case aiohttp.ClientConnectorDNSError():
+                return "the name cannot be resolved"
+            case aiohttp.ClientConnectorCertificateError():
+                return "the TLS certificate is not valid"
+            case aiohttp.ClientSSLError():
+                return "the TLS handshake failed"
+            case aiohttp.ClientHttpProxyError():
+                return f"the proxy answered {error.status}"
+            case aiohttp.ClientProxyConnectionError():
+                return "no connection to the proxy"
+            case aiohttp.ClientConnectorError():
+                return f"no connection: {type(error.os_error).__name__}"
+            case aiohttp.ClientPayloadError():
+                return "the connection ended before the answer was complete"
+            case aiohttp.ClientResponseError():
+                return "the answer is not HTTP"
+            case aiohttp.ServerDisconnectedError() | aiohttp.ClientOSError():
+                return "the connection ended before an answer"
+            case _:
+                return f"the request failed: {type(error).__name__}"
+
+
+class _GuardedConnector(aiohttp.TCPConnector):
+    """Connects to checked addresses only: before the connection, and once more by the address of the peer.
+
+    Without destinations it connects to a proxy, which the operator chose.
+    """
+
+    def __init__(self, destinations: Destinations | None, **options: Any) -> None:
+        if destinations is not None:
+            options |= {"resolver": _GuardedResolver(destinations), "use_dns_cache": False}
+        super().__init__(**options)
+        self._destinations = destinations
+
+    async def connect(
+        self,
+        req: ClientRequest,
+        traces: list[Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109
+    ) -> Connection:
+        connection = await super().connect(req, traces, timeout)
+        if self._destinations is not None:
+            try:
+                transport = connection.transport
+                peer = transport.get_extra_info("peername") if transport is not None else None
+                if peer is None:
+                    raise aiohttp.ServerDisconnectedError
+                self._destinations.check(req.url.raw_host or "", peer[0], peer[1])
+            except BaseException:
+                connection.close()
+                raise
+        return connection
+
+
+class _GuardedResolver(aiohttp.abc.AbstractResolver):
+    def __init__(self, destinations: Destinations) -> None:
+        self._destinations = destinations
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[aiohttp.abc.ResolveResult]:
+        del family
+        return [
+            {
+                "hostname": host,
+                "host": address,
+                "port": port,
+                "family": socket.AF_INET6 if ":" in address else socket.AF_INET,
+                "proto": socket.IPPROTO_TCP,
+                "flags": socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            }
+            for address in await self._destinations.resolve(host, port)
+        ]
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def _address(endpoint: Endpoint) -> str:
+    return f"{endpoint.place}{endpoint.target}"
+
+
+def _payload(body: bytes) -> bytes | io.BytesIO | None:
+    if not body:
+        return None
+    return body if len(body) <= _BODY_BYTES_PLAIN else io.BytesIO(body)
