@@ -170,15 +170,15 @@ def _measured(
     rounds: int,
 ) -> Found:
     target = SINKS[name]
-    far_name = f"forebay-bench-{secrets.token_hex(3)}"
+    place_name = f"forebay-bench-{secrets.token_hex(3)}"
     with ExitStack() as stack:
         address = server or stack.enter_context(_server(place, name))
         dsn = stack.enter_context(place.database("sinks"))
         conn = stack.enter_context(psycopg.connect(dsn, autocommit=True))
-        config = json.dumps(target.config(address, far_name))
+        config = json.dumps(target.config(address, place_name))
         # The plain client makes the place to which both send.
         (bare,) = stack.enter_context(
-            scripts("forebay_bench._sending", ["plain", name, address, far_name])
+            scripts("forebay_bench._sending", ["plain", name, address, place_name])
         )
         (ours,) = stack.enter_context(
             scripts("forebay_bench._sending", ["drain", dsn, target.sink, config])
