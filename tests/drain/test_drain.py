@@ -7,10 +7,11 @@ import redis
 
 import forebay
 from forebay.drain import Drain
+from forebay.drain._delivery import Delivery
 from forebay.errors import ConfigError, SinkUnavailable
 from forebay.sinks import EndpointGone, Rejected, TryLater
 from forebay.sinks.redis import RedisList, RedisStream
-from forebay.testing import LyingSink
+from forebay.testing import LyingSink, make_message
 from tests.support.drains import ListSink, draining, enqueue
 from tests.support.waiting import wait_for_async
 
@@ -152,6 +153,34 @@ async def test_a_defect_of_a_sink_uses_no_attempt_either(app, database, conn, ca
         await wait_for_async(lambda: worker.stats.done == 2)
     assert "a defect" in caplog.text
     assert {message.attempt for message in sink.messages} == {1}
+
+
+@pytest.mark.parametrize("answer", ["yes", True, TryLater("busy", after=-1.0)])
+async def test_what_is_no_answer_is_a_defect_of_the_sink(app, database, conn, caplog, answer):
+    answers = iter([answer])
+    sink = ListSink(lambda message: next(answers, None))
+    drain = Drain(app, "orders", sink=sink, queue="orders")
+    enqueue(conn, 1)
+    async with draining(drain, database) as worker:
+        await wait_for_async(lambda: worker.stats.done == 1)
+    assert worker.stats.retried == worker.stats.dead == 0
+    assert "orders" in caplog.text
+
+
+async def test_a_drain_without_messages_is_ready_after_an_outage():
+    now = [100.0]
+    sink = ListSink(lambda message: SinkUnavailable("away"))
+    delivery = Delivery(
+        "orders", sink, batch_size=1, batch_bytes=1, call_seconds=1, verify_seconds=None,
+        clock=lambda: now[0],
+    )  # fmt: skip
+    await delivery._send([make_message(1)])
+    assert "unavailable for 0 s" in delivery.problem()
+    now[0] += 4
+    assert "unavailable for 4 s" in delivery.problem()
+    now[0] += 3
+    assert delivery.problem() is None
+    assert delivery.rows_max() == 1
 
 
 async def test_a_sink_that_hangs_is_left_after_the_timeout(app, database, conn):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import SinkUnavailable
+from forebay.errors import SinkUnavailable, shown
 from forebay.model import Dead, Retry, Snooze
 from forebay.model.outcome import Endings, Release
 from forebay.model.text import logger
@@ -49,6 +49,9 @@ _SNOOZE_SECONDS: Final = 5.0
 #: How much longer than the pause a released message waits: the next trial is another message, if there is one. A message that
 #: can never be sent would else be each trial.
 _BEHIND_SECONDS: Final = 0.5
+
+#: A drain that could have made its trial for this long has no message: that is no lack of progress.
+_IDLE_SECONDS: Final = 5.0
 
 #: How often a message that was accepted and is missing is sent again before the sink counts as unavailable.
 _LOSSES_MAX: Final = 5
@@ -115,7 +118,7 @@ class Delivery:
 
     def problem(self) -> str | None:
         """Return why no message is sent; None if messages are sent, or would be if there were any."""
-        if self._failed_since is None:
+        if self._failed_since is None or self._breaker.unused_seconds > _IDLE_SECONDS:
             return None
         seconds = self._clock() - self._failed_since
         return f"drain {self._name}: the sink is unavailable for {seconds:.0f} s"
@@ -132,7 +135,7 @@ class Delivery:
             else:
                 answers = [SinkUnavailable("waits for the sink")] * len(call)
             endings += [self._ending(answer) for answer in answers]
-            counts.update(_NAMES[type(answer)] for answer in answers)
+            counts.update(_name(answer) for answer in answers)
         self.counts += counts
         durable = [
             [name, None, None, count] for name, count in counts.items() if name != "unavailable"
@@ -215,6 +218,7 @@ class Delivery:
                 await self._open()
                 answers = await self._sink.send(messages)
             _check_count("send", answers, messages)
+            _check_answers(answers)
         except asyncio.CancelledError:
             self._is_open = False  # Answers of the interrupted call may still arrive.
             raise
@@ -279,9 +283,9 @@ class Delivery:
             case Accepted():
                 return None
             case TryLater(reason, after):
-                return Retry(after, reason)
+                return Retry(after, str(reason))
             case Rejected(reason) | EndpointGone(reason):
-                return Dead(reason)
+                return Dead(str(reason))
             case SinkUnavailable():
                 if self._breaker.is_closed:
                     return Snooze(_SNOOZE_SECONDS * random.uniform(0.5, 1.5), reason=str(answer))
@@ -296,6 +300,29 @@ _NAMES: Final[dict[type[Any], str]] = {
     EndpointGone: "rejected",
     SinkUnavailable: "unavailable",
 }
+
+
+def _name(answer: Answer) -> str:
+    name = _NAMES.get(type(answer))
+    if name is None:  # of a subclass
+        name = next(name for each, name in _NAMES.items() if isinstance(answer, each))
+    return name
+
+
+def _check_answers(answers: Sequence[Any]) -> None:
+    """Refuse what is no answer: a defect of the sink must use no attempt of a message.
+
+    Raises:
+        TypeError: an answer is of another type.
+        ValueError: a time to wait is no number of seconds.
+    """
+    kinds = tuple(_NAMES)
+    for answer in answers:
+        if not isinstance(answer, kinds):
+            message = f"send() of a sink returned {shown(answer)}, which is no answer"
+            raise TypeError(message)
+        if isinstance(answer, TryLater) and answer.after is not None:
+            Retry(answer.after)
 
 
 def _message(job: Job) -> Message:

@@ -110,6 +110,8 @@ class Drain:
         self.concurrency = concurrency
         seconds = _seconds(where, "timeout", timeout)
         verify_seconds = _verify_seconds(where, sink, verify)
+        # A batch may need several calls, and each message several more if it is lost.
+        calls = 6 + -(-batch_size // min(batch_size, sink.messages_max))
         self.delivery = Delivery(
             name,
             sink,
@@ -132,7 +134,7 @@ class Drain:
             retry=retry,
             on_dead=on_dead,
             # The calls of a batch have their own timeouts; this one ends what does not obey them.
-            hard_timeout_seconds=min(86_400.0, 20 * (seconds + (verify_seconds or 0)) + 60),
+            hard_timeout_seconds=min(86_400.0, calls * (seconds + (verify_seconds or 0)) + 60),
         )
         self._has_retry = retry is not None
         self._app = app

@@ -61,6 +61,12 @@ class Breaker:
         until = self._open_until
         return 0.0 if until is None else max(0.0, until - self._clock())
 
+    @property
+    def unused_seconds(self) -> float:
+        """For how long a trial call could have been made; 0 while calls are blocked or made without limit."""
+        until = self._open_until
+        return 0.0 if until is None else max(0.0, self._clock() - until)
+
     def allows(self) -> bool:
         """Whether a call may be made now; a trial call must report its result."""
         if self._open_until is None:
