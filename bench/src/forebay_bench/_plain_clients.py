@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import psycopg
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _READ_SECONDS: Final = 10.0
 _READ_RECORDS: Final = 500
+_LOOK_SECONDS: Final = 0.1
 
 
 class PlainClient(Protocol):
@@ -225,8 +227,10 @@ class PlainKafka:
         found = 0
         try:
             consumer.assign([self._library.TopicPartition(self._name, 0, self._next)])
-            while records := consumer.consume(_READ_RECORDS, _READ_SECONDS):
-                for record in records:
+            deadline = time.monotonic() + _READ_SECONDS
+            while time.monotonic() < deadline:
+                # It waits for all that time if there are fewer records.
+                for record in consumer.consume(_READ_RECORDS, _LOOK_SECONDS):
                     if record.error() is None:
                         found += 1
                         self._next = record.offset() + 1
