@@ -6,7 +6,6 @@ verify streams, or set ``appendfsync always``.
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import msgspec
@@ -48,6 +47,7 @@ class _Redis(Sink):
         self._client = self._library.from_url(
             self._url,
             socket_connect_timeout=self._connect_seconds,
+            socket_timeout=None,  # The drain bounds a call.
             retry=None,  # The drain decides when to try again.
         )
         try:
@@ -69,20 +69,26 @@ class _Redis(Sink):
         """Send commands in one pipeline; return the answer or the error of each."""
         if self._client is None:
             await self.open()
-        pipeline = self._client.pipeline(transaction=False)
-        for command in commands:
-            pipeline.execute_command(*command)
+        pool = self._client.connection_pool
+        answers: list[Any] = []
         try:
-            answers: list[Any] = await pipeline.execute(raise_on_error=False)
+            connection = await pool.get_connection()
+            try:
+                # The pipeline of the library packs commands too; that took two fifths of the time of a call.
+                await connection.send_packed_command(_packed(commands), check_health=False)
+                for _ in commands:
+                    try:
+                        answers.append(await connection.read_response())
+                    except self._errors.ResponseError as error:
+                        answers.append(error)
+            except BaseException:
+                # The answers that are still to come belong to no later command.
+                await connection.disconnect(nowait=True)
+                raise
+            finally:
+                await pool.release(connection)
         except (self._errors.RedisError, OSError, TimeoutError) as error:
             raise self._unavailable(error) from error
-        except asyncio.CancelledError:
-            # The answers that are still to come belong to no later command.
-            await self.close()
-            raise
-        for answer in answers:
-            if isinstance(answer, self._errors.ConnectionError | self._errors.TimeoutError):
-                raise self._unavailable(answer)
         return answers
 
     def _answer(self, answer: Any, *, has_proof: bool) -> Answer:
@@ -211,6 +217,21 @@ def envelope(message: Message) -> bytes:
             "body": msgspec.Raw(message.body),
         }
     )
+
+
+def _packed(commands: Sequence[tuple[Any, ...]]) -> bytes:
+    r"""Return commands in the form of the Redis protocol: arrays of bulk strings.
+
+    >>> _packed([("XADD", "s", "*", "body", b"{}")])
+    b'*5\r\n$4\r\nXADD\r\n$1\r\ns\r\n$1\r\n*\r\n$4\r\nbody\r\n$2\r\n{}\r\n'
+    """
+    parts: list[bytes] = []
+    for command in commands:
+        parts.append(b"*%d\r\n" % len(command))
+        for argument in command:
+            value = argument if isinstance(argument, bytes) else str(argument).encode()
+            parts.append(b"$%d\r\n%b\r\n" % (len(value), value))
+    return b"".join(parts)
 
 
 def _order(entry_id: str) -> tuple[int, int]:
