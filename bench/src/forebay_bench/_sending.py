@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from forebay.sinks import Answer, Sink
 
+#: Messages of a call, on both sides.
+BATCH_SIZE: Final = 500
 QUEUE: Final = "orders"
 KIND: Final = "send_welcome"
 #: Those of each job.
@@ -52,7 +54,7 @@ async def _drain(dsn: str, type_name: str, config: str) -> None:
     sink = make_sink(type_name, json.loads(config))
     clock = _Clock()
     _watch(sink, clock)
-    drain = Drain(app, QUEUE, sink=sink, queue=QUEUE)
+    drain = Drain(app, QUEUE, sink=sink, queue=QUEUE, batch_size=BATCH_SIZE)
     for _ in commands():
         worker = drain.worker(dsn)
         stats = await worker.run(until_idle=True)

@@ -22,13 +22,12 @@ from urllib.parse import quote, urlencode
 import psycopg
 import psycopg.conninfo
 
-from forebay.drain._drain import BATCH_SIZE_DEFAULT
 from forebay.errors import ConfigError, ForebayError
 from forebay_bench import _servers
 from forebay_bench._measure import Spread, in_turns, ratio_of_rounds, round_figure
 from forebay_bench._processes import scripts
 from forebay_bench._report import Bar, Report, Table
-from forebay_bench._sending import HEADERS, KIND, QUEUE
+from forebay_bench._sending import BATCH_SIZE, HEADERS, KIND, QUEUE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -190,7 +189,7 @@ def _measured(
                 _fill(conn, messages)
                 seconds, cpu = _sent(ours, {}, messages)
             else:
-                command = {"do": "send", "count": messages, "batch": BATCH_SIZE_DEFAULT}
+                command = {"do": "send", "count": messages, "batch": BATCH_SIZE}
                 seconds, cpu = _sent(bare, command, messages)
             bare.send({"do": "take"})
             arrived = bare.read_message()
@@ -201,7 +200,7 @@ def _measured(
 
         progress(f"{name}: a round that is not measured")
         for who in ("bare", "ours"):
-            take_turn(who, min(count, _WARM_CALLS * BATCH_SIZE_DEFAULT))
+            take_turn(who, min(count, _WARM_CALLS * BATCH_SIZE))
             found.cpu[who].clear()
         found.rates = in_turns(
             {who: lambda who=who: take_turn(who, count) for who in ("ours", "bare")},  # type: ignore[misc]
@@ -274,7 +273,7 @@ def _report(
         [Table(columns, rows, right=columns[1:])],
         bars,
         notes=[
-            f"both send {BATCH_SIZE_DEFAULT} messages a call, one call at a time, and wait for all confirmations",
+            f"both send {BATCH_SIZE} messages a call, one call at a time, and wait for all confirmations",
             "ours also claims and settles the jobs, as forebay drain does; its time includes the end of its worker",
             "the bare client has its messages in memory; both processes, the server and PostgreSQL share the cores",
             "CPU is that of the sending process",
