@@ -6,6 +6,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 
+import pika
 import psycopg
 import pytest
 import redis
@@ -133,4 +134,30 @@ def test_drains_of_one_group_lose_nothing_while_they_are_killed(
             )
             for _, fields in far.xrange(far_name)
         ]
+    check(written, received, killed)
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds"),
+    [
+        pytest.param(2, 6, id="two"),
+        pytest.param(10, 60, id="ten for a minute", marks=pytest.mark.nightly),
+    ],
+)
+def test_drains_to_rabbitmq_lose_nothing_while_they_are_killed(
+    database, workers, rabbitmq_server, far_name, size, seconds
+):
+    url = f"amqp://guest:guest@{rabbitmq_server.address}/%2F"
+    with pika.BlockingConnection(pika.URLParameters(url)) as connection:
+        channel = connection.channel()
+        channel.queue_declare(far_name, durable=True)
+        config = {"url": url, "routing_key": far_name}
+        written, killed = storm(
+            database, workers, "rabbitmq", config, size=size, seconds=seconds, kills=True
+        )
+        received = []
+        while (found := channel.basic_get(far_name, auto_ack=True))[0] is not None:
+            _, properties, body = found
+            headers = properties.headers
+            received.append(Received(properties.message_id, properties.type, body, headers))
     check(written, received, killed)
