@@ -50,7 +50,7 @@ _SNOOZE_SECONDS: Final = 5.0
 #: can never be sent would else be each trial.
 _BEHIND_SECONDS: Final = 0.5
 
-#: A drain that could have made its trial for this long has no message: that is no lack of progress.
+#: A drain that could have made its trial for this long has no message. It counts as ready.
 _IDLE_SECONDS: Final = 5.0
 
 #: How often a message that was accepted and is missing is sent again before the sink counts as unavailable.

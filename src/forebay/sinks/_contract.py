@@ -212,6 +212,11 @@ class Sink:
     async def close(self) -> None:
         """Close the connections; the sink may be opened again."""
 
+    def _unavailable(self, problem: str | BaseException) -> SinkUnavailable:
+        """Return the error for a problem at its place; an exception without a text is named by its type."""
+        text = problem if isinstance(problem, str) else str(problem) or type(problem).__name__
+        return SinkUnavailable(f"{self.place}: {text}")
+
 
 def message_id(job_id: int, enqueued_at: datetime, group: str) -> str:
     """Return the id of a message: the same on every try, and of no other job.

@@ -43,7 +43,7 @@ def sink_class(name: str) -> type[Sink]:
     """Return the class of a sink by the name of its type.
 
     Raises:
-        ConfigError: there is no such sink, or what the entry point names is none.
+        ConfigError: the type is unknown, or the entry point names something else.
     """
     place = _OWN.get(name)
     if place is not None:

@@ -119,9 +119,6 @@ class ThreadedSink(Sink):
                 raise
             raise unavailable from error
 
-    def _unavailable(self, error: BaseException) -> SinkUnavailable:
-        return SinkUnavailable(f"{self.place}: {str(error) or type(error).__name__}")
-
     def _put_back(self, client: Any, closings: int) -> None:
         if closings == self._closings:
             self._idle.append(client)
@@ -217,7 +214,7 @@ def checked_queue(sink: str, value: object) -> str:
     """Return the name of a queue.
 
     Raises:
-        ConfigError: it is no printable text, or has spaces.
+        ConfigError: it is not a printable text, or has spaces.
     """
     name = checked_name(sink, "queue", value)
     if " " in name:

@@ -216,9 +216,10 @@ class ForebayDatabase(Sink):
         else:
             await session.close()
 
-    def _unavailable(self, error: BaseException) -> SinkUnavailable:
-        text = error.message if isinstance(error, DatabaseUnavailable) else str(error)
-        return SinkUnavailable(f"{self.place}: {text or type(error).__name__}")
+    def _unavailable(self, problem: str | BaseException) -> SinkUnavailable:
+        if isinstance(problem, DatabaseUnavailable):
+            problem = problem.message or type(problem).__name__
+        return super()._unavailable(problem)
 
 
 def _checked_name(field: str, value: object) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
-from forebay.errors import ConfigError, SinkUnavailable, shown
+from forebay.errors import ConfigError, shown
 from forebay.model.text import logger
 from forebay.sinks._contract import (
     Accepted,
@@ -337,9 +337,6 @@ class Http(Sink):
             return ssl.create_default_context(cafile=self._ca_file)
         except (OSError, ValueError) as error:
             raise self._unavailable(f"ca_file: {type(error).__name__}") from None
-
-    def _unavailable(self, problem: str) -> SinkUnavailable:
-        return SinkUnavailable(f"{self.place}: {problem}")
 
 
 def _checked_destinations(value: Destinations | Mapping[str, Any] | None) -> Destinations:

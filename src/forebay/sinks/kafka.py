@@ -266,9 +266,6 @@ class Kafka(Sink):
             },
         )
 
-    def _unavailable(self, problem: str) -> SinkUnavailable:
-        return SinkUnavailable(f"{self.place}: {problem}")
-
     # --- messages ---
 
     async def send(self, messages: Sequence[Message]) -> list[Answer]:

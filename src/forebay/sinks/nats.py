@@ -288,10 +288,10 @@ class JetStream(Sink):
         problem = answer.get("error", {}).get("description", "an unknown answer")
         return SinkUnavailable(f"{self.place}: {problem}")
 
-    def _unavailable(self, error: BaseException) -> SinkUnavailable:
-        if isinstance(error, TimeoutError):
-            return SinkUnavailable(f"{self.place}: no answer within {self._connect_seconds:g} s")
-        return SinkUnavailable(f"{self.place}: {str(error) or type(error).__name__}")
+    def _unavailable(self, problem: str | BaseException) -> SinkUnavailable:
+        if isinstance(problem, TimeoutError):
+            problem = f"no answer within {self._connect_seconds:g} s"
+        return super()._unavailable(problem)
 
 
 class _Error(msgspec.Struct):

@@ -262,13 +262,12 @@ class RabbitMQ(Sink):
                 return Rejected(f"{len(message.body)} bytes, and the server takes {found[1]}")
         return self._unavailable(error or ConnectionError("the connection was closed"))
 
-    def _unavailable(self, error: BaseException) -> SinkUnavailable:
-        text = str(error) or type(error).__name__
-        if isinstance(error, TimeoutError):
-            text = f"no answer within {self._connect_seconds:g} s"
-        elif isinstance(error, self._errors.ChannelInvalidStateError):
-            text = "the connection is closed"  # The client says which object in memory it was.
-        return SinkUnavailable(f"{self.place}: {text}")
+    def _unavailable(self, problem: str | BaseException) -> SinkUnavailable:
+        if isinstance(problem, TimeoutError):
+            problem = f"no answer within {self._connect_seconds:g} s"
+        elif isinstance(problem, self._errors.ChannelInvalidStateError):
+            problem = "the connection is closed"  # The client says which object in memory it was.
+        return super()._unavailable(problem)
 
     def _late(self, is_blocked: bool) -> str:
         why = " because the server blocks publishers: memory or disk alarm" if is_blocked else ""

@@ -62,9 +62,6 @@ class _Redis(Sink):
         if client is not None:
             await client.aclose()
 
-    def _unavailable(self, error: BaseException) -> SinkUnavailable:
-        return SinkUnavailable(f"{self.place}: {str(error) or type(error).__name__}")
-
     async def _run(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
         """Send commands in one pipeline; return the answer or the error of each."""
         if self._client is None:

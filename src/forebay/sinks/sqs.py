@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import urlsplit
 
-from forebay.errors import ConfigError, SinkUnavailable
+from forebay.errors import ConfigError
 from forebay.sinks._contract import Accepted, Answer, Message, Rejected, Sink
 from forebay.sinks._support import (
     call_in_thread,
@@ -178,9 +178,6 @@ class Sqs(Sink):
             return await call_in_thread(function, name="forebay-sqs")
         except (self._errors.BotoCoreError, self._errors.ClientError, OSError) as error:
             raise self._unavailable(str(error)) from error
-
-    def _unavailable(self, problem: str) -> SinkUnavailable:
-        return SinkUnavailable(f"{self.place}: {problem}")
 
     # --- messages ---
 
