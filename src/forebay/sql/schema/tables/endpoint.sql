@@ -1,0 +1,100 @@
+-- Endpoints, event types, subscriptions and published events. See docs/design/endpoints.md.
+
+-- Advanced by each change that deliverers and routers must see: they compare it and read the settings again.
+create sequence forebay.endpoint_seq as bigint cache 1;
+
+create table forebay.endpoint (
+    endpoint_id       bigint generated always as identity primary key,
+    name              text collate "C" not null unique,
+    sink              text not null,             -- type of the sink, such as http
+    config            jsonb not null,            -- of the sink; secrets by reference
+    retired_secrets   jsonb not null default '[]',  -- [{"secret", "until"}]: signed with until then
+    retry             jsonb not null,            -- name of a preset, or delays in seconds
+    rate              double precision check (rate > 0),     -- deliveries per second
+    burst             integer check (burst >= 1),
+    concurrency       integer not null default 50 check (concurrency >= 1),
+    breaker_threshold integer not null default 10 check (breaker_threshold between 1 and 1000),
+    breaker_cooldown  integer not null default 30 check (breaker_cooldown between 5 and 3600),  -- seconds
+    disable_after     interval,                  -- null: failures never disable it
+    max_waiting       bigint check (max_waiting >= 1),
+    max_age           interval,                  -- of a delivery; null: as the event
+    keeps_response    boolean not null default false,  -- the answer is kept as the result of the delivery
+    disabled_at       timestamptz,               -- null: enabled
+    disabled_why      text,
+    created_at        timestamptz not null,
+    changed_at        timestamptz not null,
+    version           bigint not null            -- of endpoint_seq at the last change
+);
+
+comment on table forebay.endpoint is 'Destinations of published events; change them with forebay.alter_endpoint() and its relatives.';
+
+-- What the calls of an endpoint found. One row, updated when the state changes and otherwise at most once in some seconds.
+create table forebay.endpoint_state (
+    endpoint_id      bigint primary key references forebay.endpoint on delete cascade,
+    failures         integer not null default 0,  -- in a row
+    opened_at        timestamptz,                 -- null: the breaker is closed
+    failing_since    timestamptz,                 -- first failure since the last success; null: none
+    failing_percent  integer not null default 0,  -- of disable_after, as last published
+    is_overfull      boolean not null default false,  -- deliveries are dropped: max_waiting
+    last_success_at  timestamptz,
+    last_failure_at  timestamptz,
+    last_error       text
+) with (fillfactor = 50);
+
+-- Counts of calls, appended by each process, every few seconds in which there was something to count.
+create table forebay.endpoint_activity (
+    endpoint_id bigint not null,
+    at          timestamptz not null,
+    accepted    integer not null,
+    failed      integer not null,                -- and retried, or dead after the last try
+    rejected    integer not null,                -- permanent errors
+    dropped     integer not null,                -- by the router: max_waiting
+    latencies   integer[] not null               -- of accepted ones, from publication: element n counts those below 2^n milliseconds
+);
+create index endpoint_activity_by_endpoint on forebay.endpoint_activity (endpoint_id, at);
+create index endpoint_activity_by_age on forebay.endpoint_activity (at);
+alter table forebay.endpoint_activity replica identity full;
+
+create table forebay.event_type (
+    name        text collate "C" primary key,
+    description text,
+    created_at  timestamptz not null
+);
+
+create table forebay.subscription (
+    subscription_id bigint generated always as identity primary key,
+    event_type      text collate "C" not null references forebay.event_type on delete cascade,
+    endpoint_id     bigint not null references forebay.endpoint on delete cascade,
+    filter          jsonb,                       -- the payload must contain it; null: all
+    filter_member   text collate "C",            -- a scalar member of the filter, by which it is looked up; null: none
+    filter_value    jsonb,
+    start_at        timestamptz,                 -- events published since then; null: start_after decides
+    start_after     pg_snapshot,                 -- events that it does not show; null with start_at null: from the beginning
+    active_from     pg_snapshot,                 -- events that it does not show are expanded live, the others are backfilled; null: not active yet
+    backfilled_to   bigint,                      -- last event_id that was looked at; null: the backfill has ended
+    created_at      timestamptz not null,
+    unique (event_type, endpoint_id)
+);
+create index subscription_by_member on forebay.subscription (event_type, filter_member, filter_value);
+create index subscription_by_endpoint on forebay.subscription (endpoint_id);
+
+-- Expanded events. Append-only, except for keep_until; maintenance deletes them after it.
+create table forebay.event (
+    event_id       bigint not null,              -- id of the job that published it
+    published_at   timestamptz not null,         -- with it a key: ids may be given out again after a server lost commits
+    xid            xid8 not null,                -- of the transaction that published it, or in which it became due
+    event_type     text collate "C" not null,
+    payload        jsonb not null,
+    headers        jsonb,
+    tag            text,
+    priority       integer not null,
+    ordering_key   text collate "C",
+    correlation_id text,
+    expires_at     timestamptz not null,
+    keep_until     timestamptz not null,
+    routed_at      timestamptz not null,
+    deliveries     integer not null,             -- live ones
+    primary key (event_id, published_at)
+);
+create index event_by_type on forebay.event (event_type, event_id);
+create index event_by_end on forebay.event (keep_until);
