@@ -79,7 +79,7 @@ create index subscription_by_member on forebay.subscription (event_type, filter_
 create index subscription_by_endpoint on forebay.subscription (endpoint_id);
 
 -- Expanded events. Append-only, except for keep_until; maintenance deletes them after it.
-create table forebay.event (
+create table forebay.published (
     event_id       bigint not null,              -- id of the job that published it
     published_at   timestamptz not null,         -- with it a key: ids may be given out again after a server lost commits
     xid            xid8 not null,                -- of the transaction that published it, or in which it became due
@@ -96,5 +96,5 @@ create table forebay.event (
     deliveries     integer not null,             -- live ones
     primary key (event_id, published_at)
 );
-create index event_by_type on forebay.event (event_type, event_id);
-create index event_by_end on forebay.event (keep_until);
+create index published_by_type on forebay.published (event_type, event_id);
+create index published_by_end on forebay.published (keep_until);
