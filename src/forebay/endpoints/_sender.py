@@ -159,8 +159,10 @@ class Sender:
             opened_at: since when the breaker is open; None: it is closed.
             is_newest: whether nothing that changes the state was counted since that report.
         """
-        if opened_at is not None and opened_at != self._opened_at:
-            self.be_quiet(_LATE_SECONDS)
+        if opened_at is not None:
+            if opened_at != self._opened_at:
+                self._quiet_until = max(self._quiet_until, self._clock() + _LATE_SECONDS)
+            self._return_waiting()
         self._opened_at = opened_at
         if is_newest:
             self._failures = 0
@@ -169,7 +171,10 @@ class Sender:
 
     def be_quiet(self, seconds: float) -> None:
         """Return the messages that wait for a call, and those that come within this time: they were claimed before the limits of the endpoint changed."""
-        self._quiet_until = self._clock() + seconds
+        self._quiet_until = max(self._quiet_until, self._clock() + seconds)
+        self._return_waiting()
+
+    def _return_waiting(self) -> None:
         while self._waiting:
             _, future = self._waiting.popleft()
             if not future.done():
