@@ -10,6 +10,9 @@ select setval('forebay.lane_horizon', 1);
 insert into forebay.cluster (system_identifier, database_oid)
 select i.system_identifier, i.database_oid from forebay._identity() i;
 
+insert into forebay.event_type (name, description, created_at)
+values ('forebay.endpoint_failing', 'An endpoint fails and will be disabled: endpoint, percent of the time until then, since, error.', forebay._now());
+
 select forebay._grant();
 
 select forebay.extend_v1();
