@@ -5706,7 +5706,7 @@ $$;
 
 -- functions/endpoints/sink_types.sql
 
--- grant: worker, operator
+-- grant: worker
 
 -- Let endpoints have sinks of other packages: record their types. Returns how many are new or changed.
 --
@@ -14939,10 +14939,10 @@ begin
                 'job_history', 'jobs', 'keep_dead', 'key', 'keys', 'limit_key', 'limit_queue', 'limits',
                 'mirror_audits', 'mirror_status', 'mute_cause', 'open_group', 'pause_key', 'pause_queue',
                 'plan_change', 'purge_dead', 'queue_known', 'queue_of', 'record_act', 'record_audit',
-                'record_outcome', 'record_repair', 'record_sink_types_v1', 'redrive', 'redrive_matching',
-                'reset_endpoint', 'result', 'resume_key', 'resume_queue', 'rotate_secret', 'sample_mirror',
-                'schema_version', 'segment_held_by', 'set_concurrency', 'shard_queue', 'skip_dead', 'test_endpoint',
-                'unfinished', 'unmute_cause', 'workers']
+                'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'reset_endpoint', 'result',
+                'resume_key', 'resume_queue', 'rotate_secret', 'sample_mirror', 'schema_version', 'segment_held_by',
+                'set_concurrency', 'shard_queue', 'skip_dead', 'test_endpoint', 'unfinished', 'unmute_cause',
+                'workers']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'events', 'explain_job',
                 'groups', 'job', 'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits', 'mirror_status',
