@@ -313,8 +313,16 @@ create table forebay.promotion (
 
 -- Endpoints, event types, subscriptions and published events. See docs/design/endpoints.md.
 
--- Advanced by each change that deliverers and routers must see: they compare it and read the settings again.
+-- Advanced by each change of an endpoint. null: there never was one.
 create sequence forebay.endpoint_seq as bigint cache 1;
+
+-- The types of sinks that SQL accepts, with the names of their settings. Those of other packages are recorded by processes that have them.
+create table forebay.sink_type (
+    name     text collate "C" primary key,
+    settings text[] not null,
+    required text[] not null,
+    is_ours  boolean not null              -- of Forebay: only migrations change it
+);
 
 create table forebay.endpoint (
     endpoint_id       bigint generated always as identity primary key,
@@ -336,8 +344,9 @@ create table forebay.endpoint (
     disabled_why      text,
     created_at        timestamptz not null,
     changed_at        timestamptz not null,
-    version           bigint not null            -- of endpoint_seq at the last change
+    version           bigint not null            -- the transaction of the last change, also of the breaker: see endpoint_settings_v1()
 );
+create index endpoint_by_version on forebay.endpoint (version);
 
 comment on table forebay.endpoint is 'Destinations of published events; change them with forebay.alter_endpoint() and its relatives.';
 
@@ -362,11 +371,16 @@ create table forebay.endpoint_activity (
     failed      integer not null,                -- and retried, or dead after the last try
     rejected    integer not null,                -- permanent errors
     dropped     integer not null,                -- by the router: max_waiting
-    latencies   integer[] not null               -- of accepted ones, from publication: element n counts those below 2^n milliseconds
+    latencies   integer[] not null               -- of accepted ones, from publication: element n, from 0, counts those below 2^n milliseconds, and not below 2^(n-1)
 );
 create index endpoint_activity_by_endpoint on forebay.endpoint_activity (endpoint_id, at);
 create index endpoint_activity_by_age on forebay.endpoint_activity (at);
 alter table forebay.endpoint_activity replica identity full;
+
+-- What a process reports about one endpoint: see report_deliveries_v1().
+create type forebay._delivery_report as (
+    endpoint_id bigint, accepted integer, failed integer, rejected integer, latencies integer[], failures integer, answered boolean, error text,
+    pause_seconds double precision, gone boolean);
 
 create table forebay.event_type (
     name        text collate "C" primary key,
@@ -4922,6 +4936,960 @@ begin
     end if;
     return v_resent;
 end
+$$;
+
+
+-- functions/endpoints/alter_endpoint.sql
+
+-- grant: operator
+
+-- Change settings of an endpoint, also while it delivers. null leaves a setting as it is. Returns whether that changed anything.
+--
+-- First the settings named in `remove` are removed ('all' for all of them), then the given ones are set. Removing a rate removes its burst.
+-- New limits apply from the next claim on; if the breaker is open, when it closes. The new retry policy applies from the next failure on.
+-- A configuration replaces the old one as a whole.
+--
+-- Parameters: as forebay.create_endpoint(); remove, some of rate, burst, disable_after, max_waiting, max_age.
+-- Errors: JQ001 a bad option, JQ050 no such endpoint. On an error nothing is changed.
+-- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.limit_key().
+create function forebay.alter_endpoint(
+    name text, sink text default null, config jsonb default null, retry jsonb default null, rate double precision default null,
+    burst integer default null, concurrency integer default null, breaker_threshold integer default null,
+    breaker_cooldown integer default null, disable_after interval default null, max_waiting bigint default null,
+    max_age interval default null, keeps_response boolean default null, remove text[] default '{}')
+returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_names  constant text[] := '{rate,burst,disable_after,max_waiting,max_age}';
+    v_remove text[] := coalesce(alter_endpoint.remove, '{}');
+    v_bad    text;
+    v_before constant forebay.endpoint := forebay._lock_endpoint(alter_endpoint.name);
+    v_new    forebay.endpoint := v_before;
+    v_state  forebay.endpoint_state;
+begin
+    select coalesce(quote_literal(left(r.name, 40)), 'null') into v_bad
+    from unnest(v_remove) r (name) where (r.name = any (v_names || 'all'::text)) is not true limit 1;
+    if v_bad is not null then
+        raise exception using errcode = 'JQ001', column = 'remove',
+            message = format('remove has %s, which is none of %s, all', v_bad, array_to_string(v_names, ', ')), hint = 'Nothing was changed.';
+    end if;
+    v_remove := case when 'all' = any (v_remove) then v_names
+                     else v_remove || case when 'rate' = any (v_remove) then '{burst}'::text[] end end;
+    v_new.sink := coalesce(alter_endpoint.sink, v_before.sink);
+    v_new.config := coalesce(alter_endpoint.config, v_before.config);
+    v_new.retry := coalesce(alter_endpoint.retry, v_before.retry);
+    v_new.rate := coalesce(alter_endpoint.rate, case when 'rate' <> all (v_remove) then v_before.rate end);
+    v_new.burst := coalesce(alter_endpoint.burst, case when 'burst' <> all (v_remove) then v_before.burst end);
+    v_new.concurrency := coalesce(alter_endpoint.concurrency, v_before.concurrency);
+    v_new.breaker_threshold := coalesce(alter_endpoint.breaker_threshold, v_before.breaker_threshold);
+    v_new.breaker_cooldown := coalesce(alter_endpoint.breaker_cooldown, v_before.breaker_cooldown);
+    v_new.disable_after := coalesce(alter_endpoint.disable_after, case when 'disable_after' <> all (v_remove) then v_before.disable_after end);
+    v_new.max_waiting := coalesce(alter_endpoint.max_waiting, case when 'max_waiting' <> all (v_remove) then v_before.max_waiting end);
+    v_new.max_age := coalesce(alter_endpoint.max_age, case when 'max_age' <> all (v_remove) then v_before.max_age end);
+    v_new.keeps_response := coalesce(alter_endpoint.keeps_response, v_before.keeps_response);
+    perform forebay._check_endpoint(v_new);
+    if v_new is not distinct from v_before then
+        return false;
+    end if;
+    if v_new.sink <> v_before.sink then
+        v_new.retired_secrets := '[]';
+    end if;
+    update forebay.endpoint e
+    set sink = v_new.sink, config = v_new.config, retired_secrets = v_new.retired_secrets, retry = v_new.retry, rate = v_new.rate,
+        burst = v_new.burst, concurrency = v_new.concurrency, breaker_threshold = v_new.breaker_threshold,
+        breaker_cooldown = v_new.breaker_cooldown, disable_after = v_new.disable_after, max_waiting = v_new.max_waiting,
+        max_age = v_new.max_age, keeps_response = v_new.keeps_response, changed_at = forebay._now()
+    where e.endpoint_id = v_new.endpoint_id;
+    perform forebay._renew_endpoint(v_new.endpoint_id);
+    select s.* into v_state from forebay.endpoint_state s where s.endpoint_id = v_new.endpoint_id;
+    if v_state.opened_at is null then
+        perform forebay._limit_endpoint(v_new, null);
+    elsif v_new.breaker_cooldown <> v_before.breaker_cooldown then
+        perform forebay._limit_endpoint(v_new, forebay._probe_at(v_state, v_new.breaker_cooldown));
+    end if;
+    -- Only what has changed.
+    perform forebay._record_event(
+        'endpoints.alter', p_subject_id => v_new.endpoint_id,
+        p_old => (select jsonb_object_agg(o.key, o.value) from jsonb_each(forebay._endpoint_facts(v_before)) o
+                  where o.key = 'name' or o.value is distinct from forebay._endpoint_facts(v_new) -> o.key),
+        p_new => (select jsonb_object_agg(n.key, n.value) from jsonb_each(forebay._endpoint_facts(v_new)) n
+                  where n.key = 'name' or n.value is distinct from forebay._endpoint_facts(v_before) -> n.key));
+    return true;
+end
+$$;
+
+
+-- functions/endpoints/check.sql
+
+-- Refuse an endpoint whose settings are out of range, or whose configuration its sink does not take.
+--
+-- Errors: JQ001; COLUMN names the setting. The message repeats no value of the configuration: it may be a secret.
+create function forebay._check_endpoint(e forebay.endpoint) returns void
+language plpgsql stable
+as $$
+declare
+    v_type    forebay.sink_type;
+    v_problem record;
+    v_hint    text;
+begin
+    select * into v_type from forebay.sink_type t where t.name = e.sink;
+    select * into v_problem from (
+        select 1 as place, 'name' as field, format('name %s of an endpoint must have 1 to 100 characters: letters, digits and _ . - only',
+                                                   coalesce(quote_literal(left(e.name, 40)), 'null')) as text
+        where (e.name ~ '^[A-Za-z0-9_.-]{1,100}$') is not true
+        union all
+        select 2, 'sink', format('sink %s is an unknown type', coalesce(quote_literal(left(e.sink, 40)), 'null')) where v_type.name is null
+        union all
+        select 3, 'config', format('config is %s, not a JSON object', coalesce(jsonb_typeof(e.config), 'null'))
+        where jsonb_typeof(e.config) is distinct from 'object'
+        union all
+        select 4, 'config', p from forebay._config_problem(e.config, v_type) p where p is not null
+        union all
+        select 5, 'retry', p from forebay._retry_problem(e.retry) p where p is not null
+        union all
+        select 6, r.field, format('%s %s is outside %s', r.field, r.value, r.range)
+        from (values ('rate', e.rate::numeric, '0.000001 to 1000000 per second', e.rate between 0.000001 and 1000000),
+                     ('burst', e.burst, '1 to 1000000', e.burst between 1 and 1000000),
+                     ('concurrency', e.concurrency, '1 to 1000000', e.concurrency between 1 and 1000000),
+                     ('breaker_threshold', e.breaker_threshold, '1 to 1000', e.breaker_threshold between 1 and 1000),
+                     ('breaker_cooldown', e.breaker_cooldown, '5 to 3600 seconds', e.breaker_cooldown between 5 and 3600),
+                     ('max_waiting', e.max_waiting, '1 to 10^12', e.max_waiting between 1 and 1000000000000)) r (field, value, range, is_within)
+        where not r.is_within
+        union all
+        select 7, 'burst', format('burst %s without a rate', e.burst) where e.burst is not null and e.rate is null
+        union all
+        select 8, r.field, format('%s %s is outside %s', r.field, r.value, r.range)
+        from (values ('disable_after', e.disable_after, '12 hours to 365 days', e.disable_after between interval '12 hours' and interval '365 days'),
+                     ('max_age', e.max_age, '1 second to 10 years', e.max_age between interval '1 second' and interval '10 years'))
+             r (field, value, range, is_within)
+        where not r.is_within
+        union all
+        select 9, r.field, format('%s is null', r.field)
+        from (values ('concurrency', e.concurrency is null), ('breaker_threshold', e.breaker_threshold is null),
+                     ('breaker_cooldown', e.breaker_cooldown is null), ('keeps_response', e.keeps_response is null)) r (field, is_null)
+        where r.is_null) p
+    order by p.place limit 1;
+    if v_problem.text is not null then
+        v_hint := case v_problem.field
+            when 'sink' then format('Types: %s. Those of other packages are known once a process with the package has recorded them.',
+                                    (select string_agg(t.name, ', ' order by t.name) from forebay.sink_type t))
+            when 'config' then case when v_type.name is not null then format('Settings of %s: %s.', v_type.name, array_to_string(v_type.settings, ', ')) end
+            when 'retry' then 'Give "standard", "ulak", or at most 100 delays in seconds, such as [10, 60, 600].' end;
+        raise exception using errcode = 'JQ001', column = v_problem.field, message = v_problem.text,
+            hint = coalesce(v_hint, 'Nothing was changed. See the function forebay.create_endpoint in the reference.');
+    end if;
+end
+$$;
+
+
+-- The problem with the configuration of a sink, or null.
+create function forebay._config_problem(p_config jsonb, p_type forebay.sink_type) returns text
+language sql stable
+as $$
+    select case
+        when p_type.name is null or jsonb_typeof(p_config) is distinct from 'object' then null
+        when octet_length(p_config::text) > 65536 then format('config takes %s bytes, the limit is 65536', octet_length(p_config::text))
+        else coalesce(
+            (select format('config has %s, which is no setting of the sink %s', quote_literal(left(k, 40)), p_type.name)
+             from jsonb_object_keys(p_config) k where k <> all (p_type.settings) order by k limit 1),
+            (select format('config lacks %s, which the sink %s needs', quote_literal(r.name), p_type.name)
+             from unnest(p_type.required) with ordinality r (name, nr) where not p_config ? r.name order by r.nr limit 1),
+            case when p_type.name = 'http' then forebay._http_secret_problem(p_config) end) end
+$$;
+
+
+-- The problem with the secrets in the configuration of an HTTP endpoint, or null: all must be references.
+create function forebay._http_secret_problem(p_config jsonb) returns text
+language sql immutable
+as $$
+    select case
+        when jsonb_typeof(p_config -> 'secrets') <> 'array' then 'config: secrets is not a list of references'
+        when jsonb_array_length(case when jsonb_typeof(p_config -> 'secrets') = 'array' then p_config -> 'secrets' end) > 10
+            then 'config: secrets has more than 10 entries'
+        when exists (select from jsonb_array_elements(case when jsonb_typeof(p_config -> 'secrets') = 'array' then p_config -> 'secrets' end) s
+                     where not forebay._is_reference(s))
+            then 'config: secrets has an entry that is not a reference to a secret, "env:NAME" or "file:/path"'
+        when jsonb_typeof(p_config -> 'auth') = 'null' then null
+        when not forebay._is_reference(case when jsonb_typeof(p_config -> 'auth') = 'string'
+                                            then to_jsonb(regexp_replace(p_config ->> 'auth', '^(bearer|basic) ', '', 'i')) else p_config -> 'auth' end)
+            then 'config: auth is not a reference to a secret, such as "bearer env:NAME"' end
+$$;
+
+
+-- Does a value name a secret, instead of being one?
+create function forebay._is_reference(p_value jsonb) returns boolean
+language sql immutable
+as $$ select case when p_value is not null then coalesce(jsonb_typeof(p_value) = 'string' and (p_value #>> '{}') ~ '^(env|file):.', false) end $$;
+
+
+-- The problem with a retry policy, or null.
+create function forebay._retry_problem(p_retry jsonb) returns text
+language sql immutable
+as $$
+    select case
+        when p_retry in ('"standard"', '"ulak"') then null
+        when jsonb_typeof(p_retry) is distinct from 'array'
+            then format('retry %s is neither a preset nor a list of delays', coalesce(quote_literal(left(p_retry::text, 40)), 'null'))
+        when jsonb_array_length(p_retry) > 100 then format('retry has %s delays, the limit is 100', jsonb_array_length(p_retry))
+        else (select format('retry has the delay %s, not a number of seconds from 0 to 2592000', left(d::text, 40))
+              from jsonb_array_elements(p_retry) d
+              where case when jsonb_typeof(d) = 'number' then d::numeric not between 0 and 2592000 else true end limit 1) end
+$$;
+
+
+-- The endpoint of a name, locked until the transaction ends.
+--
+-- Reports of deliverers lock the state first too, in the order of the ids, so that no two of them wait for each other.
+-- Errors: JQ050.
+create function forebay._lock_endpoint(p_name text) returns forebay.endpoint
+language plpgsql volatile
+as $$
+declare
+    v_endpoint forebay.endpoint;
+    v_id       bigint;
+begin
+    select e.endpoint_id into v_id from forebay.endpoint e where e.name = p_name;
+    perform from forebay.endpoint_state s where s.endpoint_id = v_id for update;
+    select e.* into v_endpoint from forebay.endpoint e where e.endpoint_id = v_id;
+    if v_endpoint.endpoint_id is null then
+        perform forebay._raise_no_endpoint(p_name);
+    end if;
+    return v_endpoint;
+end
+$$;
+
+
+-- Errors: JQ050.
+create function forebay._raise_no_endpoint(p_name text) returns void
+language plpgsql stable
+as $$
+begin
+    raise exception using errcode = 'JQ050', message = format('endpoint %s not found', coalesce(quote_literal(left(p_name, 100)), 'null')),
+        detail = jsonb_build_object('endpoint', left(p_name, 100)), hint = 'forebay.endpoints() lists all endpoints.';
+end
+$$;
+
+
+-- The settings of an endpoint, as the event log has them.
+create function forebay._endpoint_facts(e forebay.endpoint) returns jsonb
+language sql stable
+as $$
+    select jsonb_strip_nulls(to_jsonb(e) - '{endpoint_id,retired_secrets,disabled_at,disabled_why,created_at,changed_at,version}'::text[])
+$$;
+
+
+-- Let deliverers see a change of an endpoint once this transaction has committed.
+create function forebay._renew_endpoint(p_endpoint_id bigint) returns void
+language sql volatile
+as $$
+    update forebay.endpoint e set version = pg_current_xact_id()::text::bigint where e.endpoint_id = p_endpoint_id;
+    select nextval('forebay.endpoint_seq');
+$$;
+
+
+-- Give the key of an endpoint the limits of the endpoint, or of an open breaker: one delivery at once, one per cooldown, the first one at
+-- p_probe_at. null: the breaker is closed.
+create function forebay._limit_endpoint(e forebay.endpoint, p_probe_at timestamptz) returns void
+language plpgsql volatile
+as $$
+begin
+    if p_probe_at is null then
+        perform forebay._set_key_limits('forebay.deliver', e.name, e.rate, e.burst, e.concurrency);
+    else
+        perform forebay._set_key_limits('forebay.deliver', e.name, 1.0 / e.breaker_cooldown, 1, 1, p_probe_at);
+    end if;
+end
+$$;
+
+
+-- When an open breaker lets the next probe pass; null: it is closed.
+create function forebay._probe_at(s forebay.endpoint_state, p_cooldown integer) returns timestamptz
+language sql immutable
+as $$ select case when s.opened_at is not null then greatest(s.opened_at, s.last_failure_at) + make_interval(secs => p_cooldown) end $$;
+
+
+-- functions/endpoints/create_endpoint.sql
+
+-- grant: operator
+
+-- Create an endpoint, a destination of events and messages; returns its id. It is enabled.
+--
+-- Parameters:
+--   name               1 to 100 letters, digits and _ . -
+--   sink, config       type of the sink, and its settings; secrets by reference, "env:NAME" or "file:/path"
+--   retry              "standard", "ulak", or a list of at most 100 delays in seconds, 0 to 30 days each; there is one try more than delays
+--   rate, burst        deliveries started per second, and at once after an idle time; null: no limit, and those of one second
+--   concurrency        deliveries that run at once, over all deliverers
+--   breaker_threshold  failures in a row that open the breaker, 1 to 1000
+--   breaker_cooldown   seconds between two probes of an open breaker, 5 to 3600
+--   disable_after      12 hours to 365 days without a success, while deliveries fail, disable the endpoint; null: never
+--   max_waiting        deliveries that wait, beyond which events are dropped for this endpoint; null: no limit
+--   max_age            age at which a delivery expires, at most 10 years; null: that of its event
+--   keeps_response     the answer is kept as the result of the delivery
+-- Errors: JQ001 a bad option, JQ051 the name is taken. On an error nothing is written.
+-- Locks: until the transaction ends, the name; and as forebay.limit_key().
+create function forebay.create_endpoint(
+    name text, sink text, config jsonb, retry jsonb default '"standard"', rate double precision default null,
+    burst integer default null, concurrency integer default 50, breaker_threshold integer default 10,
+    breaker_cooldown integer default 30, disable_after interval default null, max_waiting bigint default null,
+    max_age interval default null, keeps_response boolean default false)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_at  constant timestamptz := forebay._now();
+    v_new forebay.endpoint;
+begin
+    v_new.name := create_endpoint.name;
+    v_new.sink := create_endpoint.sink;
+    v_new.config := create_endpoint.config;
+    v_new.retry := create_endpoint.retry;
+    v_new.rate := create_endpoint.rate;
+    v_new.burst := create_endpoint.burst;
+    v_new.concurrency := create_endpoint.concurrency;
+    v_new.breaker_threshold := create_endpoint.breaker_threshold;
+    v_new.breaker_cooldown := create_endpoint.breaker_cooldown;
+    v_new.disable_after := create_endpoint.disable_after;
+    v_new.max_waiting := create_endpoint.max_waiting;
+    v_new.max_age := create_endpoint.max_age;
+    v_new.keeps_response := create_endpoint.keeps_response;
+    perform forebay._check_endpoint(v_new);
+    insert into forebay.endpoint as e (
+        name, sink, config, retry, rate, burst, concurrency, breaker_threshold, breaker_cooldown, disable_after, max_waiting, max_age,
+        keeps_response, created_at, changed_at, version)
+    values (v_new.name, v_new.sink, v_new.config, v_new.retry, v_new.rate, v_new.burst, v_new.concurrency, v_new.breaker_threshold,
+            v_new.breaker_cooldown, v_new.disable_after, v_new.max_waiting, v_new.max_age, v_new.keeps_response, v_at, v_at, 0)
+    on conflict on constraint endpoint_name_key do nothing
+    returning e.* into v_new;
+    if v_new.endpoint_id is null then
+        raise exception using errcode = 'JQ051', message = format('endpoint %s exists already', quote_literal(create_endpoint.name)),
+            detail = jsonb_build_object('endpoint', create_endpoint.name), hint = 'Change it with forebay.alter_endpoint().';
+    end if;
+    insert into forebay.endpoint_state (endpoint_id) values (v_new.endpoint_id);
+    perform forebay._renew_endpoint(v_new.endpoint_id);
+    perform forebay._limit_endpoint(v_new, null);
+    perform forebay._record_event('endpoints.create', p_subject_id => v_new.endpoint_id, p_new => forebay._endpoint_facts(v_new));
+    return v_new.endpoint_id;
+end
+$$;
+
+
+-- functions/endpoints/drop_endpoint.sql
+
+-- grant: operator
+
+-- Drop an endpoint, with its subscriptions. Deliveries that still wait for it become dead letters when a deliverer comes to them.
+--
+-- Parameters: discard, also if deliveries wait; deliveries that wait for a retry, or that no deliverer has met yet, are not seen here.
+-- Errors: JQ050 no such endpoint, JQ053 deliveries wait.
+-- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.limit_key().
+create function forebay.drop_endpoint(name text, discard boolean default false) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_endpoint constant forebay.endpoint := forebay._lock_endpoint(drop_endpoint.name);
+    v_waiting  bigint;
+begin
+    select w.waiting into v_waiting from forebay._endpoint_waiting(v_endpoint.name) w;
+    if v_waiting > 0 and discard is not true then
+        raise exception using errcode = 'JQ053', message = format('%s deliveries wait for endpoint %s', v_waiting, quote_literal(v_endpoint.name)),
+            detail = jsonb_build_object('endpoint', v_endpoint.name, 'waiting', v_waiting),
+            hint = 'Wait until they are delivered, or drop it with discard => true: they become dead letters.';
+    end if;
+    delete from forebay.endpoint e where e.endpoint_id = v_endpoint.endpoint_id;
+    perform nextval('forebay.endpoint_seq');
+    perform forebay._set_key_limits('forebay.deliver', v_endpoint.name, null, null, null);
+    perform forebay.resume_key('forebay.deliver', limit_key => v_endpoint.name);
+    perform forebay._record_event(
+        'endpoints.drop', p_subject_id => v_endpoint.endpoint_id, p_old => forebay._endpoint_facts(v_endpoint), p_count => v_waiting);
+end
+$$;
+
+
+-- How many deliveries of an endpoint are parked, and since when the first of them waits. No job is counted: claims keep the number.
+create function forebay._endpoint_waiting(p_name text, out waiting bigint, out since timestamptz)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_run forebay.limit_run;
+    v_row forebay.limit_parked;
+begin
+    select i.* into v_run
+    from forebay.queue_group g
+    cross join lateral (select * from forebay.limit_run i
+                        where i.group_id = g.group_id and i.limit_key = p_name order by i.no desc limit 1) i
+    where g.queue = 'forebay.deliver' and g.name = 'default';
+    waiting := coalesce(v_run.waiting, 0);
+    if waiting > 0 then
+        select p.* into v_row from forebay.limit_parked p
+        where p.group_id = v_run.group_id and p.limit_key = p_name and p.parked_no > coalesce(v_run.taken_up_to, 0)
+        order by p.parked_no limit 1;
+        since := (forebay._row(v_row.lane, v_row.xid, v_row.seq)).enqueued_at;
+    end if;
+end
+$$;
+
+
+-- functions/endpoints/enable_endpoint.sql
+
+-- grant: operator
+
+-- Enable an endpoint: deliveries that wait are sent, and the breaker is closed. Returns whether it was disabled.
+--
+-- Events that were published while it was disabled are not delivered; forebay.replay_endpoint() since disabled_at does that.
+--
+-- Errors: JQ050 no such endpoint.
+-- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.resume_key().
+create function forebay.enable_endpoint(name text) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_endpoint constant forebay.endpoint := forebay._lock_endpoint(enable_endpoint.name);
+begin
+    if v_endpoint.disabled_at is null then
+        return false;
+    end if;
+    update forebay.endpoint e set disabled_at = null, disabled_why = null, changed_at = forebay._now()
+    where e.endpoint_id = v_endpoint.endpoint_id;
+    -- Or the first failure would disable it again.
+    update forebay.endpoint_state s set failures = 0, opened_at = null, failing_since = null, failing_percent = 0
+    where s.endpoint_id = v_endpoint.endpoint_id;
+    perform forebay._renew_endpoint(v_endpoint.endpoint_id);
+    perform forebay._limit_endpoint(v_endpoint, null);
+    perform forebay.resume_key('forebay.deliver', limit_key => v_endpoint.name);
+    perform forebay._record_event(
+        'endpoints.enable', p_subject_id => v_endpoint.endpoint_id,
+        p_old => jsonb_build_object('name', v_endpoint.name, 'disabled_at', v_endpoint.disabled_at, 'why', v_endpoint.disabled_why));
+    return true;
+end
+$$;
+
+
+-- Disable an endpoint: nothing is sent to it. Deliveries wait, and events that are published from now on are not delivered to it. Calls that
+-- run finish. Returns whether it was enabled.
+--
+-- Parameters: why, at most 1,000 characters, shown in the event log and by forebay.endpoints().
+-- Errors: JQ050 no such endpoint.
+-- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.pause_key().
+create function forebay.disable_endpoint(name text, why text default null) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_endpoint constant forebay.endpoint := forebay._lock_endpoint(disable_endpoint.name);
+begin
+    if v_endpoint.disabled_at is not null then
+        return false;
+    end if;
+    perform forebay._disable_endpoint(v_endpoint, why);
+    return true;
+end
+$$;
+
+
+-- Disable an endpoint that is enabled and locked.
+create function forebay._disable_endpoint(e forebay.endpoint, p_why text) returns void
+language plpgsql volatile
+as $$
+declare
+    v_at constant timestamptz := forebay._now();
+begin
+    update forebay.endpoint i set disabled_at = v_at, disabled_why = left(p_why, 1000), changed_at = v_at where i.endpoint_id = e.endpoint_id;
+    perform forebay._renew_endpoint(e.endpoint_id);
+    perform forebay.pause_key('forebay.deliver', limit_key => e.name);
+    perform forebay._record_event(
+        'endpoints.disable', p_subject_id => e.endpoint_id, p_new => jsonb_build_object('name', e.name), p_detail => p_why);
+end
+$$;
+
+
+-- functions/endpoints/endpoint_settings.sql
+
+-- grant: worker
+
+-- Settings of endpoints, for deliverers: those that changed after an earlier call, and the ids of all.
+--
+-- version: for the next call. Changes of transactions that were open during this call are returned by the next one, and an endpoint may
+-- be returned several times; the same (endpoint_id, version) has the same settings. endpoints: an array of objects with endpoint_id,
+-- name, sink, config, retired_secrets (array of {"secret", "until"}: they sign too until then), retry, concurrency, keeps_response, breaker_threshold,
+-- disabled_at and opened_at (null: it is enabled, and the breaker is closed), version.
+--
+-- Parameters: p_since, version of the call before; 0: return all, also after each new connection.
+-- Errors: none.
+-- pages: 50 + 3 an endpoint
+create function forebay.endpoint_settings_v1(p_since bigint, out version bigint, out ids bigint[], out endpoints jsonb)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    -- A transaction that is open now, and one that begins later, has no number below xmin.
+    select pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+           array(select e.endpoint_id from forebay.endpoint e order by e.endpoint_id),
+           (select coalesce(jsonb_agg(jsonb_build_object(
+                'endpoint_id', e.endpoint_id, 'name', e.name, 'sink', e.sink, 'config', e.config, 'retired_secrets', e.retired_secrets,
+                'retry', e.retry, 'concurrency', e.concurrency, 'keeps_response', e.keeps_response, 'breaker_threshold', e.breaker_threshold,
+                'disabled_at', e.disabled_at, 'opened_at', s.opened_at, 'version', e.version) order by e.endpoint_id), '[]')
+            from forebay.endpoint e
+            join forebay.endpoint_state s on s.endpoint_id = e.endpoint_id
+            where e.version >= p_since)
+$$;
+
+
+-- functions/endpoints/endpoints.sql
+
+-- grant: operator, reader
+
+-- The endpoints with their settings and their health, by name, without counting jobs.
+--
+-- breaker: closed, open, or half-open: since next_probe_at one delivery may run as a probe. failures: in a row.
+-- waiting: parked deliveries, since waiting_since the first one; those that wait for a retry, and those that no deliverer has met yet, are not counted.
+-- paused_until: the endpoint asked for a pause, or an operator paused its key; infinity: without an end.
+-- accepted_per_second, failed_per_second, rejected_per_second, p99_seconds: of the last two minutes. p99_seconds: at least 99 % of the accepted
+-- messages took at most that long since their publication, in steps of powers of two; null: none was accepted. It is rounded up.
+-- failing_since: the first failure since the last success. is_overfull: events are dropped, since max_waiting deliveries wait.
+--
+-- Parameters: only_name, null: all.
+-- Errors: none.
+-- pages: 200 + 100 an endpoint
+create function forebay.endpoints(only_name text default null)
+returns table (name text, endpoint_id bigint, sink text, config jsonb, retry jsonb, rate double precision, burst integer, concurrency integer,
+               breaker_threshold integer, breaker_cooldown integer, disable_after interval, max_waiting bigint, max_age interval,
+               keeps_response boolean, created_at timestamptz, changed_at timestamptz, disabled_at timestamptz, disabled_why text, breaker text,
+               failures integer, opened_at timestamptz, next_probe_at timestamptz, failing_since timestamptz, paused_until timestamptz,
+               waiting bigint, waiting_since timestamptz, is_overfull boolean, accepted_per_second double precision,
+               failed_per_second double precision, rejected_per_second double precision, p99_seconds double precision,
+               last_success_at timestamptz, last_failure_at timestamptz, last_error text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_at constant timestamptz := forebay._now();
+begin
+    return query
+    select e.name, e.endpoint_id, e.sink, e.config, e.retry, e.rate, e.burst, e.concurrency, e.breaker_threshold, e.breaker_cooldown,
+           e.disable_after, e.max_waiting, e.max_age, e.keeps_response, e.created_at, e.changed_at, e.disabled_at, e.disabled_why,
+           case when s.opened_at is null then 'closed' when o.probe_at > v_at then 'open' else 'half-open' end,
+           s.failures, s.opened_at, o.probe_at, s.failing_since,
+           case when e.disabled_at is null then p.until end,
+           w.waiting, w.since, s.is_overfull, a.accepted / 120.0::double precision, a.failed / 120.0::double precision,
+           a.rejected / 120.0::double precision, h.p99, s.last_success_at, s.last_failure_at, s.last_error
+    from forebay.endpoint e
+    join forebay.endpoint_state s on s.endpoint_id = e.endpoint_id
+    cross join lateral (select forebay._probe_at(s, e.breaker_cooldown) as probe_at offset 0) o
+    cross join lateral forebay._endpoint_waiting(e.name) w
+    left join lateral (select coalesce(k.resume_at, 'infinity') as until from forebay.key_pause k
+                       where k.queue = 'forebay.deliver' and k.sort = 'limit' and k.key = e.name and coalesce(k.resume_at > v_at, true)
+                         and coalesce(k.begins_at <= v_at, true)) p on true
+    cross join lateral (select coalesce(sum(i.accepted), 0) as accepted, coalesce(sum(i.failed), 0) as failed, coalesce(sum(i.rejected), 0) as rejected
+                        from forebay.endpoint_activity i
+                        where i.endpoint_id = e.endpoint_id and i.at > v_at - interval '2 minutes') a
+    cross join lateral (select min(c.bound) as p99
+                        from (select 0.001 * power(2::double precision, u.nr - 1) as bound, sum(sum(u.count)) over (order by u.nr) as below,
+                                     sum(sum(u.count)) over () as total
+                              from forebay.endpoint_activity i cross join lateral unnest(i.latencies) with ordinality u (count, nr)
+                              where i.endpoint_id = e.endpoint_id and i.at > v_at - interval '2 minutes'
+                              group by u.nr) c
+                        where c.total > 0 and c.below >= 0.99 * c.total) h
+    where endpoints.only_name is null or e.name = endpoints.only_name
+    order by e.name;
+end
+$$;
+
+
+-- functions/endpoints/report.sql
+
+-- grant: worker
+
+-- Report what calls of endpoints found. Counts failures, opens and closes breakers, pauses and disables endpoints; returns the state of each
+-- reported endpoint that exists.
+--
+-- Invariant: an answer ends the row of failures, also a permanent error. At breaker_threshold failures in a row, over all
+-- processes, the breaker opens, once. A success or a count that changes no state updates no row, except last_success_at each 5 seconds.
+--
+-- Parameters: p_worker, the name of the process; p_reports, an array of objects, one for each endpoint:
+--   endpoint_id
+--   accepted, failed, rejected   messages since the last report
+--   latencies       of accepted messages, from publication: element n, from 0, counts those below 2^n ms, and not below 2^(n-1) ms
+--   failures        failed calls in a row, since the last answer if there was one
+--   answered        whether the endpoint answered at all
+--   error           of the last call that failed; null: none
+--   pause_seconds   the endpoint asked for a pause, at most an hour is granted; null: it did not
+--   gone            the endpoint wants no messages any more: it is disabled
+-- Errors: JQ001 no array.
+-- Locks, until the transaction ends: each endpoint whose state changes, in the order of the ids; and, if a breaker changes, as forebay.limit_key().
+-- pages: 100 + 200 an endpoint
+create function forebay.report_deliveries_v1(p_worker text, p_reports jsonb)
+returns table (endpoint_id bigint, opened_at timestamptz, disabled_at timestamptz, version bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_at     constant timestamptz := forebay._now();
+    v_report forebay._delivery_report;
+begin
+    if jsonb_typeof(p_reports) is distinct from 'array' then
+        raise exception using errcode = 'JQ001', column = 'p_reports',
+            message = format('reports are %s, not a JSON array', coalesce(jsonb_typeof(p_reports), 'null'));
+    end if;
+    insert into forebay.endpoint_activity (endpoint_id, at, accepted, failed, rejected, dropped, latencies)
+    select r.endpoint_id, v_at, coalesce(r.accepted, 0), coalesce(r.failed, 0), coalesce(r.rejected, 0), 0, coalesce(r.latencies, '{}')
+    from jsonb_populate_recordset(null::forebay._delivery_report, p_reports) r
+    where coalesce(r.accepted, 0) + coalesce(r.failed, 0) + coalesce(r.rejected, 0) > 0
+      and exists (select from forebay.endpoint e where e.endpoint_id = r.endpoint_id);
+    for v_report in
+        select r.*
+        from jsonb_populate_recordset(null::forebay._delivery_report, p_reports) r
+        join forebay.endpoint_state s on s.endpoint_id = r.endpoint_id
+        where r.failures > 0 or r.failed > 0 or r.rejected > 0 or r.pause_seconds > 0 or r.gone
+           or r.answered and (s.failures > 0 or s.opened_at is not null)
+           or r.accepted > 0 and (s.failing_since is not null or coalesce(s.last_success_at <= v_at - interval '5 seconds', true))
+        order by r.endpoint_id
+    loop
+        perform forebay._report_endpoint(p_worker, v_report, v_at);
+    end loop;
+    return query
+    select e.endpoint_id, s.opened_at, e.disabled_at, e.version
+    from jsonb_populate_recordset(null::forebay._delivery_report, p_reports) r
+    join forebay.endpoint e on e.endpoint_id = r.endpoint_id
+    join forebay.endpoint_state s on s.endpoint_id = e.endpoint_id
+    order by e.endpoint_id;
+end
+$$;
+
+
+-- Record the report about one endpoint.
+create function forebay._report_endpoint(p_worker text, r forebay._delivery_report, p_at timestamptz) returns void
+language plpgsql volatile
+as $$
+declare
+    e         forebay.endpoint;
+    s         forebay.endpoint_state;
+    n         forebay.endpoint_state;
+    v_failed  constant boolean := coalesce(r.failed, 0) + coalesce(r.rejected, 0) + coalesce(r.failures, 0) > 0;
+    v_is_due  constant interval := interval '5 seconds';
+    v_percent integer := 0;
+    v_why     text;
+begin
+    select i.* into s from forebay.endpoint_state i where i.endpoint_id = r.endpoint_id for update;
+    if not found then
+        return;  -- It was dropped meanwhile.
+    end if;
+    -- Who changes an endpoint has locked its state.
+    select i.* into e from forebay.endpoint i where i.endpoint_id = r.endpoint_id;
+    n := s;
+    n.failures := least(coalesce(r.failures, 0) + case when r.answered then 0 else s.failures::bigint end, 1000000);
+    n.opened_at := case when n.failures >= e.breaker_threshold then coalesce(s.opened_at, p_at)
+                        when not coalesce(r.answered, false) then s.opened_at end;
+    n.failing_since := case when r.accepted > 0 then case when r.failures > 0 then p_at end
+                            else coalesce(s.failing_since, case when v_failed then p_at end) end;
+    if n.failing_since is distinct from s.failing_since then
+        n.failing_percent := 0;
+    end if;
+    if v_failed and e.disabled_at is null and e.disable_after is not null then
+        v_percent := (select coalesce(max(l), 0) from unnest('{50,70,90,100}'::integer[]) l
+                      where p_at >= n.failing_since + e.disable_after * (l / 100.0));
+        n.failing_percent := greatest(n.failing_percent, v_percent);
+    end if;
+
+    if (n.failures, n.opened_at, n.failing_since, n.failing_percent) is distinct from (s.failures, s.opened_at, s.failing_since, s.failing_percent)
+       or v_failed and coalesce(s.last_failure_at <= p_at - v_is_due, true)
+       or r.accepted > 0 and coalesce(s.last_success_at <= p_at - v_is_due, true) then
+        update forebay.endpoint_state i
+        set failures = n.failures, opened_at = n.opened_at, failing_since = n.failing_since, failing_percent = n.failing_percent,
+            last_success_at = case when r.accepted > 0 then p_at else i.last_success_at end,
+            last_failure_at = case when v_failed then p_at else i.last_failure_at end,
+            last_error = case when v_failed then left(r.error, 1000) else i.last_error end
+        where i.endpoint_id = r.endpoint_id;
+    end if;
+    if n.opened_at is distinct from s.opened_at then
+        perform forebay._renew_endpoint(e.endpoint_id);
+        perform forebay._limit_endpoint(e, n.opened_at + make_interval(secs => e.breaker_cooldown));
+        perform forebay._record_event(
+            case when n.opened_at is null then 'circuit.closed' else 'circuit.opened' end, p_subject_id => e.endpoint_id,
+            p_old => case when n.opened_at is null then jsonb_build_object('name', e.name, 'opened_at', s.opened_at) end,
+            p_new => case when n.opened_at is not null
+                          then jsonb_build_object('name', e.name, 'failures', n.failures, 'error', left(r.error, 1000)) end,
+            p_detail => 'reported by ' || p_worker);
+    end if;
+
+    v_why := case when e.disabled_at is not null then null
+                  when r.gone then coalesce('gone: ' || left(r.error, 900), 'gone')
+                  when v_percent = 100 then format('no success since %s', n.failing_since) end;
+    if n.failing_percent > s.failing_percent then
+        perform forebay._publish_failing(e, n, r.error);
+    end if;
+    if v_why is not null then
+        perform forebay._disable_endpoint(e, v_why);
+    elsif e.disabled_at is null and r.pause_seconds > 0 then
+        perform forebay._pause_endpoint(e.name, least(r.pause_seconds, 3600), p_at);
+    end if;
+end
+$$;
+
+
+-- Pause the key of an endpoint that asked for it. A pause of an operator, also a planned one, and one that is about as long are left alone.
+create function forebay._pause_endpoint(p_name text, p_seconds double precision, p_at timestamptz) returns void
+language plpgsql volatile
+as $$
+begin
+    if not exists (select from forebay.key_pause p
+                   where p.queue = 'forebay.deliver' and p.sort = 'limit' and p.key = p_name
+                     and (coalesce(p.resume_at > p_at + make_interval(secs => greatest(p_seconds - 1, 0)), true)
+                          or coalesce(p.begins_at > p_at, false))) then
+        perform forebay.pause_key('forebay.deliver', limit_key => p_name, resume_after => make_interval(secs => p_seconds));
+    end if;
+end
+$$;
+
+
+-- Publish that an endpoint has had no success for a part of the time after which it is disabled.
+create function forebay._publish_failing(e forebay.endpoint, s forebay.endpoint_state, p_error text) returns void
+language plpgsql volatile
+as $$
+begin
+    perform forebay.publish(
+        'forebay.endpoint_failing',
+        jsonb_build_object('endpoint', e.name, 'percent', s.failing_percent, 'since', s.failing_since, 'error', left(p_error, 1000)));
+exception
+    when configuration_limit_exceeded then
+        null;  -- The queue of events is full. The report counts nevertheless.
+end
+$$;
+
+
+-- functions/endpoints/reset_endpoint.sql
+
+-- grant: operator
+
+-- Close the breaker of an endpoint, and count its failures from 0. Returns whether the breaker was open.
+--
+-- Errors: JQ050 no such endpoint.
+-- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.limit_key().
+create function forebay.reset_endpoint(name text) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_endpoint constant forebay.endpoint := forebay._lock_endpoint(reset_endpoint.name);
+    v_before   forebay.endpoint_state;
+begin
+    select s.* into v_before from forebay.endpoint_state s where s.endpoint_id = v_endpoint.endpoint_id;
+    if v_before.failures = 0 and v_before.opened_at is null then
+        return false;
+    end if;
+    update forebay.endpoint_state s set failures = 0, opened_at = null where s.endpoint_id = v_endpoint.endpoint_id;
+    if v_before.opened_at is null then
+        return false;
+    end if;
+    perform forebay._renew_endpoint(v_endpoint.endpoint_id);
+    perform forebay._limit_endpoint(v_endpoint, null);
+    perform forebay._record_event(
+        'circuit.reset', p_subject_id => v_endpoint.endpoint_id,
+        p_old => jsonb_build_object('name', v_endpoint.name, 'opened_at', v_before.opened_at, 'failures', v_before.failures));
+    return true;
+end
+$$;
+
+
+-- functions/endpoints/rotate_secret.sql
+
+-- grant: operator
+
+-- Sign the messages of an endpoint with a new secret. The old secrets sign too until the grace has passed, so that the receiver can change
+-- to the new one meanwhile.
+--
+-- Parameters: secret, a reference, "env:NAME" or "file:/path"; grace, 0 to 30 days.
+-- Errors: JQ001 the sink does not sign, the secret is no reference or is in use, or there would be more than 10; JQ050 no such endpoint.
+-- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait.
+create function forebay.rotate_secret(endpoint text, secret text, grace interval default '24 hours') returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_at       constant timestamptz := forebay._now();
+    v_endpoint constant forebay.endpoint := forebay._lock_endpoint(rotate_secret.endpoint);
+    v_current  constant jsonb := coalesce(nullif(v_endpoint.config -> 'secrets', 'null'), '[]');
+    v_retired  jsonb;
+    v_problem  text;
+begin
+    select coalesce(jsonb_agg(r), '[]') into v_retired
+    from (select i from jsonb_array_elements(v_endpoint.retired_secrets) i where (i ->> 'until')::timestamptz > v_at
+          union all
+          select jsonb_build_object('secret', s, 'until', v_at + grace) from jsonb_array_elements(v_current) s where grace > interval '0') o (r);
+    v_problem := case
+        when not exists (select from forebay.sink_type t where t.name = v_endpoint.sink and 'secrets' = any (t.settings))
+            then format('the sink %s of endpoint %s does not sign', v_endpoint.sink, quote_literal(v_endpoint.name))
+        when (rotate_secret.secret ~ '^(env|file):.') is not true then 'secret is not a reference, "env:NAME" or "file:/path"'
+        when v_current ? rotate_secret.secret then format('secret %s is in use already', quote_literal(left(rotate_secret.secret, 80)))
+        when (grace between interval '0' and interval '30 days') is not true
+            then format('grace %s is outside 0 to 30 days', coalesce(grace::text, 'null'))
+        when jsonb_array_length(v_retired) >= 10 then format('%s secrets are in their grace, the limit is 9', jsonb_array_length(v_retired)) end;
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', column = case when v_problem like 'grace%' then 'grace' else 'secret' end,
+            message = v_problem, hint = 'Nothing was changed.';
+    end if;
+    update forebay.endpoint e
+    set config = jsonb_set(e.config, '{secrets}', jsonb_build_array(rotate_secret.secret)), retired_secrets = v_retired, changed_at = v_at
+    where e.endpoint_id = v_endpoint.endpoint_id;
+    perform forebay._renew_endpoint(v_endpoint.endpoint_id);
+    perform forebay._record_event(
+        'endpoints.rotate', p_subject_id => v_endpoint.endpoint_id,
+        p_old => jsonb_build_object('name', v_endpoint.name, 'secrets', v_current),
+        p_new => jsonb_build_object('name', v_endpoint.name, 'secrets', jsonb_build_array(rotate_secret.secret), 'grace', grace));
+end
+$$;
+
+
+-- functions/endpoints/send.sql
+
+-- grant: producer, worker
+
+-- Send a message to one endpoint, in the caller's transaction; returns the id of the delivery, a job.
+--
+-- Invariant "commit decides": the message is sent if and only if this transaction commits.
+--
+-- Parameters:
+--   endpoint        the name of an enabled endpoint
+--   payload         JSON object, the body of the message
+--   kind            for the receiver: letters, digits and _ . : -
+--   priority, delay, run_at, expires_at, tag, correlation_id, headers, unique_as   as forebay.enqueue(). The endpoint's max_age, if it has
+--                   one, bounds expires_at
+--   ordering_key    messages of the endpoint with the same key are sent one at a time, in order
+-- Errors: those of forebay.enqueue(), JQ050 no such endpoint, JQ052 it is disabled. On an error nothing is written.
+-- Locks: as forebay.enqueue().
+create function forebay.send(
+    endpoint text, payload jsonb, kind text default 'message', priority integer default 100, delay interval default null,
+    run_at timestamptz default null, expires_at timestamptz default null, tag text default null, correlation_id text default null,
+    headers jsonb default null, unique_as jsonb default null, ordering_key text default null)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_endpoint forebay.endpoint;
+begin
+    select e.* into v_endpoint from forebay.endpoint e where e.name = send.endpoint;
+    if v_endpoint.endpoint_id is null then
+        perform forebay._raise_no_endpoint(send.endpoint);
+    elsif v_endpoint.disabled_at is not null then
+        raise exception using errcode = 'JQ052', message = format('endpoint %s is disabled', quote_literal(v_endpoint.name)),
+            detail = jsonb_build_object('endpoint', v_endpoint.name, 'why', v_endpoint.disabled_why),
+            hint = 'Nothing was sent. forebay.enable_endpoint() enables it.';
+    elsif jsonb_typeof(send.payload) is distinct from 'object' then
+        raise exception using errcode = 'JQ001', column = 'payload',
+            message = format('payload must be a JSON object, not %s', coalesce(jsonb_typeof(send.payload), 'null')), hint = 'Nothing was sent.';
+    end if;
+    return forebay.enqueue(
+        send.kind, jsonb_build_object('payload', send.payload, 'endpoint', v_endpoint.endpoint_id), 'forebay.deliver', send.priority,
+        send.delay, send.run_at,
+        least(send.expires_at, coalesce(send.run_at, forebay._now() + coalesce(send.delay, interval '0')) + v_endpoint.max_age),
+        null, send.tag, send.correlation_id, send.headers, send.unique_as,
+        forebay._delivery_key(v_endpoint.name, send.ordering_key), v_endpoint.name);
+end
+$$;
+
+
+-- The ordering key of a delivery: that of the message, for one endpoint. One that would be too long is replaced by its hash.
+create function forebay._delivery_key(p_endpoint text, p_key text) returns text
+language sql immutable
+as $$
+    select case when length(p_endpoint) + 1 + length(p_key) <= 200 or p_key ~ E'[\x01-\x1f\x7f]' then p_endpoint || '/' || p_key
+                else p_endpoint || '/' || encode(sha256(convert_to(p_key, 'UTF8')), 'hex') end
+$$;
+
+
+-- functions/endpoints/sink_types.sql
+
+-- grant: worker
+
+-- Let endpoints have sinks of other packages: record their types. Returns how many are new or changed.
+--
+-- Parameters: p_types, an array of {"name", "settings", "required"}; those of Forebay are ignored.
+-- Errors: JQ001 something else.
+create function forebay.record_sink_types_v1(p_types jsonb) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_count bigint;
+begin
+    if not coalesce(jsonb_typeof(p_types) = 'array' and octet_length(p_types::text) <= 1000000
+                    and (select coalesce(bool_and(coalesce(
+                             jsonb_typeof(t) = 'object' and t ->> 'name' ~ '^[A-Za-z0-9_.-]{1,100}$'
+                             and jsonb_typeof(t -> 'settings') = 'array' and jsonb_typeof(t -> 'required') = 'array', false)), true)
+                         from jsonb_array_elements(case when jsonb_typeof(p_types) = 'array' then p_types end) t), false) then
+        raise exception using errcode = 'JQ001', column = 'p_types', message = 'types of sinks need name, settings and required';
+    end if;
+    insert into forebay.sink_type as s (name, settings, required, is_ours)
+    select t ->> 'name', array(select jsonb_array_elements_text(t -> 'settings')), array(select jsonb_array_elements_text(t -> 'required')), false
+    from (select distinct on (i ->> 'name') i from jsonb_array_elements(p_types) i) d (t)
+    order by t ->> 'name'
+    on conflict on constraint sink_type_pkey do update set settings = excluded.settings, required = excluded.required
+    where not s.is_ours and (s.settings, s.required) is distinct from (excluded.settings, excluded.required);
+    get diagnostics v_count = row_count;
+    return v_count;
+end
+$$;
+
+
+-- functions/endpoints/test_endpoint.sql
+
+-- grant: operator
+
+-- Send a test message to an endpoint, of the kind forebay.test and before its other deliveries; returns the id of the delivery, a job.
+--
+-- The breaker, the limits and the retries of the endpoint apply.
+--
+-- Errors: JQ050 no such endpoint, JQ052 it is disabled.
+create function forebay.test_endpoint(name text) returns bigint
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select forebay.send(
+        test_endpoint.name, jsonb_build_object('endpoint', test_endpoint.name, 'sent_at', forebay._now()), 'forebay.test', -32768,
+        expires_at => forebay._now() + interval '1 hour', tag => 'forebay.test_endpoint')
 $$;
 
 
@@ -10692,7 +11660,7 @@ $$;
 -- commit, or a call that was rolled back, left behind; promotions, old cursors of the promoter; batches, whose jobs left the
 -- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limit_runs; limiters; counts; heartbeats;
 -- leases; failures; events; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
--- mirror_breakers; mirror_audits; unique_keys.
+-- mirror_breakers; mirror_audits; unique_keys; endpoint_activities.
 --
 -- Parameters: p_part; p_after, next of the call before, null: begin a pass; p_most, 1 to 1000000.
 -- Errors: JQ001 an unknown part or a bad number, JQ030 foreign cluster.
@@ -10729,7 +11697,7 @@ as $$
     select array[
         'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limit_runs', 'limiters', 'counts', 'heartbeats', 'leases', 'failures',
         'events', 'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
-        'unique_keys']
+        'unique_keys', 'endpoint_activities']
 $$;
 
 
@@ -11033,6 +12001,14 @@ language sql volatile
 as $$
     select * from forebay._trim_by_time(
         'guard_event', 'at', forebay._now() - greatest(interval '60 days', forebay._retention(2)), p_after, p_most)
+$$;
+
+
+-- Delete counts of calls of endpoints: the health of an endpoint is that of the last minutes.
+create function forebay._trim_endpoint_activities(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
+as $$
+    select * from forebay._trim_by_time('endpoint_activity', 'at', forebay._now() - interval '1 hour', p_after, p_most)
 $$;
 
 
@@ -14077,32 +15053,36 @@ begin
                 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
                 'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue',
                 'enqueue_each', 'enqueue_many', 'enqueue_unique', 'queue_known', 'queue_of', 'record_direct',
-                'throttled']
+                'send', 'throttled']
             when 'forebay_worker' then array[
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
                 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
                 'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1',
-                'close_groups', 'close_lease_v1', 'compare_queues', 'count_v1', 'drop_segments_v1', 'enqueue',
-                'enqueue_each', 'enqueue_many', 'enqueue_unique', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job',
-                'lead_v1', 'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1',
-                'promote_v1', 'proofs_v1', 'queue_known', 'queue_of', 'ready_v1', 'record_audit', 'record_direct',
-                'record_duty_v1', 'record_kinds_v1', 'record_progress_v1', 'record_repair', 'renew_counts_v1',
-                'resend_v1', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror',
-                'schema_version', 'seal_v1', 'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1',
-                'unfinished']
+                'close_groups', 'close_lease_v1', 'compare_queues', 'count_v1', 'drop_segments_v1',
+                'endpoint_settings_v1', 'enqueue', 'enqueue_each', 'enqueue_many', 'enqueue_unique', 'extend_v1',
+                'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits', 'mirror_status',
+                'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'proofs_v1', 'queue_known',
+                'queue_of', 'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_kinds_v1',
+                'record_progress_v1', 'record_repair', 'record_sink_types_v1', 'renew_counts_v1',
+                'report_deliveries_v1', 'resend_v1', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1',
+                'sample_mirror', 'schema_version', 'seal_v1', 'send', 'settle_v1', 'start_suspect_v1',
+                'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
-                'apply_queues', 'cancel', 'change_jobs', 'close_group', 'close_groups', 'compare_queues',
-                'dead_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job', 'job_history',
-                'jobs', 'keep_dead', 'key', 'keys', 'limit_key', 'limit_queue', 'limits', 'mirror_audits',
-                'mirror_status', 'mute_cause', 'open_group', 'pause_key', 'pause_queue', 'plan_change', 'proofs_v1',
-                'purge_dead', 'queue_known', 'queue_of', 'record_act', 'record_audit', 'record_outcome',
-                'record_repair', 'redrive', 'redrive_matching', 'resend_v1', 'result', 'resume_key', 'resume_queue',
-                'sample_mirror', 'schema_version', 'segment_held_by', 'set_concurrency', 'shard_queue', 'skip_dead',
-                'unfinished', 'unmute_cause', 'workers']
+                'alter_endpoint', 'apply_queues', 'cancel', 'change_jobs', 'close_group', 'close_groups',
+                'compare_queues', 'create_endpoint', 'dead_groups', 'dead_summary', 'depth', 'disable_endpoint',
+                'drop_endpoint', 'enable_endpoint', 'endpoints', 'events', 'explain_job', 'groups', 'job',
+                'job_history', 'jobs', 'keep_dead', 'key', 'keys', 'limit_key', 'limit_queue', 'limits',
+                'mirror_audits', 'mirror_status', 'mute_cause', 'open_group', 'pause_key', 'pause_queue',
+                'plan_change', 'proofs_v1', 'purge_dead', 'queue_known', 'queue_of', 'record_act', 'record_audit',
+                'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'resend_v1', 'reset_endpoint',
+                'result', 'resume_key', 'resume_queue', 'rotate_secret', 'sample_mirror', 'schema_version',
+                'segment_held_by', 'set_concurrency', 'shard_queue', 'skip_dead', 'test_endpoint', 'unfinished',
+                'unmute_cause', 'workers']
             when 'forebay_reader' then array[
-                'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'events', 'explain_job', 'groups', 'job',
-                'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits', 'mirror_status', 'queue_known',
-                'queue_of', 'result', 'schema_version', 'segment_held_by', 'throttled', 'unfinished', 'workers']
+                'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'events', 'explain_job',
+                'groups', 'job', 'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits', 'mirror_status',
+                'queue_known', 'queue_of', 'result', 'schema_version', 'segment_held_by', 'throttled', 'unfinished',
+                'workers']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -16298,6 +17278,20 @@ select setval('forebay.lane_horizon', 1);
 
 insert into forebay.cluster (system_identifier, database_oid)
 select i.system_identifier, i.database_oid from forebay._identity() i;
+
+-- The sinks of the library. A test compares them with their classes.
+insert into forebay.sink_type (name, settings, required, is_ours) values
+    ('celery', '{url,queue,tasks,app,connect_timeout}', '{}', true),
+    ('dramatiq', '{url,queue,tasks,namespace,max_priority,connect_timeout}', '{url}', true),
+    ('forebay', '{url,queue,kinds,remember_days,connect_timeout}', '{url}', true),
+    ('http', '{url,method,headers,auth,secrets,batch,cloudevents,source,concurrency,connect_timeout,timeout,response_bytes_max,show_response,ca_file,proxy,destinations}', '{url}', true),
+    ('kafka', '{url,topic,create,sasl_mechanism,connect_timeout,delivery_timeout,options}', '{url,topic}', true),
+    ('nats', '{url,subject,stream,ack_timeout,connect_timeout}', '{url,subject}', true),
+    ('rabbitmq', '{url,routing_key,exchange,persistent,confirm_timeout,connect_timeout,heartbeat}', '{url,routing_key}', true),
+    ('redis-list', '{url,key,connect_timeout}', '{url,key}', true),
+    ('redis-stream', '{url,stream,maxlen,create,connect_timeout}', '{url,stream}', true),
+    ('rq', '{url,queue,tasks,serializer,job_timeout,result_ttl,failure_ttl,connect_timeout}', '{url}', true),
+    ('sqs', '{queue_url,region,endpoint_url,profile,requests,connect_timeout,read_timeout}', '{queue_url}', true);
 
 select forebay._grant();
 

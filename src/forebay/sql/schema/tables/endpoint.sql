@@ -1,7 +1,15 @@
 -- Endpoints, event types, subscriptions and published events. See docs/design/endpoints.md.
 
--- Advanced by each change that deliverers and routers must see: they compare it and read the settings again.
+-- Advanced by each change of an endpoint. null: there never was one.
 create sequence forebay.endpoint_seq as bigint cache 1;
+
+-- The types of sinks that SQL accepts, with the names of their settings. Those of other packages are recorded by processes that have them.
+create table forebay.sink_type (
+    name     text collate "C" primary key,
+    settings text[] not null,
+    required text[] not null,
+    is_ours  boolean not null              -- of Forebay: only migrations change it
+);
 
 create table forebay.endpoint (
     endpoint_id       bigint generated always as identity primary key,
@@ -23,8 +31,9 @@ create table forebay.endpoint (
     disabled_why      text,
     created_at        timestamptz not null,
     changed_at        timestamptz not null,
-    version           bigint not null            -- of endpoint_seq at the last change
+    version           bigint not null            -- the transaction of the last change, also of the breaker: see endpoint_settings_v1()
 );
+create index endpoint_by_version on forebay.endpoint (version);
 
 comment on table forebay.endpoint is 'Destinations of published events; change them with forebay.alter_endpoint() and its relatives.';
 
@@ -49,11 +58,16 @@ create table forebay.endpoint_activity (
     failed      integer not null,                -- and retried, or dead after the last try
     rejected    integer not null,                -- permanent errors
     dropped     integer not null,                -- by the router: max_waiting
-    latencies   integer[] not null               -- of accepted ones, from publication: element n counts those below 2^n milliseconds
+    latencies   integer[] not null               -- of accepted ones, from publication: element n, from 0, counts those below 2^n milliseconds, and not below 2^(n-1)
 );
 create index endpoint_activity_by_endpoint on forebay.endpoint_activity (endpoint_id, at);
 create index endpoint_activity_by_age on forebay.endpoint_activity (at);
 alter table forebay.endpoint_activity replica identity full;
+
+-- What a process reports about one endpoint: see report_deliveries_v1().
+create type forebay._delivery_report as (
+    endpoint_id bigint, accepted integer, failed integer, rejected integer, latencies integer[], failures integer, answered boolean, error text,
+    pause_seconds double precision, gone boolean);
 
 create table forebay.event_type (
     name        text collate "C" primary key,

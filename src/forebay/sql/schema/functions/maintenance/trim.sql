@@ -12,7 +12,7 @@
 -- commit, or a call that was rolled back, left behind; promotions, old cursors of the promoter; batches, whose jobs left the
 -- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limit_runs; limiters; counts; heartbeats;
 -- leases; failures; events; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
--- mirror_breakers; mirror_audits; unique_keys.
+-- mirror_breakers; mirror_audits; unique_keys; endpoint_activities.
 --
 -- Parameters: p_part; p_after, next of the call before, null: begin a pass; p_most, 1 to 1000000.
 -- Errors: JQ001 an unknown part or a bad number, JQ030 foreign cluster.
@@ -47,7 +47,7 @@ as $$
     select array[
         'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limit_runs', 'limiters', 'counts', 'heartbeats', 'leases', 'failures',
         'events', 'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
-        'unique_keys']
+        'unique_keys', 'endpoint_activities']
 $$;
 
 
@@ -347,6 +347,14 @@ language sql volatile
 as $$
     select * from forebay._trim_by_time(
         'guard_event', 'at', forebay._now() - greatest(interval '60 days', forebay._retention(2)), p_after, p_most)
+$$;
+
+
+-- Delete counts of calls of endpoints: the health of an endpoint is that of the last minutes.
+create function forebay._trim_endpoint_activities(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
+as $$
+    select * from forebay._trim_by_time('endpoint_activity', 'at', forebay._now() - interval '1 hour', p_after, p_most)
 $$;
 
 

@@ -1,0 +1,80 @@
+-- grant: operator
+
+-- Change settings of an endpoint, also while it delivers. null leaves a setting as it is. Returns whether that changed anything.
+--
+-- First the settings named in `remove` are removed ('all' for all of them), then the given ones are set. Removing a rate removes its burst.
+-- New limits apply from the next claim on; if the breaker is open, when it closes. The new retry policy applies from the next failure on.
+-- A configuration replaces the old one as a whole.
+--
+-- Parameters: as forebay.create_endpoint(); remove, some of rate, burst, disable_after, max_waiting, max_age.
+-- Errors: JQ001 a bad option, JQ050 no such endpoint. On an error nothing is changed.
+-- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.limit_key().
+create function forebay.alter_endpoint(
+    name text, sink text default null, config jsonb default null, retry jsonb default null, rate double precision default null,
+    burst integer default null, concurrency integer default null, breaker_threshold integer default null,
+    breaker_cooldown integer default null, disable_after interval default null, max_waiting bigint default null,
+    max_age interval default null, keeps_response boolean default null, remove text[] default '{}')
+returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+#variable_conflict use_column
+declare
+    v_names  constant text[] := '{rate,burst,disable_after,max_waiting,max_age}';
+    v_remove text[] := coalesce(alter_endpoint.remove, '{}');
+    v_bad    text;
+    v_before constant forebay.endpoint := forebay._lock_endpoint(alter_endpoint.name);
+    v_new    forebay.endpoint := v_before;
+    v_state  forebay.endpoint_state;
+begin
+    select coalesce(quote_literal(left(r.name, 40)), 'null') into v_bad
+    from unnest(v_remove) r (name) where (r.name = any (v_names || 'all'::text)) is not true limit 1;
+    if v_bad is not null then
+        raise exception using errcode = 'JQ001', column = 'remove',
+            message = format('remove has %s, which is none of %s, all', v_bad, array_to_string(v_names, ', ')), hint = 'Nothing was changed.';
+    end if;
+    v_remove := case when 'all' = any (v_remove) then v_names
+                     else v_remove || case when 'rate' = any (v_remove) then '{burst}'::text[] end end;
+    v_new.sink := coalesce(alter_endpoint.sink, v_before.sink);
+    v_new.config := coalesce(alter_endpoint.config, v_before.config);
+    v_new.retry := coalesce(alter_endpoint.retry, v_before.retry);
+    v_new.rate := coalesce(alter_endpoint.rate, case when 'rate' <> all (v_remove) then v_before.rate end);
+    v_new.burst := coalesce(alter_endpoint.burst, case when 'burst' <> all (v_remove) then v_before.burst end);
+    v_new.concurrency := coalesce(alter_endpoint.concurrency, v_before.concurrency);
+    v_new.breaker_threshold := coalesce(alter_endpoint.breaker_threshold, v_before.breaker_threshold);
+    v_new.breaker_cooldown := coalesce(alter_endpoint.breaker_cooldown, v_before.breaker_cooldown);
+    v_new.disable_after := coalesce(alter_endpoint.disable_after, case when 'disable_after' <> all (v_remove) then v_before.disable_after end);
+    v_new.max_waiting := coalesce(alter_endpoint.max_waiting, case when 'max_waiting' <> all (v_remove) then v_before.max_waiting end);
+    v_new.max_age := coalesce(alter_endpoint.max_age, case when 'max_age' <> all (v_remove) then v_before.max_age end);
+    v_new.keeps_response := coalesce(alter_endpoint.keeps_response, v_before.keeps_response);
+    perform forebay._check_endpoint(v_new);
+    if v_new is not distinct from v_before then
+        return false;
+    end if;
+    if v_new.sink <> v_before.sink then
+        v_new.retired_secrets := '[]';
+    end if;
+    update forebay.endpoint e
+    set sink = v_new.sink, config = v_new.config, retired_secrets = v_new.retired_secrets, retry = v_new.retry, rate = v_new.rate,
+        burst = v_new.burst, concurrency = v_new.concurrency, breaker_threshold = v_new.breaker_threshold,
+        breaker_cooldown = v_new.breaker_cooldown, disable_after = v_new.disable_after, max_waiting = v_new.max_waiting,
+        max_age = v_new.max_age, keeps_response = v_new.keeps_response, changed_at = forebay._now()
+    where e.endpoint_id = v_new.endpoint_id;
+    perform forebay._renew_endpoint(v_new.endpoint_id);
+    select s.* into v_state from forebay.endpoint_state s where s.endpoint_id = v_new.endpoint_id;
+    if v_state.opened_at is null then
+        perform forebay._limit_endpoint(v_new, null);
+    elsif v_new.breaker_cooldown <> v_before.breaker_cooldown then
+        perform forebay._limit_endpoint(v_new, forebay._probe_at(v_state, v_new.breaker_cooldown));
+    end if;
+    -- Only what has changed.
+    perform forebay._record_event(
+        'endpoints.alter', p_subject_id => v_new.endpoint_id,
+        p_old => (select jsonb_object_agg(o.key, o.value) from jsonb_each(forebay._endpoint_facts(v_before)) o
+                  where o.key = 'name' or o.value is distinct from forebay._endpoint_facts(v_new) -> o.key),
+        p_new => (select jsonb_object_agg(n.key, n.value) from jsonb_each(forebay._endpoint_facts(v_new)) n
+                  where n.key = 'name' or n.value is distinct from forebay._endpoint_facts(v_before) -> n.key));
+    return true;
+end
+$$;

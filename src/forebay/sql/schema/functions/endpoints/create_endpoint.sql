@@ -1,0 +1,65 @@
+-- grant: operator
+
+-- Create an endpoint, a destination of events and messages; returns its id. It is enabled.
+--
+-- Parameters:
+--   name               1 to 100 letters, digits and _ . -
+--   sink, config       type of the sink, and its settings; secrets by reference, "env:NAME" or "file:/path"
+--   retry              "standard", "ulak", or a list of at most 100 delays in seconds, 0 to 30 days each; there is one try more than delays
+--   rate, burst        deliveries started per second, and at once after an idle time; null: no limit, and those of one second
+--   concurrency        deliveries that run at once, over all deliverers
+--   breaker_threshold  failures in a row that open the breaker, 1 to 1000
+--   breaker_cooldown   seconds between two probes of an open breaker, 5 to 3600
+--   disable_after      12 hours to 365 days without a success, while deliveries fail, disable the endpoint; null: never
+--   max_waiting        deliveries that wait, beyond which events are dropped for this endpoint; null: no limit
+--   max_age            age at which a delivery expires, at most 10 years; null: that of its event
+--   keeps_response     the answer is kept as the result of the delivery
+-- Errors: JQ001 a bad option, JQ051 the name is taken. On an error nothing is written.
+-- Locks: until the transaction ends, the name; and as forebay.limit_key().
+create function forebay.create_endpoint(
+    name text, sink text, config jsonb, retry jsonb default '"standard"', rate double precision default null,
+    burst integer default null, concurrency integer default 50, breaker_threshold integer default 10,
+    breaker_cooldown integer default 30, disable_after interval default null, max_waiting bigint default null,
+    max_age interval default null, keeps_response boolean default false)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+#variable_conflict use_column
+declare
+    v_at  constant timestamptz := forebay._now();
+    v_new forebay.endpoint;
+begin
+    v_new.name := create_endpoint.name;
+    v_new.sink := create_endpoint.sink;
+    v_new.config := create_endpoint.config;
+    v_new.retry := create_endpoint.retry;
+    v_new.rate := create_endpoint.rate;
+    v_new.burst := create_endpoint.burst;
+    v_new.concurrency := create_endpoint.concurrency;
+    v_new.breaker_threshold := create_endpoint.breaker_threshold;
+    v_new.breaker_cooldown := create_endpoint.breaker_cooldown;
+    v_new.disable_after := create_endpoint.disable_after;
+    v_new.max_waiting := create_endpoint.max_waiting;
+    v_new.max_age := create_endpoint.max_age;
+    v_new.keeps_response := create_endpoint.keeps_response;
+    perform forebay._check_endpoint(v_new);
+    insert into forebay.endpoint as e (
+        name, sink, config, retry, rate, burst, concurrency, breaker_threshold, breaker_cooldown, disable_after, max_waiting, max_age,
+        keeps_response, created_at, changed_at, version)
+    values (v_new.name, v_new.sink, v_new.config, v_new.retry, v_new.rate, v_new.burst, v_new.concurrency, v_new.breaker_threshold,
+            v_new.breaker_cooldown, v_new.disable_after, v_new.max_waiting, v_new.max_age, v_new.keeps_response, v_at, v_at, 0)
+    on conflict on constraint endpoint_name_key do nothing
+    returning e.* into v_new;
+    if v_new.endpoint_id is null then
+        raise exception using errcode = 'JQ051', message = format('endpoint %s exists already', quote_literal(create_endpoint.name)),
+            detail = jsonb_build_object('endpoint', create_endpoint.name), hint = 'Change it with forebay.alter_endpoint().';
+    end if;
+    insert into forebay.endpoint_state (endpoint_id) values (v_new.endpoint_id);
+    perform forebay._renew_endpoint(v_new.endpoint_id);
+    perform forebay._limit_endpoint(v_new, null);
+    perform forebay._record_event('endpoints.create', p_subject_id => v_new.endpoint_id, p_new => forebay._endpoint_facts(v_new));
+    return v_new.endpoint_id;
+end
+$$;

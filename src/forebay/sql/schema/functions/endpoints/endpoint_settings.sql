@@ -1,0 +1,28 @@
+-- grant: worker
+
+-- Settings of endpoints, for deliverers: those that changed after an earlier call, and the ids of all.
+--
+-- version: for the next call. Changes of transactions that were open during this call are returned by the next one, and an endpoint may
+-- be returned several times; the same (endpoint_id, version) has the same settings. endpoints: an array of objects with endpoint_id,
+-- name, sink, config, retired_secrets (array of {"secret", "until"}: they sign too until then), retry, concurrency, keeps_response, breaker_threshold,
+-- disabled_at and opened_at (null: it is enabled, and the breaker is closed), version.
+--
+-- Parameters: p_since, version of the call before; 0: return all, also after each new connection.
+-- Errors: none.
+-- pages: 50 + 3 an endpoint
+create function forebay.endpoint_settings_v1(p_since bigint, out version bigint, out ids bigint[], out endpoints jsonb)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+    -- A transaction that is open now, and one that begins later, has no number below xmin.
+    select pg_snapshot_xmin(pg_current_snapshot())::text::bigint,
+           array(select e.endpoint_id from forebay.endpoint e order by e.endpoint_id),
+           (select coalesce(jsonb_agg(jsonb_build_object(
+                'endpoint_id', e.endpoint_id, 'name', e.name, 'sink', e.sink, 'config', e.config, 'retired_secrets', e.retired_secrets,
+                'retry', e.retry, 'concurrency', e.concurrency, 'keeps_response', e.keeps_response, 'breaker_threshold', e.breaker_threshold,
+                'disabled_at', e.disabled_at, 'opened_at', s.opened_at, 'version', e.version) order by e.endpoint_id), '[]')
+            from forebay.endpoint e
+            join forebay.endpoint_state s on s.endpoint_id = e.endpoint_id
+            where e.version >= p_since)
+$$;

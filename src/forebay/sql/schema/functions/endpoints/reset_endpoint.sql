@@ -1,0 +1,32 @@
+-- grant: operator
+
+-- Close the breaker of an endpoint, and count its failures from 0. Returns whether the breaker was open.
+--
+-- Errors: JQ050 no such endpoint.
+-- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.limit_key().
+create function forebay.reset_endpoint(name text) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+#variable_conflict use_column
+declare
+    v_endpoint constant forebay.endpoint := forebay._lock_endpoint(reset_endpoint.name);
+    v_before   forebay.endpoint_state;
+begin
+    select s.* into v_before from forebay.endpoint_state s where s.endpoint_id = v_endpoint.endpoint_id;
+    if v_before.failures = 0 and v_before.opened_at is null then
+        return false;
+    end if;
+    update forebay.endpoint_state s set failures = 0, opened_at = null where s.endpoint_id = v_endpoint.endpoint_id;
+    if v_before.opened_at is null then
+        return false;
+    end if;
+    perform forebay._renew_endpoint(v_endpoint.endpoint_id);
+    perform forebay._limit_endpoint(v_endpoint, null);
+    perform forebay._record_event(
+        'circuit.reset', p_subject_id => v_endpoint.endpoint_id,
+        p_old => jsonb_build_object('name', v_endpoint.name, 'opened_at', v_before.opened_at, 'failures', v_before.failures));
+    return true;
+end
+$$;

@@ -1,0 +1,56 @@
+-- grant: producer, worker
+
+-- Send a message to one endpoint, in the caller's transaction; returns the id of the delivery, a job.
+--
+-- Invariant "commit decides": the message is sent if and only if this transaction commits.
+--
+-- Parameters:
+--   endpoint        the name of an enabled endpoint
+--   payload         JSON object, the body of the message
+--   kind            for the receiver: letters, digits and _ . : -
+--   priority, delay, run_at, expires_at, tag, correlation_id, headers, unique_as   as forebay.enqueue(). The endpoint's max_age, if it has
+--                   one, bounds expires_at
+--   ordering_key    messages of the endpoint with the same key are sent one at a time, in order
+-- Errors: those of forebay.enqueue(), JQ050 no such endpoint, JQ052 it is disabled. On an error nothing is written.
+-- Locks: as forebay.enqueue().
+create function forebay.send(
+    endpoint text, payload jsonb, kind text default 'message', priority integer default 100, delay interval default null,
+    run_at timestamptz default null, expires_at timestamptz default null, tag text default null, correlation_id text default null,
+    headers jsonb default null, unique_as jsonb default null, ordering_key text default null)
+returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+#variable_conflict use_column
+declare
+    v_endpoint forebay.endpoint;
+begin
+    select e.* into v_endpoint from forebay.endpoint e where e.name = send.endpoint;
+    if v_endpoint.endpoint_id is null then
+        perform forebay._raise_no_endpoint(send.endpoint);
+    elsif v_endpoint.disabled_at is not null then
+        raise exception using errcode = 'JQ052', message = format('endpoint %s is disabled', quote_literal(v_endpoint.name)),
+            detail = jsonb_build_object('endpoint', v_endpoint.name, 'why', v_endpoint.disabled_why),
+            hint = 'Nothing was sent. forebay.enable_endpoint() enables it.';
+    elsif jsonb_typeof(send.payload) is distinct from 'object' then
+        raise exception using errcode = 'JQ001', column = 'payload',
+            message = format('payload must be a JSON object, not %s', coalesce(jsonb_typeof(send.payload), 'null')), hint = 'Nothing was sent.';
+    end if;
+    return forebay.enqueue(
+        send.kind, jsonb_build_object('payload', send.payload, 'endpoint', v_endpoint.endpoint_id), 'forebay.deliver', send.priority,
+        send.delay, send.run_at,
+        least(send.expires_at, coalesce(send.run_at, forebay._now() + coalesce(send.delay, interval '0')) + v_endpoint.max_age),
+        null, send.tag, send.correlation_id, send.headers, send.unique_as,
+        forebay._delivery_key(v_endpoint.name, send.ordering_key), v_endpoint.name);
+end
+$$;
+
+
+-- The ordering key of a delivery: that of the message, for one endpoint. One that would be too long is replaced by its hash.
+create function forebay._delivery_key(p_endpoint text, p_key text) returns text
+language sql immutable
+as $$
+    select case when length(p_endpoint) + 1 + length(p_key) <= 200 or p_key ~ E'[\x01-\x1f\x7f]' then p_endpoint || '/' || p_key
+                else p_endpoint || '/' || encode(sha256(convert_to(p_key, 'UTF8')), 'hex') end
+$$;
