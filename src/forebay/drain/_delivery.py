@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import SinkUnavailable, shown
+from forebay.errors import SinkUnavailable
 from forebay.model import Dead, Retry, Snooze
 from forebay.model.outcome import Endings, Release
 from forebay.model.text import logger
@@ -30,6 +30,7 @@ from forebay.sinks import (
     TryLater,
     message_id,
 )
+from forebay.sinks._answers import check_answers, check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -209,7 +210,7 @@ class Delivery:
         try:
             async with asyncio.timeout(self._call_seconds):
                 found = await self._sink.seen(sent)
-            _check_count("seen", found, sent)
+            check_count("seen", found, sent)
         except Exception as error:
             unavailable = await self._fail(error)
             for place in places:
@@ -222,8 +223,8 @@ class Delivery:
             async with asyncio.timeout(self._call_seconds):
                 await self._open()
                 answers = await self._sink.send(messages)
-            _check_count("send", answers, messages)
-            _check_answers(answers)
+            check_count("send", answers, messages)
+            check_answers(answers)
         except asyncio.CancelledError:
             self._is_open = False  # Answers of the interrupted call may still arrive.
             raise
@@ -323,22 +324,6 @@ def _name(answer: Answer) -> str:
     return name
 
 
-def _check_answers(answers: Sequence[Any]) -> None:
-    """Refuse other values: a defect of the sink must use no attempt of a message.
-
-    Raises:
-        TypeError: an answer is of another type.
-        ValueError: a time to wait is refused.
-    """
-    kinds = tuple(_NAMES)
-    for answer in answers:
-        if not isinstance(answer, kinds):
-            message = f"send() of a sink returned {shown(answer)}, which is no answer"
-            raise TypeError(message)
-        if isinstance(answer, TryLater) and answer.after is not None:
-            Retry(answer.after)
-
-
 def _message(job: Job) -> Message:
     return Message(
         id=message_id(job.job_id, job.enqueued_at, job.group),
@@ -355,9 +340,3 @@ def _message(job: Job) -> Message:
         expires_at=job.expires_at,
         attempt=job.attempt,
     )
-
-
-def _check_count(call: str, answers: Any, messages: Sequence[Any]) -> None:
-    if not isinstance(answers, list | tuple) or len(answers) != len(messages):
-        message = f"{call}() of a sink must return a list with one entry for each of {len(messages)} messages"
-        raise TypeError(message)

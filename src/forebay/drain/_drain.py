@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
-from forebay.arguments.kinds import BATCH_SIZE_MAX, Kind, Kinds
+from forebay.arguments.kinds import BATCH_SIZE_MAX, Kind, Kinds, OneHandler
 from forebay.config import WorkerSettings
 from forebay.drain._audit import DrainAudit, audit
 from forebay.drain._delivery import Delivery
@@ -207,7 +207,7 @@ class Drain:
         kind = self._kind
         if not self._has_retry:
             kind = self._app._internals.with_retry(kind)
-        return _EveryKind(kind)
+        return OneHandler(kind)
 
     @property
     def middleware(self) -> Sequence[Middleware]:
@@ -227,19 +227,6 @@ class Drain:
         """Close the sink at the end; it is opened before the first message."""
         stack.push_async_callback(self.sink.close)
         return {}
-
-
-class _EveryKind(Kinds):
-    """One handler for jobs of every kind."""
-
-    def __init__(self, kind: Kind) -> None:
-        super().__init__()
-        self._kind = self.add(kind)
-
-    def get(self, name: str) -> Kind:
-        """Return the handler, whatever the kind."""
-        del name
-        return self._kind
 
 
 def _seconds(where: str, field: str, value: object) -> float:
