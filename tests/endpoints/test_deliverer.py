@@ -279,7 +279,7 @@ async def test_the_breaker_opens_over_all_deliverers_and_one_probe_closes_it(
     accepted = [request.headers["forebay-id"] for request in requests[sent + 1 :]]
     assert len(accepted) == len(set(accepted)) == 200
     acts = conn.execute(
-        "select act from forebay.event where act like 'circuit.%%' order by id"
+        "select act from forebay.event where act like 'circuit.%' order by event_id"
     ).fetchall()
     assert acts == [("circuit.opened",), ("circuit.closed",)]
 
