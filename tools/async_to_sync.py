@@ -36,6 +36,7 @@ NAMES = {
     "AsyncClientBase": "ClientBase",
     "AsyncConnection": "SyncConnection",
     "AsyncDeadLetters": "DeadLetters",
+    "AsyncEndpoints": "Endpoints",
     "AsyncEvents": "Events",
     "AsyncJobs": "Jobs",
     "AsyncQueues": "Queues",

@@ -26,6 +26,11 @@ ForebayError
 ├── JobsChanged               more jobs match than those of the token
 ├── GroupNotFound             the queue or group does not exist
 ├── GroupInUse                workers serve the group that should be closed, or it is being closed
+├── EndpointError
+│   ├── EndpointNotFound      the endpoint does not exist
+│   ├── EndpointExists        the name is taken
+│   ├── EndpointDisabled      the endpoint takes no messages
+│   └── EndpointInUse         deliveries wait for the endpoint that should be dropped
 ├── DeadLetterError
 │   ├── DeadLetterNotFound
 │   └── AlreadyRedriven       has the new job
@@ -62,7 +67,8 @@ from forebay._error import ForebayError, facts_in, shown
 __all__ = [
     "SQLSTATES", "AdoptRefused", "AlreadyRedriven", "AttemptError", "BackfillChanged",
     "BackfillError", "BackfillNotFound", "ConfigError", "DatabaseUnavailable",
-    "DeadLetterError", "DeadLetterNotFound", "EnqueueError", "ForebayError", "ForeignCluster",
+    "DeadLetterError", "DeadLetterNotFound", "EndpointDisabled", "EndpointError", "EndpointExists",
+    "EndpointInUse", "EndpointNotFound", "EnqueueError", "ForebayError", "ForeignCluster",
     "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled",
     "JobDied", "JobNotFound", "JobsChanged", "KeyBusy", "LaneTaken", "LeaseLost", "NoResult", "PayloadDiffers",
     "PayloadTooDeep", "PayloadTooLarge", "PermissionDenied", "QueueFull", "ResultError", "ResultTimeout",
@@ -382,6 +388,45 @@ class GroupInUse(ForebayError, kw_only=True):
     template = "group {group!r} of queue {queue!r} is in use"
     queue: str
     group: str
+
+
+class EndpointError(ForebayError):
+    """An endpoint cannot be used or changed as requested."""
+
+
+class EndpointNotFound(EndpointError):
+    """No endpoint has the name."""
+
+    sqlstate = "JQ050"
+    template = "endpoint {endpoint!r} not found"
+    endpoint: str | None
+
+
+class EndpointExists(EndpointError):
+    """An endpoint has the name already."""
+
+    sqlstate = "JQ051"
+    template = "endpoint {endpoint!r} exists already"
+    endpoint: str | None
+
+
+class EndpointDisabled(EndpointError):
+    """The endpoint is disabled: nothing is sent to it, and nothing was written."""
+
+    sqlstate = "JQ052"
+    template = "endpoint {endpoint!r} is disabled[: {why}]"
+    endpoint: str | None
+    _: KW_ONLY
+    why: str | None = None  # as the operator, or the rule that disabled it, said
+
+
+class EndpointInUse(EndpointError, kw_only=True):
+    """Deliveries wait for the endpoint that should be dropped."""
+
+    sqlstate = "JQ053"
+    template = "{waiting} deliveries wait for endpoint {endpoint!r}"
+    endpoint: str | None
+    waiting: int | None
 
 
 class DeadLetterError(ForebayError):

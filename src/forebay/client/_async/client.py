@@ -9,6 +9,7 @@ from typing import Any, Unpack
 from forebay.client._async.backfills import AsyncBackfills
 from forebay.client._async.changes import AsyncChanges
 from forebay.client._async.dead_letters import AsyncDeadLetters
+from forebay.client._async.endpoints import AsyncEndpoints
 from forebay.client._async.events import AsyncEvents
 from forebay.client._async.jobs import AsyncJobs
 from forebay.client._async.queues import AsyncQueues
@@ -27,6 +28,7 @@ class AsyncClient(
     AsyncQueues,
     AsyncWorkers,
     AsyncEvents,
+    AsyncEndpoints,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -41,6 +43,7 @@ class AsyncClient(
         AsyncQueues: queues, consumer groups, limits and settings.
         AsyncWorkers: the workers that run.
         AsyncEvents: what operators did.
+        AsyncEndpoints: endpoints, and messages to them.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

@@ -10,6 +10,7 @@ from typing import Any, Unpack
 from forebay.client._sync.backfills import Backfills
 from forebay.client._sync.changes import Changes
 from forebay.client._sync.dead_letters import DeadLetters
+from forebay.client._sync.endpoints import Endpoints
 from forebay.client._sync.events import Events
 from forebay.client._sync.jobs import Jobs
 from forebay.client._sync.queues import Queues
@@ -28,6 +29,7 @@ class Client(
     Queues,
     AsyncWorkers,
     Events,
+    Endpoints,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -42,6 +44,7 @@ class Client(
         Queues: queues, consumer groups, limits and settings.
         AsyncWorkers: the workers that run.
         Events: what operators did.
+        Endpoints: endpoints, and messages to them.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

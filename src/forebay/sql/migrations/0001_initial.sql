@@ -825,6 +825,26 @@ create sequence forebay.limit_seq as bigint cache 1;
 -- Lets a claim see, without reading a table, that no limit on starts was ever set and no limit key ever used.
 create sequence forebay.limiter_seq as bigint cache 1;
 
+-- Limits of one limit key, instead of the queue's key_rate with its key_burst, and its key_concurrency. See "Limits of one key" in
+-- docs/design/limits.md. A queue with a row here passes the limiter: queue_limits.starts_set_at of the queue is set.
+create table forebay.key_limits (
+    queue       text not null,
+    key         text collate "C" not null,
+    rate        double precision check (rate > 0),           -- null: the queue's key_rate and key_burst
+    burst       integer check (burst >= 1),                  -- null: the starts of one second, at least 1
+    concurrency integer check (concurrency >= 1),            -- null: the queue's key_concurrency
+    empty_until timestamptz,                                 -- the bucket has no token before, and one then; null: what the key has used counts
+    set_at      timestamptz not null,
+    no          bigint not null,                             -- new with each change: limit_run.limits_no
+    primary key (queue, key),
+    check (rate is not null or burst is null)
+);
+
+comment on table forebay.key_limits is 'Limits of single limit keys, instead of those that the queue has for each key; set with forebay.limit_key().';
+
+-- Numbers the changes of key_limits. Lets a claim see, without reading the table, that no key ever had limits.
+create sequence forebay.key_limits_seq as bigint cache 1;
+
 
 -- The state of a group's limiter after a claim. Arrays of one kind belong together.
 create table forebay.limiter (
@@ -876,6 +896,7 @@ create table forebay.limit_run (
     leases       bigint[],               -- jobs in flight of earlier batches, if their number is limited; null: none
     claims       bigint[],
     offsets      smallint[],
+    limits_no    bigint,                 -- key_limits.no of the key's own limits at that time; null: it had none
     primary key (group_id, limit_key, no)
 );
 
@@ -900,11 +921,12 @@ create table forebay.limit_parked (
 create type forebay._limit_item as (
     lane bigint, segment_id bigint, xid xid8, seq bigint, seq_to bigint, jobs bigint, limit_key text, turn integer);
 
--- The state of a limit key. permits: jobs that may start now, for all limits of the key.
+-- The state of a limit key. permits: jobs that may start now, for all limits of the key. rate, burst, concurrency: these limits, of the key
+-- or else of the queue. limits_no: of the key's own ones; has_new_limits: the newest row of limit_run has been decided under others.
 create type forebay._limit_state as (
     limit_key text, no bigint, turn bigint, waiting bigint, parked_up_to bigint, taken_up_to bigint, taken_seq bigint,
     taken_jobs bigint, is_full boolean, tat timestamptz, leases bigint[], claims bigint[], offsets smallint[], permits bigint,
-    tokens bigint);
+    tokens bigint, rate double precision, burst integer, concurrency integer, limits_no bigint, has_new_limits boolean);
 
 -- A group's cursor in a lane of jobs with limit keys, and the number of items that a claim read there: the first `old` of them in the
 -- cursor's current window, the others in the next one, which ends at `now`.
@@ -5531,7 +5553,8 @@ as $$
 begin
     if not exists (select from forebay.key_pause p
                    where p.queue = 'forebay.deliver' and p.sort = 'limit' and p.key = p_name
-                     and coalesce(p.resume_at > p_at + make_interval(secs => greatest(p_seconds - 1, 0)) or p.begins_at > p_at, true)) then
+                     and (coalesce(p.resume_at > p_at + make_interval(secs => greatest(p_seconds - 1, 0)), true)
+                          or coalesce(p.begins_at > p_at, false))) then
         perform forebay.pause_key('forebay.deliver', limit_key => p_name, resume_after => make_interval(secs => p_seconds));
     end if;
 end
@@ -5705,7 +5728,7 @@ $$;
 
 -- functions/endpoints/sink_types.sql
 
--- grant: worker, operator
+-- grant: worker
 
 -- Let endpoints have sinks of other packages: record their types. Returns how many are new or changed.
 --
@@ -6917,9 +6940,9 @@ begin
         select s.limit_key, s.no, s.turn, s.taken_up_to, s.taken_seq, s.taken_jobs, s.leases, s.claims, s.offsets, r.places, r.high,
                coalesce(d.last, s.parked_up_to) as parked_up_to, s.waiting + coalesce(d.jobs, 0) as left, s.is_full, d.jobs as newly,
                s.waiting = 0 or s.limit_key = any (p_granted) as gets_turn, n.run, s.tokens - n.run as tokens,
-               case when n.run > 0 then forebay._tat_after(s.tat, (v.limits).key_rate, v.at, n.run) else s.tat end as tat,
-               coalesce(cardinality(s.leases) + n.run >= (v.limits).key_concurrency, false) as fills,
-               case when (v.limits).key_concurrency is not null then n.run else 0 end as slots
+               case when n.run > 0 then forebay._tat_after(s.tat, s.rate, v.at, n.run) else s.tat end as tat,
+               coalesce(cardinality(s.leases) + n.run >= s.concurrency, false) as fills,
+               case when s.concurrency is not null then n.run else 0 end as slots, s.rate, s.burst, s.concurrency, s.limits_no, s.has_new_limits
         from unnest(p_states) s
         left join run r on r.key = s.limit_key
         left join parked d on d.limit_key = s.limit_key
@@ -6927,23 +6950,24 @@ begin
     ), written as (
         insert into forebay.limit_run (
             group_id, limit_key, no, high_seq, turn, waiting, parked_up_to, taken_up_to, taken_seq, taken_jobs, is_full, tat, decided_at,
-            leases, claims, offsets)
+            leases, claims, offsets, limits_no)
         select p_group_id, n.limit_key, n.no + 1, coalesce(n.high, 0), nullif(n.turn, 0), nullif(n.left, 0), nullif(n.parked_up_to, 0),
                nullif(n.taken_up_to, 0), nullif(n.taken_seq, 0), nullif(n.taken_jobs, 0),
                case when n.gets_turn then n.left > 0 and n.fills else n.is_full end, n.tat, case when n.tat is not null then v.at end,
                nullif(n.leases || array_fill(p_lease_id, array[n.slots]), '{}'), nullif(n.claims || array_fill(p_claim_no, array[n.slots]), '{}'),
-               nullif(n.offsets || case when n.slots > 0 then n.places end, '{}')
+               nullif(n.offsets || case when n.slots > 0 then n.places end, '{}'), n.limits_no
         from next n
-        where n.newly > 0 or n.run > 0 and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
+        where n.newly > 0 or n.run > 0 and (num_nonnulls(n.concurrency, n.rate) > 0 or n.has_new_limits)
     )
     select array_agg(n.limit_key order by n.limit_key) as keys, array_agg(n.turn order by n.limit_key) as turns,
            array_agg(n.fills order by n.limit_key) as fills, array_agg(n.tokens order by n.limit_key) as tokens,
-           array_agg(n.tat order by n.limit_key) as tats
+           array_agg(n.tat order by n.limit_key) as tats, array_agg(n.rate order by n.limit_key) as rates,
+           array_agg(n.burst order by n.limit_key) as bursts
     into v_turns
     from next n where n.left > 0 and n.gets_turn;
     if v_turns.keys is not null then
         perform forebay._give_turns(v, p_queue, p_priority, p_group_id, v_turns.keys, v_turns.turns, v_turns.fills, v_turns.tokens, v_turns.tats,
-                                    p_paused, p_ends);
+                                    v_turns.rates, v_turns.bursts, p_paused, p_ends);
     end if;
 end
 $$;
@@ -7362,7 +7386,6 @@ declare
     v_states   forebay._limit_state[];
     v_shut     text[];                   --   the paused ones of them, and the ends of the pauses
     v_shut_ends timestamptz[];
-    v_reserve  bigint := 0;              -- slots of a limit key that no job uses that waits in a worker
     v_fits     text;                     -- whether the limit keys let all rows of the lane through: all, first (one of each ordering key), none
     v_turns    text[] := '{}';           -- limit keys that passed their turn on, and the jobs that waited for it
     v_turn_of  bigint[] := '{}';
@@ -7462,13 +7485,12 @@ begin
     end if;
 
     if v.at is not null then
-        v_reserve := case when (v.limits).key_concurrency is not null then ((v.limits).key_concurrency + 1) / 2 else 0 end;
         v_names := array(select distinct u.limit_key from unnest(v_rows) u where u.limit_key is not null);
     end if;
     if v_names <> '{}' and c.audience = 0 then
         select m.states, m.paused, m.ends into v_states, v_shut, v_shut_ends from forebay._limits_met(p_group_id, c.queue, v_names, v) m;
         select case when v.seed_until >= v.at then 'none'
-                    when bool_and(s.waiting = 0 and n.jobs <= s.permits - v_reserve) then 'all'
+                    when bool_and(s.waiting = 0 and n.jobs <= s.permits - forebay._reserve(s.concurrency)) then 'all'
                     when bool_and(s.waiting = 0 and n.jobs <= s.permits) then 'first'
                     else 'none' end
         into v_fits
@@ -7639,8 +7661,8 @@ begin
                 -- The states lack claims that were in progress when the limits were set.
                 v_states := array(
                     select row(s.limit_key, s.no, s.turn, s.waiting, s.parked_up_to, s.taken_up_to, s.taken_seq, s.taken_jobs, s.is_full, s.tat,
-                               s.leases, s.claims, s.offsets, least(s.permits, (v.limits).key_concurrency - coalesce(f.jobs, 0)),
-                               s.tokens)::forebay._limit_state
+                               s.leases, s.claims, s.offsets, least(s.permits, s.concurrency - coalesce(f.jobs, 0)),
+                               s.tokens, s.rate, s.burst, s.concurrency, s.limits_no, s.has_new_limits)::forebay._limit_state
                     from unnest(v_states) s
                     left join (select u.key, count(*) as jobs
                                from forebay._in_flight(p_group_id) i cross join lateral unnest(i.limit_keys) with ordinality u (key, place)
@@ -7679,7 +7701,7 @@ begin
                          row_number() over (partition by l.limit_key order by l.is_granted desc, l.rank, l.class > 0, l.nr) as place
                   from listed l where l.would and l.limit_key is not null) i
             join unnest(v_states) s on s.limit_key = i.limit_key
-            where not i.is_granted and s.waiting > 0 or i.place > s.permits - case when i.is_first then 0 else v_reserve end
+            where not i.is_granted and s.waiting > 0 or i.place > s.permits - case when i.is_first then 0 else forebay._reserve(s.concurrency) end
             group by i.key
         ), candidate as materialized (
             select l.*, p.stop, l.may and n.is_before as may_run, l.would and n.is_before as runs
@@ -7833,6 +7855,12 @@ begin
     return coalesce(v_taken.jobs, '{}');
 end
 $$;
+
+
+-- How many slots of a limit key are kept free of jobs that wait in a worker behind others of their ordering key.
+create function forebay._reserve(p_concurrency integer) returns integer
+language sql immutable
+as $$ select coalesce((p_concurrency + 1) / 2, 0) $$;
 
 
 -- Append a key's next job again, to return in a moment, because it came too early.
@@ -8915,6 +8943,149 @@ end
 $$;
 
 
+-- functions/limits/limit_key.sql
+
+-- grant: operator
+
+-- Set limits of one limit key of a queue, for all groups: how many of its jobs start per second and run at once. They replace the limits
+-- that the queue has for each key. Only the given ones change. Returns the key's own limits before, null for none.
+--
+-- With remove, the key's own limits are removed first; what is given with it is set then. A key without a rate here has the queue's key_rate
+-- and key_burst, and one without a concurrency the queue's key_concurrency. Limits apply from the next claim on, also to
+-- waiting jobs; jobs that run already count.
+--
+-- Invariants "no more at once", "no more per second", "no key is forgotten" (docs/design/limits.md).
+-- Parameters: rate, starts per second, also below 1; burst, how many jobs may start at once after an idle time: by default the starts of
+--   one second, at least 1; concurrency, at least 1.
+-- Errors: JQ001 a bad name, key or number, a burst without a rate, or no change asked for.
+-- Locks, until the transaction ends: the row of the key, the row of the queue's limits (shared), and the table queue_group in a mode that makes
+--   only the opening of new groups wait. With remove, the row of the queue's limits, which makes other changes of this queue's limits wait.
+create function forebay.limit_key(
+    queue text, limit_key text, rate double precision default null, burst integer default null, concurrency integer default null,
+    remove boolean default false)
+returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_before  forebay.key_limits;
+    v_kept    forebay.key_limits;
+    v_old     jsonb;
+    v_new     jsonb;
+    v_problem text;
+begin
+    perform forebay._require_key(limit_key.queue, null, limit_key.limit_key);
+    v_problem := case
+        when limit_key.rate not between 0.000001 and 1000000 then format('rate %s is outside 0.000001 to 1000000 per second', limit_key.rate)
+        when limit_key.burst not between 1 and 1000000 then format('burst %s is outside 1 to 1000000', limit_key.burst)
+        when limit_key.concurrency not between 1 and 1000000 then format('concurrency %s is outside 1 to 1000000', limit_key.concurrency)
+        when num_nonnulls(limit_key.rate, limit_key.burst, limit_key.concurrency) = 0 and limit_key.remove is not true
+            then 'neither rate, burst, concurrency nor remove is given' end;
+    if v_problem is null then
+        if limit_key.remove then
+            perform from forebay.queue_limits l where l.queue = limit_key.queue for update;
+        end if;
+        if num_nonnulls(limit_key.rate, limit_key.burst, limit_key.concurrency) > 0 then
+            -- A row that limits nothing, or the one that is there, locked: of two calls for one key the later one sees what the first has set.
+            insert into forebay.key_limits as i (queue, key, set_at, no) values (limit_key.queue, limit_key.limit_key, forebay._now(), 0)
+            on conflict on constraint key_limits_pkey do update set key = i.key
+            returning i.* into v_before;
+        else
+            select i.* into v_before from forebay.key_limits i where i.queue = limit_key.queue and i.key = limit_key.limit_key for update;
+        end if;
+        if limit_key.remove is not true then
+            v_kept := v_before;
+        end if;
+        v_kept.rate := coalesce(limit_key.rate, v_kept.rate);
+        v_kept.burst := coalesce(limit_key.burst, v_kept.burst);
+        v_kept.concurrency := coalesce(limit_key.concurrency, v_kept.concurrency);
+        v_problem := case when v_kept.burst is not null and v_kept.rate is null then format('burst %s without a rate', v_kept.burst) end;
+    end if;
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', message = v_problem,
+            hint = 'Nothing was changed. See the function forebay.limit_key in the reference.';
+    end if;
+    if forebay._set_key_limits(limit_key.queue, limit_key.limit_key, v_kept.rate, v_kept.burst, v_kept.concurrency) then
+        v_old := forebay._key_limit_facts(v_before);
+        select forebay._key_limit_facts(i) into v_new from forebay.key_limits i where i.queue = limit_key.queue and i.key = limit_key.limit_key;
+        perform forebay._record_event(
+            'keys.limit', limit_key.queue, p_old => jsonb_build_object('limit_key', limit_key.limit_key) || v_old,
+            p_new => jsonb_build_object('limit_key', limit_key.limit_key) || coalesce(v_new, '{}'));
+    end if;
+    if limit_key.remove then
+        -- Without limits the claims of the queue need not pass the limiter. Other changes wait for the row, which is locked.
+        update forebay.queue_limits l set starts_set_at = null
+        where l.queue = limit_key.queue and num_nonnulls(l.rate, l.concurrency, l.key_rate, l.key_concurrency) = 0
+          and l.starts_set_at is not null and not exists (select from forebay.key_limits i where i.queue = l.queue);
+        delete from forebay.queue_limits l
+        where l.queue = limit_key.queue and num_nonnulls(l.max_waiting, l.starts_set_at) = 0;
+    end if;
+    return nullif(forebay._key_limit_facts(v_before), '{}');
+end
+$$;
+
+
+-- The limits that a key has itself.
+create function forebay._key_limit_facts(p_limits forebay.key_limits) returns jsonb
+language sql immutable
+as $$
+    select jsonb_strip_nulls(jsonb_build_object('rate', p_limits.rate, 'burst', p_limits.burst, 'concurrency', p_limits.concurrency,
+                                                'empty_until', p_limits.empty_until))
+$$;
+
+
+-- Set all limits of one limit key of a queue; all null: remove them. Returns whether that changed anything.
+--
+-- p_empty_until: the bucket of the key has no token before, and one then. It needs a rate, here or of the queue.
+-- The caller has checked the name, the key and the numbers, and records the act.
+-- Locks: as forebay.limit_key() without remove.
+create function forebay._set_key_limits(
+    p_queue text, p_key text, p_rate double precision, p_burst integer, p_concurrency integer, p_empty_until timestamptz default null)
+returns boolean
+language plpgsql volatile
+as $$
+declare
+    v_at     constant timestamptz := forebay._now();
+    v_marked timestamptz;
+    v_found  boolean := false;
+begin
+    if num_nonnulls(p_rate, p_burst, p_concurrency, p_empty_until) = 0 then
+        delete from forebay.key_limits i where i.queue = p_queue and i.key = p_key;
+        if not found then
+            return false;
+        end if;
+    else
+        -- The queue passes the limiter while it has rows here: a call that removes the mark waits for this one.
+        while not v_found loop
+            select l.starts_set_at into v_marked from forebay.queue_limits l where l.queue = p_queue for share;
+            v_found := found and v_marked is not null;
+            if not v_found then
+                perform nextval('forebay.limiter_seq');
+                insert into forebay.queue_limits as l (queue, starts_set_at) values (p_queue, v_at)
+                on conflict on constraint queue_limits_pkey do update set starts_set_at = coalesce(l.starts_set_at, excluded.starts_set_at);
+            end if;
+        end loop;
+        insert into forebay.key_limits as i (queue, key, rate, burst, concurrency, empty_until, set_at, no)
+        values (p_queue, p_key, p_rate, p_burst, p_concurrency, p_empty_until, v_at, nextval('forebay.key_limits_seq'))
+        on conflict on constraint key_limits_pkey do update
+        set rate = excluded.rate, burst = excluded.burst, concurrency = excluded.concurrency, empty_until = excluded.empty_until,
+            set_at = excluded.set_at, no = excluded.no
+        where (i.rate, i.burst, i.concurrency, i.empty_until)
+              is distinct from (excluded.rate, excluded.burst, excluded.concurrency, excluded.empty_until);
+        if not found then
+            return false;
+        end if;
+    end if;
+    -- Jobs may be parked until a time that the earlier limits had set, or for a slot that is free under the new ones.
+    perform forebay._announce_key(p_queue, 'limit', p_key);
+    return true;
+end
+$$;
+
+
 -- functions/limits/limit_queue.sql
 
 -- grant: operator
@@ -8972,7 +9143,8 @@ begin
     if v_problem is null then
         -- Two calls that change different limits of a queue must both count.
         lock table forebay.queue_limits in share row exclusive mode;
-        select l.* into v_before from forebay.queue_limits l where l.queue = v_given.queue;
+        -- A call of limit_key() holds the row: whether keys have limits is read after it has committed.
+        select l.* into v_before from forebay.queue_limits l where l.queue = v_given.queue for update;
         v_remove := case when 'all' = any (v_remove) then v_names
                          else v_remove || case when 'max_waiting' = any (v_remove) then '{max_waiting_group}'::text[] end
                                        || case when 'rate' = any (v_remove) then '{burst}'::text[] end
@@ -9003,7 +9175,8 @@ begin
        is distinct from
        row(v_before.rate, v_before.burst, v_before.concurrency, v_before.key_rate, v_before.key_burst, v_before.key_concurrency) then
         v_after.starts_set_at := case
-            when num_nonnulls(v_after.rate, v_after.concurrency, v_after.key_rate, v_after.key_concurrency) > 0 then forebay._now() end;
+            when num_nonnulls(v_after.rate, v_after.concurrency, v_after.key_rate, v_after.key_concurrency) > 0
+                 or exists (select from forebay.key_limits i where i.queue = v_given.queue) then forebay._now() end;
     end if;
     if v_after.starts_set_at is not null then
         perform nextval('forebay.limiter_seq');
@@ -9039,7 +9212,8 @@ begin
             'queues.limit', v_given.queue, p_old => jsonb_strip_nulls(to_jsonb(v_before) - '{queue,starts_set_at}'::text[]),
             p_new => jsonb_strip_nulls(to_jsonb(v_after) - '{queue,starts_set_at}'::text[]));
     end if;
-    return case when v_before.queue is not null then to_jsonb(v_before) - '{queue,starts_set_at}'::text[] end;
+    return case when num_nonnulls(v_before.max_waiting, v_before.rate, v_before.concurrency, v_before.key_rate, v_before.key_concurrency) > 0
+                then to_jsonb(v_before) - '{queue,starts_set_at}'::text[] end;
 end
 $$;
 
@@ -9360,18 +9534,20 @@ begin
     if v.has_new_limits then
         perform forebay._announce_waiting(p_group_id);
     end if;
-    if (v.limits).key_concurrency is null then
+    if (v.limits).key_concurrency is null and pg_sequence_last_value('forebay.key_limits_seq') is null then
         return;
     end if;
     insert into forebay.limit_run (
         group_id, limit_key, no, high_seq, turn, waiting, parked_up_to, taken_up_to, taken_seq, taken_jobs, is_full, tat, decided_at,
-        leases, claims, offsets)
+        leases, claims, offsets, limits_no)
     select p_group_id, k.key, coalesce(t.no, 0) + 1, 0, t.turn, t.waiting, t.parked_up_to, t.taken_up_to, t.taken_seq, t.taken_jobs,
-           coalesce(t.is_full, false), t.tat, t.decided_at, k.leases, k.claims, k.offsets
+           coalesce(t.is_full, false), t.tat, t.decided_at, k.leases, k.claims, k.offsets, t.limits_no
     from (select u.key, array_agg(f.lease_id) as leases, array_agg(f.claim_no) as claims, array_agg(u.place::smallint) as offsets
           from forebay._in_flight(p_group_id) f
           cross join lateral unnest(f.limit_keys) with ordinality u (key, place)
           where u.key is not null
+            and ((v.limits).key_concurrency is not null
+                 or exists (select from forebay.key_limits o where o.queue = (v.limits).queue and o.key = u.key and o.concurrency is not null))
           group by u.key) k
     left join lateral (select * from forebay.limit_run i
                        where i.group_id = p_group_id and i.limit_key = k.key order by i.no desc limit 1) t on true;
@@ -9405,6 +9581,9 @@ $$;
 
 -- The states of limit keys for a group, in the order of the keys. Jobs in flight that have ended are left out. A job in flight may be
 -- in the key's newest row and in a batch of limiter.bare_leases.
+--
+-- The first state after a change of the key's own limits counts the jobs in flight from the leases too: without a limit on concurrency none
+-- were recorded. No claim is missed: all claims of the queue pass the limiter, and each records under which limits it decided.
 create function forebay._limit_states(p_group_id bigint, p_keys text[], p_limits forebay.queue_limits, p_at timestamptz)
 returns forebay._limit_state[]
 language plpgsql stable  -- In SQL it would be planned at each call.
@@ -9415,18 +9594,24 @@ as $$
 begin
     return (
     with last as materialized (
-        select k.key, k.nr, t.*
+        select k.key, k.nr, t.*, coalesce(o.rate, p_limits.key_rate) as rate,
+               case when o.rate is null then p_limits.key_burst else o.burst end as burst,
+               coalesce(o.concurrency, p_limits.key_concurrency) as concurrency, o.no as own_no, o.set_at, o.empty_until,
+               t.limits_no is distinct from o.no as has_new_limits
         from unnest(p_keys) with ordinality k (key, nr)
         left join lateral (select * from forebay.limit_run i
                            where i.group_id = p_group_id and i.limit_key = k.key
                            order by i.no desc limit 1) t on true
+        left join lateral (select * from forebay.key_limits i
+                           where pg_sequence_last_value('forebay.key_limits_seq') is not null
+                             and i.queue = p_limits.queue and i.key = k.key offset 0) o on true
     ), listed as materialized (
         select l.nr, u.lease_id, u.claim_no, u.place, u.ordinality as job
         from last l cross join lateral unnest(l.leases, l.claims, l.offsets) with ordinality u (lease_id, claim_no, place, ordinality)
         union all
         select l.nr, l.lease_id, l.claim_no, o::smallint, 1000000 + o
         from last l cross join lateral generate_series(l.place, l.place + l.jobs - 1) o
-        where p_limits.key_concurrency is not null
+        where l.concurrency is not null
         union all
         select l.nr, b.lease_id, b.claim_no, u.place::smallint, 2000000 + u.place
         from (select i.bare_leases, i.bare_claims from forebay.limiter i where i.group_id = p_group_id order by i.no desc limit 1) g
@@ -9435,7 +9620,14 @@ begin
                             where i.lease_id = o.lease_id and i.claim_no = o.claim_no offset 0) b
         cross join lateral unnest(b.limit_keys) with ordinality u (key, place)
         join last l on l.key = u.key
-        where p_limits.key_concurrency is not null
+        where l.concurrency is not null
+        union all
+        select l.nr, i.lease_id, i.claim_no, u.place::smallint, 3000000 + u.place
+        from (select p_group_id as group_id from last c where c.has_new_limits and c.own_no is not null and c.concurrency is not null limit 1) g
+        cross join lateral forebay._in_flight(g.group_id) i
+        cross join lateral unnest(i.limit_keys) with ordinality u (key, place)
+        join last l on l.key = u.key
+        where l.has_new_limits and l.own_no is not null and l.concurrency is not null
     ), flight as materialized (
         select u.nr, u.lease_id, u.claim_no, u.place, min(u.job) as job from listed u group by u.nr, u.lease_id, u.claim_no, u.place
     ), flush as materialized (
@@ -9459,15 +9651,18 @@ begin
         row(l.key, coalesce(l.no, 0), coalesce(l.turn, 0), coalesce(l.waiting, 0), coalesce(l.parked_up_to, 0),
             coalesce(l.taken_up_to, 0), coalesce(l.taken_seq, 0), coalesce(l.taken_jobs, 0), coalesce(l.is_full, false), b.tat,
             coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.offsets, '{}'),
-            least(coalesce(p_limits.key_concurrency - coalesce(o.jobs, 0), 9223372036854775807), b.tokens), b.tokens)::forebay._limit_state
+            least(coalesce(l.concurrency - coalesce(o.jobs, 0), 9223372036854775807), b.tokens), b.tokens,
+            l.rate, l.burst, l.concurrency, l.own_no, l.has_new_limits)::forebay._limit_state
         order by l.nr)
     from last l
     left join open o on o.nr = l.nr
     cross join lateral (
-        select t.tat, forebay._permits(t.tat, p_limits.key_rate, p_limits.key_burst, p_at) as tokens
+        select t.tat, forebay._permits(t.tat, l.rate, l.burst, p_at) as tokens
         -- A clock that was set back moves the bucket; a rate that was set since bounds what it owes.
-        from (select case when l.decided_at < p_limits.starts_set_at
-                          then forebay._tat_within(l.tat, p_limits.key_rate, p_limits.key_burst, p_limits.starts_set_at)
+        from (select case when l.has_new_limits and l.empty_until is not null
+                          then l.empty_until + make_interval(secs => (coalesce(l.burst, ceil(l.rate)) - 1) / l.rate)
+                          when l.has_new_limits then forebay._tat_within(l.tat, l.rate, l.burst, coalesce(l.set_at, p_at))
+                          when l.decided_at < p_limits.starts_set_at then forebay._tat_within(l.tat, l.rate, l.burst, p_limits.starts_set_at)
                           when l.decided_at > p_at then l.tat - (l.decided_at - p_at)
                           else l.tat end as tat offset 0) t) b);
 end
@@ -9505,10 +9700,11 @@ $$;
 -- Give the next turn to limit keys with parked jobs, after a claim: at once, or when their bucket has a token or their pause ends. A key
 -- that is full (p_fills) gets it from a settlement, and a key that is paused without an end from the call that resumes it.
 --
--- Invariant "no key is forgotten". Arrays belong together, except the last two: paused keys and the ends of their pauses.
+-- Invariant "no key is forgotten". Arrays belong together, except the last two: paused keys and the ends of their pauses. p_rates, p_bursts:
+-- the rates of the keys, null for none.
 create function forebay._give_turns(
     v forebay._limiter_view, p_queue text, p_priority integer, p_group_id bigint, p_keys text[], p_turns bigint[], p_fills boolean[],
-    p_tokens bigint[], p_tats timestamptz[], p_paused text[], p_ends timestamptz[])
+    p_tokens bigint[], p_tats timestamptz[], p_rates double precision[], p_bursts integer[], p_paused text[], p_ends timestamptz[])
 returns void
 language plpgsql volatile
 set enable_nestloop = off
@@ -9524,9 +9720,9 @@ begin
                case when not k.fills and k.tokens > 0 then v.at
                     -- Until then a claim counts jobs in flight anew: one of them may end without a turn for the key.
                     when k.fills then case when v.seed_until >= v.at then v.seed_until + interval '0.1 seconds' end
-                    when p.key is null then forebay._next_start(k.tat, (v.limits).key_rate, (v.limits).key_burst)
+                    when p.key is null then forebay._next_start(k.tat, k.rate, k.burst)
                     else p.ends end as at
-        from unnest(p_keys, p_turns, p_fills, p_tokens, p_tats) k (key, turn, fills, tokens, tat)
+        from unnest(p_keys, p_turns, p_fills, p_tokens, p_tats, p_rates, p_bursts) k (key, turn, fills, tokens, tat, rate, burst)
         left join unnest(p_paused, p_ends) p (key, ends) on p.key = k.key
     )
     select array_agg(i.key order by i.key) filter (where i.at = v.at) as now_keys,
@@ -9880,14 +10076,14 @@ begin
     if v_is_plain then
         insert into forebay.limit_run (
             group_id, limit_key, no, lease_id, claim_no, place, jobs, high_seq, is_full, tat, decided_at, turn, parked_up_to, taken_up_to, leases,
-            claims, offsets)
+            claims, offsets, limits_no)
         select p_group_id, r.key, s.no + 1, p_lease_id, p_claim_no, r.first, r.jobs::smallint, r.high, false,
-               forebay._tat_after(s.tat, (v.limits).key_rate, v.at, r.jobs::integer), case when (v.limits).key_rate is not null then v.at end,
+               forebay._tat_after(s.tat, s.rate, v.at, r.jobs::integer), case when s.rate is not null then v.at end,
                nullif(s.turn, 0), nullif(s.parked_up_to, 0), nullif(s.taken_up_to, 0), nullif(s.leases, '{}'), nullif(s.claims, '{}'),
-               nullif(s.offsets, '{}')
+               nullif(s.offsets, '{}'), s.limits_no
         from unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_firsts, v_taken.run_highs) r (key, jobs, first, high)
         join unnest(v_states) s on s.limit_key = r.key
-        where not v.is_bare and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0;
+        where s.rate is not null or s.has_new_limits or s.concurrency is not null and not v.is_bare;
     else
         with piece as materialized (
             select p.key, p.class, p.place, p.jobs, coalesce(k.jobs, 0) as kept, k.seq,
@@ -9919,9 +10115,10 @@ begin
                    case when g.seq is not null then g.seq when g.whole is not null then 0 else s.taken_seq end as seq,
                    case when g.seq is not null then g.rest + case when g.is_first then s.taken_jobs else 0 end
                         when g.whole is not null then 0 else s.taken_jobs end as jobs,
-                   case when r.jobs > 0 then forebay._tat_after(s.tat, (v.limits).key_rate, v.at, r.jobs::integer) else s.tat end as tat,
+                   case when r.jobs > 0 then forebay._tat_after(s.tat, s.rate, v.at, r.jobs::integer) else s.tat end as tat,
                    s.tokens - coalesce(r.jobs, 0) - coalesce(o.jobs, 0) as tokens,
-                   coalesce(cardinality(s.leases) + coalesce(r.jobs, 0) + coalesce(o.jobs, 0) >= (v.limits).key_concurrency, false) as fills
+                   coalesce(cardinality(s.leases) + coalesce(r.jobs, 0) + coalesce(o.jobs, 0) >= s.concurrency, false) as fills,
+                   s.rate, s.burst, s.concurrency, s.limits_no, s.has_new_limits
             from unnest(v_states) with ordinality s
             join unnest(v_plan.has_turn) with ordinality w (has_turn, nr) on w.nr = s.ordinality
             left join unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_firsts, v_taken.run_lows, v_taken.run_highs) r (key, jobs, first, low, high)
@@ -9932,29 +10129,30 @@ begin
         ), written as (
             insert into forebay.limit_run (
                 group_id, limit_key, no, lease_id, claim_no, place, jobs, high_seq, low_seq, turn, waiting, parked_up_to, taken_up_to, taken_seq,
-                taken_jobs, is_full, tat, decided_at, leases, claims, offsets)
+                taken_jobs, is_full, tat, decided_at, leases, claims, offsets, limits_no)
             select p_group_id, n.limit_key, n.no + 1,
                    case when n.run > 0 then p_lease_id end, case when n.run > 0 then p_claim_no end, n.first, nullif(n.run, 0)::smallint,
                    coalesce(n.high, 0), n.low, nullif(n.turn + case when n.is_behind then 0 else 1 end, 0), nullif(n.left, 0),
                    nullif(coalesce(n.last, n.parked_up_to), 0), nullif(n.up_to, 0), nullif(n.seq, 0), nullif(n.jobs, 0),
                    case when n.is_behind then n.is_full else n.left > 0 and n.fills end, n.tat, case when n.tat is not null then v.at end,
-                   nullif(n.leases, '{}'), nullif(n.claims, '{}'), nullif(n.offsets, '{}')
+                   nullif(n.leases, '{}'), nullif(n.claims, '{}'), nullif(n.offsets, '{}'), n.limits_no
             from next n
             where n.newly > 0 or n.went > 0 or n.waiting > 0 and not n.is_behind
-               or n.run > 0 and not v.is_bare and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
+               or n.run > 0 and (n.rate is not null or n.has_new_limits or n.concurrency is not null and not v.is_bare)
             returning limit_key, turn
         )
         select array_agg(w.limit_key order by w.limit_key) as keys, array_agg(w.turn order by w.limit_key) as turns,
                array_agg(n.fills order by w.limit_key) as fills, array_agg(n.tokens order by w.limit_key) as tokens,
                -- A key with an ordering key that got the turn takes its job soon.
-               array_agg(case when n.granted > 0 then forebay._tat_after(n.tat, (v.limits).key_rate, v.at, n.granted) else n.tat end
-                         order by w.limit_key) as tats
+               array_agg(case when n.granted > 0 then forebay._tat_after(n.tat, n.rate, v.at, n.granted) else n.tat end
+                         order by w.limit_key) as tats,
+               array_agg(n.rate order by w.limit_key) as rates, array_agg(n.burst order by w.limit_key) as bursts
         into v_after
         from written w join next n on n.limit_key = w.limit_key
         where n.left > 0 and not n.is_behind;
         perform forebay._grant_turns(v_here.queue, v_here.priority, p_group_id, v_taken.granted_keys, v_taken.granted_limits, v_taken.granted_seqs);
         perform forebay._give_turns(v, v_here.queue, v_here.priority, p_group_id, v_after.keys, v_after.turns, v_after.fills, v_after.tokens,
-                                    v_after.tats, v_paused, v_ends);
+                                    v_after.tats, v_after.rates, v_after.bursts, v_paused, v_ends);
     end if;
 
     v_items := v_items[:case when v_suspect then 1 else v_used end];
@@ -12871,13 +13069,16 @@ begin
         v_key := (forebay._limit_states(p_group_id, array[p_limit_key], v.limits, v.at))[1];
     end if;
     return jsonb_build_object(
-        'limit_key', p_limit_key, 'limits', to_jsonb(v.limits) - 'queue' - 'starts_set_at',
+        'limit_key', p_limit_key,
+        'limits', to_jsonb(v.limits) - 'queue' - 'starts_set_at'
+                  || case when v_key.limits_no is null then '{}'
+                          else jsonb_build_object('key_rate', v_key.rate, 'key_burst', v_key.burst, 'key_concurrency', v_key.concurrency) end,
         'running', (select coalesce(sum(o), 0) from unnest(v.opens) o),
         'key_running', coalesce(cardinality(v_key.leases), 0),
         'permits', case when (v.limits).rate is not null then forebay._permits(v.tat, (v.limits).rate, (v.limits).burst, v.at) end,
-        'key_permits', case when (v.limits).key_rate is not null and p_limit_key is not null then v_key.tokens end,
+        'key_permits', case when v_key.rate is not null then v_key.tokens end,
         'next_start_at', forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst),
-        'key_next_start_at', forebay._next_start(v_key.tat, (v.limits).key_rate, (v.limits).key_burst));
+        'key_next_start_at', forebay._next_start(v_key.tat, v_key.rate, v_key.burst));
 end
 $$;
 
@@ -13459,7 +13660,7 @@ $$;
 -- pages: 500 + 40 an open lease + 2 a waiting job
 create function forebay.key(queue text, ordering_key text default null, limit_key text default null)
 returns table (group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz, limits jsonb)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -13502,6 +13703,7 @@ $$;
 -- blocking_jobs, blocking_workers: the job of the ordering key that must end first, or the running jobs of the limit key, at most 10,
 -- and the worker of each; null: no worker has it. waits_for: the limit key that holds back the first waiting job of an ordering key.
 -- pause_at, resume_at: begin and end of a planned pause of the key; null: none is planned, or it has no end.
+-- limits: of a limit key that has limits itself, an object with rate, burst, concurrency, empty_until, as far as they are set; else null.
 --
 -- Visits every key that the log knows, and every job that waits for its ordering key.
 --
@@ -13510,7 +13712,7 @@ $$;
 -- pages: 500 + 2 a lane + 100 a waiting key + 5 a waiting job + 40 an open lease
 create function forebay.keys(only_queue text default null, most integer default 100)
 returns table (queue text, group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz, limits jsonb)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -13552,7 +13754,7 @@ $$;
 -- Some keys of a group, as forebay.keys() shows them.
 create function forebay._show_keys(p_group_id bigint, p_ordering_keys text[], p_limit_keys text[])
 returns table (sort text, key text, waiting bigint, running bigint, reason text, until timestamptz, blocking_jobs bigint[],
-               blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz)
+               blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz, limits jsonb)
 language plpgsql volatile
 set enable_seqscan = off
 set jit = off
@@ -13604,7 +13806,7 @@ begin
             select count(*) as jobs, (array_agg(i.seq order by i.parked_no))[1] as first from forebay.parked i
             where i.group_id = p_group_id and i.ordering_key = s.ordering_key and i.parked_no > s.taken_up_to) p),
     limits as materialized (
-        select s.*, forebay._next_start(s.tat, (v.limits).key_rate, (v.limits).key_burst) as start_at
+        select s.*, forebay._next_start(s.tat, s.rate, s.burst) as start_at
         from met m cross join lateral unnest(forebay._limit_states(p_group_id, m.limit_keys, v.limits, v.at)) s),
     limit_keys as (
         select 'limit' as sort, s.limit_key as key, s.waiting, false as is_taken, null::bigint as head, null::bigint as held_by,
@@ -13644,7 +13846,7 @@ begin
                         when k.head is not null then 'retry'
                         when k.is_taken then 'running'
                         when x.is_on then 'paused'
-                        when f.jobs >= (v.limits).key_concurrency then 'concurrency'
+                        when f.jobs >= l.concurrency then 'concurrency'
                         when l.tokens = 0 then 'rate'
                         when v_full then 'queue_concurrency'
                         when v.free_slots <= 0 then 'queue_rate'
@@ -13657,7 +13859,10 @@ begin
                          when 'queue_rate' then forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst) end,
            case when k.head is not null then array[k.head] else coalesce(k.job_ids, '{}') end,
            case when k.head is not null then array[null::text] else coalesce(k.workers, '{}') end,
-           k.held_by, k.first_job_id, k.waits_for, k.pause_at, case when k.pause_at is not null then k.resume_at end
+           k.held_by, k.first_job_id, k.waits_for, k.pause_at, case when k.pause_at is not null then k.resume_at end,
+           case when k.sort = 'limit' then (
+               select forebay._key_limit_facts(i) from forebay.key_limits i
+               where pg_sequence_last_value('forebay.key_limits_seq') is not null and i.queue = g.queue and i.key = k.key) end
     from keys k;
 end
 $$;
@@ -14843,7 +15048,7 @@ $$;
 -- filters, as they are then, select. Returns the number of the job that does it in steps. The messages have the ids that they had.
 --
 -- Parameters: until, null: now. The deliveries expire 30 days, or max_age of the endpoint, after they are written.
--- Errors: JQ001 no such endpoint, or it is disabled, or a bad time.
+-- Errors: JQ001 it is disabled, or a bad time; JQ050 no such endpoint.
 create function forebay.replay_endpoint(name text, since timestamptz, until timestamptz default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -14881,7 +15086,7 @@ $$;
 -- Redrive every dead letter of an endpoint, oldest first; returns their number. Messages of events have the ids that they had.
 --
 -- Parameters: most, the maximum number; null: all.
--- Errors: JQ001 no such endpoint.
+-- Errors: JQ050 no such endpoint.
 create function forebay.redrive_endpoint(name text, most integer default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -15219,7 +15424,7 @@ $$;
 --
 -- Parameters: filter, a JSON object that the payload must contain, as payload @> filter; null: all events. start: now, events whose
 --   transaction commits after this call; beginning, all events that are kept; or a time, events published since then.
--- Errors: JQ001 no such endpoint or event type, or a bad filter or start.
+-- Errors: JQ001 no such event type, or a bad filter or start; JQ050 no such endpoint.
 -- Locks: the subscription's row.
 create function forebay.subscribe(endpoint text, event_type text, filter jsonb default null, start text default 'now') returns bigint
 language plpgsql volatile security definer
@@ -15293,7 +15498,7 @@ $$;
 
 -- End the subscription of an endpoint; returns whether there was one. Deliveries that wait are still sent.
 --
--- Errors: JQ001 no such endpoint.
+-- Errors: JQ050 no such endpoint.
 create function forebay.unsubscribe(endpoint text, event_type text) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -15320,7 +15525,7 @@ $$;
 
 -- The id of an endpoint.
 --
--- Errors: JQ001 when there is none of that name.
+-- Errors: JQ050 when there is none of that name.
 create function forebay._subscriber(p_name text) returns bigint
 language plpgsql stable
 as $$
@@ -15329,9 +15534,7 @@ declare
 begin
     select e.endpoint_id into v_id from forebay.endpoint e where e.name = p_name;
     if not found then
-        raise exception using errcode = 'JQ001', column = 'endpoint',
-            message = format('endpoint %s does not exist', coalesce(quote_literal(left(p_name, 128)), 'null')),
-            hint = 'Create it with forebay.create_endpoint(); forebay.endpoints() lists them.';
+        perform forebay._raise_no_endpoint(p_name);
     end if;
     return v_id;
 end
@@ -15608,13 +15811,13 @@ begin
                 'compare_queues', 'create_endpoint', 'create_event_type', 'dead_groups', 'dead_summary', 'depth',
                 'disable_endpoint', 'drop_endpoint', 'drop_event_type', 'enable_endpoint', 'endpoints',
                 'event_types', 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'keep_dead', 'key',
-                'keys', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'mute_cause', 'open_group',
-                'pause_key', 'pause_queue', 'plan_change', 'purge_dead', 'queue_known', 'queue_of', 'record_act',
-                'record_audit', 'record_outcome', 'record_repair', 'record_sink_types_v1', 'redrive',
-                'redrive_endpoint', 'redrive_matching', 'replay_endpoint', 'reset_endpoint', 'result', 'resume_key',
-                'resume_queue', 'rotate_secret', 'sample_mirror', 'schema_version', 'segment_held_by',
-                'set_concurrency', 'shard_queue', 'skip_dead', 'subscribe', 'subscriptions', 'test_endpoint',
-                'unfinished', 'unmute_cause', 'unsubscribe', 'workers']
+                'keys', 'limit_key', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'mute_cause',
+                'open_group', 'pause_key', 'pause_queue', 'plan_change', 'purge_dead', 'queue_known', 'queue_of',
+                'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redrive', 'redrive_endpoint',
+                'redrive_matching', 'replay_endpoint', 'reset_endpoint', 'result', 'resume_key', 'resume_queue',
+                'rotate_secret', 'sample_mirror', 'schema_version', 'segment_held_by', 'set_concurrency',
+                'shard_queue', 'skip_dead', 'subscribe', 'subscriptions', 'test_endpoint', 'unfinished',
+                'unmute_cause', 'unsubscribe', 'workers']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'event_types', 'events',
                 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits',

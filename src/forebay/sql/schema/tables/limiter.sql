@@ -30,6 +30,26 @@ create sequence forebay.limit_seq as bigint cache 1;
 -- Lets a claim see, without reading a table, that no limit on starts was ever set and no limit key ever used.
 create sequence forebay.limiter_seq as bigint cache 1;
 
+-- Limits of one limit key, instead of the queue's key_rate with its key_burst, and its key_concurrency. See "Limits of one key" in
+-- docs/design/limits.md. A queue with a row here passes the limiter: queue_limits.starts_set_at of the queue is set.
+create table forebay.key_limits (
+    queue       text not null,
+    key         text collate "C" not null,
+    rate        double precision check (rate > 0),           -- null: the queue's key_rate and key_burst
+    burst       integer check (burst >= 1),                  -- null: the starts of one second, at least 1
+    concurrency integer check (concurrency >= 1),            -- null: the queue's key_concurrency
+    empty_until timestamptz,                                 -- the bucket has no token before, and one then; null: what the key has used counts
+    set_at      timestamptz not null,
+    no          bigint not null,                             -- new with each change: limit_run.limits_no
+    primary key (queue, key),
+    check (rate is not null or burst is null)
+);
+
+comment on table forebay.key_limits is 'Limits of single limit keys, instead of those that the queue has for each key; set with forebay.limit_key().';
+
+-- Numbers the changes of key_limits. Lets a claim see, without reading the table, that no key ever had limits.
+create sequence forebay.key_limits_seq as bigint cache 1;
+
 
 -- The state of a group's limiter after a claim. Arrays of one kind belong together.
 create table forebay.limiter (
@@ -81,6 +101,7 @@ create table forebay.limit_run (
     leases       bigint[],               -- jobs in flight of earlier batches, if their number is limited; null: none
     claims       bigint[],
     offsets      smallint[],
+    limits_no    bigint,                 -- key_limits.no of the key's own limits at that time; null: it had none
     primary key (group_id, limit_key, no)
 );
 
@@ -105,11 +126,12 @@ create table forebay.limit_parked (
 create type forebay._limit_item as (
     lane bigint, segment_id bigint, xid xid8, seq bigint, seq_to bigint, jobs bigint, limit_key text, turn integer);
 
--- The state of a limit key. permits: jobs that may start now, for all limits of the key.
+-- The state of a limit key. permits: jobs that may start now, for all limits of the key. rate, burst, concurrency: these limits, of the key
+-- or else of the queue. limits_no: of the key's own ones; has_new_limits: the newest row of limit_run has been decided under others.
 create type forebay._limit_state as (
     limit_key text, no bigint, turn bigint, waiting bigint, parked_up_to bigint, taken_up_to bigint, taken_seq bigint,
     taken_jobs bigint, is_full boolean, tat timestamptz, leases bigint[], claims bigint[], offsets smallint[], permits bigint,
-    tokens bigint);
+    tokens bigint, rate double precision, burst integer, concurrency integer, limits_no bigint, has_new_limits boolean);
 
 -- A group's cursor in a lane of jobs with limit keys, and the number of items that a claim read there: the first `old` of them in the
 -- cursor's current window, the others in the next one, which ends at `now`.

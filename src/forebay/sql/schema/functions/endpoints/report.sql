@@ -136,7 +136,8 @@ as $$
 begin
     if not exists (select from forebay.key_pause p
                    where p.queue = 'forebay.deliver' and p.sort = 'limit' and p.key = p_name
-                     and coalesce(p.resume_at > p_at + make_interval(secs => greatest(p_seconds - 1, 0)) or p.begins_at > p_at, true)) then
+                     and (coalesce(p.resume_at > p_at + make_interval(secs => greatest(p_seconds - 1, 0)), true)
+                          or coalesce(p.begins_at > p_at, false))) then
         perform forebay.pause_key('forebay.deliver', limit_key => p_name, resume_after => make_interval(secs => p_seconds));
     end if;
 end

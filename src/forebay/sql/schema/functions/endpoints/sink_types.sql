@@ -1,4 +1,4 @@
--- grant: worker, operator
+-- grant: worker
 
 -- Let endpoints have sinks of other packages: record their types. Returns how many are new or changed.
 --

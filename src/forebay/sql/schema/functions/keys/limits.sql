@@ -33,9 +33,9 @@ begin
         select s.limit_key, s.no, s.turn, s.taken_up_to, s.taken_seq, s.taken_jobs, s.leases, s.claims, s.offsets, r.places, r.high,
                coalesce(d.last, s.parked_up_to) as parked_up_to, s.waiting + coalesce(d.jobs, 0) as left, s.is_full, d.jobs as newly,
                s.waiting = 0 or s.limit_key = any (p_granted) as gets_turn, n.run, s.tokens - n.run as tokens,
-               case when n.run > 0 then forebay._tat_after(s.tat, (v.limits).key_rate, v.at, n.run) else s.tat end as tat,
-               coalesce(cardinality(s.leases) + n.run >= (v.limits).key_concurrency, false) as fills,
-               case when (v.limits).key_concurrency is not null then n.run else 0 end as slots
+               case when n.run > 0 then forebay._tat_after(s.tat, s.rate, v.at, n.run) else s.tat end as tat,
+               coalesce(cardinality(s.leases) + n.run >= s.concurrency, false) as fills,
+               case when s.concurrency is not null then n.run else 0 end as slots, s.rate, s.burst, s.concurrency, s.limits_no, s.has_new_limits
         from unnest(p_states) s
         left join run r on r.key = s.limit_key
         left join parked d on d.limit_key = s.limit_key
@@ -43,23 +43,24 @@ begin
     ), written as (
         insert into forebay.limit_run (
             group_id, limit_key, no, high_seq, turn, waiting, parked_up_to, taken_up_to, taken_seq, taken_jobs, is_full, tat, decided_at,
-            leases, claims, offsets)
+            leases, claims, offsets, limits_no)
         select p_group_id, n.limit_key, n.no + 1, coalesce(n.high, 0), nullif(n.turn, 0), nullif(n.left, 0), nullif(n.parked_up_to, 0),
                nullif(n.taken_up_to, 0), nullif(n.taken_seq, 0), nullif(n.taken_jobs, 0),
                case when n.gets_turn then n.left > 0 and n.fills else n.is_full end, n.tat, case when n.tat is not null then v.at end,
                nullif(n.leases || array_fill(p_lease_id, array[n.slots]), '{}'), nullif(n.claims || array_fill(p_claim_no, array[n.slots]), '{}'),
-               nullif(n.offsets || case when n.slots > 0 then n.places end, '{}')
+               nullif(n.offsets || case when n.slots > 0 then n.places end, '{}'), n.limits_no
         from next n
-        where n.newly > 0 or n.run > 0 and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
+        where n.newly > 0 or n.run > 0 and (num_nonnulls(n.concurrency, n.rate) > 0 or n.has_new_limits)
     )
     select array_agg(n.limit_key order by n.limit_key) as keys, array_agg(n.turn order by n.limit_key) as turns,
            array_agg(n.fills order by n.limit_key) as fills, array_agg(n.tokens order by n.limit_key) as tokens,
-           array_agg(n.tat order by n.limit_key) as tats
+           array_agg(n.tat order by n.limit_key) as tats, array_agg(n.rate order by n.limit_key) as rates,
+           array_agg(n.burst order by n.limit_key) as bursts
     into v_turns
     from next n where n.left > 0 and n.gets_turn;
     if v_turns.keys is not null then
         perform forebay._give_turns(v, p_queue, p_priority, p_group_id, v_turns.keys, v_turns.turns, v_turns.fills, v_turns.tokens, v_turns.tats,
-                                    p_paused, p_ends);
+                                    v_turns.rates, v_turns.bursts, p_paused, p_ends);
     end if;
 end
 $$;

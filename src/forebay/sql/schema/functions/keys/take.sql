@@ -54,7 +54,6 @@ declare
     v_states   forebay._limit_state[];
     v_shut     text[];                   --   the paused ones of them, and the ends of the pauses
     v_shut_ends timestamptz[];
-    v_reserve  bigint := 0;              -- slots of a limit key that no job uses that waits in a worker
     v_fits     text;                     -- whether the limit keys let all rows of the lane through: all, first (one of each ordering key), none
     v_turns    text[] := '{}';           -- limit keys that passed their turn on, and the jobs that waited for it
     v_turn_of  bigint[] := '{}';
@@ -147,13 +146,12 @@ begin
     end if;
 
     if v.at is not null then
-        v_reserve := case when (v.limits).key_concurrency is not null then ((v.limits).key_concurrency + 1) / 2 else 0 end;
         v_names := array(select distinct u.limit_key from unnest(v_rows) u where u.limit_key is not null);
     end if;
     if v_names <> '{}' and c.audience = 0 then
         select m.states, m.paused, m.ends into v_states, v_shut, v_shut_ends from forebay._limits_met(p_group_id, c.queue, v_names, v) m;
         select case when v.seed_until >= v.at then 'none'
-                    when bool_and(s.waiting = 0 and n.jobs <= s.permits - v_reserve) then 'all'
+                    when bool_and(s.waiting = 0 and n.jobs <= s.permits - forebay._reserve(s.concurrency)) then 'all'
                     when bool_and(s.waiting = 0 and n.jobs <= s.permits) then 'first'
                     else 'none' end
         into v_fits
@@ -324,8 +322,8 @@ begin
                 -- The states lack claims that were in progress when the limits were set.
                 v_states := array(
                     select row(s.limit_key, s.no, s.turn, s.waiting, s.parked_up_to, s.taken_up_to, s.taken_seq, s.taken_jobs, s.is_full, s.tat,
-                               s.leases, s.claims, s.offsets, least(s.permits, (v.limits).key_concurrency - coalesce(f.jobs, 0)),
-                               s.tokens)::forebay._limit_state
+                               s.leases, s.claims, s.offsets, least(s.permits, s.concurrency - coalesce(f.jobs, 0)),
+                               s.tokens, s.rate, s.burst, s.concurrency, s.limits_no, s.has_new_limits)::forebay._limit_state
                     from unnest(v_states) s
                     left join (select u.key, count(*) as jobs
                                from forebay._in_flight(p_group_id) i cross join lateral unnest(i.limit_keys) with ordinality u (key, place)
@@ -364,7 +362,7 @@ begin
                          row_number() over (partition by l.limit_key order by l.is_granted desc, l.rank, l.class > 0, l.nr) as place
                   from listed l where l.would and l.limit_key is not null) i
             join unnest(v_states) s on s.limit_key = i.limit_key
-            where not i.is_granted and s.waiting > 0 or i.place > s.permits - case when i.is_first then 0 else v_reserve end
+            where not i.is_granted and s.waiting > 0 or i.place > s.permits - case when i.is_first then 0 else forebay._reserve(s.concurrency) end
             group by i.key
         ), candidate as materialized (
             select l.*, p.stop, l.may and n.is_before as may_run, l.would and n.is_before as runs
@@ -513,6 +511,12 @@ begin
     return coalesce(v_taken.jobs, '{}');
 end
 $$;
+
+
+-- How many slots of a limit key are kept free of jobs that wait in a worker behind others of their ordering key.
+create function forebay._reserve(p_concurrency integer) returns integer
+language sql immutable
+as $$ select coalesce((p_concurrency + 1) / 2, 0) $$;
 
 
 -- Append a key's next job again, to return in a moment, because it came too early.

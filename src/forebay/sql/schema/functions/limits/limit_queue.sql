@@ -52,7 +52,8 @@ begin
     if v_problem is null then
         -- Two calls that change different limits of a queue must both count.
         lock table forebay.queue_limits in share row exclusive mode;
-        select l.* into v_before from forebay.queue_limits l where l.queue = v_given.queue;
+        -- A call of limit_key() holds the row: whether keys have limits is read after it has committed.
+        select l.* into v_before from forebay.queue_limits l where l.queue = v_given.queue for update;
         v_remove := case when 'all' = any (v_remove) then v_names
                          else v_remove || case when 'max_waiting' = any (v_remove) then '{max_waiting_group}'::text[] end
                                        || case when 'rate' = any (v_remove) then '{burst}'::text[] end
@@ -83,7 +84,8 @@ begin
        is distinct from
        row(v_before.rate, v_before.burst, v_before.concurrency, v_before.key_rate, v_before.key_burst, v_before.key_concurrency) then
         v_after.starts_set_at := case
-            when num_nonnulls(v_after.rate, v_after.concurrency, v_after.key_rate, v_after.key_concurrency) > 0 then forebay._now() end;
+            when num_nonnulls(v_after.rate, v_after.concurrency, v_after.key_rate, v_after.key_concurrency) > 0
+                 or exists (select from forebay.key_limits i where i.queue = v_given.queue) then forebay._now() end;
     end if;
     if v_after.starts_set_at is not null then
         perform nextval('forebay.limiter_seq');
@@ -119,6 +121,7 @@ begin
             'queues.limit', v_given.queue, p_old => jsonb_strip_nulls(to_jsonb(v_before) - '{queue,starts_set_at}'::text[]),
             p_new => jsonb_strip_nulls(to_jsonb(v_after) - '{queue,starts_set_at}'::text[]));
     end if;
-    return case when v_before.queue is not null then to_jsonb(v_before) - '{queue,starts_set_at}'::text[] end;
+    return case when num_nonnulls(v_before.max_waiting, v_before.rate, v_before.concurrency, v_before.key_rate, v_before.key_concurrency) > 0
+                then to_jsonb(v_before) - '{queue,starts_set_at}'::text[] end;
 end
 $$;

@@ -128,18 +128,20 @@ begin
     if v.has_new_limits then
         perform forebay._announce_waiting(p_group_id);
     end if;
-    if (v.limits).key_concurrency is null then
+    if (v.limits).key_concurrency is null and pg_sequence_last_value('forebay.key_limits_seq') is null then
         return;
     end if;
     insert into forebay.limit_run (
         group_id, limit_key, no, high_seq, turn, waiting, parked_up_to, taken_up_to, taken_seq, taken_jobs, is_full, tat, decided_at,
-        leases, claims, offsets)
+        leases, claims, offsets, limits_no)
     select p_group_id, k.key, coalesce(t.no, 0) + 1, 0, t.turn, t.waiting, t.parked_up_to, t.taken_up_to, t.taken_seq, t.taken_jobs,
-           coalesce(t.is_full, false), t.tat, t.decided_at, k.leases, k.claims, k.offsets
+           coalesce(t.is_full, false), t.tat, t.decided_at, k.leases, k.claims, k.offsets, t.limits_no
     from (select u.key, array_agg(f.lease_id) as leases, array_agg(f.claim_no) as claims, array_agg(u.place::smallint) as offsets
           from forebay._in_flight(p_group_id) f
           cross join lateral unnest(f.limit_keys) with ordinality u (key, place)
           where u.key is not null
+            and ((v.limits).key_concurrency is not null
+                 or exists (select from forebay.key_limits o where o.queue = (v.limits).queue and o.key = u.key and o.concurrency is not null))
           group by u.key) k
     left join lateral (select * from forebay.limit_run i
                        where i.group_id = p_group_id and i.limit_key = k.key order by i.no desc limit 1) t on true;

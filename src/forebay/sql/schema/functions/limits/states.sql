@@ -1,5 +1,8 @@
 -- The states of limit keys for a group, in the order of the keys. Jobs in flight that have ended are left out. A job in flight may be
 -- in the key's newest row and in a batch of limiter.bare_leases.
+--
+-- The first state after a change of the key's own limits counts the jobs in flight from the leases too: without a limit on concurrency none
+-- were recorded. No claim is missed: all claims of the queue pass the limiter, and each records under which limits it decided.
 create function forebay._limit_states(p_group_id bigint, p_keys text[], p_limits forebay.queue_limits, p_at timestamptz)
 returns forebay._limit_state[]
 language plpgsql stable  -- In SQL it would be planned at each call.
@@ -8,18 +11,24 @@ as $$
 begin
     return (
     with last as materialized (
-        select k.key, k.nr, t.*
+        select k.key, k.nr, t.*, coalesce(o.rate, p_limits.key_rate) as rate,
+               case when o.rate is null then p_limits.key_burst else o.burst end as burst,
+               coalesce(o.concurrency, p_limits.key_concurrency) as concurrency, o.no as own_no, o.set_at, o.empty_until,
+               t.limits_no is distinct from o.no as has_new_limits
         from unnest(p_keys) with ordinality k (key, nr)
         left join lateral (select * from forebay.limit_run i
                            where i.group_id = p_group_id and i.limit_key = k.key
                            order by i.no desc limit 1) t on true
+        left join lateral (select * from forebay.key_limits i
+                           where pg_sequence_last_value('forebay.key_limits_seq') is not null
+                             and i.queue = p_limits.queue and i.key = k.key offset 0) o on true
     ), listed as materialized (
         select l.nr, u.lease_id, u.claim_no, u.place, u.ordinality as job
         from last l cross join lateral unnest(l.leases, l.claims, l.offsets) with ordinality u (lease_id, claim_no, place, ordinality)
         union all
         select l.nr, l.lease_id, l.claim_no, o::smallint, 1000000 + o
         from last l cross join lateral generate_series(l.place, l.place + l.jobs - 1) o
-        where p_limits.key_concurrency is not null
+        where l.concurrency is not null
         union all
         select l.nr, b.lease_id, b.claim_no, u.place::smallint, 2000000 + u.place
         from (select i.bare_leases, i.bare_claims from forebay.limiter i where i.group_id = p_group_id order by i.no desc limit 1) g
@@ -28,7 +37,14 @@ begin
                             where i.lease_id = o.lease_id and i.claim_no = o.claim_no offset 0) b
         cross join lateral unnest(b.limit_keys) with ordinality u (key, place)
         join last l on l.key = u.key
-        where p_limits.key_concurrency is not null
+        where l.concurrency is not null
+        union all
+        select l.nr, i.lease_id, i.claim_no, u.place::smallint, 3000000 + u.place
+        from (select p_group_id as group_id from last c where c.has_new_limits and c.own_no is not null and c.concurrency is not null limit 1) g
+        cross join lateral forebay._in_flight(g.group_id) i
+        cross join lateral unnest(i.limit_keys) with ordinality u (key, place)
+        join last l on l.key = u.key
+        where l.has_new_limits and l.own_no is not null and l.concurrency is not null
     ), flight as materialized (
         select u.nr, u.lease_id, u.claim_no, u.place, min(u.job) as job from listed u group by u.nr, u.lease_id, u.claim_no, u.place
     ), flush as materialized (
@@ -52,15 +68,18 @@ begin
         row(l.key, coalesce(l.no, 0), coalesce(l.turn, 0), coalesce(l.waiting, 0), coalesce(l.parked_up_to, 0),
             coalesce(l.taken_up_to, 0), coalesce(l.taken_seq, 0), coalesce(l.taken_jobs, 0), coalesce(l.is_full, false), b.tat,
             coalesce(o.leases, '{}'), coalesce(o.claims, '{}'), coalesce(o.offsets, '{}'),
-            least(coalesce(p_limits.key_concurrency - coalesce(o.jobs, 0), 9223372036854775807), b.tokens), b.tokens)::forebay._limit_state
+            least(coalesce(l.concurrency - coalesce(o.jobs, 0), 9223372036854775807), b.tokens), b.tokens,
+            l.rate, l.burst, l.concurrency, l.own_no, l.has_new_limits)::forebay._limit_state
         order by l.nr)
     from last l
     left join open o on o.nr = l.nr
     cross join lateral (
-        select t.tat, forebay._permits(t.tat, p_limits.key_rate, p_limits.key_burst, p_at) as tokens
+        select t.tat, forebay._permits(t.tat, l.rate, l.burst, p_at) as tokens
         -- A clock that was set back moves the bucket; a rate that was set since bounds what it owes.
-        from (select case when l.decided_at < p_limits.starts_set_at
-                          then forebay._tat_within(l.tat, p_limits.key_rate, p_limits.key_burst, p_limits.starts_set_at)
+        from (select case when l.has_new_limits and l.empty_until is not null
+                          then l.empty_until + make_interval(secs => (coalesce(l.burst, ceil(l.rate)) - 1) / l.rate)
+                          when l.has_new_limits then forebay._tat_within(l.tat, l.rate, l.burst, coalesce(l.set_at, p_at))
+                          when l.decided_at < p_limits.starts_set_at then forebay._tat_within(l.tat, l.rate, l.burst, p_limits.starts_set_at)
                           when l.decided_at > p_at then l.tat - (l.decided_at - p_at)
                           else l.tat end as tat offset 0) t) b);
 end
@@ -96,10 +115,11 @@ $$;
 -- Give the next turn to limit keys with parked jobs, after a claim: at once, or when their bucket has a token or their pause ends. A key
 -- that is full (p_fills) gets it from a settlement, and a key that is paused without an end from the call that resumes it.
 --
--- Invariant "no key is forgotten". Arrays belong together, except the last two: paused keys and the ends of their pauses.
+-- Invariant "no key is forgotten". Arrays belong together, except the last two: paused keys and the ends of their pauses. p_rates, p_bursts:
+-- the rates of the keys, null for none.
 create function forebay._give_turns(
     v forebay._limiter_view, p_queue text, p_priority integer, p_group_id bigint, p_keys text[], p_turns bigint[], p_fills boolean[],
-    p_tokens bigint[], p_tats timestamptz[], p_paused text[], p_ends timestamptz[])
+    p_tokens bigint[], p_tats timestamptz[], p_rates double precision[], p_bursts integer[], p_paused text[], p_ends timestamptz[])
 returns void
 language plpgsql volatile
 -- planner: arrays
@@ -113,9 +133,9 @@ begin
                case when not k.fills and k.tokens > 0 then v.at
                     -- Until then a claim counts jobs in flight anew: one of them may end without a turn for the key.
                     when k.fills then case when v.seed_until >= v.at then v.seed_until + interval '0.1 seconds' end
-                    when p.key is null then forebay._next_start(k.tat, (v.limits).key_rate, (v.limits).key_burst)
+                    when p.key is null then forebay._next_start(k.tat, k.rate, k.burst)
                     else p.ends end as at
-        from unnest(p_keys, p_turns, p_fills, p_tokens, p_tats) k (key, turn, fills, tokens, tat)
+        from unnest(p_keys, p_turns, p_fills, p_tokens, p_tats, p_rates, p_bursts) k (key, turn, fills, tokens, tat, rate, burst)
         left join unnest(p_paused, p_ends) p (key, ends) on p.key = k.key
     )
     select array_agg(i.key order by i.key) filter (where i.at = v.at) as now_keys,

@@ -251,14 +251,14 @@ begin
     if v_is_plain then
         insert into forebay.limit_run (
             group_id, limit_key, no, lease_id, claim_no, place, jobs, high_seq, is_full, tat, decided_at, turn, parked_up_to, taken_up_to, leases,
-            claims, offsets)
+            claims, offsets, limits_no)
         select p_group_id, r.key, s.no + 1, p_lease_id, p_claim_no, r.first, r.jobs::smallint, r.high, false,
-               forebay._tat_after(s.tat, (v.limits).key_rate, v.at, r.jobs::integer), case when (v.limits).key_rate is not null then v.at end,
+               forebay._tat_after(s.tat, s.rate, v.at, r.jobs::integer), case when s.rate is not null then v.at end,
                nullif(s.turn, 0), nullif(s.parked_up_to, 0), nullif(s.taken_up_to, 0), nullif(s.leases, '{}'), nullif(s.claims, '{}'),
-               nullif(s.offsets, '{}')
+               nullif(s.offsets, '{}'), s.limits_no
         from unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_firsts, v_taken.run_highs) r (key, jobs, first, high)
         join unnest(v_states) s on s.limit_key = r.key
-        where not v.is_bare and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0;
+        where s.rate is not null or s.has_new_limits or s.concurrency is not null and not v.is_bare;
     else
         with piece as materialized (
             select p.key, p.class, p.place, p.jobs, coalesce(k.jobs, 0) as kept, k.seq,
@@ -290,9 +290,10 @@ begin
                    case when g.seq is not null then g.seq when g.whole is not null then 0 else s.taken_seq end as seq,
                    case when g.seq is not null then g.rest + case when g.is_first then s.taken_jobs else 0 end
                         when g.whole is not null then 0 else s.taken_jobs end as jobs,
-                   case when r.jobs > 0 then forebay._tat_after(s.tat, (v.limits).key_rate, v.at, r.jobs::integer) else s.tat end as tat,
+                   case when r.jobs > 0 then forebay._tat_after(s.tat, s.rate, v.at, r.jobs::integer) else s.tat end as tat,
                    s.tokens - coalesce(r.jobs, 0) - coalesce(o.jobs, 0) as tokens,
-                   coalesce(cardinality(s.leases) + coalesce(r.jobs, 0) + coalesce(o.jobs, 0) >= (v.limits).key_concurrency, false) as fills
+                   coalesce(cardinality(s.leases) + coalesce(r.jobs, 0) + coalesce(o.jobs, 0) >= s.concurrency, false) as fills,
+                   s.rate, s.burst, s.concurrency, s.limits_no, s.has_new_limits
             from unnest(v_states) with ordinality s
             join unnest(v_plan.has_turn) with ordinality w (has_turn, nr) on w.nr = s.ordinality
             left join unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_firsts, v_taken.run_lows, v_taken.run_highs) r (key, jobs, first, low, high)
@@ -303,29 +304,30 @@ begin
         ), written as (
             insert into forebay.limit_run (
                 group_id, limit_key, no, lease_id, claim_no, place, jobs, high_seq, low_seq, turn, waiting, parked_up_to, taken_up_to, taken_seq,
-                taken_jobs, is_full, tat, decided_at, leases, claims, offsets)
+                taken_jobs, is_full, tat, decided_at, leases, claims, offsets, limits_no)
             select p_group_id, n.limit_key, n.no + 1,
                    case when n.run > 0 then p_lease_id end, case when n.run > 0 then p_claim_no end, n.first, nullif(n.run, 0)::smallint,
                    coalesce(n.high, 0), n.low, nullif(n.turn + case when n.is_behind then 0 else 1 end, 0), nullif(n.left, 0),
                    nullif(coalesce(n.last, n.parked_up_to), 0), nullif(n.up_to, 0), nullif(n.seq, 0), nullif(n.jobs, 0),
                    case when n.is_behind then n.is_full else n.left > 0 and n.fills end, n.tat, case when n.tat is not null then v.at end,
-                   nullif(n.leases, '{}'), nullif(n.claims, '{}'), nullif(n.offsets, '{}')
+                   nullif(n.leases, '{}'), nullif(n.claims, '{}'), nullif(n.offsets, '{}'), n.limits_no
             from next n
             where n.newly > 0 or n.went > 0 or n.waiting > 0 and not n.is_behind
-               or n.run > 0 and not v.is_bare and num_nonnulls((v.limits).key_concurrency, (v.limits).key_rate) > 0
+               or n.run > 0 and (n.rate is not null or n.has_new_limits or n.concurrency is not null and not v.is_bare)
             returning limit_key, turn
         )
         select array_agg(w.limit_key order by w.limit_key) as keys, array_agg(w.turn order by w.limit_key) as turns,
                array_agg(n.fills order by w.limit_key) as fills, array_agg(n.tokens order by w.limit_key) as tokens,
                -- A key with an ordering key that got the turn takes its job soon.
-               array_agg(case when n.granted > 0 then forebay._tat_after(n.tat, (v.limits).key_rate, v.at, n.granted) else n.tat end
-                         order by w.limit_key) as tats
+               array_agg(case when n.granted > 0 then forebay._tat_after(n.tat, n.rate, v.at, n.granted) else n.tat end
+                         order by w.limit_key) as tats,
+               array_agg(n.rate order by w.limit_key) as rates, array_agg(n.burst order by w.limit_key) as bursts
         into v_after
         from written w join next n on n.limit_key = w.limit_key
         where n.left > 0 and not n.is_behind;
         perform forebay._grant_turns(v_here.queue, v_here.priority, p_group_id, v_taken.granted_keys, v_taken.granted_limits, v_taken.granted_seqs);
         perform forebay._give_turns(v, v_here.queue, v_here.priority, p_group_id, v_after.keys, v_after.turns, v_after.fills, v_after.tokens,
-                                    v_after.tats, v_paused, v_ends);
+                                    v_after.tats, v_after.rates, v_after.bursts, v_paused, v_ends);
     end if;
 
     v_items := v_items[:case when v_suspect then 1 else v_used end];

@@ -231,13 +231,16 @@ begin
         v_key := (forebay._limit_states(p_group_id, array[p_limit_key], v.limits, v.at))[1];
     end if;
     return jsonb_build_object(
-        'limit_key', p_limit_key, 'limits', to_jsonb(v.limits) - 'queue' - 'starts_set_at',
+        'limit_key', p_limit_key,
+        'limits', to_jsonb(v.limits) - 'queue' - 'starts_set_at'
+                  || case when v_key.limits_no is null then '{}'
+                          else jsonb_build_object('key_rate', v_key.rate, 'key_burst', v_key.burst, 'key_concurrency', v_key.concurrency) end,
         'running', (select coalesce(sum(o), 0) from unnest(v.opens) o),
         'key_running', coalesce(cardinality(v_key.leases), 0),
         'permits', case when (v.limits).rate is not null then forebay._permits(v.tat, (v.limits).rate, (v.limits).burst, v.at) end,
-        'key_permits', case when (v.limits).key_rate is not null and p_limit_key is not null then v_key.tokens end,
+        'key_permits', case when v_key.rate is not null then v_key.tokens end,
         'next_start_at', forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst),
-        'key_next_start_at', forebay._next_start(v_key.tat, (v.limits).key_rate, (v.limits).key_burst));
+        'key_next_start_at', forebay._next_start(v_key.tat, v_key.rate, v_key.burst));
 end
 $$;
 

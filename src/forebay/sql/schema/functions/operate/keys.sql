@@ -17,6 +17,7 @@
 -- blocking_jobs, blocking_workers: the job of the ordering key that must end first, or the running jobs of the limit key, at most 10,
 -- and the worker of each; null: no worker has it. waits_for: the limit key that holds back the first waiting job of an ordering key.
 -- pause_at, resume_at: begin and end of a planned pause of the key; null: none is planned, or it has no end.
+-- limits: of a limit key that has limits itself, an object with rate, burst, concurrency, empty_until, as far as they are set; else null.
 --
 -- Visits every key that the log knows, and every job that waits for its ordering key.
 --
@@ -25,7 +26,7 @@
 -- pages: 500 + 2 a lane + 100 a waiting key + 5 a waiting job + 40 an open lease
 create function forebay.keys(only_queue text default null, most integer default 100)
 returns table (queue text, group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,
-               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz)
+               blocking_jobs bigint[], blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz, limits jsonb)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
@@ -65,7 +66,7 @@ $$;
 -- Some keys of a group, as forebay.keys() shows them.
 create function forebay._show_keys(p_group_id bigint, p_ordering_keys text[], p_limit_keys text[])
 returns table (sort text, key text, waiting bigint, running bigint, reason text, until timestamptz, blocking_jobs bigint[],
-               blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz)
+               blocking_workers text[], held_by bigint, first_job_id bigint, waits_for text, pause_at timestamptz, resume_at timestamptz, limits jsonb)
 language plpgsql volatile
 -- planner: in order
 as $$
@@ -115,7 +116,7 @@ begin
             select count(*) as jobs, (array_agg(i.seq order by i.parked_no))[1] as first from forebay.parked i
             where i.group_id = p_group_id and i.ordering_key = s.ordering_key and i.parked_no > s.taken_up_to) p),
     limits as materialized (
-        select s.*, forebay._next_start(s.tat, (v.limits).key_rate, (v.limits).key_burst) as start_at
+        select s.*, forebay._next_start(s.tat, s.rate, s.burst) as start_at
         from met m cross join lateral unnest(forebay._limit_states(p_group_id, m.limit_keys, v.limits, v.at)) s),
     limit_keys as (
         select 'limit' as sort, s.limit_key as key, s.waiting, false as is_taken, null::bigint as head, null::bigint as held_by,
@@ -155,7 +156,7 @@ begin
                         when k.head is not null then 'retry'
                         when k.is_taken then 'running'
                         when x.is_on then 'paused'
-                        when f.jobs >= (v.limits).key_concurrency then 'concurrency'
+                        when f.jobs >= l.concurrency then 'concurrency'
                         when l.tokens = 0 then 'rate'
                         when v_full then 'queue_concurrency'
                         when v.free_slots <= 0 then 'queue_rate'
@@ -168,7 +169,10 @@ begin
                          when 'queue_rate' then forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst) end,
            case when k.head is not null then array[k.head] else coalesce(k.job_ids, '{}') end,
            case when k.head is not null then array[null::text] else coalesce(k.workers, '{}') end,
-           k.held_by, k.first_job_id, k.waits_for, k.pause_at, case when k.pause_at is not null then k.resume_at end
+           k.held_by, k.first_job_id, k.waits_for, k.pause_at, case when k.pause_at is not null then k.resume_at end,
+           case when k.sort = 'limit' then (
+               select forebay._key_limit_facts(i) from forebay.key_limits i
+               where pg_sequence_last_value('forebay.key_limits_seq') is not null and i.queue = g.queue and i.key = k.key) end
     from keys k;
 end
 $$;

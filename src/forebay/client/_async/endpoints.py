@@ -1,0 +1,206 @@
+"""The part of the asynchronous client for endpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Unpack
+
+from forebay.client._async.base import AsyncClientBase
+from forebay.db.drivers import AsyncConnection, run_async
+from forebay.model.endpoints import Endpoint, EndpointOptions, SendOptions
+from forebay.ops import endpoints
+
+
+class AsyncEndpoints(AsyncClientBase):
+    """Manage endpoints, and send messages to them."""
+
+    async def create_endpoint(
+        self,
+        name: str,
+        sink: str,
+        config: Mapping[str, Any],
+        *,
+        conn: AsyncConnection | None = None,
+        **options: Unpack[EndpointOptions],
+    ) -> int:
+        """Create an endpoint, which is enabled; return its id.
+
+        The configuration is checked by the class of the sink, which must be installed here, and by the database. Nothing is connected.
+
+        Args:
+            name: 1 to 100 letters, digits and ``_ . -``.
+            sink: the type of the sink, such as ``"http"``.
+            config: its settings: the arguments of its class. Secrets are references, ``"env:NAME"`` or ``"file:/path"``; the
+                deliverers read them.
+            conn: the connection whose transaction to use.
+            options: see ``EndpointOptions``.
+
+        Raises:
+            ConfigError: the class of the sink refuses the configuration.
+            InvalidJob: an option is refused.
+            EndpointExists: the name is taken.
+        """
+        _check(sink, config)
+        return await self._run(conn, endpoints.create_endpoint(name, sink, config, options))
+
+    async def alter_endpoint(
+        self,
+        name: str,
+        *,
+        sink: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        conn: AsyncConnection | None = None,
+        **options: Unpack[EndpointOptions],
+    ) -> bool:
+        """Change settings of an endpoint, also while it delivers; return whether that changed anything.
+
+        Options that are not given stay; None removes a limit. A configuration replaces the old one as a whole, and is checked as in
+        ``create_endpoint``.
+
+        Args:
+            name: the endpoint.
+            sink: another type of sink; it needs a configuration too.
+            config: the settings of the sink.
+            conn: the connection whose transaction to use.
+            options: see ``EndpointOptions``.
+
+        Raises:
+            ConfigError: the class of the sink refuses the configuration.
+            InvalidJob: an option is refused; nothing was changed.
+            EndpointNotFound: there is no such endpoint.
+        """
+        changes: dict[str, Any] = dict(options)
+        if sink is not None:
+            changes["sink"] = sink
+        if config is not None:
+            changes["config"] = config
+            _check(sink or (await self._run(conn, endpoints.endpoint(name))).sink, config)
+        return await self._run(conn, endpoints.alter_endpoint(name, changes))
+
+    async def drop_endpoint(
+        self, name: str, *, discard: bool = False, conn: AsyncConnection | None = None
+    ) -> None:
+        """Drop an endpoint, with its subscriptions.
+
+        Args:
+            name: the endpoint.
+            discard: also if deliveries wait. They become dead letters when a deliverer comes to them.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            EndpointNotFound: there is no such endpoint.
+            EndpointInUse: deliveries wait, and ``discard`` is False; nothing was changed.
+        """
+        await self._run(conn, endpoints.drop_endpoint(name, discard=discard))
+
+    async def enable_endpoint(self, name: str, *, conn: AsyncConnection | None = None) -> bool:
+        """Enable an endpoint: deliveries that wait are sent, and its breaker is closed; return whether it was disabled.
+
+        Events that were published meanwhile are not delivered.
+
+        Raises:
+            EndpointNotFound: there is no such endpoint.
+        """
+        return await self._run(conn, endpoints.enable_endpoint(name))
+
+    async def disable_endpoint(
+        self, name: str, why: str | None = None, *, conn: AsyncConnection | None = None
+    ) -> bool:
+        """Disable an endpoint: deliveries wait, and new events are not delivered to it; return whether it was enabled.
+
+        Calls that run finish.
+
+        Args:
+            name: the endpoint.
+            why: the reason, for the event log; at most 1,000 characters.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            EndpointNotFound: there is no such endpoint.
+        """
+        return await self._run(conn, endpoints.disable_endpoint(name, why))
+
+    async def reset_endpoint(self, name: str, *, conn: AsyncConnection | None = None) -> bool:
+        """Close the breaker of an endpoint and count its failures from 0; return whether the breaker was open.
+
+        Raises:
+            EndpointNotFound: there is no such endpoint.
+        """
+        return await self._run(conn, endpoints.reset_endpoint(name))
+
+    async def rotate_secret(
+        self,
+        endpoint: str,
+        secret: str,
+        *,
+        grace: float | timedelta | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> None:
+        """Sign the messages of an endpoint with a new secret, and until the grace has passed with the old ones too.
+
+        Args:
+            endpoint: the endpoint.
+            secret: a reference, ``"env:NAME"`` or ``"file:/path"``, which all deliverers can read.
+            grace: seconds or timedelta, at most 30 days. Default: 24 hours.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            EndpointNotFound: there is no such endpoint.
+            InvalidJob: its sink does not sign, or the secret is no reference or is in use.
+        """
+        await self._run(conn, endpoints.rotate_secret(endpoint, secret, grace))
+
+    async def endpoints(self, *, conn: AsyncConnection | None = None) -> list[Endpoint]:
+        """Return the endpoints with their settings and their health, by name. No jobs are counted."""
+        return await self._run(conn, endpoints.endpoints())
+
+    async def endpoint(self, name: str, *, conn: AsyncConnection | None = None) -> Endpoint:
+        """Return one endpoint.
+
+        Raises:
+            EndpointNotFound: there is no such endpoint.
+        """
+        return await self._run(conn, endpoints.endpoint(name))
+
+    async def test_endpoint(self, name: str, *, conn: AsyncConnection | None = None) -> int:
+        """Send a message of the kind ``forebay.test`` to an endpoint, before its other deliveries; return the id of the delivery.
+
+        Raises:
+            EndpointNotFound: there is no such endpoint.
+            EndpointDisabled: it is disabled.
+        """
+        return await self._run(conn, endpoints.test_endpoint(name))
+
+    async def send(
+        self,
+        conn: AsyncConnection,
+        endpoint: str,
+        payload: Mapping[str, Any],
+        *,
+        kind: str = "message",
+        **options: Unpack[SendOptions],
+    ) -> int:
+        """Send a message to one endpoint, in the connection's transaction; return the id of the delivery, a job.
+
+        Args:
+            conn: the connection, or one of its cursors.
+            endpoint: the endpoint.
+            payload: the body of the message, with a JSON form.
+            kind: for the receiver.
+            options: see ``JobOptions``. Messages with the same ``ordering_key`` are sent one at a time, in order.
+
+        Raises:
+            EndpointNotFound: there is no such endpoint; nothing was written.
+            EndpointDisabled: it is disabled; nothing was written.
+            InvalidJob: an argument or option is refused.
+            PayloadTooLarge: the payload is too large.
+            PayloadTooDeep: the payload is nested too deeply.
+        """
+        return await run_async(conn, endpoints.send(endpoint, payload, kind, options))
+
+
+def _check(sink: str, config: Mapping[str, Any]) -> None:
+    from forebay.sinks import make_sink  # noqa: PLC0415 - most clients have no endpoints
+
+    make_sink(sink, config)

@@ -1,0 +1,136 @@
+"""Endpoints: destinations that are rows of the database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal, TypedDict
+
+from forebay.model.unique import Unique
+
+Breaker = Literal["closed", "open", "half-open"]
+
+
+class EndpointOptions(TypedDict, total=False):
+    """The keywords of ``create_endpoint`` and ``alter_endpoint``.
+
+    Keys:
+        retry: the name of a preset, ``"standard"`` or ``"ulak"``, or at most 100 delays in seconds, 0 to 30 days each; there is one
+            try more than delays. Default: ``"standard"``.
+        rate: deliveries started per second, also below 1; None for no limit.
+        burst: deliveries started at once after an idle time; None for those of one second.
+        concurrency: deliveries that run at once, over all deliverers. Default: 50.
+        breaker_threshold: failures in a row that open the breaker, 1 to 1000. Default: 10.
+        breaker_cooldown: seconds between two probes of an open breaker, 5 to 3600. Default: 30.
+        disable_after: seconds or timedelta, 12 hours to 365 days: an endpoint without a success for that long is disabled when a
+            delivery fails; None for never.
+        max_waiting: deliveries that wait, beyond which events are dropped for this endpoint; None for no limit.
+        max_age: seconds or timedelta, 1 second to 10 years, after which a delivery expires; None: that of its event.
+        keeps_response: whether the answer is kept as the result of the delivery. Default: False.
+    """
+
+    retry: str | Sequence[float]
+    rate: float | None
+    burst: int | None
+    concurrency: int
+    breaker_threshold: int
+    breaker_cooldown: int
+    disable_after: float | timedelta | None
+    max_waiting: int | None
+    max_age: float | timedelta | None
+    keeps_response: bool
+
+
+class SendOptions(TypedDict, total=False):
+    """The keywords of ``send``; see ``JobOptions``."""
+
+    priority: int | None
+    tag: str | None
+    run_at: datetime | None
+    delay: float | timedelta | None
+    expires_at: datetime | None
+    correlation_id: str | None
+    headers: dict[str, str] | None
+    unique: Unique | None
+    ordering_key: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """An endpoint, its settings and its health. The settings are those of ``EndpointOptions``.
+
+    Attributes:
+        name: its name.
+        endpoint_id: its id.
+        sink: the type of its sink.
+        config: the settings of the sink, with references to secrets.
+        retry: the name of a preset, or delays in seconds.
+        rate: deliveries started per second; None for no limit.
+        burst: deliveries started at once after an idle time; None for those of one second.
+        concurrency: deliveries that run at once.
+        breaker_threshold: failures in a row that open the breaker.
+        breaker_cooldown: seconds between two probes.
+        disable_after: seconds without a success that disable it; None for never.
+        max_waiting: deliveries that wait, beyond which events are dropped; None for no limit.
+        max_age: seconds after which a delivery expires; None: that of its event.
+        keeps_response: the answer is kept as the result of the delivery.
+        created_at: when it was created.
+        changed_at: when a setting last changed.
+        disabled_at: since when it is disabled; None if it is enabled.
+        disabled_why: what was given as the reason; None if it is enabled, or none was given.
+        breaker: ``"closed"``, ``"open"``, or ``"half-open"``: a delivery may run as a probe.
+        failures: failures in a row.
+        opened_at: since when the breaker is open; None if it is closed.
+        next_probe_at: from when on a probe may run; None if the breaker is closed.
+        failing_since: the first failure since the last success; None for none.
+        is_paused: it is enabled, and its deliveries wait for the end of a pause, which it asked for or an operator set.
+        paused_until: the end of that pause; None without an end.
+        waiting: deliveries that wait, without those that wait for a retry and those that no deliverer has met yet.
+        waiting_since: when the first of them was published or sent; None if none waits.
+        is_overfull: events are dropped, since ``max_waiting`` deliveries wait.
+        accepted_per_second: accepted messages in the last two minutes, per second.
+        failed_per_second: failed tries in the last two minutes, per second.
+        rejected_per_second: messages that were refused for good in the last two minutes, per second.
+        p99_seconds: of 99 % of the messages accepted in the last two minutes, the longest time since their publication, rounded up to a
+            power of two in milliseconds; None if none was accepted.
+        last_success_at: when it last accepted a message, to within 5 seconds; None if never.
+        last_failure_at: when it last failed, to within 5 seconds; None if never.
+        last_error: how; None if never.
+    """
+
+    name: str
+    endpoint_id: int
+    sink: str
+    config: dict[str, Any]
+    retry: str | list[float]
+    rate: float | None
+    burst: int | None
+    concurrency: int
+    breaker_threshold: int
+    breaker_cooldown: int
+    disable_after: float | None
+    max_waiting: int | None
+    max_age: float | None
+    keeps_response: bool
+    created_at: datetime
+    changed_at: datetime
+    disabled_at: datetime | None
+    disabled_why: str | None
+    breaker: Breaker
+    failures: int
+    opened_at: datetime | None
+    next_probe_at: datetime | None
+    failing_since: datetime | None
+    is_paused: bool
+    paused_until: datetime | None
+    waiting: int
+    waiting_since: datetime | None
+    is_overfull: bool
+    accepted_per_second: float
+    failed_per_second: float
+    rejected_per_second: float
+    p99_seconds: float | None
+    last_success_at: datetime | None
+    last_failure_at: datetime | None
+    last_error: str | None

@@ -1,0 +1,223 @@
+"""Endpoints: create, change and watch them, and send messages to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Final
+
+from forebay.arguments.json_guard import encode_args
+from forebay.errors import EndpointNotFound, InvalidJob, shown
+from forebay.model import JobOptions, checks
+from forebay.model.endpoints import Endpoint
+from forebay.ops._records import rows_as
+from forebay.ops.operation import Operation, ResultRows, scalar
+
+#: The settings with the SQL of their values.
+_SETTINGS: Final = {
+    "sink": "%(sink)s",
+    "config": "%(config)s::jsonb",
+    "retry": "%(retry)s::jsonb",
+    "rate": "%(rate)s::double precision",
+    "burst": "%(burst)s::integer",
+    "concurrency": "%(concurrency)s::integer",
+    "breaker_threshold": "%(breaker_threshold)s::integer",
+    "breaker_cooldown": "%(breaker_cooldown)s::integer",
+    "disable_after": "make_interval(secs => %(disable_after)s::double precision)",
+    "max_waiting": "%(max_waiting)s::bigint",
+    "max_age": "make_interval(secs => %(max_age)s::double precision)",
+    "keeps_response": "%(keeps_response)s::boolean",
+}
+
+_DURATIONS: Final = ("disable_after", "max_age")
+
+_SHOWN: Final = (
+    "select json_build_object({})::text from forebay.endpoints(%(name)s) e order by e.name".format(
+        ", ".join(
+            f"'{name}', {value}"
+            for name, value in {
+                **{
+                    name: f"e.{name}"
+                    for name in Endpoint.__dataclass_fields__
+                    if name not in ("is_paused", "paused_until", *_DURATIONS)
+                },
+                **{name: f"extract(epoch from e.{name})::double precision" for name in _DURATIONS},
+                "is_paused": "e.paused_until is not null",
+                "paused_until": "case when isfinite(e.paused_until) then e.paused_until end",
+            }.items()
+        )
+    )
+)
+
+_SEND: Final = """\
+select forebay.send(
+    %(endpoint)s, %(payload)s::jsonb, kind => %(kind)s, priority => %(priority)s::integer,
+    delay => make_interval(secs => %(delay)s::double precision), run_at => %(run_at)s::timestamptz,
+    expires_at => %(expires_at)s::timestamptz, tag => %(tag)s, correlation_id => %(correlation_id)s,
+    headers => %(headers)s::jsonb, unique_as => %(unique_as)s::jsonb, ordering_key => %(ordering_key)s)"""
+
+#: Options of jobs that a delivery has from its endpoint.
+_OF_THE_ENDPOINT: Final = ("queue", "limit_key", "max_attempts")
+
+
+def create_endpoint(
+    name: str, sink: str, config: Mapping[str, Any], options: Mapping[str, Any]
+) -> Operation[int]:
+    """Return the call that creates an endpoint; it returns the id."""
+    given = _given({"sink": sink, "config": config, **options})
+    named = "".join(f", {field} => {_SETTINGS[field]}" for field in given)
+    return Operation(
+        f"select forebay.create_endpoint(name => %(name)s{named})",
+        _number,
+        {"name": name, **given},
+    )
+
+
+def alter_endpoint(name: str, options: Mapping[str, Any]) -> Operation[bool]:
+    """Return the call that changes settings; it returns whether that changed anything.
+
+    Args:
+        name: the endpoint.
+        options: new values by name; None removes a setting.
+    """
+    removed = [field for field, value in options.items() if value is None]
+    given = _given({field: value for field, value in options.items() if value is not None})
+    _check_names(removed)
+    named = "".join(f", {field} => {_SETTINGS[field]}" for field in given)
+    return Operation(
+        f"select forebay.alter_endpoint(name => %(name)s{named}, remove => string_to_array(%(remove)s, ','))",
+        _boolean,
+        {"name": name, **given, "remove": ",".join(removed)},
+    )
+
+
+def drop_endpoint(name: str, *, discard: bool = False) -> Operation[None]:
+    """Return the call that drops an endpoint."""
+    return Operation(
+        "select forebay.drop_endpoint(name => %(name)s, discard => %(discard)s::boolean)",
+        _nothing,
+        {"name": name, "discard": discard},
+    )
+
+
+def enable_endpoint(name: str) -> Operation[bool]:
+    """Return the call that enables an endpoint; it returns whether it was disabled."""
+    return Operation("select forebay.enable_endpoint(%(name)s)", _boolean, {"name": name})
+
+
+def disable_endpoint(name: str, why: str | None = None) -> Operation[bool]:
+    """Return the call that disables an endpoint; it returns whether it was enabled."""
+    return Operation(
+        "select forebay.disable_endpoint(%(name)s, %(why)s)", _boolean, {"name": name, "why": why}
+    )
+
+
+def reset_endpoint(name: str) -> Operation[bool]:
+    """Return the call that closes the breaker of an endpoint; it returns whether it was open."""
+    return Operation("select forebay.reset_endpoint(%(name)s)", _boolean, {"name": name})
+
+
+def rotate_secret(
+    endpoint: str, secret: str, grace: float | timedelta | None = None
+) -> Operation[None]:
+    """Return the call that gives an endpoint a new secret; None for the default grace."""
+    return Operation(
+        "select forebay.rotate_secret(%(endpoint)s, %(secret)s,"
+        " coalesce(make_interval(secs => %(grace)s::double precision), interval '24 hours'))",
+        _nothing,
+        {
+            "endpoint": endpoint,
+            "secret": secret,
+            "grace": None if grace is None else checks.checked_seconds(grace, "grace"),
+        },
+    )
+
+
+def endpoints() -> Operation[list[Endpoint]]:
+    """Return the call that lists the endpoints with their health, by name."""
+    return Operation(_SHOWN, lambda rows: rows_as(Endpoint, rows), {"name": None})
+
+
+def endpoint(name: str) -> Operation[Endpoint]:
+    """Return the call that reads one endpoint; running it raises ``EndpointNotFound`` if there is none."""
+
+    def decode(rows: ResultRows) -> Endpoint:
+        if not rows:
+            raise EndpointNotFound(name)
+        return rows_as(Endpoint, rows)[0]
+
+    return Operation(_SHOWN, decode, {"name": checks.checked_text(name, "name", characters_max=100)})
+
+
+def test_endpoint(name: str) -> Operation[int]:
+    """Return the call that sends a test message; it returns the id of the delivery."""
+    return Operation("select forebay.test_endpoint(%(name)s)", _number, {"name": name})
+
+
+def send(
+    endpoint: str, payload: Mapping[str, Any], kind: str, options: Mapping[str, Any]
+) -> Operation[int]:
+    """Return the call that sends a message to an endpoint; it returns the id of the delivery."""
+    for name in _OF_THE_ENDPOINT:
+        if name in options:
+            raise InvalidJob(f"option {name}", "is that of the endpoint")
+    checked = JobOptions().merged(**options)
+    return Operation(
+        _SEND,
+        _number,
+        {
+            "endpoint": endpoint,
+            "payload": encode_args(payload),
+            "kind": checks.checked_name(kind, "kind"),
+            "priority": checks.PRIORITY_DEFAULT if checked.priority is None else checked.priority,
+            "delay": checked.delay_seconds,
+            "run_at": checks.instant_text(checked.run_at, "run_at"),
+            "expires_at": checks.instant_text(checked.expires_at, "expires_at"),
+            "tag": checked.tag,
+            "correlation_id": checked.correlation_id,
+            "headers": None if checked.headers is None else json.dumps(checked.headers),
+            "unique_as": None if checked.unique is None else json.dumps(checked.unique.as_json()),
+            "ordering_key": checked.ordering_key,
+        },
+    )
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of settings."""
+    _check_names(options)
+    given = dict(options)
+    for name in ("config", "retry"):
+        if name in given:
+            try:
+                given[name] = json.dumps(
+                    dict(given[name]) if isinstance(given[name], Mapping) else given[name]
+                )
+            except (TypeError, ValueError) as error:
+                raise InvalidJob(name, f"has no JSON form: {error}") from None
+    for name in _DURATIONS:
+        if given.get(name) is not None:
+            given[name] = checks.checked_seconds(given[name], name)
+    return given
+
+
+def _check_names(names: Any) -> None:
+    for name in names:
+        if name not in _SETTINGS:
+            raise InvalidJob(
+                f"option {shown(name)}",
+                "is unknown",
+                hint=f"Known options: {', '.join(_SETTINGS)}.",
+            )
+
+
+def _number(rows: ResultRows) -> int:
+    return int(scalar(rows))
+
+
+def _boolean(rows: ResultRows) -> bool:
+    return bool(scalar(rows))
+
+
+def _nothing(rows: ResultRows) -> None:
+    del rows
