@@ -40,11 +40,11 @@ def subscribed(conn, count=1, *, start="now", filtered=False):
             """select forebay.create_endpoint(%s, 'http', '{"url": "https://a.example"}')""",
             name,
         )
-        subscribe(conn, name, start=start, filter=json.dumps({"c": number}) if filtered else None)
+        subscribe(conn, name, start=start, where=json.dumps({"c": number}) if filtered else None)
 
 
-def subscribe(conn, name, *, start="now", filter=None):
-    one(conn, "select forebay.subscribe(%s, 'order.paid', %s, %s)", name, filter, start)
+def subscribe(conn, name, *, start="now", where=None):
+    one(conn, "select forebay.subscribe(%s, 'order.paid', %s, %s)", name, where, start)
 
 
 def publish(conn, payload=None, **options):

@@ -54,6 +54,12 @@ _STEP_PAUSE_SECONDS: Final = 0.01
 #: How long events wait that cannot be expanded for a reason of the database.
 _AGAIN_SECONDS: Final = 1.0
 
+#: The jobs that are worked on in steps: the argument with the number of the row that has their state, and the call.
+_STEPS: Final[dict[str, tuple[str, Callable[[int], Operation[bool]]]]] = {
+    "forebay.activate": ("subscription", routing.activate),
+    "forebay.replay": ("replay", routing.replay_step),
+}
+
 #: Deadline of a call of the database.
 _CALL_SECONDS: Final = 60.0
 
@@ -225,13 +231,9 @@ def _ending(job: Job, routed: routing.Routed) -> Outcome | Release | None:
 
 def _step_of(job: Job) -> Operation[bool] | Dead | None:
     """Return the call for an activation or a replay, or Dead if it is none of ours; None for an event."""
-    match job.kind:
-        case "forebay.activate":
-            member, step = "subscription", routing.activate
-        case "forebay.replay":
-            member, step = "replay", routing.replay_step
-        case _:
-            return None
+    if job.kind not in _STEPS:
+        return None
+    member, step = _STEPS[job.kind]
     number = job.args.get(member)
     if isinstance(number, bool) or not isinstance(number, int) or not 0 < number < 2**63:
         return Dead(f"a job {job.kind} needs a number {member}")
