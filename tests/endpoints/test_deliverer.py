@@ -198,9 +198,7 @@ async def test_retry_after_pauses_the_endpoint(
     assert health(conn)["opened_at"] is None
 
 
-async def test_an_endpoint_that_keeps_responses_has_them_as_results(
-    database, conn, shop, requests
-):
+async def test_an_endpoint_that_keeps_responses_has_them_as_results(database, conn, shop, requests):
     shop({"show_response": True}, keeps_response=True)
     (job_id,) = send(conn, "shop")
     client = forebay.Client(database)

@@ -39,7 +39,9 @@ def http_config(server, path: str, **config: object) -> dict[str, object]:
     }
 
 
-def create_endpoint(conn, name: str, sink: str, config: dict[str, object], **options: object) -> int:
+def create_endpoint(
+    conn, name: str, sink: str, config: dict[str, object], **options: object
+) -> int:
     """Create an endpoint; return its id."""
     names = "".join(f", {option} => %s" for option in options)
     values = [
