@@ -61,10 +61,11 @@ class Payloads:
         return future
 
     async def close(self) -> None:
-        """End the call under way."""
+        """End the call under way, and those who wait for it."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.gather(self._reading, return_exceptions=True)
+        self._give_up()  # A task that was cancelled before its first step ran none of its code.
 
     async def _read_all(self) -> None:
         batch: dict[Key, asyncio.Future[PublishedEvent | None]] = {}
@@ -81,9 +82,12 @@ class Payloads:
                 self._settle(batch, found)
         finally:
             self._reading = None
-            for future in self._wanted.values():
-                future.cancel()
-            self._wanted.clear()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        for future in self._wanted.values():
+            future.cancel()
+        self._wanted.clear()
 
     def _settle(
         self,
