@@ -18,6 +18,7 @@ from forebay.cli import (
     _backfill,
     _config,
     _dead,
+    _deliver,
     _demo,
     _dev,
     _doctor,
@@ -75,6 +76,7 @@ program.command("sql", rich_help_panel=_RUN)(_schema.sql)
 program.command("apply", rich_help_panel=_RUN)(_apply.apply)
 program.command("worker", rich_help_panel=_RUN)(_worker.worker)
 program.command("drain", rich_help_panel=_RUN)(_drain.drain)
+program.command("deliver", rich_help_panel=_RUN)(_deliver.deliver)
 program.command("enqueue", rich_help_panel=_RUN)(_enqueue.enqueue)
 program.command("backfill", rich_help_panel=_RUN)(_backfill.backfill)
 program.command("config", rich_help_panel=_RUN)(_config.config)

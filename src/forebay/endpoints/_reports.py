@@ -15,7 +15,8 @@ from forebay.model.text import bounded_text, logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from datetime import datetime
+
+    from forebay.ops.deliveries import EndpointState
 
 log = logger("forebay.endpoints")
 
@@ -122,22 +123,6 @@ class Tally:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointState:
-    """What the database answers to a report.
-
-    Attributes:
-        opened_at: since when the breaker is open; None: it is closed.
-        disabled_at: since when the endpoint is disabled; None: it is enabled.
-        version: of the endpoint's settings.
-    """
-
-    endpoint_id: int
-    opened_at: datetime | None
-    disabled_at: datetime | None
-    version: int
-
-
 class Reports:
     """The counts of all endpoints in this process that are not reported yet.
 
@@ -204,9 +189,7 @@ class Reports:
             DatabaseUnavailable: and the counts are kept.
         """
         wanted = self._tallies.keys() if endpoint_ids is None else endpoint_ids
-        taken = {
-            each: self._tallies.pop(each) for each in sorted(wanted) if each in self._tallies
-        }
+        taken = {each: self._tallies.pop(each) for each in sorted(wanted) if each in self._tallies}
         self._urgent -= taken.keys()
         if not taken:
             return
