@@ -22,6 +22,7 @@ from forebay.cli import (
     _dev,
     _doctor,
     _drain,
+    _endpoints,
     _enqueue,
     _events,
     _groups,
@@ -86,6 +87,7 @@ program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)
 program.add_typer(_keys.commands, name="keys", rich_help_panel=_OPERATE)
 program.add_typer(_groups.commands, name="groups", rich_help_panel=_OPERATE)
 program.add_typer(_workers.commands, name="workers", rich_help_panel=_OPERATE)
+program.add_typer(_endpoints.commands, name="endpoints", rich_help_panel=_OPERATE)
 program.add_typer(_events.commands, name="events", rich_help_panel=_OPERATE)
 program.add_typer(_mirror.commands, name="mirror", rich_help_panel=_OPERATE)
 program.command("adopt", rich_help_panel=_OPERATE)(_schema.adopt)

@@ -147,7 +147,9 @@ def endpoint(name: str) -> Operation[Endpoint]:
             raise EndpointNotFound(name)
         return rows_as(Endpoint, rows)[0]
 
-    return Operation(_SHOWN, decode, {"name": checks.checked_text(name, "name", characters_max=100)})
+    return Operation(
+        _SHOWN, decode, {"name": checks.checked_text(name, "name", characters_max=100)}
+    )
 
 
 def test_endpoint(name: str) -> Operation[int]:
