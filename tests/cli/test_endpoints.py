@@ -121,7 +121,7 @@ def test_a_secret_is_rotated(forebay):
     ("ended", "code", "said"),
     [
         (None, 0, "accepted the test message"),
-        ({"outcome": "dead", "reason": "permanent", "error_type": "Rejected", "error_message": "HTTP status 404"},
+        ({"outcome": "dead", "reason": "permanent", "error": {"type": "Rejected", "message": "HTTP status 404"}},
          1, "HTTP status 404"),
     ],
 )  # fmt: skip

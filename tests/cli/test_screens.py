@@ -235,7 +235,7 @@ def test_an_endpoint_fits(database, screen):
         "last",
         "error",
     ]
-    assert len(lines) <= 4
+    assert len(lines) <= 6
     assert len(screen("endpoints", "show", "a-rather-long-name-of-an-endpoint.example")) <= ROWS
 
 
