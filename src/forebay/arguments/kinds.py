@@ -242,6 +242,19 @@ class Kinds:
         return len(self._by_name)
 
 
+class OneHandler(Kinds):
+    """One handler for jobs of every kind."""
+
+    def __init__(self, kind: Kind) -> None:
+        super().__init__()
+        self._kind = self.add(kind)
+
+    def get(self, name: str) -> Kind:
+        """Return the handler, whatever the kind."""
+        del name
+        return self._kind
+
+
 def _name_of(function: Callable[..., Any]) -> str:
     name = getattr(function, "__name__", None) or getattr(innermost(function), "__name__", "")
     return str(name)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.errors import SinkUnavailable, shown
+from forebay.errors import SinkUnavailable
 from forebay.model import Dead, Retry, Snooze
 from forebay.model.outcome import Endings, Release
 from forebay.model.text import logger
@@ -30,6 +30,7 @@ from forebay.sinks import (
     TryLater,
     message_id,
 )
+from forebay.sinks._answers import check_answers, check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -75,6 +76,7 @@ class Delivery:
         batch_bytes: the most bytes of bodies in a call.
         call_seconds: how long a call may take.
         verify_seconds: the time between sending and reading back; None: nothing is read back.
+        keeps_proofs: whether the proof of a message is the result of its job.
         clock: a monotonic clock in seconds.
     """
 
@@ -87,6 +89,7 @@ class Delivery:
         batch_bytes: int,
         call_seconds: float,
         verify_seconds: float | None,
+        keeps_proofs: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
@@ -95,6 +98,7 @@ class Delivery:
         self._batch_bytes = batch_bytes
         self._call_seconds = call_seconds
         self._verify_seconds = verify_seconds
+        self._keeps_proofs = keeps_proofs
         self._clock = clock
         self._breaker = Breaker(
             clock, failures=1, seconds=_PAUSE_SECONDS, seconds_max=_PAUSE_SECONDS_MAX
@@ -127,14 +131,16 @@ class Delivery:
 
     async def deliver(self, jobs: Sequence[Job]) -> Endings:
         """Send the messages of some jobs; return how each job ends."""
-        endings: list[Outcome | Release | None] = []
+        endings: list[Any] = []
         counts: Counter[str] = Counter()
         for call in self._calls([_message(job) for job in jobs]):
             if self._breaker.allows():
                 answers = await self._send_and_verify(call, counts)
             else:
                 answers = [SinkUnavailable("waits for the sink")] * len(call)
-            endings += [self._ending(answer) for answer in answers]
+            endings += [
+                self._ending(answer, message) for answer, message in zip(answers, call, strict=True)
+            ]
             counts.update(_name(answer) for answer in answers)
         self.counts += counts
         durable = [
@@ -204,7 +210,7 @@ class Delivery:
         try:
             async with asyncio.timeout(self._call_seconds):
                 found = await self._sink.seen(sent)
-            _check_count("seen", found, sent)
+            check_count("seen", found, sent)
         except Exception as error:
             unavailable = await self._fail(error)
             for place in places:
@@ -217,8 +223,8 @@ class Delivery:
             async with asyncio.timeout(self._call_seconds):
                 await self._open()
                 answers = await self._sink.send(messages)
-            _check_count("send", answers, messages)
-            _check_answers(answers)
+            check_count("send", answers, messages)
+            check_answers(answers)
         except asyncio.CancelledError:
             self._is_open = False  # Answers of the interrupted call may still arrive.
             raise
@@ -278,10 +284,12 @@ class Delivery:
             log.debug("drain %s: closing the sink: %s", self._name, trouble)
         return error
 
-    def _ending(self, answer: Answer) -> Outcome | Release | None:
+    def _ending(
+        self, answer: Answer, message: Message
+    ) -> Outcome | Release | dict[str, Any] | None:
         match answer:
-            case Accepted():
-                return None
+            case Accepted(proof):
+                return _proof(proof, message) if self._keeps_proofs else None
             case TryLater(reason, after):
                 return Retry(after, str(reason))
             case Rejected(reason) | EndpointGone(reason):
@@ -290,6 +298,13 @@ class Delivery:
                 if self._breaker.is_closed:
                     return Snooze(_SNOOZE_SECONDS * random.uniform(0.5, 1.5), reason=str(answer))
                 return Release(self._breaker.wait_seconds + _BEHIND_SECONDS)
+
+
+def _proof(proof: str | None, message: Message) -> dict[str, Any]:
+    """Return what an audit needs to know of a message."""
+    if message.generation:
+        return {"proof": proof, "generation": message.generation}
+    return {"proof": proof}
 
 
 #: The counters of the answers.
@@ -309,22 +324,6 @@ def _name(answer: Answer) -> str:
     return name
 
 
-def _check_answers(answers: Sequence[Any]) -> None:
-    """Refuse other values: a defect of the sink must use no attempt of a message.
-
-    Raises:
-        TypeError: an answer is of another type.
-        ValueError: a time to wait is refused.
-    """
-    kinds = tuple(_NAMES)
-    for answer in answers:
-        if not isinstance(answer, kinds):
-            message = f"send() of a sink returned {shown(answer)}, which is no answer"
-            raise TypeError(message)
-        if isinstance(answer, TryLater) and answer.after is not None:
-            Retry(answer.after)
-
-
 def _message(job: Job) -> Message:
     return Message(
         id=message_id(job.job_id, job.enqueued_at, job.group),
@@ -341,9 +340,3 @@ def _message(job: Job) -> Message:
         expires_at=job.expires_at,
         attempt=job.attempt,
     )
-
-
-def _check_count(call: str, answers: Any, messages: Sequence[Any]) -> None:
-    if not isinstance(answers, list | tuple) or len(answers) != len(messages):
-        message = f"{call}() of a sink must return a list with one entry for each of {len(messages)} messages"
-        raise TypeError(message)

@@ -112,6 +112,33 @@ class Release:
     after: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """For internal handlers with their own number of attempts: that was the last one. The job becomes a dead letter.
+
+    Args:
+        reason: kept in the error history.
+    """
+
+    reason: str
+
+    def __post_init__(self) -> None:
+        _clean_reason(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """For internal handlers: the job is done, and its result is kept, whatever its kind says.
+
+    Args:
+        result: a JSON value.
+        seconds: how long it is kept.
+    """
+
+    result: Any
+    seconds: float
+
+
 Outcome = Snooze | Retry | Cancel | Dead
 
 
@@ -144,7 +171,7 @@ def _seconds(value: object, field: str) -> float:
         raise ValueError(error.message) from None
 
 
-def _clean_reason(outcome: Outcome) -> None:
+def _clean_reason(outcome: Outcome | Exhausted) -> None:
     reason: object = outcome.reason
     if reason is None:
         return

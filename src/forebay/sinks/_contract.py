@@ -6,7 +6,7 @@ and answers about each message. It keeps no state about messages: whatever it di
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 import msgspec
@@ -100,10 +100,12 @@ class Accepted:
     Attributes:
         proof: where the far side has it, if it told: an offset, a sequence number, an entry id. ``Sink.seen`` reads it back.
         is_duplicate: the far side had it already, from an earlier try.
+        response: what the far side answered, for endpoints that keep responses; None if there is nothing to keep but the proof.
     """
 
     proof: str | None = None
     is_duplicate: bool = False
+    response: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +115,12 @@ class TryLater:
     Attributes:
         reason: for the error history of the job.
         after: seconds until the next try, if the far side told; None: the retry policy decides.
+        throttles: the far side asked for ``after`` because of its load: an endpoint gets no other message before either.
     """
 
     reason: str
     after: float | None = None
+    throttles: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +172,16 @@ class Sink:
         can_verify: whether ``seen`` can tell what arrived.
         messages_max: the most messages in one call of ``send``.
         bytes_max: the most bytes of bodies in one call of ``send``, except for a single larger message.
+        is_single: a call with several messages sends each by itself, so that several calls with one message each are as good.
+        call_seconds: how long a deliverer waits for one call of ``send``, 30 by default. A drain has its own timeout.
     """
 
     type: ClassVar[str] = ""
     can_verify: ClassVar[bool] = False
     messages_max: ClassVar[int] = 10_000
     bytes_max: ClassVar[int] = 4_000_000
+    is_single: bool = False
+    call_seconds: float = 30.0
 
     @property
     def place(self) -> str:

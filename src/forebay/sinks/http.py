@@ -57,6 +57,9 @@ _REREAD_SECONDS: Final = 60.0
 #: Statuses below 500 after which a message is sent again.
 _LATER: Final = (408, 425, 429)
 
+#: Statuses with which Retry-After is about the endpoint, not about one message.
+_THROTTLES: Final = (429, 503)
+
 #: Statuses that one message of an array may have caused.
 _OF_A_MESSAGE: Final = (400, 413, 422)
 
@@ -149,6 +152,8 @@ class Http(Sink):
         if not self._is_array:
             # A call ends in time even if every request takes some seconds.
             self.messages_max = min(500, 5 * self._concurrency)  # type: ignore[misc]  # of this object
+            self.is_single = True
+        self.call_seconds = _BEGIN_SECONDS + self._seconds + 5
         self._slots = asyncio.Semaphore(self._concurrency)
         self._session: Session | None = None
         self._format = Format()
@@ -268,9 +273,11 @@ class Http(Sink):
         return answer, response.status
 
     def _answer(self, status: int, retry_after: str | None, body: bytes) -> Answer:
-        if 200 <= status <= 299:
-            return Accepted()
         reason = f"HTTP status {status}"
+        if 200 <= status <= 299:
+            if self._shows_response and body:
+                reason += f": {self._redacted(body)}"
+            return Accepted(response=reason)
         if 300 <= status <= 399:
             reason += ": redirect, which is not followed"
         elif self._shows_response and body:
@@ -279,7 +286,8 @@ class Http(Sink):
             return EndpointGone(reason)
         if 400 <= status <= 499 and status not in _LATER:
             return Rejected(reason)
-        return TryLater(reason, retry_after_seconds(retry_after, datetime.now(UTC)))
+        after = retry_after_seconds(retry_after, datetime.now(UTC))
+        return TryLater(reason, after, throttles=status in _THROTTLES and after is not None)
 
     def _redacted(self, body: bytes) -> str:
         text = body.decode(errors="replace")

@@ -75,6 +75,8 @@ _TRIMMED: Final = {
     "mirror_breakers": 600.0,
     "mirror_audits": 3600.0,
     "unique_keys": 600.0,
+    "published": 60.0,
+    "replays": 3600.0,
 }
 
 #: The first passes of trimming are spread over this time.

@@ -29,7 +29,16 @@ from forebay.errors import (
 )
 from forebay.model.job import Job
 from forebay.model.middleware import Attempt
-from forebay.model.outcome import Cancel, Dead, Endings, Release, Retry, Snooze
+from forebay.model.outcome import (
+    Cancel,
+    Dead,
+    Endings,
+    Exhausted,
+    Keep,
+    Release,
+    Retry,
+    Snooze,
+)
 from forebay.ops.protocol import Ended
 from forebay.ops.results import kept
 from forebay.policy.around import run_within, run_within_async
@@ -316,6 +325,10 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
         return dead(kind, job, "permanent", error)
     if isinstance(result, Release):
         return Ended(0, "released", after=result.after)
+    if isinstance(result, Exhausted):
+        return dead(kind, job, "exhausted", _error(job, "Retry", result.reason))
+    if isinstance(result, Keep):
+        return Ended(0, "done", kept=kept(result.result, result.seconds))
     if kind.keep_result_seconds is not None:
         return Ended(0, "done", kept=kept(result, kind.keep_result_seconds))
     return None

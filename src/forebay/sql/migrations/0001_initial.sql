@@ -397,8 +397,9 @@ create table forebay.subscription (
     filter_value    jsonb,
     start_at        timestamptz,                 -- events published since then; null: start_after decides
     start_after     pg_snapshot,                 -- events that it does not show; null with start_at null: from the beginning
-    active_from     pg_snapshot,                 -- events that it does not show are expanded live, the others are backfilled; null: not active yet
-    backfilled_to   bigint,                      -- last event_id that was looked at; null: the backfill has ended
+    active_at       timestamptz,                 -- since then the router expands events for it; null: not yet
+    routed_to       bigint not null,             -- until then: events up to this route_no were looked at,
+    routed_bound    bigint not null,             --   and those up to this one can be: no router writes a lower one
     created_at      timestamptz not null,
     unique (event_type, endpoint_id)
 );
@@ -407,6 +408,7 @@ create index subscription_by_endpoint on forebay.subscription (endpoint_id);
 
 -- Expanded events. Append-only, except for keep_until; maintenance deletes them after it.
 create table forebay.published (
+    route_no       bigint generated always as identity,  -- in the order of the expansions; events of one ordering key in their order
     event_id       bigint not null,              -- id of the job that published it
     published_at   timestamptz not null,         -- with it a key: ids may be given out again after a server lost commits
     xid            xid8 not null,                -- of the transaction that published it, or in which it became due
@@ -423,8 +425,28 @@ create table forebay.published (
     deliveries     integer not null,             -- live ones
     primary key (event_id, published_at)
 );
-create index published_by_type on forebay.published (event_type, event_id);
+create index published_by_type on forebay.published (event_type, route_no);
 create index published_by_end on forebay.published (keep_until);
+
+-- Replays of endpoints, worked on by routers in steps.
+create table forebay.replay (
+    replay_id    bigint generated always as identity primary key,
+    endpoint_id  bigint not null references forebay.endpoint on delete cascade,
+    since        timestamptz not null,           -- events published from then on,
+    until        timestamptz not null,           --   and before this
+    routed_to    bigint not null,                -- events up to this route_no were looked at,
+    routed_bound bigint not null,                --   those up to this one will be
+    deliveries   bigint not null default 0,
+    created_at   timestamptz not null,
+    ended_at     timestamptz                     -- null: not yet
+);
+create index replay_by_endpoint on forebay.replay (endpoint_id);
+create index replay_by_end on forebay.replay (ended_at) where ended_at is not null;
+
+-- A delivery that is to be written: an event and an endpoint. nr orders them.
+create type forebay._new_delivery as (
+    nr bigint, endpoint_id bigint, event_id bigint, published_at timestamptz, event_type text, priority integer, ordering_key text,
+    correlation_id text, tag text, expires_at timestamptz);
 
 
 -- tables/enqueue.sql
@@ -928,7 +950,7 @@ declare
 begin
     for v_name in
         select 'lock_' || n from unnest(array[
-            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'forgetting', 'follow_up', 'mirror_sample', 'migration']) n
+            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'forgetting', 'follow_up', 'mirror_sample', 'routing', 'migration']) n
         union all
         select 'lock_lane_' || n from generate_series(0, 127) n
         union all
@@ -4802,6 +4824,139 @@ begin
         end if;
     end if;
     return v_due + v_late;
+end
+$$;
+
+
+-- functions/drain/proofs.sql
+
+-- The audit of a drain: it reads the proofs that the drain keeps as results, and sends again what the far side has lost.
+-- See "Audits" in docs/design/deliver.md.
+-- grant: worker, operator
+
+-- A page of the proofs of a group, in the order of their ends: id of the job, when it was enqueued, until when the proof is kept, the
+-- proof. Its last row is where the next page begins.
+--
+-- Parameters: p_after_until and p_after_job_id, of the last row of the page before; null: the first page. p_most, 1 to 10000.
+-- Errors: JQ001 a bad number, JQ014 no such group.
+-- pages: 40 + 1 a proof + 1 for 50 other results
+create function forebay.proofs_v1(
+    p_queue text, p_group_name text, p_after_until timestamptz default null, p_after_job_id bigint default null, p_most integer default 1000)
+returns table (job_id bigint, enqueued_at timestamptz, kept_until timestamptz, proof jsonb)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+begin
+    if (p_most between 1 and 10000) is not true then
+        raise exception using errcode = 'JQ001', message = format('most %s is outside 1 to 10000', coalesce(p_most::text, 'null'));
+    end if;
+    perform forebay._require_group(p_queue, p_group_name);
+    return query
+    select r.job_id, r.enqueued_at, r.kept_until, r.value
+    from forebay.result r
+    where r.kept_until >= coalesce(p_after_until, forebay._now())
+      and (p_after_until is null or (r.kept_until, r.job_id) > (p_after_until, p_after_job_id))
+      and r.group_id = (select g.group_id from forebay.queue_group g where g.queue = p_queue and g.name = p_group_name)
+      and r.value ? 'proof'
+    order by r.kept_until, r.job_id
+    limit p_most;
+end
+$$;
+
+
+-- functions/drain/resend.sql
+
+-- grant: worker, operator
+
+-- Send lost messages again: for each job whose proof is there a new job of the same group with the same contents; returns their number.
+--
+-- Invariant "sent again once": the proof is deleted in the same transaction, so a second audit does not find the message. A job whose row the
+-- log has no longer keeps its proof, and is not counted.
+-- The new job keeps queue, priority, tag, correlation id, headers, keys and max_attempts; its expiry begins again.
+-- Parameters: p_drain, the drain whose counters get the losses. p_job_ids and p_enqueued_at, which belong together, at most 10000.
+-- Errors: JQ001 too many, JQ014 no such group.
+-- Locks: the proofs' rows, and the group's row (SHARE).
+-- pages: 200 + 12 a job
+create function forebay.resend_v1(
+    p_drain text, p_queue text, p_group_name text, p_job_ids bigint[], p_enqueued_at timestamptz[])
+returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_group_id bigint;
+    v_segment  record;
+    v_rows     forebay.log[];
+    v_resent   integer := 0;
+begin
+    if cardinality(p_job_ids) > 10000 then
+        raise exception using errcode = 'JQ001', message = format('%s jobs are more than 10000', cardinality(p_job_ids));
+    end if;
+    perform forebay._require_group(p_queue, p_group_name);
+    select g.group_id into v_group_id from forebay.queue_group g
+    where g.queue = p_queue and g.name = p_group_name and g.closing_at is null for share;
+    if not found then
+        raise exception using errcode = 'JQ014', message = format('group %s of queue %s was closed', p_group_name, p_queue);
+    end if;
+    for v_segment in
+        select s.segment_id from forebay.segment s
+        where s.hi > (select min(u) from unnest(p_job_ids) u) and s.removed_at is null
+          and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and forebay._has_table(s.segment_id)
+        order by s.segment_id
+    loop
+        -- The first row of each job; a job that was delayed has its id beside another number.
+        execute format(
+            'select array_agg(f.row order by (f.row).seq)
+             from (select distinct on (coalesce(l.job_id, l.seq)) l as row
+                   from (select i.* from forebay.log_%1$s i
+                         where i.seq >= $3 and i.seq <= $4 and i.seq = any ($1) and i.job_id is null and i.kind <> ''''
+                         union all
+                         select i.* from forebay.log_%1$s i where i.job_id = any ($1)) l
+                   join unnest($1, $2) u (job_id, enqueued_at) on u.job_id = coalesce(l.job_id, l.seq) and u.enqueued_at = l.enqueued_at
+                   order by coalesce(l.job_id, l.seq), l.seq) f', v_segment.segment_id)
+        into v_rows
+        using p_job_ids, p_enqueued_at, (select min(u) from unnest(p_job_ids) u), (select max(u) from unnest(p_job_ids) u);
+        continue when v_rows is null;
+        with gone as materialized (
+            delete from forebay.result r
+            using unnest(v_rows) l
+            where r.job_id = coalesce(l.job_id, l.seq) and r.group_id = v_group_id and r.enqueued_at = l.enqueued_at and r.value ? 'proof'
+            returning r.job_id
+        ), lost as materialized (
+            select l.*, i.priority
+            from unnest(v_rows) l
+            cross join lateral (select n.priority from forebay.lane n where n.lane = l.lane limit 1) i
+            where coalesce(l.job_id, l.seq) in (select g.job_id from gone g)
+        ), target as materialized (
+            select t.*, forebay._record_private_lane(p_queue, t.priority, v_group_id, case when t.is_keyed then '' end,
+                                                     case when t.is_limited then '' end) as lane
+            from (select distinct l.priority, l.ordering_key is not null as is_keyed, l.limit_key is not null as is_limited from lost l) t
+        ), written as (
+            insert into forebay.log (
+                lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
+            select t.lane, forebay._now(), l.max_attempts, l.kind, l.args, l.tag, l.correlation_id, l.headers, l.ordering_key, l.limit_key
+            from lost l
+            join target t on t.priority = l.priority and t.is_keyed = (l.ordering_key is not null) and t.is_limited = (l.limit_key is not null)
+            order by l.seq
+            returning 1
+        )
+        select v_resent + count(*) into v_resent from written;
+    end loop;
+    if v_resent > 0 then
+        perform forebay._notify(p_queue);
+        perform forebay._record_counters(
+            jsonb_build_object('mirror', 'drain.' || p_drain, 'counts', jsonb_build_array(jsonb_build_array('lost', null, null, v_resent))), session_user);
+        perform forebay._record_event('drains.resend', p_queue, p_group_name, p_count => v_resent, p_detail => p_drain);
+    end if;
+    return v_resent;
 end
 $$;
 
@@ -9569,6 +9724,9 @@ set enable_nestloop = off
 set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
+declare
+    -- A variable: the planner does not trust a sequence, and would read the table for each key.
+    v_queue constant text := case when pg_sequence_last_value('forebay.key_limits_seq') is not null then p_limits.queue end;
 begin
     return (
     with last as materialized (
@@ -9581,8 +9739,7 @@ begin
                            where i.group_id = p_group_id and i.limit_key = k.key
                            order by i.no desc limit 1) t on true
         left join lateral (select * from forebay.key_limits i
-                           where pg_sequence_last_value('forebay.key_limits_seq') is not null
-                             and i.queue = p_limits.queue and i.key = k.key offset 0) o on true
+                           where v_queue is not null and i.queue = v_queue and i.key = k.key offset 0) o on true
     ), listed as materialized (
         select l.nr, u.lease_id, u.claim_no, u.place, u.ordinality as job
         from last l cross join lateral unnest(l.leases, l.claims, l.offsets) with ordinality u (lease_id, claim_no, place, ordinality)
@@ -11525,7 +11682,7 @@ $$;
 -- commit, or a call that was rolled back, left behind; promotions, old cursors of the promoter; batches, whose jobs left the
 -- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limit_runs; limiters; counts; heartbeats;
 -- leases; failures; events; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
--- mirror_breakers; mirror_audits; unique_keys; endpoint_activities.
+-- mirror_breakers; mirror_audits; unique_keys; endpoint_activities; published, events past their keep_until; replays.
 --
 -- Parameters: p_part; p_after, next of the call before, null: begin a pass; p_most, 1 to 1000000.
 -- Errors: JQ001 an unknown part or a bad number, JQ030 foreign cluster.
@@ -11562,7 +11719,7 @@ as $$
     select array[
         'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limit_runs', 'limiters', 'counts', 'heartbeats', 'leases', 'failures',
         'events', 'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
-        'unique_keys', 'endpoint_activities']
+        'unique_keys', 'endpoint_activities', 'published', 'replays']
 $$;
 
 
@@ -14681,6 +14838,860 @@ as $$
 $$;
 
 
+-- functions/publish/activate.sql
+
+-- grant: worker
+
+-- Do one step of the activation of a subscription; returns whether it is over.
+--
+-- Invariant "from its start, and nothing twice": routers insert into `published` under the shared lock. Under the exclusive one no such
+-- transaction is open, so each event is either in `published` now, and delivered by these steps, or will be expanded after the
+-- subscription is active, and delivered by its router. Steps write deliveries in the order of route_no, before any that a router writes:
+-- so the order of a key is kept.
+--
+-- A step looks at p_most events up to routed_bound, which no router can write any more. When few are left behind it, the last step
+-- takes the lock, expands them, and activates; when many are, it only moves the bound.
+-- Parameters: p_most, 1 to 10000.
+-- Locks: the subscription's row; a step that finds it locked does nothing. In short steps that of the routers, alone.
+-- pages: 200 + 30 an event
+create function forebay.activate_v1(p_subscription_id bigint, p_most integer default 1000) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    s       forebay.subscription;
+    v_most  constant integer := least(greatest(coalesce(p_most, 1000), 1), 10000);
+    v_last  bigint;
+    v_bound bigint;
+begin
+    perform forebay._require_alone('forebay.activate_v1()');
+    select i.* into s from forebay.subscription i where i.subscription_id = p_subscription_id for update skip locked;
+    if not found then
+        return not exists (select from forebay.subscription i where i.subscription_id = p_subscription_id and i.active_at is null);
+    elsif s.active_at is not null then
+        return true;
+    elsif s.routed_to < s.routed_bound then
+        v_last := forebay._backfill(s, s.routed_bound, v_most);
+        update forebay.subscription i set routed_to = coalesce(v_last, s.routed_bound) where i.subscription_id = s.subscription_id;
+        return false;
+    end if;
+    perform forebay._lock_routing(false);
+    v_bound := coalesce(pg_sequence_last_value(pg_get_serial_sequence('forebay.published', 'route_no')::regclass), 0);
+    if (select count(*) from (select from forebay.published p
+                              where p.event_type = s.event_type and p.route_no > s.routed_to limit v_most + 1) n) > v_most then
+        update forebay.subscription i set routed_bound = v_bound where i.subscription_id = s.subscription_id;
+        return false;
+    end if;
+    perform forebay._backfill(s, v_bound, v_most);
+    update forebay.subscription i set routed_to = v_bound, routed_bound = v_bound, active_at = forebay._now()
+    where i.subscription_id = s.subscription_id;
+    return true;
+end
+$$;
+
+
+-- Write the deliveries of a subscription for the next events that it looks at; returns the last route_no, or null when it looked at all up
+-- to p_bound. Events past their expiry are not delivered.
+create function forebay._backfill(s forebay.subscription, p_bound bigint, p_most integer) returns bigint
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_seen integer;
+    v_last bigint;
+    v_new  forebay._new_delivery[];
+begin
+    with looked as materialized (
+        select p.* from forebay.published p
+        where p.event_type = s.event_type and p.route_no > s.routed_to and p.route_no <= p_bound order by p.route_no limit p_most)
+    select count(*), max(l.route_no),
+           array_agg(row(l.route_no, s.endpoint_id, l.event_id, l.published_at, l.event_type, l.priority, l.ordering_key, l.correlation_id,
+                         l.tag, l.expires_at)::forebay._new_delivery order by l.route_no)
+               filter (where l.expires_at > forebay._now() and (s.filter is null or l.payload @> s.filter)
+                         and forebay._is_admitted(l.published_at, l.xid, s.start_at, s.start_after))
+    into v_seen, v_last, v_new from looked l;
+    if not exists (select from forebay.endpoint e where e.endpoint_id = s.endpoint_id and e.disabled_at is not null) then
+        perform forebay._add_deliveries(v_new);
+    end if;
+    return case when v_seen >= p_most then v_last end;
+end
+$$;
+
+
+-- functions/publish/event_types.sql
+
+-- grant: operator
+
+-- Create an event type, or change its description; returns whether it is new.
+--
+-- Parameters: name, letters, digits and _ . : -, at most 128; not beginning with "forebay.".
+-- Errors: JQ001 a bad name.
+create function forebay.create_event_type(name text, description text default null) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_is_new boolean;
+    v_before text;
+begin
+    if (create_event_type.name ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true then
+        raise exception using errcode = 'JQ001', column = 'event_type',
+            message = format('event type %s is not a name: letters, digits and _ . : - only, at most 128',
+                             coalesce(quote_literal(left(create_event_type.name, 40)), 'null'));
+    elsif create_event_type.name like 'forebay.%' then
+        raise exception using errcode = 'JQ001', column = 'event_type',
+            message = format('event type %s: names that begin with forebay. are reserved', quote_literal(create_event_type.name)),
+            hint = 'Choose another name.';
+    end if;
+    insert into forebay.event_type (name, description, created_at)
+    values (create_event_type.name, create_event_type.description, forebay._now())
+    on conflict do nothing;
+    v_is_new := found;
+    if not v_is_new then
+        select t.description into v_before from forebay.event_type t where t.name = create_event_type.name for update;
+        if v_before is not distinct from create_event_type.description then
+            return false;
+        end if;
+        update forebay.event_type t set description = create_event_type.description where t.name = create_event_type.name;
+    end if;
+    perform forebay._record_event('event_types.create', p_kind => create_event_type.name,
+                                  p_old => case when not v_is_new then jsonb_build_object('description', v_before) end,
+                                  p_new => jsonb_build_object('description', create_event_type.description));
+    return v_is_new;
+end
+$$;
+
+
+-- Drop an event type and its subscriptions; returns whether there was one. Deliveries that wait are still sent; events that no
+-- router has expanded yet become dead letters.
+--
+-- Errors: JQ001 a reserved name.
+create function forebay.drop_event_type(name text) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+declare
+    v_count bigint;
+begin
+    if drop_event_type.name like 'forebay.%' then
+        raise exception using errcode = 'JQ001', column = 'event_type',
+            message = format('event type %s is reserved', quote_literal(drop_event_type.name)), hint = 'Nothing was dropped.';
+    end if;
+    select count(*) into v_count from forebay.subscription s where s.event_type = drop_event_type.name;
+    delete from forebay.event_type t where t.name = drop_event_type.name;
+    if not found then
+        return false;
+    end if;
+    perform forebay._record_event('event_types.drop', p_kind => drop_event_type.name, p_count => v_count);
+    return true;
+end
+$$;
+
+
+-- functions/publish/lists.sql
+
+-- grant: operator, reader
+
+-- The event types, with the number of their subscriptions.
+create function forebay.event_types() returns table (name text, description text, subscriptions bigint, created_at timestamptz)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select t.name, t.description, (select count(*) from forebay.subscription s where s.event_type = t.name), t.created_at
+    from forebay.event_type t order by t.name
+$$;
+
+
+-- The subscriptions of an endpoint, or of all.
+--
+-- Returns: starts_at, null: it began with the events after created_at, or is_from_beginning; is_active, whether the router expands
+--   events for it now; false: it still catches up.
+create function forebay.subscriptions(only_endpoint text default null)
+returns table (subscription_id bigint, endpoint text, event_type text, filter jsonb, starts_at timestamptz, is_from_beginning boolean,
+               is_active boolean, created_at timestamptz)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select s.subscription_id, e.name, s.event_type, s.filter, s.start_at, s.start_at is null and s.start_after is null,
+           s.active_at is not null, s.created_at
+    from forebay.subscription s join forebay.endpoint e using (endpoint_id)
+    where subscriptions.only_endpoint is null or e.name = subscriptions.only_endpoint
+    order by e.name, s.event_type
+$$;
+
+
+-- functions/publish/payloads.sql
+
+-- grant: worker
+
+-- The events of deliveries: payload, headers and what else a message has. An event that maintenance has deleted has no row.
+--
+-- Parameters: arrays of the two members of "event" in the arguments of a delivery; elements with one place belong together.
+-- pages: 20 + 6 an event
+create function forebay.event_payloads_v1(p_event_ids bigint[], p_times timestamptz[])
+returns table (event_id bigint, published_at timestamptz, event_type text, payload jsonb, headers jsonb, ordering_key text)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    select p.event_id, p.published_at, p.event_type, p.payload, p.headers, p.ordering_key
+    from unnest(p_event_ids, p_times) u (event_id, published_at)
+    join forebay.published p on p.event_id = u.event_id and p.published_at = u.published_at
+$$;
+
+
+-- The payload and the headers of the event that the arguments of a delivery name; null: it is not there.
+create function forebay._event_of_delivery(p_args jsonb) returns jsonb
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    return (select jsonb_build_object('payload', p.payload, 'headers', p.headers) from forebay.published p
+            where p.event_id = (p_args -> 'event' ->> 0)::bigint and p.published_at = (p_args -> 'event' ->> 1)::timestamptz);
+exception when data_exception then
+    return null;  -- A job that no router wrote.
+end
+$$;
+
+
+-- functions/publish/publish.sql
+
+-- grant: producer, worker
+
+-- Publish an event in the caller's transaction: each subscription of its type whose filter the payload contains gets a delivery.
+--
+-- Invariant "a publish is one row": a row of the log, whatever the number of subscriptions. Routers write the deliveries later.
+--
+-- Parameters: event_type, see forebay.create_event_type(); payload, a JSON object; the others as of forebay.enqueue(). Deliveries of
+--   events with the same ordering_key are sent to each endpoint in the order of the events.
+-- Returns: event_id, with unique_as perhaps that of an existing event; subscriptions, how many subscriptions of enabled endpoints the
+--   type has, before filters, counted up to 1,000. 0: nothing will be delivered, unless a subscription is made that begins earlier.
+-- Errors: JQ001 an unknown event type or a bad option; others as forebay.enqueue().
+-- Locks: as forebay.enqueue().
+-- pages: 200 + 8 a subscription
+create function forebay.publish(
+    event_type text, payload jsonb default '{}', priority integer default 100, delay interval default null,
+    run_at timestamptz default null, expires_at timestamptz default null, tag text default null, correlation_id text default null,
+    headers jsonb default null, unique_as jsonb default null, ordering_key text default null,
+    out event_id bigint, out subscriptions integer)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    perform forebay._require_event_types(array[publish.event_type]);
+    if jsonb_typeof(publish.payload) is distinct from 'object' then
+        raise exception using errcode = 'JQ001', column = 'payload',
+            message = format('payload must be a JSON object, not %s', coalesce(jsonb_typeof(publish.payload), 'null')),
+            hint = 'Nothing was published.';
+    end if;
+    event_id := forebay.enqueue(
+        kind => publish.event_type, args => publish.payload, queue => 'forebay.publish', priority => publish.priority, delay => publish.delay,
+        run_at => publish.run_at, expires_at => publish.expires_at, tag => publish.tag, correlation_id => publish.correlation_id,
+        headers => publish.headers, unique_as => publish.unique_as, ordering_key => publish.ordering_key);
+    subscriptions := (
+        select count(*) from (
+            select from forebay.subscription s join forebay.endpoint e using (endpoint_id)
+            where s.event_type = publish.event_type and e.disabled_at is null limit 1000) n);
+end
+$$;
+
+
+-- Publish many events in the caller's transaction; returns their ids in input order. All or none: a bad event fails the call, and the
+-- message has its index, from 0.
+--
+-- Parameters: events, a JSON array of objects with the keys event_type, payload, priority, delay (seconds), run_at, expires_at, tag,
+--   correlation_id, headers, unique_as and ordering_key; all but event_type optional.
+-- Errors: as forebay.publish().
+-- pages: 80 + 8 an event
+create function forebay.publish_many(events jsonb) returns bigint[]
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_keys constant text[] := array['event_type', 'payload', 'priority', 'delay', 'run_at', 'expires_at', 'tag', 'correlation_id',
+                                    'headers', 'unique_as', 'ordering_key'];
+    v_bad  record;
+begin
+    if jsonb_typeof(publish_many.events) is distinct from 'array' then
+        raise exception using errcode = 'JQ001', column = 'events',
+            message = format('events must be a JSON array, not %s', coalesce(jsonb_typeof(publish_many.events), 'null')),
+            hint = 'Pass an array of objects, one for each event.';
+    end if;
+    select e.nr - 1 as index, case
+        when jsonb_typeof(e.value) <> 'object' then format('must be a JSON object, not %s', jsonb_typeof(e.value))
+        when (e.value - v_keys) <> '{}' then format('unknown option %s', (select k from jsonb_object_keys(e.value - v_keys) k limit 1))
+        when jsonb_typeof(e.value -> 'event_type') is distinct from 'string' then 'has no event_type'
+        when jsonb_typeof(coalesce(e.value -> 'payload', '{}')) <> 'object'
+            then format('payload must be a JSON object, not %s', jsonb_typeof(e.value -> 'payload')) end as problem
+    into v_bad
+    from jsonb_array_elements(publish_many.events) with ordinality e (value, nr)
+    where case when jsonb_typeof(e.value) = 'object'
+               then (e.value - v_keys) <> '{}' or jsonb_typeof(e.value -> 'event_type') is distinct from 'string'
+                    or jsonb_typeof(coalesce(e.value -> 'payload', '{}')) <> 'object'
+               else true end
+    order by e.nr limit 1;
+    if found then
+        raise exception using errcode = 'JQ001', column = 'events', message = format('event %s: %s', v_bad.index, v_bad.problem),
+            detail = jsonb_build_object('index', v_bad.index),
+            hint = 'Nothing was published. The options are ' || array_to_string(v_keys, ', ') || '.';
+    end if;
+    perform forebay._require_event_types(array(
+        select distinct e.value ->> 'event_type' from jsonb_array_elements(publish_many.events) e));
+    return (forebay._enqueue_json((
+        select coalesce(jsonb_agg((e.value - 'event_type' - 'payload') || jsonb_build_object(
+                   'kind', e.value -> 'event_type', 'args', coalesce(e.value -> 'payload', '{}'), 'queue', 'forebay.publish') order by e.nr), '[]')
+        from jsonb_array_elements(publish_many.events) with ordinality e (value, nr)))).ids;
+end
+$$;
+
+
+-- Errors: JQ001 when one of the event types does not exist.
+create function forebay._require_event_types(p_names text[]) returns void
+language plpgsql stable
+as $$
+declare
+    v_missing text;
+begin
+    select n.name into v_missing from unnest(p_names) n (name)
+    where not exists (select from forebay.event_type t where t.name = n.name) limit 1;
+    if found then
+        raise exception using errcode = 'JQ001', column = 'event_type',
+            message = format('event type %s does not exist', coalesce(quote_literal(left(v_missing, 128)), 'null')),
+            detail = jsonb_build_object('event_type', v_missing),
+            hint = 'Create it with forebay.create_event_type(); forebay.event_types() lists them.';
+    end if;
+end
+$$;
+
+
+-- functions/publish/replay.sql
+
+-- grant: operator
+
+-- Deliver events once more to an endpoint: those that were published from `since` to before `until`, and that its subscriptions and their
+-- filters, as they are then, select. Returns the number of the job that does it in steps. The messages have the ids that they had.
+--
+-- Parameters: until, null: now. The deliveries expire 30 days, or max_age of the endpoint, after they are written.
+-- Errors: JQ001 no such endpoint, or it is disabled, or a bad time.
+create function forebay.replay_endpoint(name text, since timestamptz, until timestamptz default null) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_endpoint_id constant bigint := forebay._subscriber(replay_endpoint.name);
+    v_until       constant timestamptz := coalesce(replay_endpoint.until, forebay._now());
+    v_id          bigint;
+    v_job_id      bigint;
+begin
+    if (isfinite(replay_endpoint.since) and replay_endpoint.since < v_until) is not true then
+        raise exception using errcode = 'JQ001', column = 'since',
+            message = format('since %s is not a time before %s', coalesce(replay_endpoint.since::text, 'null'), v_until);
+    elsif exists (select from forebay.endpoint e where e.endpoint_id = v_endpoint_id and e.disabled_at is not null) then
+        raise exception using errcode = 'JQ001', column = 'endpoint',
+            message = format('endpoint %s is disabled', quote_literal(replay_endpoint.name)), hint = 'Enable it with forebay.enable_endpoint() first.';
+    end if;
+    insert into forebay.replay (endpoint_id, since, until, routed_to, routed_bound, created_at)
+    values (v_endpoint_id, replay_endpoint.since, v_until, 0,
+            coalesce(pg_sequence_last_value(pg_get_serial_sequence('forebay.published', 'route_no')::regclass), 0), forebay._now())
+    returning replay_id into v_id;
+    v_job_id := (forebay._enqueue_jobs(array[row(
+        'forebay.replay', jsonb_build_object('replay', v_id), 'forebay.publish', 0, null, null, null, null, null, null, null, null,
+        null)::forebay._job_input]))[1];
+    perform forebay._record_event('endpoints.replay', 'forebay.deliver', p_subject_id => v_job_id, p_detail => replay_endpoint.name,
+                                  p_new => jsonb_build_object('since', replay_endpoint.since, 'until', v_until));
+    return v_job_id;
+end
+$$;
+
+
+-- Redrive every dead letter of an endpoint, oldest first; returns their number. Messages of events have the ids that they had.
+--
+-- Parameters: most, the maximum number; null: all.
+-- Errors: JQ001 no such endpoint.
+create function forebay.redrive_endpoint(name text, most integer default null) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_id    bigint;
+    v_count bigint := 0;
+begin
+    perform forebay._subscriber(redrive_endpoint.name);
+    for v_id in
+        select d.dead_id from forebay.dead_letter d join forebay.queue_group g on g.group_id = d.group_id
+        where d.queue = 'forebay.deliver' and d.limit_key = redrive_endpoint.name and d.redriven_at is null and g.closing_at is null
+        order by d.enqueued_at, d.job_id
+        limit redrive_endpoint.most
+        for update of d skip locked
+    loop
+        perform forebay._redrive(v_id);
+        v_count := v_count + 1;
+    end loop;
+    if v_count > 0 then
+        perform forebay._record_event('endpoints.redrive', 'forebay.deliver', p_detail => redrive_endpoint.name, p_count => v_count);
+    end if;
+    return v_count;
+end
+$$;
+
+
+-- functions/publish/replay_step.sql
+
+-- grant: worker
+
+-- Do one step of a replay: look at p_most events; returns whether the replay is over.
+--
+-- In the order of route_no over all event types of the endpoint, so that the order of a key is kept. The events are kept until their
+-- new deliveries have expired.
+-- Parameters: p_most, 1 to 10000.
+-- Locks: the replay's row; a step that finds it locked does nothing. The rows of the events.
+-- pages: 200 + 40 an event
+create function forebay.replay_step_v1(p_replay_id bigint, p_most integer default 1000) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    r        forebay.replay;
+    v_most   constant integer := least(greatest(coalesce(p_most, 1000), 1), 10000);
+    v_ends   timestamptz;
+    v_seen   integer;
+    v_last   bigint;
+    v_new    forebay._new_delivery[];
+    v_count  bigint;
+begin
+    perform forebay._require_alone('forebay.replay_step_v1()');
+    select i.* into r from forebay.replay i where i.replay_id = p_replay_id for update skip locked;
+    if not found then
+        return not exists (select from forebay.replay i where i.replay_id = p_replay_id and i.ended_at is null);
+    elsif r.ended_at is not null then
+        return true;
+    end if;
+    select forebay._now() + least(coalesce(e.max_age, interval '30 days'), interval '30 days') into v_ends
+    from forebay.endpoint e where e.endpoint_id = r.endpoint_id;
+    with looked as materialized (
+        select p.*, s.filter
+        from forebay.subscription s
+        cross join lateral (select i.* from forebay.published i
+                            where i.event_type = s.event_type and i.route_no > r.routed_to and i.route_no <= r.routed_bound
+                            order by i.route_no limit v_most) p
+        where s.endpoint_id = r.endpoint_id
+        order by p.route_no limit v_most)
+    select count(*), max(l.route_no),
+           array_agg(row(l.route_no, r.endpoint_id, l.event_id, l.published_at, l.event_type, l.priority, l.ordering_key, l.correlation_id,
+                         l.tag, v_ends)::forebay._new_delivery order by l.route_no)
+               filter (where l.published_at >= r.since and l.published_at < r.until and (l.filter is null or l.payload @> l.filter))
+    into v_seen, v_last, v_new from looked l;
+    update forebay.published p set keep_until = v_ends
+    from unnest(v_new) n
+    where p.event_id = n.event_id and p.published_at = n.published_at and p.keep_until < v_ends;
+    v_count := forebay._add_deliveries(v_new);
+    update forebay.replay i
+    set routed_to = case when v_seen >= v_most then v_last else r.routed_bound end, deliveries = i.deliveries + v_count,
+        ended_at = case when v_seen < v_most then forebay._now() end
+    where i.replay_id = r.replay_id;
+    return v_seen < v_most;
+end
+$$;
+
+
+-- functions/publish/route.sql
+
+-- Expansion of events to deliveries. See docs/design/endpoints.md.
+-- grant: worker
+
+-- Expand claimed events: write a row of `published` and the deliveries of each. An event that was expanded before is left alone.
+--
+-- Invariants "expanded once", "each filter once per event".
+-- Parameters: p_job_ids, jobs of the queue forebay.publish that an open lease has. The payloads are read from the log.
+-- Returns: deliveries, how many were written; unknown, jobs whose kind is no event type; missing, jobs that no open lease has.
+-- Errors: JQ012 not called alone; 53400 the queue forebay.deliver is full.
+-- Locks: that of the routers, shared.
+-- pages: 200 + 12 a job + 12 a delivery
+create function forebay.route_v1(p_job_ids bigint[], out deliveries bigint, out unknown bigint[], out missing bigint[])
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_rows  forebay.log[];
+    v_found bigint[];
+    v_new   forebay._new_delivery[];
+begin
+    perform forebay._require_alone('forebay.route_v1()');
+    perform forebay._lock_routing(true);
+    v_rows := forebay._claimed_rows('forebay.publish', p_job_ids);
+    v_found := array(select coalesce(r.job_id, r.seq) from unnest(v_rows) r);
+    missing := array(select i from unnest(p_job_ids) i where i <> all (v_found));
+    unknown := array(select coalesce(r.job_id, r.seq) from unnest(v_rows) r
+                     where not exists (select from forebay.event_type t where t.name = r.kind));
+
+    -- A later statement than the lock: it sees the subscriptions that were activated.
+    with event as materialized (
+        select row_number() over (order by r.xid, r.seq) as nr, coalesce(r.job_id, r.seq) as event_id, r.enqueued_at as published_at, r.xid,
+               r.kind as event_type, r.args as payload, r.headers, r.tag, l.priority, r.ordering_key, r.correlation_id,
+               coalesce(r.expires_at, r.enqueued_at + interval '30 days') as expires_at
+        from unnest(v_rows) r
+        join forebay.event_type t on t.name = r.kind
+        cross join lateral (select i.priority from forebay.lane i where i.lane = r.lane limit 1) l),
+    candidate as (
+        select e.nr, s.subscription_id
+        from event e join forebay.subscription s on s.event_type = e.event_type and s.filter_member is null
+        union all
+        select e.nr, s.subscription_id
+        from event e
+        cross join lateral jsonb_each(e.payload) m
+        join forebay.subscription s on s.event_type = e.event_type and s.filter_member = m.key and s.filter_value = m.value
+        where jsonb_typeof(m.value) in ('string', 'number', 'boolean', 'null')),
+    match as materialized (
+        select e.nr, p.endpoint_id
+        from candidate c
+        join event e using (nr)
+        join forebay.subscription s using (subscription_id)
+        join forebay.endpoint p using (endpoint_id)
+        where s.active_at is not null and p.disabled_at is null and (s.filter is null or e.payload @> s.filter)
+          and forebay._is_admitted(e.published_at, e.xid, s.start_at, s.start_after)),
+    written as (
+        insert into forebay.published (
+            event_id, published_at, xid, event_type, payload, headers, tag, priority, ordering_key, correlation_id, expires_at, keep_until,
+            routed_at, deliveries)
+        select e.event_id, e.published_at, e.xid, e.event_type, e.payload, e.headers, e.tag, e.priority, e.ordering_key, e.correlation_id,
+               e.expires_at, greatest(e.expires_at, e.published_at + forebay._retention(1)), forebay._now(), coalesce(m.matches, 0)
+        from event e left join (select i.nr, count(*) as matches from match i group by i.nr) m using (nr)
+        order by e.nr
+        on conflict do nothing
+        returning event_id, published_at)
+    select array_agg(row(e.nr, m.endpoint_id, e.event_id, e.published_at, e.event_type, e.priority, e.ordering_key, e.correlation_id, e.tag,
+                         e.expires_at)::forebay._new_delivery order by e.nr, m.endpoint_id)
+    into v_new
+    from match m join event e using (nr) join written w using (event_id, published_at);
+    deliveries := forebay._add_deliveries(v_new);
+end
+$$;
+
+
+-- Does a subscription with that start get an event?
+create function forebay._is_admitted(p_published_at timestamptz, p_xid xid8, p_start_at timestamptz, p_start_after pg_snapshot) returns boolean
+language sql immutable
+as $$
+    select case when p_start_at is not null then p_published_at >= p_start_at
+                when p_start_after is not null then not pg_visible_in_snapshot(p_xid, p_start_after)
+                else true end
+$$;
+
+
+-- The rows of jobs of a queue that open leases have, whether settled or not.
+create function forebay._claimed_rows(p_queue text, p_job_ids bigint[]) returns forebay.log[]
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_lanes bigint[];
+    v_xids  xid8[];
+    v_seqs  bigint[];
+    v_left  bigint[];
+    v_piece record;
+    v_some  forebay.log[];
+    v_rows  forebay.log[] := '{}';
+begin
+    select array_agg(o.lane), array_agg(o.xid), array_agg(o.seq) into v_lanes, v_xids, v_seqs
+    from (select coalesce(b.lanes[u.nr], b.lane) as lane, coalesce(b.xids[u.nr], b.xids[1]) as xid, u.seq
+          from forebay.lease e
+          join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
+          join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+          join forebay.queue_group g on g.group_id = b.group_id and g.queue = p_queue
+          cross join lateral unnest(b.seqs) with ordinality u (seq, nr)
+          where e.closed_at is null) o;
+    -- The first row of a job has its id as number. Only what is missing then is looked for in the other rows.
+    for v_pass in 1 .. 2 loop
+        v_left := case v_pass when 1 then p_job_ids
+                              else array(select i from unnest(p_job_ids) i except select coalesce(r.job_id, r.seq) from unnest(v_rows) r) end;
+        exit when v_left = '{}';
+        for v_piece in
+            select s.segment_id, array_agg(u.lane) as lanes, array_agg(u.xid) as xids, array_agg(u.seq) as seqs
+            from unnest(v_lanes, v_xids, v_seqs) as u (lane, xid, seq)
+            cross join lateral (select i.segment_id from forebay.segment i where i.lo <= u.seq order by i.lo desc limit 1) s
+            where v_pass = 2 or u.seq = any (v_left)
+            group by s.segment_id
+        loop
+            execute format(
+                'select array_agg(l.row) from (
+                     select distinct on (coalesce(l.job_id, l.seq)) row(l.*)::forebay.log as row
+                     from unnest($1, $2, $3) u (lane, xid, seq)
+                     cross join lateral (select * from forebay.log_%s i
+                                         where i.lane = u.lane and i.xid = u.xid and i.seq = u.seq limit 1) l
+                     where coalesce(l.job_id, l.seq) = any ($4)
+                     order by coalesce(l.job_id, l.seq), l.seq desc) l', v_piece.segment_id)
+                into v_some using v_piece.lanes, v_piece.xids, v_piece.seqs, v_left;
+            v_rows := v_rows || v_some;
+        end loop;
+    end loop;
+    return array(select r from (select distinct on (coalesce(u.job_id, u.seq)) u as r from unnest(v_rows) u order by coalesce(u.job_id, u.seq), u.seq desc) d);
+end
+$$;
+
+
+-- Write deliveries, in their order; returns how many. Those beyond max_waiting of their endpoint are dropped and counted.
+create function forebay._add_deliveries(p_new forebay._new_delivery[]) returns bigint
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_now     constant timestamptz := forebay._now();
+    v_jobs    forebay._job_input[];
+    v_bounded jsonb;
+    v_one     record;
+begin
+    if p_new is null then
+        return 0;
+    end if;
+    with endpoint as materialized (
+        select e.endpoint_id, e.name, e.max_age, e.max_waiting,
+               case when e.max_waiting is not null then e.max_waiting - forebay._waiting_deliveries(e.name) end as free
+        from forebay.endpoint e where e.endpoint_id = any (array(select distinct n.endpoint_id from unnest(p_new) n))),
+    ranked as materialized (
+        select n.*, e.name, e.free, least(n.expires_at, v_now + e.max_age) as ends_at,
+               case when e.max_waiting is not null then row_number() over (partition by n.endpoint_id order by n.nr) end as place
+        from unnest(p_new) n join endpoint e using (endpoint_id)),
+    bounded as (
+        select r.endpoint_id, count(*) filter (where r.place > r.free) as dropped
+        from ranked r where r.place is not null group by r.endpoint_id)
+    select (select array_agg(row(
+                r.event_type,
+                jsonb_build_object('event', jsonb_build_array(r.event_id, to_char(r.published_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
+                                   'endpoint', r.endpoint_id),
+                'forebay.deliver', r.priority, null, null, r.ends_at, null, r.tag, r.correlation_id, null,
+                case when r.ordering_key is not null then forebay._delivery_key(r.name, r.ordering_key) end, r.name)::forebay._job_input
+                order by r.nr, r.endpoint_id)
+            from ranked r where (r.place > r.free) is not true and r.ends_at > v_now),
+           (select jsonb_agg(to_jsonb(b)) from bounded b)
+    into v_jobs, v_bounded;
+
+    for v_one in select b.endpoint_id, b.dropped from jsonb_to_recordset(v_bounded) b (endpoint_id bigint, dropped bigint) order by 1 loop
+        perform forebay._record_dropped(v_one.endpoint_id, v_one.dropped);
+    end loop;
+    if v_jobs is null then
+        return 0;
+    end if;
+    perform forebay._enqueue_jobs(v_jobs);
+    return cardinality(v_jobs);
+end
+$$;
+
+
+-- How many deliveries of an endpoint are parked for its limits, as of the last claim that decided about it.
+create function forebay._waiting_deliveries(p_endpoint text) returns bigint
+language sql stable
+as $$
+    select coalesce((
+        select r.waiting
+        from forebay.queue_group g
+        cross join lateral (select i.waiting from forebay.limit_run i
+                            where i.group_id = g.group_id and i.limit_key = p_endpoint order by i.no desc limit 1) r
+        where g.queue = 'forebay.deliver' and g.name = 'default'), 0)
+$$;
+
+
+-- Count dropped deliveries, and record in the event log when an endpoint begins to drop them, and when it takes all again.
+create function forebay._record_dropped(p_endpoint_id bigint, p_dropped bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    v_endpoint forebay.endpoint;
+begin
+    if p_dropped > 0 then
+        insert into forebay.endpoint_activity (endpoint_id, at, accepted, failed, rejected, dropped, latencies)
+        values (p_endpoint_id, forebay._now(), 0, 0, 0, p_dropped, '{}');
+    end if;
+    if coalesce((select t.is_overfull from forebay.endpoint_state t where t.endpoint_id = p_endpoint_id), false) = (p_dropped > 0) then
+        return;
+    end if;
+    insert into forebay.endpoint_state as t (endpoint_id, is_overfull) values (p_endpoint_id, p_dropped > 0)
+    on conflict (endpoint_id) do update set is_overfull = excluded.is_overfull where t.is_overfull <> excluded.is_overfull;
+    if found then
+        select * into v_endpoint from forebay.endpoint e where e.endpoint_id = p_endpoint_id;
+        if p_dropped > 0 then
+            perform forebay._record_event('endpoints.overfull', 'forebay.deliver', p_subject_id => p_endpoint_id, p_detail => v_endpoint.name,
+                                          p_new => jsonb_build_object('max_waiting', v_endpoint.max_waiting), p_count => p_dropped);
+        else
+            perform forebay._record_event('endpoints.takes_all', 'forebay.deliver', p_subject_id => p_endpoint_id, p_detail => v_endpoint.name);
+        end if;
+    end if;
+end
+$$;
+
+
+-- functions/publish/subscribe.sql
+
+-- grant: operator
+
+-- Subscribe an endpoint to an event type, in the caller's transaction; returns the id of the subscription. For an endpoint that is
+-- subscribed already, the call changes the filter and nothing else.
+--
+-- A router activates the subscription after the commit. Each event from its start on is delivered once, also events that are
+-- published, or expanded for other endpoints, in the meantime.
+--
+-- Parameters: filter, a JSON object that the payload must contain, as payload @> filter; null: all events. start: now, events whose
+--   transaction commits after this call; beginning, all events that are kept; or a time, events published since then.
+-- Errors: JQ001 no such endpoint or event type, or a bad filter or start.
+-- Locks: the subscription's row.
+create function forebay.subscribe(endpoint text, event_type text, filter jsonb default null, start text default 'now') returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_endpoint_id constant bigint := forebay._subscriber(subscribe.endpoint);
+    v_filter      constant jsonb := nullif(subscribe.filter, '{}');
+    v_start_at    timestamptz;
+    v_after       pg_snapshot;
+    v_last        bigint := 0;
+    v_before      forebay.subscription;
+    v_member      record;
+    v_id          bigint;
+begin
+    perform forebay._require_event_types(array[subscribe.event_type]);
+    if v_filter is not null and (jsonb_typeof(v_filter) <> 'object' or octet_length(v_filter::text) > 8192) then
+        raise exception using errcode = 'JQ001', column = 'filter',
+            message = case when jsonb_typeof(v_filter) <> 'object' then format('filter must be a JSON object, not %s', jsonb_typeof(v_filter))
+                           else format('filter takes %s bytes, the limit is 8192', octet_length(v_filter::text)) end,
+            hint = 'An event matches if its payload contains the filter: payload @> filter.';
+    end if;
+    if subscribe.start = 'now' then
+        -- An event that the snapshot does not show is expanded after it, under a number that is drawn after this one was read.
+        if current_setting('transaction_isolation') = 'read committed' then
+            v_last := coalesce(pg_sequence_last_value(pg_get_serial_sequence('forebay.published', 'route_no')::regclass), 0);
+        end if;
+        v_after := pg_current_snapshot();
+    elsif subscribe.start is distinct from 'beginning' then
+        v_start_at := forebay._as_instant(subscribe.start);
+        if v_start_at is null or not isfinite(v_start_at) then
+            raise exception using errcode = 'JQ001', column = 'start',
+                message = format('start %s is neither now nor beginning nor a time', coalesce(quote_literal(left(subscribe.start, 40)), 'null'));
+        end if;
+    end if;
+    -- A short scalar member of the filter, by which routers look it up; text tells more events apart than a number, and that more than a boolean.
+    select f.key, f.value into v_member from jsonb_each(v_filter) f
+    where jsonb_typeof(f.value) in ('string', 'number', 'boolean', 'null') and octet_length(f.value::text) <= 500 and length(f.key) <= 200
+    order by array_position(array['string', 'number', 'boolean', 'null'], jsonb_typeof(f.value)), f.key limit 1;
+
+    insert into forebay.subscription (
+        event_type, endpoint_id, filter, filter_member, filter_value, start_at, start_after, routed_to, routed_bound, created_at)
+    values (subscribe.event_type, v_endpoint_id, v_filter, v_member.key, v_member.value, v_start_at, v_after, v_last, v_last, forebay._now())
+    on conflict do nothing
+    returning subscription_id into v_id;
+    if v_id is null then
+        select * into v_before from forebay.subscription s
+        where s.event_type = subscribe.event_type and s.endpoint_id = v_endpoint_id for update;
+        if v_before.filter is distinct from v_filter then
+            update forebay.subscription s
+            set filter = v_filter, filter_member = v_member.key, filter_value = v_member.value
+            where s.subscription_id = v_before.subscription_id;
+            perform forebay._record_event('subscriptions.change', p_kind => subscribe.event_type, p_subject_id => v_before.subscription_id,
+                                          p_old => jsonb_build_object('endpoint', subscribe.endpoint, 'filter', v_before.filter),
+                                          p_new => jsonb_build_object('endpoint', subscribe.endpoint, 'filter', v_filter));
+        end if;
+        return v_before.subscription_id;
+    end if;
+    perform forebay._enqueue_jobs(array[row(
+        'forebay.activate', jsonb_build_object('subscription', v_id), 'forebay.publish', 0, null, null, null, null, null, null, null, null,
+        null)::forebay._job_input]);
+    perform forebay._record_event('subscriptions.create', p_kind => subscribe.event_type, p_subject_id => v_id,
+                                  p_new => jsonb_build_object('endpoint', subscribe.endpoint, 'filter', v_filter, 'start', subscribe.start));
+    return v_id;
+end
+$$;
+
+
+-- End the subscription of an endpoint; returns whether there was one. Deliveries that wait are still sent.
+--
+-- Errors: JQ001 no such endpoint.
+create function forebay.unsubscribe(endpoint text, event_type text) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_endpoint_id constant bigint := forebay._subscriber(unsubscribe.endpoint);
+    v_before      forebay.subscription;
+begin
+    delete from forebay.subscription s
+    where s.event_type = unsubscribe.event_type and s.endpoint_id = v_endpoint_id
+    returning s.* into v_before;
+    if not found then
+        return false;
+    end if;
+    perform forebay._record_event('subscriptions.end', p_kind => unsubscribe.event_type, p_subject_id => v_before.subscription_id,
+                                  p_old => jsonb_build_object('endpoint', unsubscribe.endpoint, 'filter', v_before.filter));
+    return true;
+end
+$$;
+
+
+-- The id of an endpoint.
+--
+-- Errors: JQ001 when there is none of that name.
+create function forebay._subscriber(p_name text) returns bigint
+language plpgsql stable
+as $$
+declare
+    v_id bigint;
+begin
+    select e.endpoint_id into v_id from forebay.endpoint e where e.name = p_name;
+    if not found then
+        raise exception using errcode = 'JQ001', column = 'endpoint',
+            message = format('endpoint %s does not exist', coalesce(quote_literal(left(p_name, 128)), 'null')),
+            hint = 'Create it with forebay.create_endpoint(); forebay.endpoints() lists them.';
+    end if;
+    return v_id;
+end
+$$;
+
+
+-- functions/publish/trim_published.sql
+
+-- Delete published events that no delivery refers to any more.
+create function forebay._trim_published(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
+as $$ select * from forebay._trim_by_time('published', 'keep_until', forebay._now(), p_after, p_most) $$;
+
+
+-- Delete replays that ended.
+create function forebay._trim_replays(p_after text, p_most integer, out rows bigint, out next text)
+language sql volatile
+as $$ select * from forebay._trim_by_time('replay', 'ended_at', forebay._now() - interval '30 days', p_after, p_most) $$;
+
+
 -- functions/results/job_history.sql
 
 -- grant: operator, reader
@@ -14917,37 +15928,38 @@ begin
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
                 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
                 'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue',
-                'enqueue_each', 'enqueue_many', 'enqueue_unique', 'queue_known', 'queue_of', 'record_direct',
-                'send', 'throttled']
+                'enqueue_each', 'enqueue_many', 'enqueue_unique', 'publish', 'publish_many', 'queue_known',
+                'queue_of', 'record_direct', 'send', 'throttled']
             when 'forebay_worker' then array[
-                'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
-                'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
-                'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1',
-                'close_groups', 'close_lease_v1', 'compare_queues', 'count_v1', 'drop_segments_v1',
-                'endpoint_settings_v1', 'enqueue', 'enqueue_each', 'enqueue_many', 'enqueue_unique', 'extend_v1',
-                'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits', 'mirror_status',
-                'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'queue_known', 'queue_of',
-                'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_kinds_v1',
-                'record_progress_v1', 'record_repair', 'record_sink_types_v1', 'renew_counts_v1',
-                'report_deliveries_v1', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1', 'sample_mirror',
-                'schema_version', 'seal_v1', 'send', 'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1',
-                'trim_v1', 'unfinished']
+                'activate_v1', 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1',
+                'backfill_enqueued_v1', 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1',
+                'backfill_take_v1', 'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel',
+                'claim_v1', 'close_groups', 'close_lease_v1', 'compare_queues', 'count_v1', 'drop_segments_v1',
+                'endpoint_settings_v1', 'enqueue', 'enqueue_each', 'enqueue_many', 'enqueue_unique',
+                'event_payloads_v1', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits',
+                'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'proofs_v1',
+                'publish', 'publish_many', 'queue_known', 'queue_of', 'ready_v1', 'record_audit', 'record_direct',
+                'record_duty_v1', 'record_kinds_v1', 'record_progress_v1', 'record_repair', 'record_sink_types_v1',
+                'renew_counts_v1', 'replay_step_v1', 'report_deliveries_v1', 'resend_v1', 'resign_v1', 'result',
+                'retain_v1', 'revoke_lost_v1', 'route_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'send',
+                'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
                 'alter_endpoint', 'apply_queues', 'cancel', 'change_jobs', 'close_group', 'close_groups',
-                'compare_queues', 'create_endpoint', 'dead_groups', 'dead_summary', 'depth', 'disable_endpoint',
-                'drop_endpoint', 'enable_endpoint', 'endpoints', 'events', 'explain_job', 'groups', 'job',
-                'job_history', 'jobs', 'keep_dead', 'key', 'keys', 'limit_key', 'limit_queue', 'limits',
-                'mirror_audits', 'mirror_status', 'mute_cause', 'open_group', 'pause_key', 'pause_queue',
-                'plan_change', 'purge_dead', 'queue_known', 'queue_of', 'record_act', 'record_audit',
-                'record_outcome', 'record_repair', 'redrive', 'redrive_matching', 'reset_endpoint', 'result',
+                'compare_queues', 'create_endpoint', 'create_event_type', 'dead_groups', 'dead_summary', 'depth',
+                'disable_endpoint', 'drop_endpoint', 'drop_event_type', 'enable_endpoint', 'endpoints',
+                'event_types', 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'keep_dead', 'key',
+                'keys', 'limit_key', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'mute_cause',
+                'open_group', 'pause_key', 'pause_queue', 'plan_change', 'proofs_v1', 'purge_dead', 'queue_known',
+                'queue_of', 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redrive',
+                'redrive_endpoint', 'redrive_matching', 'replay_endpoint', 'resend_v1', 'reset_endpoint', 'result',
                 'resume_key', 'resume_queue', 'rotate_secret', 'sample_mirror', 'schema_version', 'segment_held_by',
-                'set_concurrency', 'shard_queue', 'skip_dead', 'test_endpoint', 'unfinished', 'unmute_cause',
-                'workers']
+                'set_concurrency', 'shard_queue', 'skip_dead', 'subscribe', 'subscriptions', 'test_endpoint',
+                'unfinished', 'unmute_cause', 'unsubscribe', 'workers']
             when 'forebay_reader' then array[
-                'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'events', 'explain_job',
-                'groups', 'job', 'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits', 'mirror_status',
-                'queue_known', 'queue_of', 'result', 'schema_version', 'segment_held_by', 'throttled', 'unfinished',
-                'workers']
+                'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'event_types', 'events',
+                'explain_job', 'groups', 'job', 'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits',
+                'mirror_status', 'queue_known', 'queue_of', 'result', 'schema_version', 'segment_held_by',
+                'subscriptions', 'throttled', 'unfinished', 'workers']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -15369,7 +16381,8 @@ as $$
     select
         p_group_id, coalesce(p_row.job_id, p_row.seq), p_row.seq, p_reason, forebay._now(), p_queue, p_priority,
         p_row.enqueued_at, coalesce(p_row.expires_at, p_row.enqueued_at + interval '30 days'), p_attempt,
-        p_row.max_attempts, p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
+        p_row.max_attempts, p_row.kind, case when v.event is null then p_row.args else p_row.args || jsonb_build_object('payload', v.event -> 'payload') end,
+        p_row.tag, p_row.correlation_id, case when v.event is null then p_row.headers else nullif(v.event -> 'headers', 'null') end,
         p_row.ordering_key, p_row.unique_key, p_row.limit_key,
         coalesce(last.cause, forebay._cause(p_row.kind, coalesce(last.error_type, p_reason))), last.place,
         p_holds and forebay._begin_hold(p_group_id, p_queue, p_row), coalesce((select jsonb_agg(jsonb_build_object(
@@ -15380,7 +16393,9 @@ as $$
                   from forebay.failure f
                   where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id
                     and f.enqueued_at = p_row.enqueued_at), '[]')
-    from (select) one
+    -- A delivery refers to the payload of its event; the letter contains it.
+    from (select case when p_queue = 'forebay.deliver' and not p_row.args ? 'payload'
+                      then forebay._event_of_delivery(p_row.args) end as event offset 0) v
     left join lateral (
         select f.cause, f.error_type, f.place
         from (select i.* from forebay.failure i  -- Not through the index by time.
@@ -15684,6 +16699,20 @@ as $$
 begin
     execute format('lock table only forebay.lock_keys_%s in %s mode', hashint8(p_group_id) & 63,
                    case when p_shared then 'row exclusive' else 'share row exclusive' end);
+end
+$$;
+
+
+-- Take the lock of the routers: shared to expand events, alone to activate a subscription.
+create function forebay._lock_routing(p_shared boolean) returns void
+language plpgsql volatile
+as $$
+begin
+    if p_shared then
+        lock table only forebay.lock_routing in row exclusive mode;
+    else
+        lock table only forebay.lock_routing in share row exclusive mode;
+    end if;
 end
 $$;
 
@@ -17157,6 +18186,8 @@ insert into forebay.sink_type (name, settings, required, is_ours) values
     ('redis-stream', '{url,stream,maxlen,create,connect_timeout}', '{url,stream}', true),
     ('rq', '{url,queue,tasks,serializer,job_timeout,result_ttl,failure_ttl,connect_timeout}', '{url}', true),
     ('sqs', '{queue_url,region,endpoint_url,profile,requests,connect_timeout,read_timeout}', '{queue_url}', true);
+insert into forebay.event_type (name, description, created_at)
+values ('forebay.endpoint_failing', 'An endpoint fails and will be disabled: endpoint, percent of the time until then, since, error.', forebay._now());
 
 select forebay._grant();
 

@@ -84,8 +84,9 @@ create table forebay.subscription (
     filter_value    jsonb,
     start_at        timestamptz,                 -- events published since then; null: start_after decides
     start_after     pg_snapshot,                 -- events that it does not show; null with start_at null: from the beginning
-    active_from     pg_snapshot,                 -- events that it does not show are expanded live, the others are backfilled; null: not active yet
-    backfilled_to   bigint,                      -- last event_id that was looked at; null: the backfill has ended
+    active_at       timestamptz,                 -- since then the router expands events for it; null: not yet
+    routed_to       bigint not null,             -- until then: events up to this route_no were looked at,
+    routed_bound    bigint not null,             --   and those up to this one can be: no router writes a lower one
     created_at      timestamptz not null,
     unique (event_type, endpoint_id)
 );
@@ -94,6 +95,7 @@ create index subscription_by_endpoint on forebay.subscription (endpoint_id);
 
 -- Expanded events. Append-only, except for keep_until; maintenance deletes them after it.
 create table forebay.published (
+    route_no       bigint generated always as identity,  -- in the order of the expansions; events of one ordering key in their order
     event_id       bigint not null,              -- id of the job that published it
     published_at   timestamptz not null,         -- with it a key: ids may be given out again after a server lost commits
     xid            xid8 not null,                -- of the transaction that published it, or in which it became due
@@ -110,5 +112,25 @@ create table forebay.published (
     deliveries     integer not null,             -- live ones
     primary key (event_id, published_at)
 );
-create index published_by_type on forebay.published (event_type, event_id);
+create index published_by_type on forebay.published (event_type, route_no);
 create index published_by_end on forebay.published (keep_until);
+
+-- Replays of endpoints, worked on by routers in steps.
+create table forebay.replay (
+    replay_id    bigint generated always as identity primary key,
+    endpoint_id  bigint not null references forebay.endpoint on delete cascade,
+    since        timestamptz not null,           -- events published from then on,
+    until        timestamptz not null,           --   and before this
+    routed_to    bigint not null,                -- events up to this route_no were looked at,
+    routed_bound bigint not null,                --   those up to this one will be
+    deliveries   bigint not null default 0,
+    created_at   timestamptz not null,
+    ended_at     timestamptz                     -- null: not yet
+);
+create index replay_by_endpoint on forebay.replay (endpoint_id);
+create index replay_by_end on forebay.replay (ended_at) where ended_at is not null;
+
+-- A delivery that is to be written: an event and an endpoint. nr orders them.
+create type forebay._new_delivery as (
+    nr bigint, endpoint_id bigint, event_id bigint, published_at timestamptz, event_type text, priority integer, ordering_key text,
+    correlation_id text, tag text, expires_at timestamptz);

@@ -18,7 +18,8 @@ as $$
     select
         p_group_id, coalesce(p_row.job_id, p_row.seq), p_row.seq, p_reason, forebay._now(), p_queue, p_priority,
         p_row.enqueued_at, coalesce(p_row.expires_at, p_row.enqueued_at + interval '30 days'), p_attempt,
-        p_row.max_attempts, p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
+        p_row.max_attempts, p_row.kind, case when v.event is null then p_row.args else p_row.args || jsonb_build_object('payload', v.event -> 'payload') end,
+        p_row.tag, p_row.correlation_id, case when v.event is null then p_row.headers else nullif(v.event -> 'headers', 'null') end,
         p_row.ordering_key, p_row.unique_key, p_row.limit_key,
         coalesce(last.cause, forebay._cause(p_row.kind, coalesce(last.error_type, p_reason))), last.place,
         p_holds and forebay._begin_hold(p_group_id, p_queue, p_row), coalesce((select jsonb_agg(jsonb_build_object(
@@ -29,7 +30,9 @@ as $$
                   from forebay.failure f
                   where f.job_id = coalesce(p_row.job_id, p_row.seq) and f.group_id = p_group_id
                     and f.enqueued_at = p_row.enqueued_at), '[]')
-    from (select) one
+    -- A delivery refers to the payload of its event; the letter contains it.
+    from (select case when p_queue = 'forebay.deliver' and not p_row.args ? 'payload'
+                      then forebay._event_of_delivery(p_row.args) end as event offset 0) v
     left join lateral (
         select f.cause, f.error_type, f.place
         from (select i.* from forebay.failure i  -- Not through the index by time.

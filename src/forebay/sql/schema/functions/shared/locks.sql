@@ -62,3 +62,17 @@ begin
                    case when p_shared then 'row exclusive' else 'share row exclusive' end);
 end
 $$;
+
+
+-- Take the lock of the routers: shared to expand events, alone to activate a subscription.
+create function forebay._lock_routing(p_shared boolean) returns void
+language plpgsql volatile
+as $$
+begin
+    if p_shared then
+        lock table only forebay.lock_routing in row exclusive mode;
+    else
+        lock table only forebay.lock_routing in share row exclusive mode;
+    end if;
+end
+$$;

@@ -1,0 +1,1 @@
+"""Endpoints: destinations of published events that are rows of the database."""

@@ -1,0 +1,108 @@
+"""When a failed delivery is tried again: presets and lists of delays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from forebay.errors import ConfigError, shown
+from forebay.policy.retry import human_duration
+
+_MINUTE: Final = 60.0
+_HOUR: Final = 3600.0
+
+#: The presets by name: delays in seconds.
+PRESETS: Final[dict[str, tuple[float, ...]]] = {
+    "standard": (
+        5.0, 5 * _MINUTE, 30 * _MINUTE, 2 * _HOUR, 5 * _HOUR, 10 * _HOUR, 14 * _HOUR, 20 * _HOUR, 24 * _HOUR,
+    ),
+    "ulak": (10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0, 300.0),
+}  # fmt: skip
+
+DELAYS_MAX: Final = 100
+DELAY_SECONDS_MAX: Final = 30 * 24 * _HOUR
+
+#: Each delay is lengthened by at most this part of it, so that deliveries that failed together do not return together.
+_LONGER: Final = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """The delays between the tries of a delivery.
+
+    Attributes:
+        delays: in seconds; there is one try more than delays.
+
+    >>> str(Retries(PRESETS["standard"])), str(Retries(()))
+    ('10 tries over 75.6 h', '1 try')
+    """
+
+    delays: tuple[float, ...]
+
+    @property
+    def tries(self) -> int:
+        """How often a delivery is tried."""
+        return len(self.delays) + 1
+
+    @property
+    def total(self) -> float:
+        """Seconds from the first failure to the last try, without random parts and the tries themselves."""
+        return sum(self.delays)
+
+    def __str__(self) -> str:
+        """Return it as text."""
+        if not self.delays:
+            return "1 try"
+        return f"{self.tries} tries over {human_duration(self.total)}"
+
+    def delay_seconds(self, attempt: int, draw: float, after: float | None = None) -> float | None:
+        """Return how long to wait after a failed try; None: it was the last one.
+
+        Args:
+            attempt: the number of the failed try, from 1.
+            draw: a random number from 0 to 1, for the random part.
+            after: what the endpoint asked for, which replaces the delay.
+
+        >>> twice = Retries((10.0, 60.0))
+        >>> twice.delay_seconds(1, 0.5), twice.delay_seconds(2, 0.0, after=5.0), twice.delay_seconds(3, 0.0)
+        (10.5, 5.0, None)
+        """
+        if attempt > len(self.delays):
+            return None
+        delay = self.delays[attempt - 1] if after is None else after
+        return delay * (1 + _LONGER * draw)
+
+
+def as_retries(value: Any) -> Retries:
+    """Return the retries of a setting: the name of a preset, or a list of delays in seconds.
+
+    Raises:
+        ConfigError: the preset is unknown, or a delay is not within 0 to 30 days.
+
+    >>> as_retries("ulak").tries, as_retries([1, 2.5]).delays
+    (10, (1.0, 2.5))
+    """
+    if isinstance(value, str):
+        if value not in PRESETS:
+            raise ConfigError(
+                "retry",
+                f"names the unknown preset {shown(value)}",
+                value=value,
+                hint=f"Presets: {', '.join(PRESETS)}. Or give a list of delays in seconds.",
+            )
+        return Retries(PRESETS[value])
+    if not isinstance(value, list | tuple) or len(value) > DELAYS_MAX:
+        raise ConfigError(
+            "retry",
+            f"is {shown(value)}, neither the name of a preset nor a list of at most {DELAYS_MAX} delays",
+            value=value,
+        )
+    for delay in value:
+        is_number = isinstance(delay, int | float) and not isinstance(delay, bool)
+        if not (is_number and 0 <= delay <= DELAY_SECONDS_MAX):
+            raise ConfigError(
+                "retry",
+                f"has the delay {shown(delay)}, not a number of seconds from 0 to {DELAY_SECONDS_MAX:.0f} (30 days)",
+                value=value,
+            )
+    return Retries(tuple(float(delay) for delay in value))

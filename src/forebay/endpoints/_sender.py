@@ -1,0 +1,311 @@
+"""The calls of one endpoint's sink in one process."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from forebay.errors import SinkUnavailable
+from forebay.model.text import logger
+from forebay.sinks import Accepted, EndpointGone, Rejected, TryLater
+from forebay.sinks._answers import check_answers, check_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from datetime import datetime
+
+    from forebay.endpoints._reports import Reports, Tally
+    from forebay.sinks import Answer, Message, Sink
+
+log = logger("forebay.endpoints")
+
+#: The most calls at once of a sink that sends several messages together.
+_CALLS_MAX: Final = 4
+
+#: How long a sink may take to close.
+_CLOSE_SECONDS: Final = 5.0
+
+#: The longest pause for which an endpoint can ask. A longer one delays only the message that was refused.
+PAUSE_SECONDS_MAX: Final = 3600.0
+
+#: After the breaker opened, deliveries that were claimed before still arrive for about this long. A probe comes later.
+_LATE_SECONDS: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class NotSent:
+    """The message was not sent, since its endpoint is to be left alone now. It uses no attempt.
+
+    Attributes:
+        reason: for logs.
+    """
+
+    reason: str
+
+
+Fate: TypeAlias = "Answer | NotSent"
+
+
+class _Line:
+    """A sink and whether it is open. It is closed after its last call, once it was replaced."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.calls = 0
+        self.is_retired = False
+        self._is_open = False
+        self._opening = asyncio.Lock()
+
+    async def open(self) -> None:
+        if not self._is_open:
+            async with self._opening:
+                if not self._is_open:
+                    await self.sink.open()
+                    self._is_open = True
+
+    def spoil(self) -> None:
+        """Let the next call open it again: answers of an interrupted call may still arrive."""
+        self._is_open = False
+
+    async def close(self) -> None:
+        self._is_open = False
+        try:
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await self.sink.close()
+        except Exception as trouble:
+            log.debug("closing the sink of %s: %s", self.sink.place, trouble)
+
+
+class Sender:
+    """Sends the messages of one endpoint in this process.
+
+    Owns the sink, the messages that wait for a call, and the calls. It guarantees that each message gets one answer, that what a call
+    found is counted once, whether or not the caller still waits, and that nothing is sent between the failure that should open the
+    breaker and the answer of the database to its report. For one event loop.
+
+    A sink that sends each message by itself is called once for each; another one gets the messages that came during its last call.
+
+    After a crash the messages in hand come back with their leases.
+
+    Args:
+        endpoint_id: of the endpoint.
+        name: of the endpoint, for logs.
+        sink: where to send.
+        reports: where to count.
+        threshold: failures in a row that open the breaker.
+        clock: a monotonic clock in seconds.
+        wall: the time as seconds since 1970, for latencies.
+    """
+
+    def __init__(
+        self,
+        endpoint_id: int,
+        name: str,
+        sink: Sink,
+        reports: Reports,
+        *,
+        threshold: int,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.name = name
+        self.threshold = threshold
+        self._endpoint_id = endpoint_id
+        self._reports = reports
+        self._clock = clock
+        self._wall = wall
+        self._line = _Line(sink)
+        self._waiting: deque[tuple[Message, asyncio.Future[Fate]]] = deque()
+        self._calls: set[asyncio.Task[None]] = set()
+        #: Failures in a row that this process saw.
+        self._failures = 0
+        #: Whether a failure was seen since the last answer of the endpoint.
+        self._is_failing = False
+        #: No call begins until the database answered a report.
+        self._is_held = False
+        self._opened_at: datetime | None = None
+        self._quiet_until = 0.0
+
+    @property
+    def waiting(self) -> int:
+        """How many messages wait for a call."""
+        return len(self._waiting)
+
+    def send(self, message: Message) -> asyncio.Future[Fate]:
+        """Send a message; the future gets the answer. If it is cancelled before the call, the message is not sent."""
+        future: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
+        if self._clock() < self._quiet_until:
+            future.set_result(NotSent("the endpoint is left alone now"))
+            return future
+        self._waiting.append((message, future))
+        self._pump()
+        return future
+
+    def replace(self, sink: Sink) -> None:
+        """Use another sink from the next call on."""
+        line, self._line = self._line, _Line(sink)
+        line.is_retired = True
+        if not line.calls:
+            self._start(line.close())
+
+    def set_state(self, opened_at: datetime | None, *, is_newest: bool = True) -> None:
+        """Take the answer of the database to a report.
+
+        Args:
+            opened_at: since when the breaker is open; None: it is closed.
+            is_newest: whether nothing that changes the state was counted since that report.
+        """
+        if opened_at is not None:
+            if opened_at != self._opened_at:
+                self._quiet_until = max(self._quiet_until, self._clock() + _LATE_SECONDS)
+            self._return_waiting()
+        self._opened_at = opened_at
+        if is_newest:
+            self._failures = 0
+            self._is_held = False
+            self._pump()
+
+    def be_quiet(self, seconds: float) -> None:
+        """Return the messages that wait for a call, and those that come within this time: they were claimed before the limits of the endpoint changed."""
+        self._quiet_until = max(self._quiet_until, self._clock() + seconds)
+        self._return_waiting()
+
+    def _return_waiting(self) -> None:
+        while self._waiting:
+            _, future = self._waiting.popleft()
+            if not future.done():
+                future.set_result(NotSent("the endpoint is left alone now"))
+
+    async def close(self) -> None:
+        """End the calls, return what waits, and close the sink."""
+        self.be_quiet(math.inf)
+        for task in self._calls:
+            task.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
+        await self._line.close()
+
+    # --- calls ---
+
+    def _pump(self) -> None:
+        while self._waiting and not self._is_held and self._may_call():
+            messages, futures = self._next_call()
+            if messages:
+                self._line.calls += 1
+                self._start(self._call(self._line, messages, futures))
+
+    def _start(self, what: object) -> None:
+        task = asyncio.get_running_loop().create_task(what)  # type: ignore[arg-type]
+        self._calls.add(task)
+        task.add_done_callback(self._calls.discard)
+
+    def _may_call(self) -> bool:
+        line = self._line
+        if line.sink.is_single or not line.calls:
+            return True
+        # Another call for a full load only: else the messages that come meanwhile make the next call fuller.
+        return line.calls < _CALLS_MAX and len(self._waiting) >= line.sink.messages_max
+
+    def _next_call(self) -> tuple[list[Message], list[asyncio.Future[Fate]]]:
+        sink, waiting = self._line.sink, self._waiting
+        messages: list[Message] = []
+        futures: list[asyncio.Future[Fate]] = []
+        most = 1 if sink.is_single else sink.messages_max
+        size = 0
+        while waiting and len(messages) < most:
+            message, future = waiting[0]
+            size += len(message.body)
+            if messages and size > sink.bytes_max:
+                break
+            waiting.popleft()
+            if not future.done():
+                messages.append(message)
+                futures.append(future)
+        return messages, futures
+
+    async def _call(
+        self, line: _Line, messages: list[Message], futures: list[asyncio.Future[Fate]]
+    ) -> None:
+        answers: Sequence[Fate] | None = None
+        try:
+            found = await self._send(line, messages)
+            self._count(messages, found)
+            answers = found
+        finally:
+            line.calls -= 1
+            for place, future in enumerate(futures):
+                if not future.done():
+                    future.set_result(answers[place] if answers else NotSent("the call was ended"))
+            if answers is not None:
+                self._pump()
+                if line.is_retired and not line.calls:
+                    await line.close()
+
+    async def _send(self, line: _Line, messages: list[Message]) -> Sequence[Answer]:
+        sink = line.sink
+        try:
+            async with asyncio.timeout(sink.call_seconds):
+                await line.open()
+                answers = await sink.send(messages)
+            check_count("send", answers, messages)
+            check_answers(answers)
+        except asyncio.CancelledError:
+            line.spoil()
+            raise
+        except Exception as error:
+            problem = self._unavailable(sink, error)
+            await line.close()
+            return [problem] * len(messages)
+        return answers
+
+    def _unavailable(self, sink: Sink, error: Exception) -> SinkUnavailable:
+        if isinstance(error, SinkUnavailable):
+            return error
+        if isinstance(error, TimeoutError):
+            return SinkUnavailable(f"{sink.place}: no answer within {sink.call_seconds:g} s")
+        log.error("endpoint %s: %s", self.name, error, exc_info=error)  # a defect of the sink
+        return SinkUnavailable(f"{sink.place}: {type(error).__name__}: {error}")
+
+    def _count(self, messages: Sequence[Message], answers: Sequence[Answer]) -> None:
+        """Count the answers, and report at once what changes the state of the endpoint."""
+        tally = self._reports.of(self._endpoint_id)
+        now = self._wall()
+        changes = False
+        for message, answer in zip(messages, answers, strict=True):
+            if isinstance(answer, Accepted):
+                tally.accept(now - message.enqueued_at.timestamp())
+            else:
+                changes = self._count_failure(tally, answer) or changes
+                if self._failures:
+                    continue
+            if self._is_failing:
+                changes = True
+            self._is_failing = False
+            self._failures = 0
+        if changes:
+            self._reports.hurry(self._endpoint_id)
+
+    def _count_failure(self, tally: Tally, answer: Answer) -> bool:
+        """Count what was not accepted; return whether it changes the state of the endpoint."""
+        if isinstance(answer, TryLater) and answer.throttles:
+            seconds = min(answer.after or 0.0, PAUSE_SECONDS_MAX)
+            tally.throttle(answer.reason, seconds)
+            self.be_quiet(min(seconds, _LATE_SECONDS))
+            self._failures = 0
+            return True
+        if isinstance(answer, Rejected | EndpointGone):
+            is_gone = isinstance(answer, EndpointGone)
+            tally.reject(answer.reason, gone=is_gone)
+            if is_gone:
+                self.be_quiet(_LATE_SECONDS)
+            self._failures = 0
+            return is_gone
+        tally.fail(answer.reason if isinstance(answer, TryLater) else str(answer))
+        self._failures += 1
+        self._is_failing = True
+        if self._failures >= self.threshold or self._opened_at is not None:
+            self._is_held = True
+        return True

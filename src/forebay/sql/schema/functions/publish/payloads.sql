@@ -1,0 +1,30 @@
+-- grant: worker
+
+-- The events of deliveries: payload, headers and what else a message has. An event that maintenance has deleted has no row.
+--
+-- Parameters: arrays of the two members of "event" in the arguments of a delivery; elements with one place belong together.
+-- pages: 20 + 6 an event
+create function forebay.event_payloads_v1(p_event_ids bigint[], p_times timestamptz[])
+returns table (event_id bigint, published_at timestamptz, event_type text, payload jsonb, headers jsonb, ordering_key text)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+    select p.event_id, p.published_at, p.event_type, p.payload, p.headers, p.ordering_key
+    from unnest(p_event_ids, p_times) u (event_id, published_at)
+    join forebay.published p on p.event_id = u.event_id and p.published_at = u.published_at
+$$;
+
+
+-- The payload and the headers of the event that the arguments of a delivery name; null: it is not there.
+create function forebay._event_of_delivery(p_args jsonb) returns jsonb
+language plpgsql stable
+-- planner: indexed
+as $$
+begin
+    return (select jsonb_build_object('payload', p.payload, 'headers', p.headers) from forebay.published p
+            where p.event_id = (p_args -> 'event' ->> 0)::bigint and p.published_at = (p_args -> 'event' ->> 1)::timestamptz);
+exception when data_exception then
+    return null;  -- A job that no router wrote.
+end
+$$;

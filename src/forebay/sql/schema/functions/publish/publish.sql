@@ -1,0 +1,108 @@
+-- grant: producer, worker
+
+-- Publish an event in the caller's transaction: each subscription of its type whose filter the payload contains gets a delivery.
+--
+-- Invariant "a publish is one row": a row of the log, whatever the number of subscriptions. Routers write the deliveries later.
+--
+-- Parameters: event_type, see forebay.create_event_type(); payload, a JSON object; the others as of forebay.enqueue(). Deliveries of
+--   events with the same ordering_key are sent to each endpoint in the order of the events.
+-- Returns: event_id, with unique_as perhaps that of an existing event; subscriptions, how many subscriptions of enabled endpoints the
+--   type has, before filters, counted up to 1,000. 0: nothing will be delivered, unless a subscription is made that begins earlier.
+-- Errors: JQ001 an unknown event type or a bad option; others as forebay.enqueue().
+-- Locks: as forebay.enqueue().
+-- pages: 200 + 8 a subscription
+create function forebay.publish(
+    event_type text, payload jsonb default '{}', priority integer default 100, delay interval default null,
+    run_at timestamptz default null, expires_at timestamptz default null, tag text default null, correlation_id text default null,
+    headers jsonb default null, unique_as jsonb default null, ordering_key text default null,
+    out event_id bigint, out subscriptions integer)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+begin
+    perform forebay._require_event_types(array[publish.event_type]);
+    if jsonb_typeof(publish.payload) is distinct from 'object' then
+        raise exception using errcode = 'JQ001', column = 'payload',
+            message = format('payload must be a JSON object, not %s', coalesce(jsonb_typeof(publish.payload), 'null')),
+            hint = 'Nothing was published.';
+    end if;
+    event_id := forebay.enqueue(
+        kind => publish.event_type, args => publish.payload, queue => 'forebay.publish', priority => publish.priority, delay => publish.delay,
+        run_at => publish.run_at, expires_at => publish.expires_at, tag => publish.tag, correlation_id => publish.correlation_id,
+        headers => publish.headers, unique_as => publish.unique_as, ordering_key => publish.ordering_key);
+    subscriptions := (
+        select count(*) from (
+            select from forebay.subscription s join forebay.endpoint e using (endpoint_id)
+            where s.event_type = publish.event_type and e.disabled_at is null limit 1000) n);
+end
+$$;
+
+
+-- Publish many events in the caller's transaction; returns their ids in input order. All or none: a bad event fails the call, and the
+-- message has its index, from 0.
+--
+-- Parameters: events, a JSON array of objects with the keys event_type, payload, priority, delay (seconds), run_at, expires_at, tag,
+--   correlation_id, headers, unique_as and ordering_key; all but event_type optional.
+-- Errors: as forebay.publish().
+-- pages: 80 + 8 an event
+create function forebay.publish_many(events jsonb) returns bigint[]
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+declare
+    v_keys constant text[] := array['event_type', 'payload', 'priority', 'delay', 'run_at', 'expires_at', 'tag', 'correlation_id',
+                                    'headers', 'unique_as', 'ordering_key'];
+    v_bad  record;
+begin
+    if jsonb_typeof(publish_many.events) is distinct from 'array' then
+        raise exception using errcode = 'JQ001', column = 'events',
+            message = format('events must be a JSON array, not %s', coalesce(jsonb_typeof(publish_many.events), 'null')),
+            hint = 'Pass an array of objects, one for each event.';
+    end if;
+    select e.nr - 1 as index, case
+        when jsonb_typeof(e.value) <> 'object' then format('must be a JSON object, not %s', jsonb_typeof(e.value))
+        when (e.value - v_keys) <> '{}' then format('unknown option %s', (select k from jsonb_object_keys(e.value - v_keys) k limit 1))
+        when jsonb_typeof(e.value -> 'event_type') is distinct from 'string' then 'has no event_type'
+        when jsonb_typeof(coalesce(e.value -> 'payload', '{}')) <> 'object'
+            then format('payload must be a JSON object, not %s', jsonb_typeof(e.value -> 'payload')) end as problem
+    into v_bad
+    from jsonb_array_elements(publish_many.events) with ordinality e (value, nr)
+    where case when jsonb_typeof(e.value) = 'object'
+               then (e.value - v_keys) <> '{}' or jsonb_typeof(e.value -> 'event_type') is distinct from 'string'
+                    or jsonb_typeof(coalesce(e.value -> 'payload', '{}')) <> 'object'
+               else true end
+    order by e.nr limit 1;
+    if found then
+        raise exception using errcode = 'JQ001', column = 'events', message = format('event %s: %s', v_bad.index, v_bad.problem),
+            detail = jsonb_build_object('index', v_bad.index),
+            hint = 'Nothing was published. The options are ' || array_to_string(v_keys, ', ') || '.';
+    end if;
+    perform forebay._require_event_types(array(
+        select distinct e.value ->> 'event_type' from jsonb_array_elements(publish_many.events) e));
+    return (forebay._enqueue_json((
+        select coalesce(jsonb_agg((e.value - 'event_type' - 'payload') || jsonb_build_object(
+                   'kind', e.value -> 'event_type', 'args', coalesce(e.value -> 'payload', '{}'), 'queue', 'forebay.publish') order by e.nr), '[]')
+        from jsonb_array_elements(publish_many.events) with ordinality e (value, nr)))).ids;
+end
+$$;
+
+
+-- Errors: JQ001 when one of the event types does not exist.
+create function forebay._require_event_types(p_names text[]) returns void
+language plpgsql stable
+as $$
+declare
+    v_missing text;
+begin
+    select n.name into v_missing from unnest(p_names) n (name)
+    where not exists (select from forebay.event_type t where t.name = n.name) limit 1;
+    if found then
+        raise exception using errcode = 'JQ001', column = 'event_type',
+            message = format('event type %s does not exist', coalesce(quote_literal(left(v_missing, 128)), 'null')),
+            detail = jsonb_build_object('event_type', v_missing),
+            hint = 'Create it with forebay.create_event_type(); forebay.event_types() lists them.';
+    end if;
+end
+$$;
