@@ -24,7 +24,7 @@ from forebay.errors import (
     PayloadTooDeep,
     SchemaError,
 )
-from forebay.model.limits import Limits
+from forebay.model.limits import KeyLimits, Limits
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -314,6 +314,20 @@ def test_a_key_is_paused_and_resumed(client):
     ):
         with pytest.raises(InvalidJob):
             client.pause_key("mail", **bad)
+
+
+def test_limits_of_a_key_are_set_and_removed(client):
+    """
+    Only the given limits change; each call returns the previous ones.
+    """
+    assert client.limit_key("mail", "acme", rate=0.5, burst=2) is None
+    assert client.limit_key("mail", "acme", concurrency=3) == KeyLimits(rate=0.5, burst=2)
+    before = client.limit_key("mail", "acme", remove=True)
+    assert before == KeyLimits(rate=0.5, burst=2, concurrency=3)
+    assert client.limit_key("mail", "acme", remove=True) is None
+    for bad in ({}, {"burst": 2}, {"rate": 0}, {"concurrency": 0}):
+        with pytest.raises(InvalidJob):
+            client.limit_key("mail", "acme", **bad)
 
 
 def test_dead_letters_are_listed_shown_redriven_and_purged(client, database):

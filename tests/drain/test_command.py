@@ -1,5 +1,6 @@
 """forebay drain and forebay worker with drains, as processes."""
 
+import json
 import os
 import subprocess
 import sys
@@ -128,3 +129,21 @@ def test_a_process_stops_at_a_signal(database, redis_server, far_name, conn, far
             process.kill()
     assert process.returncode == 0, errors
     assert "5 done" in errors
+
+
+def test_an_audit_sends_again_what_is_lost(run, conn, far, far_name):
+    more = """
+kept = forebay.Drain(app, "kept", sink=sink, queue="kept", keep_proofs=3600.0)
+"""
+    enqueue(conn, 20, queue="kept")
+    run("drain", "shop:app", "kept", "--until-idle", more=more)
+    far.delete(far_name)
+    done = run("drain", "shop:app", "kept", "--audit", more=more)
+    assert done.stdout.split()[-6:] == ["kept", "20", "0", "0", "20", "20"]
+    run("drain", "shop:app", "kept", "--until-idle", more=more)
+    assert far.xlen(far_name) == 20
+    conn.execute("update forebay.result set enqueued_at = enqueued_at - interval '1 day'")
+    far.delete(far_name)
+    done = run("drain", "shop:app", "--audit", "--json", more=more, code=1)
+    assert json.loads(done.stdout)["kept"]["lost"] == 20
+    assert "keeps no proofs" in run("drain", "shop:app", "orders", "--audit", code=2).stderr

@@ -317,7 +317,7 @@ async def test_without_the_answers_of_the_sink_messages_are_lost(
     lying = LyingSink(sink, {"half": 0.2})
     drain = Drain(app, "orders", sink=lying, queue="orders", batch_size=20)
     drain.delivery._breaker._first = drain.delivery._breaker._seconds = 0.01
-    monkeypatch.setattr(drain.delivery, "_ending", lambda answer: None)
+    monkeypatch.setattr(drain.delivery, "_ending", lambda answer, message: None)
     enqueue(conn, 200)
     async with draining(drain, database) as worker:
         await wait_for_async(lambda: worker.stats.done == 200)

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import psycopg
@@ -17,6 +18,7 @@ from tests.support.engine import (
     sqlstate,
 )
 from tests.support.mutant import break_function, violation
+from tests.support.waiting import wait_for
 
 INTERVAL = 60  # seconds between two starts of the rate that the tests use
 
@@ -355,6 +357,139 @@ def test_a_key_that_is_paused_too_waits_for_both(database, conn):
         assert taken(reader) == {}
         one(conn, "select forebay.resume_key('q', limit_key => 'a')")
         assert taken(reader) == {"a": 2}
+
+
+def claimed_bare(database: str) -> None:
+    """The queue has a limit on concurrency only, so that claims need not record each key; one key has a rate."""
+    with connect(database) as conn, Reader(database, "q") as reader:
+        limit_queue(conn, key_concurrency=5)
+        limit(conn, "a", rate=1 / INTERVAL, burst=1)
+        assert taken(reader) == {}
+        for nr in range(3):
+            put(conn, "a")
+            put(conn, "b")
+            assert taken(reader) == {"b": 1} | ({} if nr else {"a": 1})
+            finish_all(reader)
+            advance(conn, 2 * nr)
+
+
+def test_a_rate_holds_where_claims_do_not_record_each_key(database):
+    claimed_bare(database)
+
+
+def test_else_its_bucket_would_stay_full(database):
+    break_function(
+        database,
+        "_take_limited",
+        (
+            "where s.rate is not null or s.has_new_limits or s.concurrency is not null and not v.is_bare",
+            "where not v.is_bare and num_nonnulls(s.concurrency, s.rate) > 0",
+        ),
+    )
+    with violation():
+        claimed_bare(database)
+
+
+@both_sorts
+def test_a_revoked_lease_gives_the_slot_back(database, conn, ordering):
+    """The probe's worker is lost: its job returns as a suspect, which counts as the next probe."""
+    probes(conn, "a", 0)
+    with Reader(database, "q") as reader, Reader(database, "q") as other:
+        put(conn, "a", 3, ordering)
+        assert taken(reader) == {"a": 1}
+        advance(conn, INTERVAL + 1)
+        assert taken(other) == {}
+        reader.revoked_by(conn)
+        assert taken(other) == {"a": 1}
+        advance(conn, 2 * INTERVAL + 2)
+        assert taken(other) == {}
+        finish_all(other)
+        assert taken(other) == {"a": 1}
+
+
+def test_two_calls_for_one_key_both_count(database, conn):
+    """The later one waits for the earlier one, and keeps what that one has set."""
+    with (
+        psycopg.connect(database) as first,
+        psycopg.connect(database) as second,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        limit(first, "a", rate=2.0)
+        later = thread.submit(limit, second, "a", concurrency=3)
+        pid = second.info.backend_pid
+        wait_for(lambda: one(conn, "select cardinality(pg_blocking_pids(%s)) > 0", pid), 20)
+        first.commit()
+        assert later.result(20) == {"rate": 2}
+        second.commit()
+    assert limit(conn, "a", remove=True) == {"rate": 2, "concurrency": 3}
+
+
+def removed_beside_another(database: str) -> None:
+    """A key gets its limits in an open transaction, while the only other key loses them."""
+    with (
+        connect(database) as conn,
+        psycopg.connect(database) as setter,
+        connect(database) as remover,
+        Reader(database, "q") as reader,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        limit(conn, "b", concurrency=1)
+        limit(setter, "a", concurrency=1)
+        removal = thread.submit(limit, remover, "b", remove=True)
+        pid = remover.info.backend_pid
+        wait_for(
+            lambda: (
+                removal.done() or one(conn, "select cardinality(pg_blocking_pids(%s)) > 0", pid)
+            ),
+            20,
+        )
+        setter.commit()
+        removal.result(20)
+        put(conn, "a", 3, ordering=True)
+        assert taken(reader) == {"a": 1}
+
+
+def test_a_removal_does_not_open_the_limiter_of_another_key(database):
+    removed_beside_another(database)
+
+
+def test_without_the_lock_it_would(database):
+    break_function(
+        database,
+        "limit_key",
+        (
+            "perform from forebay.queue_limits l where l.queue = limit_key.queue for update;",
+            "",
+        ),
+        (
+            "update forebay.queue_limits l set",
+            "perform pg_sleep(0); update forebay.queue_limits l set",
+        ),
+    )
+    with violation():
+        removed_beside_another(database)
+
+
+def test_a_claim_does_not_read_the_table_before_it_was_used(database, conn):
+    """So never used, it costs nothing."""
+    scans = "select seq_scan + idx_scan from pg_stat_all_tables where relid = 'forebay.key_limits'::regclass"
+
+    def read(reader: Reader) -> bool:
+        one(conn, "select pg_stat_force_next_flush()::text")
+        before = one(conn, scans)
+        put(conn, "a")
+        put(conn, "b", ordering=True)
+        assert taken(reader) == {"a": 1, "b": 1}
+        finish_all(reader)
+        one(reader.conn, "select pg_stat_force_next_flush()::text")
+        one(reader.conn, "select 1")
+        return one(conn, scans) != before
+
+    limit_queue(conn, key_concurrency=5)
+    with Reader(database, "q") as reader:
+        assert not read(reader)
+        limit(conn, "a", concurrency=2)
+        assert read(reader)
 
 
 # --- the settings ---

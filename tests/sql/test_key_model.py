@@ -19,7 +19,7 @@ from tests.support import key_model
 from tests.support.engine import STEPS, connect, one, small_segments
 from tests.support.fix_db import fresh_database
 from tests.support.key_acts import Given, KeyActs
-from tests.support.key_model import AGAIN, Limits
+from tests.support.key_model import AGAIN, KeyLimits, Limits
 from tests.support.mutant import break_function, violation
 
 #: The ordering key and the limit key of a job.
@@ -80,6 +80,17 @@ def _acts() -> st.SearchStrategy:
         (2, "resume", some),
         (2, "decide_about_a_dead_letter", some, flag),
         (2, "limit", limits),
+        (
+            2,
+            "limit_key",
+            st.sampled_from(["s", "s", "t"]),
+            st.builds(
+                KeyLimits,
+                st.sampled_from([None, None, 1, 3]),
+                st.sampled_from([None, None, (0.1, 1), (0.5, 4)]),
+            ),
+            st.sampled_from([None, 0, 5, 15]),
+        ),
         (3, "promote"),
         (3, "time_passes", st.sampled_from([1, 11, 40, 500])),
         (1, "maintenance", st.sampled_from(sorted(STEPS.keys() - {"promote"}))),
@@ -221,7 +232,7 @@ MUTANTS = [
     ),
     pytest.param(
         "_limit_states",
-        [("p_limits.key_concurrency - coalesce(o.jobs, 0)", "p_limits.key_concurrency")],
+        [("l.concurrency - coalesce(o.jobs, 0)", "l.concurrency")],
         [
             ("limit", Limits(key_concurrency=1)),
             ("enqueue_and_commit", [S]),

@@ -730,7 +730,7 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
         (
             test_no_more_jobs_of_a_key_are_handed_out_than_may_run_at_once,
             "_limit_states",
-            [("p_limits.key_concurrency - coalesce(o.jobs, 0)", "p_limits.key_concurrency")],
+            [("l.concurrency - coalesce(o.jobs, 0)", "l.concurrency")],
         ),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -5,6 +5,7 @@ No act fails where it has nothing to do: so any random sequence of them makes se
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import count
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from tests.support.key_model import (
     WAITING,
     Batch,
     Job,
+    KeyLimits,
     KeyModel,
     Lease,
     Letter,
@@ -75,7 +77,7 @@ class KeyWorkers:
             "truncate forebay.lane, forebay.queue_group, forebay.batch, forebay.settlement, forebay.lease,"
             " forebay.heartbeat, forebay.tombstone, forebay.deferred, forebay.withdrawn, forebay.promotion,"
             " forebay.key_run, forebay.parked, forebay.limit_run, forebay.limit_parked, forebay.limiter,"
-            " forebay.key_pause, forebay.queue_limits, forebay.dead_letter, forebay.failure, forebay.event,"
+            " forebay.key_pause, forebay.key_limits, forebay.queue_limits, forebay.dead_letter, forebay.failure, forebay.event,"
             " forebay.unique_key, forebay.queue_count, forebay.count_change, forebay.suspect_start"
         )
         self.low = self.new_segment()
@@ -485,6 +487,20 @@ class KeyActs(KeyWorkers):
         query = f"select forebay.limit_queue(%s, remove => '{{all}}'{named})::text"
         one(self.conn, query, self.queue, *values)
         self.model.limited(limits)
+
+    def limit_key(self, key, limits, waits):
+        """Limits of one key; waits: its bucket is empty for these seconds, if there is a rate."""
+        until = None if limits.rate is None or waits is None else self.model.now + waits
+        rate, burst = limits.rate or (None, None)
+        given = [self.queue, key, rate, burst, limits.concurrency, until]
+        changed = one(
+            self.conn,
+            "select forebay._set_key_limits(%s, %s, %s::float8, %s::int, %s::int, to_timestamp(%s::float8))",
+            *given,
+        )
+        limits = replace(limits, empty_until=until)
+        assert changed == (limits != self.model.key_limits.get(key, KeyLimits()))
+        self.model.key_limited(key, limits)
 
     # -- maintenance and time ---------------------------------------------------------------------
 

@@ -154,6 +154,15 @@ class Limits:
     key_rate: tuple[float, int] | None = None
 
 
+@dataclass(frozen=True)
+class KeyLimits:
+    """The limits that a limit key has itself. empty_until: no job starts before, and one then."""
+
+    concurrency: int | None = None
+    rate: tuple[float, int] | None = None
+    empty_until: float | None = None
+
+
 class KeyModel:
     """All jobs of a queue, and what is promised of them."""
 
@@ -166,6 +175,7 @@ class KeyModel:
         #: When pauses begin and end.
         self.pauses: dict[Key, tuple[float, float]] = {}
         self.limits = Limits()
+        self.key_limits: dict[str, KeyLimits] = {}
         #: When jobs of a group, and of each limit key of it, were claimed since its rate was set.
         self.starts: dict[tuple[str, str | None], list[float]] = {}
 
@@ -273,9 +283,9 @@ class KeyModel:
         for key, count in counted.items():
             if key is not None:
                 of_key = [part for part in running if part.job.limit == key]
-                most = self.limits.key_concurrency
+                most = self.concurrency_of(key)
                 assert most is None or len(of_key) <= most, f"{of_key} run at once"
-                self._started(group, key, count, self.limits.key_rate)
+                self._started(group, key, count, self.rate_of(key))
 
     def _started(
         self, group: str, key: str | None, count: int, rate: tuple[float, int] | None
@@ -288,18 +298,39 @@ class KeyModel:
         for first, began in enumerate(starts):
             most = burst + per_second * (self.now - began) + 1e-6
             assert len(starts) - first <= most, f"{starts[first:]} of {key} with {rate}"
+        empty_until = self.key_limits[key].empty_until if key in self.key_limits else None
+        if empty_until is not None:
+            most = 1 + per_second * (self.now - empty_until) + 1e-6
+            assert self.now >= empty_until, f"{key} started before {empty_until}"
+            assert len(starts) <= most, f"{starts} of {key} since {empty_until}"
+
+    def concurrency_of(self, key: str) -> int | None:
+        """How many jobs of a limit key may run at once."""
+        own = self.key_limits.get(key, KeyLimits()).concurrency
+        return self.limits.key_concurrency if own is None else own
+
+    def rate_of(self, key: str | None) -> tuple[float, int] | None:
+        """The rate of a limit key; None: of the queue."""
+        if key is None:
+            return self.limits.rate
+        return self.key_limits.get(key, KeyLimits()).rate or self.limits.key_rate
 
     def limited(self, limits: Limits) -> None:
         """The limits of the queue were set."""
-        for (group, key), _ in list(self.starts.items()):
-            old, new = (
-                (self.limits.rate, limits.rate)
-                if key is None
-                else (self.limits.key_rate, limits.key_rate)
-            )
-            if old != new:
-                del self.starts[group, key]
+        before = {key: self.rate_of(key) for _, key in self.starts}
         self.limits = limits
+        self._forget_starts(before)
+
+    def key_limited(self, key: str, limits: KeyLimits) -> None:
+        """The limits of a key were set."""
+        before = {key: self.rate_of(key)}
+        self.key_limits[key] = limits
+        self._forget_starts(before if limits.empty_until is None else {key: None})
+
+    def _forget_starts(self, before: dict[str | None, tuple[float, int] | None]) -> None:
+        for group, key in list(self.starts):
+            if key in before and before[key] != self.rate_of(key):
+                del self.starts[group, key]
 
     # -- settlements -----------------------------------------------------------------------------
 

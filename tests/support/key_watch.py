@@ -100,7 +100,7 @@ def _is_due(model: KeyModel, unread: list[tuple], key: str, head: int | None) ->
 
 def _is_full(model: KeyModel, group: str, key: str) -> bool:
     """Whether as many jobs of a limit key run as may: the end of one gives the key its turn."""
-    most = model.limits.key_concurrency
+    most = model.concurrency_of(key)
     running = [part for part in model.held(group) if part.job.limit == key]
     return most is not None and len(running) >= most
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +12,7 @@ from forebay.app import App
 from forebay.cli._load import load_app
 from forebay.cli._worker import LogForm, LogLevel, announced, report, run_until_signal, set_up_log
 from forebay.cli.options import AppDir, Dsn, Json, with_settings
+from forebay.cli.output import console, print_json, table
 from forebay.config import load_settings
 from forebay.drain import Drain, drains_of
 from forebay.errors import ConfigError, shown
@@ -59,6 +62,10 @@ def drain(
     verify: Annotated[
         bool, typer.Option("--verify", help="Read each message back before its job is done.")
     ] = False,
+    audit: Annotated[
+        bool,
+        typer.Option("--audit", help="Only read back what was sent, and send again what is lost."),
+    ] = False,
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="Exit when no job is ready or running.")
     ] = False,
@@ -91,10 +98,35 @@ def drain(
         found, _ = load_app(app, app_dir)
         drains = _chosen(found, names or [])
     found._internals.use(dsn=dsn, settings=settings)
+    if audit:
+        _audit(drains, found.dsn, as_json=as_json)
+        return
     workers = [announced(one, found.dsn, settings.worker) for one in drains]
     report(
         workers, run_until_signal(workers, settings.worker, until_idle=until_idle), as_json=as_json
     )
+
+
+def _audit(drains: list[Drain], dsn: str, *, as_json: bool) -> None:
+    """Audit the drains that keep proofs; exit with 1 if lost messages could not be sent again."""
+    kept = [one for one in drains if one.keeps_proofs] or drains[
+        :1
+    ]  # The first one says what is missing.
+    found = {one.name: asyncio.run(one.audit(dsn)) for one in kept}
+    if as_json:
+        print_json({name: asdict(one) for name, one in found.items()})
+    else:
+        rows = table(
+            *("drain", "read", "there", "unknown", "lost", "sent again"),
+            right=("read", "there", "unknown", "lost", "sent again"),
+            loose=("drain",),
+        )
+        for name, one in found.items():
+            numbers = (one.read, one.there, one.unknown, one.lost, one.resent)
+            rows.add_row(name, *(f"{number:,}" for number in numbers))
+        console().print(rows)
+    if any(one.resent < one.lost for one in found.values()):
+        raise typer.Exit(1)
 
 
 def _chosen(app: App, names: list[str]) -> list[Drain]:

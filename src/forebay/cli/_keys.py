@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from rich.text import Text
 
-from forebay.cli import _paused_keys
+from forebay.cli import _key_limits, _paused_keys
 from forebay.cli._help import Commands
 from forebay.cli._served import check_queue_in_use
 from forebay.cli.options import Dsn, Json, Limit, Queue
@@ -15,10 +15,11 @@ from forebay.client import Client
 from forebay.model.keys import KeyInfo
 from forebay.policy.keys import key_answer
 
-commands = Commands(help="Ordering keys and limit keys: list, show, pause, resume.")
+commands = Commands(help="Ordering keys and limit keys: list, show, limit, pause, resume.")
 
 commands.command("pause")(_paused_keys.pause)
 commands.command("resume")(_paused_keys.resume)
+commands.command("limit")(_key_limits.limit)
 
 
 @commands.command("list")
@@ -97,5 +98,7 @@ def _facts(one: KeyInfo, now: datetime) -> object:
     first = "" if one.first_job_id is None else f", first job {one.first_job_id}"
     rows.add_row("waiting", f"{one.waiting:,}{first}")
     rows.add_row("running", f"{one.running:,}")
+    if one.limits is not None:
+        rows.add_row("limits", _key_limits.in_words(one.limits))
     rows.add_row("why", key_answer(one, now))
     return rows

@@ -76,6 +76,7 @@ class Delivery:
         batch_bytes: the most bytes of bodies in a call.
         call_seconds: how long a call may take.
         verify_seconds: the time between sending and reading back; None: nothing is read back.
+        keeps_proofs: whether the proof of a message is the result of its job.
         clock: a monotonic clock in seconds.
     """
 
@@ -88,6 +89,7 @@ class Delivery:
         batch_bytes: int,
         call_seconds: float,
         verify_seconds: float | None,
+        keeps_proofs: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
@@ -96,6 +98,7 @@ class Delivery:
         self._batch_bytes = batch_bytes
         self._call_seconds = call_seconds
         self._verify_seconds = verify_seconds
+        self._keeps_proofs = keeps_proofs
         self._clock = clock
         self._breaker = Breaker(
             clock, failures=1, seconds=_PAUSE_SECONDS, seconds_max=_PAUSE_SECONDS_MAX
@@ -128,14 +131,16 @@ class Delivery:
 
     async def deliver(self, jobs: Sequence[Job]) -> Endings:
         """Send the messages of some jobs; return how each job ends."""
-        endings: list[Outcome | Release | None] = []
+        endings: list[Any] = []
         counts: Counter[str] = Counter()
         for call in self._calls([_message(job) for job in jobs]):
             if self._breaker.allows():
                 answers = await self._send_and_verify(call, counts)
             else:
                 answers = [SinkUnavailable("waits for the sink")] * len(call)
-            endings += [self._ending(answer) for answer in answers]
+            endings += [
+                self._ending(answer, message) for answer, message in zip(answers, call, strict=True)
+            ]
             counts.update(_name(answer) for answer in answers)
         self.counts += counts
         durable = [
@@ -279,10 +284,12 @@ class Delivery:
             log.debug("drain %s: closing the sink: %s", self._name, trouble)
         return error
 
-    def _ending(self, answer: Answer) -> Outcome | Release | None:
+    def _ending(
+        self, answer: Answer, message: Message
+    ) -> Outcome | Release | dict[str, Any] | None:
         match answer:
-            case Accepted():
-                return None
+            case Accepted(proof):
+                return _proof(proof, message) if self._keeps_proofs else None
             case TryLater(reason, after):
                 return Retry(after, str(reason))
             case Rejected(reason) | EndpointGone(reason):
@@ -291,6 +298,13 @@ class Delivery:
                 if self._breaker.is_closed:
                     return Snooze(_SNOOZE_SECONDS * random.uniform(0.5, 1.5), reason=str(answer))
                 return Release(self._breaker.wait_seconds + _BEHIND_SECONDS)
+
+
+def _proof(proof: str | None, message: Message) -> dict[str, Any]:
+    """Return what an audit needs to know of a message."""
+    if message.generation:
+        return {"proof": proof, "generation": message.generation}
+    return {"proof": proof}
 
 
 #: The counters of the answers.

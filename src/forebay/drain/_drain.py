@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from forebay.arguments.kinds import BATCH_SIZE_MAX, Kind, Kinds, OneHandler
 from forebay.config import WorkerSettings
+from forebay.drain._audit import DrainAudit, audit
 from forebay.drain._delivery import Delivery
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import Job, checks
@@ -53,6 +54,7 @@ class Drain:
         on_dead: what a dead letter means for later messages of its ordering key: with "hold" they wait until it is redriven or skipped.
         verify: whether to read each message back before its job is done. True: at once; a duration: after this time. A message that the
             sink accepted and does not have is sent again under a new id, and counted as lost.
+        keep_proofs: for how long the database keeps what the sink answered about each message, so that ``audit`` can read it back; None: not at all.
 
     Durations are seconds or timedeltas.
 
@@ -65,6 +67,7 @@ class Drain:
         queue: its queue.
         group: its consumer group.
         concurrency: how many calls run at once in one process.
+        keeps_proofs: whether it can be audited.
         delivery: sends the messages in this process, and counts them.
     """
 
@@ -84,6 +87,7 @@ class Drain:
         retry: RetryPolicy | None = None,
         on_dead: Literal["skip", "hold"] = "skip",
         verify: bool | float | timedelta = False,
+        keep_proofs: float | timedelta | None = None,
     ) -> None:
         where = f"drain {name}"
         if not isinstance(sink, Sink):
@@ -110,6 +114,9 @@ class Drain:
         self.concurrency = concurrency
         seconds = _seconds(where, "timeout", timeout)
         verify_seconds = _verify_seconds(where, sink, verify)
+        if keep_proofs is not None:
+            _require_verifiable(where, sink, "keep_proofs")
+        self.keeps_proofs = keep_proofs is not None
         # A batch may need several calls, and each message several more if it is lost.
         calls = 6 + -(-batch_size // min(batch_size, sink.messages_max))
         self.delivery = Delivery(
@@ -119,6 +126,7 @@ class Drain:
             batch_bytes=min(batch_bytes, sink.bytes_max),
             call_seconds=seconds,
             verify_seconds=verify_seconds,
+            keeps_proofs=self.keeps_proofs,
         )
         deliver = self.delivery.deliver
 
@@ -133,6 +141,7 @@ class Drain:
             linger=linger,
             retry=retry,
             on_dead=on_dead,
+            keep_result=keep_proofs,
             # The calls of a batch have their own timeouts; this one ends what does not obey them.
             hard_timeout_seconds=min(86_400.0, calls * (seconds + (verify_seconds or 0)) + 60),
         )
@@ -165,6 +174,30 @@ class Drain:
             answers_probes=answers_probes,
             title=f"drain {self.name} to {self.sink.place} ({self.sink.type})",
         )
+
+    async def audit(self, dsn: str, *, repair: bool = True) -> DrainAudit:
+        """Read back every message whose proof is kept, and send again what the far side has lost since.
+
+        A lost message is enqueued again as a new job of the drain's group, with a new id, at the end of its ordering key. Drains may run meanwhile.
+        The audit uses the sink of this object: run it in a process that does not run the drain.
+
+        Args:
+            dsn: the database.
+            repair: whether to send again; False only counts.
+
+        Raises:
+            ConfigError: the drain keeps no proofs.
+            SinkUnavailable: the far side cannot be read now.
+            GroupNotFound: no drain has served the queue yet.
+            DatabaseUnavailable: no connection, or it was lost.
+        """
+        if not self.keeps_proofs:
+            raise ConfigError(
+                f"drain {self.name}",
+                "keeps no proofs to audit",
+                hint="Declare it with keep_proofs=timedelta(days=1).",
+            )
+        return await audit(dsn, self.name, self.queue, self.group, self.sink, repair=repair)
 
     # --- what a worker needs ---
 
@@ -209,13 +242,17 @@ def _seconds(where: str, field: str, value: object) -> float:
 def _verify_seconds(where: str, sink: Sink, verify: bool | float | timedelta) -> float | None:
     if verify is False:
         return None
+    _require_verifiable(where, sink, "verify")
+    return 0.0 if verify is True else _seconds(where, "verify", verify)
+
+
+def _require_verifiable(where: str, sink: Sink, option: str) -> None:
     if not sink.can_verify:
         raise ConfigError(
             where,
             f"cannot verify: what a sink of type {sink.type} accepted cannot be read back",
-            hint="Leave verify out, or send to a log such as a stream.",
+            hint=f"Leave {option} out, or send to a log such as a stream.",
         )
-    return 0.0 if verify is True else _seconds(where, "verify", verify)
 
 
 def drains_of(app: App) -> dict[str, Drain]:

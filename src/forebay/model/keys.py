@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from forebay.model.limits import KeyLimits
+
 #: What kind of key it is.
 KeySort = Literal["ordering", "limit"]
 
@@ -37,6 +39,7 @@ class KeyInfo:
         waits_for: the limit key that holds back the first waiting job of the ordering key; None for none.
         pause_at: when a planned pause begins; None if none is planned.
         resume_at: when the planned pause ends; None: it lasts until the key is resumed.
+        limits: of a limit key that has limits itself; None: it has those of its queue.
     """
 
     queue: str
@@ -54,3 +57,4 @@ class KeyInfo:
     waits_for: str | None = None
     pause_at: datetime | None = None
     resume_at: datetime | None = None
+    limits: KeyLimits | None = None

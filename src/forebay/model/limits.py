@@ -46,6 +46,23 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class KeyLimits:
+    """Limits of one limit key, instead of those that its queue has for each key; None: as the queue.
+
+    Attributes:
+        rate: starts per second; may be below 1. It replaces ``key_rate`` and ``key_burst`` of the queue.
+        burst: starts at once after a pause; None for those of one second, at least 1.
+        concurrency: running jobs. It replaces ``key_concurrency`` of the queue.
+        empty_until: no job of the key starts before, and one may start then; None: no such time was set.
+    """
+
+    rate: float | None = None
+    burst: int | None = None
+    concurrency: int | None = None
+    empty_until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QueueLimits:
     """The limits of a queue and their current use by one of its groups.
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Final
 
 from forebay.model.keys import KeyInfo
+from forebay.model.limits import KeyLimits
 from forebay.ops._records import rows_as
-from forebay.ops.operation import Operation
+from forebay.ops.operation import Operation, scalar
 
 _FIELDS: Final = ", ".join(
     f"'{name}', k.{name}"
     for name in (
         "sort", "key", "waiting", "running", "reason", "until", "blocking_jobs", "blocking_workers", "held_by", "first_job_id",
-        "waits_for", "pause_at", "resume_at",
+        "waits_for", "pause_at", "resume_at", "limits",
     )
 )  # fmt: skip
 
@@ -39,4 +40,30 @@ def key(
         _KEY,
         lambda rows: rows_as(KeyInfo, rows),
         {"queue": queue, "ordering_key": ordering_key, "limit_key": limit_key},
+    )
+
+
+def limit_key(
+    queue: str,
+    limit_key: str,
+    *,
+    rate: float | None = None,
+    burst: int | None = None,
+    concurrency: int | None = None,
+    remove: bool = False,
+) -> Operation[KeyLimits | None]:
+    """Return the call that sets limits of one limit key; it returns the previous ones, None for none."""
+    return Operation(
+        "select forebay.limit_key("
+        "queue => %(queue)s, limit_key => %(limit_key)s, rate => %(rate)s::double precision, burst => %(burst)s::integer,"
+        " concurrency => %(concurrency)s::integer, remove => %(remove)s::boolean)::text",
+        lambda rows: None if scalar(rows) is None else rows_as(KeyLimits, rows)[0],
+        {
+            "queue": queue,
+            "limit_key": limit_key,
+            "rate": rate,
+            "burst": burst,
+            "concurrency": concurrency,
+            "remove": remove,
+        },
     )

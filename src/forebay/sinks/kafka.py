@@ -324,7 +324,12 @@ class Kafka(Sink):
             if client.producer is None:
                 raise self._unavailable("closed during the call")
             # In this thread: one that reads reports would ask for the lock of the interpreter once a message.
-            client.producer.poll(0)
+            try:
+                client.producer.poll(0)
+            except (
+                self._library.KafkaException
+            ) as error:  # of the producer as a whole: it is of no more use
+                raise self._unavailable(client.explained(error)) from error
             if call.left:
                 await asyncio.sleep(seconds)
                 if time.monotonic() > busy_until:

@@ -10,7 +10,7 @@ from forebay.db.drivers import AsyncConnection
 from forebay.model.declared import Queue, QueueDifference
 from forebay.model.groups import ClosedGroup, GroupOverview
 from forebay.model.keys import KeyInfo
-from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
+from forebay.model.limits import UNSET, KeyLimits, Limits, QueueLimits, Unset
 from forebay.ops import declared, keys, queues
 
 
@@ -162,6 +162,40 @@ class AsyncQueues(AsyncClientBase):
             InvalidJob: both keys are given, or neither.
         """
         operation = queues.resume_key(queue, ordering_key=ordering_key, limit_key=limit_key)
+        return await self._run(conn, operation)
+
+    async def limit_key(
+        self,
+        queue: str,
+        limit_key: str,
+        *,
+        rate: float | None = None,
+        burst: int | None = None,
+        concurrency: int | None = None,
+        remove: bool = False,
+        conn: AsyncConnection | None = None,
+    ) -> KeyLimits | None:
+        """Set limits of one limit key of a queue, in all groups; return the previous ones of the key, or None.
+
+        They replace the limits that the queue has for each key: ``rate`` replaces ``key_rate`` and ``key_burst``, and ``concurrency``
+        replaces ``key_concurrency``. The queue needs no limits itself. Only the given limits change; ``remove`` first removes all that the
+        key has itself. They apply from the next claim on, also to jobs that wait; running jobs count.
+
+        Args:
+            queue: the queue.
+            limit_key: the key.
+            rate: maximum number of starts per second: 0.000001 to 1,000,000.
+            burst: maximum number of starts at once after a pause, 1 to 1,000,000. Default: those of one second, at least 1.
+            concurrency: maximum number of running jobs, 1 to 1,000,000.
+            remove: remove the limits of the key before the given ones are set.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            InvalidJob: a name, key or number is refused, or no change is asked for; nothing was changed.
+        """
+        operation = keys.limit_key(
+            queue, limit_key, rate=rate, burst=burst, concurrency=concurrency, remove=remove
+        )
         return await self._run(conn, operation)
 
     async def shard_queue(

@@ -4828,6 +4828,139 @@ end
 $$;
 
 
+-- functions/drain/proofs.sql
+
+-- The audit of a drain: it reads the proofs that the drain keeps as results, and sends again what the far side has lost.
+-- See "Audits" in docs/design/deliver.md.
+-- grant: worker, operator
+
+-- A page of the proofs of a group, in the order of their ends: id of the job, when it was enqueued, until when the proof is kept, the
+-- proof. Its last row is where the next page begins.
+--
+-- Parameters: p_after_until and p_after_job_id, of the last row of the page before; null: the first page. p_most, 1 to 10000.
+-- Errors: JQ001 a bad number, JQ014 no such group.
+-- pages: 40 + 1 a proof + 1 for 50 other results
+create function forebay.proofs_v1(
+    p_queue text, p_group_name text, p_after_until timestamptz default null, p_after_job_id bigint default null, p_most integer default 1000)
+returns table (job_id bigint, enqueued_at timestamptz, kept_until timestamptz, proof jsonb)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+begin
+    if (p_most between 1 and 10000) is not true then
+        raise exception using errcode = 'JQ001', message = format('most %s is outside 1 to 10000', coalesce(p_most::text, 'null'));
+    end if;
+    perform forebay._require_group(p_queue, p_group_name);
+    return query
+    select r.job_id, r.enqueued_at, r.kept_until, r.value
+    from forebay.result r
+    where r.kept_until >= coalesce(p_after_until, forebay._now())
+      and (p_after_until is null or (r.kept_until, r.job_id) > (p_after_until, p_after_job_id))
+      and r.group_id = (select g.group_id from forebay.queue_group g where g.queue = p_queue and g.name = p_group_name)
+      and r.value ? 'proof'
+    order by r.kept_until, r.job_id
+    limit p_most;
+end
+$$;
+
+
+-- functions/drain/resend.sql
+
+-- grant: worker, operator
+
+-- Send lost messages again: for each job whose proof is there a new job of the same group with the same contents; returns their number.
+--
+-- Invariant "sent again once": the proof is deleted in the same transaction, so a second audit does not find the message. A job whose row the
+-- log has no longer keeps its proof, and is not counted.
+-- The new job keeps queue, priority, tag, correlation id, headers, keys and max_attempts; its expiry begins again.
+-- Parameters: p_drain, the drain whose counters get the losses. p_job_ids and p_enqueued_at, which belong together, at most 10000.
+-- Errors: JQ001 too many, JQ014 no such group.
+-- Locks: the proofs' rows, and the group's row (SHARE).
+-- pages: 200 + 12 a job
+create function forebay.resend_v1(
+    p_drain text, p_queue text, p_group_name text, p_job_ids bigint[], p_enqueued_at timestamptz[])
+returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_group_id bigint;
+    v_segment  record;
+    v_rows     forebay.log[];
+    v_resent   integer := 0;
+begin
+    if cardinality(p_job_ids) > 10000 then
+        raise exception using errcode = 'JQ001', message = format('%s jobs are more than 10000', cardinality(p_job_ids));
+    end if;
+    perform forebay._require_group(p_queue, p_group_name);
+    select g.group_id into v_group_id from forebay.queue_group g
+    where g.queue = p_queue and g.name = p_group_name and g.closing_at is null for share;
+    if not found then
+        raise exception using errcode = 'JQ014', message = format('group %s of queue %s was closed', p_group_name, p_queue);
+    end if;
+    for v_segment in
+        select s.segment_id from forebay.segment s
+        where s.hi > (select min(u) from unnest(p_job_ids) u) and s.removed_at is null
+          and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and forebay._has_table(s.segment_id)
+        order by s.segment_id
+    loop
+        -- The first row of each job; a job that was delayed has its id beside another number.
+        execute format(
+            'select array_agg(f.row order by (f.row).seq)
+             from (select distinct on (coalesce(l.job_id, l.seq)) l as row
+                   from (select i.* from forebay.log_%1$s i
+                         where i.seq >= $3 and i.seq <= $4 and i.seq = any ($1) and i.job_id is null and i.kind <> ''''
+                         union all
+                         select i.* from forebay.log_%1$s i where i.job_id = any ($1)) l
+                   join unnest($1, $2) u (job_id, enqueued_at) on u.job_id = coalesce(l.job_id, l.seq) and u.enqueued_at = l.enqueued_at
+                   order by coalesce(l.job_id, l.seq), l.seq) f', v_segment.segment_id)
+        into v_rows
+        using p_job_ids, p_enqueued_at, (select min(u) from unnest(p_job_ids) u), (select max(u) from unnest(p_job_ids) u);
+        continue when v_rows is null;
+        with gone as materialized (
+            delete from forebay.result r
+            using unnest(v_rows) l
+            where r.job_id = coalesce(l.job_id, l.seq) and r.group_id = v_group_id and r.enqueued_at = l.enqueued_at and r.value ? 'proof'
+            returning r.job_id
+        ), lost as materialized (
+            select l.*, i.priority
+            from unnest(v_rows) l
+            cross join lateral (select n.priority from forebay.lane n where n.lane = l.lane limit 1) i
+            where coalesce(l.job_id, l.seq) in (select g.job_id from gone g)
+        ), target as materialized (
+            select t.*, forebay._record_private_lane(p_queue, t.priority, v_group_id, case when t.is_keyed then '' end,
+                                                     case when t.is_limited then '' end) as lane
+            from (select distinct l.priority, l.ordering_key is not null as is_keyed, l.limit_key is not null as is_limited from lost l) t
+        ), written as (
+            insert into forebay.log (
+                lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
+            select t.lane, forebay._now(), l.max_attempts, l.kind, l.args, l.tag, l.correlation_id, l.headers, l.ordering_key, l.limit_key
+            from lost l
+            join target t on t.priority = l.priority and t.is_keyed = (l.ordering_key is not null) and t.is_limited = (l.limit_key is not null)
+            order by l.seq
+            returning 1
+        )
+        select v_resent + count(*) into v_resent from written;
+    end loop;
+    if v_resent > 0 then
+        perform forebay._notify(p_queue);
+        perform forebay._record_counters(
+            jsonb_build_object('mirror', 'drain.' || p_drain, 'counts', jsonb_build_array(jsonb_build_array('lost', null, null, v_resent))), session_user);
+        perform forebay._record_event('drains.resend', p_queue, p_group_name, p_count => v_resent, p_detail => p_drain);
+    end if;
+    return v_resent;
+end
+$$;
+
+
 -- functions/endpoints/alter_endpoint.sql
 
 -- grant: operator
@@ -5194,7 +5327,7 @@ declare
 begin
     select w.waiting into v_waiting from forebay._endpoint_waiting(v_endpoint.name) w;
     if v_waiting > 0 and discard is not true then
-        raise exception using errcode = 'JQ053', message = format('%s deliveries wait for endpoint %s', v_waiting, quote_literal(v_endpoint.name)),
+        raise exception using errcode = 'JQ053', message = format('endpoint %s has %s waiting deliveries', quote_literal(v_endpoint.name), v_waiting),
             detail = jsonb_build_object('endpoint', v_endpoint.name, 'waiting', v_waiting),
             hint = 'Wait until they are delivered, or drop it with discard => true: they become dead letters.';
     end if;
@@ -9591,6 +9724,9 @@ set enable_nestloop = off
 set jit = off
 set plan_cache_mode = force_generic_plan
 as $$
+declare
+    -- A variable: the planner does not trust a sequence, and would read the table for each key.
+    v_queue constant text := case when pg_sequence_last_value('forebay.key_limits_seq') is not null then p_limits.queue end;
 begin
     return (
     with last as materialized (
@@ -9603,8 +9739,7 @@ begin
                            where i.group_id = p_group_id and i.limit_key = k.key
                            order by i.no desc limit 1) t on true
         left join lateral (select * from forebay.key_limits i
-                           where pg_sequence_last_value('forebay.key_limits_seq') is not null
-                             and i.queue = p_limits.queue and i.key = k.key offset 0) o on true
+                           where v_queue is not null and i.queue = v_queue and i.key = k.key offset 0) o on true
     ), listed as materialized (
         select l.nr, u.lease_id, u.claim_no, u.place, u.ordinality as job
         from last l cross join lateral unnest(l.leases, l.claims, l.offsets) with ordinality u (lease_id, claim_no, place, ordinality)
@@ -15800,24 +15935,24 @@ begin
                 'claim_v1', 'close_groups', 'close_lease_v1', 'compare_queues', 'count_v1', 'drop_segments_v1',
                 'endpoint_settings_v1', 'enqueue', 'enqueue_each', 'enqueue_many', 'enqueue_unique',
                 'event_payloads_v1', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits',
-                'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'publish',
-                'publish_many', 'queue_known', 'queue_of', 'ready_v1', 'record_audit', 'record_direct',
+                'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'proofs_v1',
+                'publish', 'publish_many', 'queue_known', 'queue_of', 'ready_v1', 'record_audit', 'record_direct',
                 'record_duty_v1', 'record_kinds_v1', 'record_progress_v1', 'record_repair', 'record_sink_types_v1',
-                'renew_counts_v1', 'replay_step_v1', 'report_deliveries_v1', 'resign_v1', 'result', 'retain_v1',
-                'revoke_lost_v1', 'route_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'send', 'settle_v1',
-                'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
+                'renew_counts_v1', 'replay_step_v1', 'report_deliveries_v1', 'resend_v1', 'resign_v1', 'result',
+                'retain_v1', 'revoke_lost_v1', 'route_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'send',
+                'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
                 'alter_endpoint', 'apply_queues', 'cancel', 'change_jobs', 'close_group', 'close_groups',
                 'compare_queues', 'create_endpoint', 'create_event_type', 'dead_groups', 'dead_summary', 'depth',
                 'disable_endpoint', 'drop_endpoint', 'drop_event_type', 'enable_endpoint', 'endpoints',
                 'event_types', 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'keep_dead', 'key',
                 'keys', 'limit_key', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'mute_cause',
-                'open_group', 'pause_key', 'pause_queue', 'plan_change', 'purge_dead', 'queue_known', 'queue_of',
-                'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redrive', 'redrive_endpoint',
-                'redrive_matching', 'replay_endpoint', 'reset_endpoint', 'result', 'resume_key', 'resume_queue',
-                'rotate_secret', 'sample_mirror', 'schema_version', 'segment_held_by', 'set_concurrency',
-                'shard_queue', 'skip_dead', 'subscribe', 'subscriptions', 'test_endpoint', 'unfinished',
-                'unmute_cause', 'unsubscribe', 'workers']
+                'open_group', 'pause_key', 'pause_queue', 'plan_change', 'proofs_v1', 'purge_dead', 'queue_known',
+                'queue_of', 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redrive',
+                'redrive_endpoint', 'redrive_matching', 'replay_endpoint', 'resend_v1', 'reset_endpoint', 'result',
+                'resume_key', 'resume_queue', 'rotate_secret', 'sample_mirror', 'schema_version', 'segment_held_by',
+                'set_concurrency', 'shard_queue', 'skip_dead', 'subscribe', 'subscriptions', 'test_endpoint',
+                'unfinished', 'unmute_cause', 'unsubscribe', 'workers']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'event_types', 'events',
                 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits',

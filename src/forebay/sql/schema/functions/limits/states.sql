@@ -8,6 +8,9 @@ returns forebay._limit_state[]
 language plpgsql stable  -- In SQL it would be planned at each call.
 -- planner: arrays
 as $$
+declare
+    -- A variable: the planner does not trust a sequence, and would read the table for each key.
+    v_queue constant text := case when pg_sequence_last_value('forebay.key_limits_seq') is not null then p_limits.queue end;
 begin
     return (
     with last as materialized (
@@ -20,8 +23,7 @@ begin
                            where i.group_id = p_group_id and i.limit_key = k.key
                            order by i.no desc limit 1) t on true
         left join lateral (select * from forebay.key_limits i
-                           where pg_sequence_last_value('forebay.key_limits_seq') is not null
-                             and i.queue = p_limits.queue and i.key = k.key offset 0) o on true
+                           where v_queue is not null and i.queue = v_queue and i.key = k.key offset 0) o on true
     ), listed as materialized (
         select l.nr, u.lease_id, u.claim_no, u.place, u.ordinality as job
         from last l cross join lateral unnest(l.leases, l.claims, l.offsets) with ordinality u (lease_id, claim_no, place, ordinality)

@@ -1,0 +1,106 @@
+"""forebay keys limit: the limits of one limit key."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from forebay.cli import _paused_keys
+from forebay.cli._served import check_queue_in_use
+from forebay.cli.options import Dsn, Json
+from forebay.cli.output import console, print_json
+from forebay.client import Client
+from forebay.errors import shown
+from forebay.model.limits import KeyLimits
+
+
+def limit(
+    queue: _paused_keys.Queue,
+    *,
+    limit_key: Annotated[
+        str, typer.Option("--limit-key", metavar="KEY", help="The limit key.", show_default=False)
+    ],
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            "--rate",
+            metavar="N",
+            help="Maximum number of starts per second; may be below 1.",
+            show_default=False,
+        ),
+    ] = None,
+    burst: Annotated[
+        int | None,
+        typer.Option(
+            "--burst",
+            metavar="N",
+            help="Maximum number of starts at once after a pause. Default: those of one second.",
+            show_default=False,
+        ),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option(
+            "--concurrency",
+            metavar="N",
+            help="Maximum number of running jobs.",
+            show_default=False,
+        ),
+    ] = None,
+    remove: Annotated[
+        bool,
+        typer.Option("--remove", help="First remove all limits that the key has itself."),
+    ] = False,
+    new: Annotated[
+        bool, typer.Option("--new", help="The queue may have no jobs and no workers yet.")
+    ] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Set limits of one limit key of a queue, instead of those that the queue has for each key.
+
+    Only the given limits change. A key without a rate has the queue's key rate and key burst; without a concurrency, the queue's key
+    concurrency. Jobs that wait are checked again at once; running jobs finish, and count.
+    """
+    if rate is None and burst is None and concurrency is None and not remove:
+        raise typer.BadParameter("give --rate, --burst, --concurrency or --remove")
+    if not new:
+        check_queue_in_use(dsn, queue)
+    client = Client(dsn)
+    before = client.limit_key(
+        queue, limit_key, rate=rate, burst=burst, concurrency=concurrency, remove=remove
+    )
+    kept = KeyLimits() if before is None or remove else before
+    after = KeyLimits(
+        rate=kept.rate if rate is None else rate,
+        burst=kept.burst if burst is None else burst,
+        concurrency=kept.concurrency if concurrency is None else concurrency,
+    )
+    if as_json:
+        none = after == KeyLimits()
+        print_json(
+            {
+                "queue": queue,
+                "limit_key": limit_key,
+                "limits": None if none else after,
+                "before": before,
+            }
+        )
+    else:
+        console().print(
+            f"queue {queue}: limit key {shown(limit_key)}: {in_words(after)}", markup=False
+        )
+
+
+def in_words(limits: KeyLimits) -> str:
+    """Return the limits of a key: ``rate 0.5, burst 1``."""
+    numbers = {
+        "rate": limits.rate,
+        "burst": limits.burst,
+        "concurrency": limits.concurrency,
+    }
+    words = [f"{name} {value:,.10g}" for name, value in numbers.items() if value is not None]
+    if limits.empty_until is not None:
+        words.append(f"no start before {limits.empty_until.astimezone():%Y-%m-%d %H:%M:%S}")
+    return ", ".join(words) or "as the queue"
