@@ -424,7 +424,7 @@ class EndpointInUse(EndpointError, kw_only=True):
     """Deliveries wait for the endpoint that should be dropped."""
 
     sqlstate = "JQ053"
-    template = "{waiting} deliveries wait for endpoint {endpoint!r}"
+    template = "endpoint {endpoint!r} has {waiting} waiting deliveries"
     endpoint: str | None
     waiting: int | None
 

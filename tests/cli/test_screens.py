@@ -1,6 +1,7 @@
 """Screens in a terminal of 80 columns and 24 rows: no line is cut or wraps by itself, and the key facts are visible."""
 
 import fcntl
+import json
 import os
 import pty
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 from rich.cells import cell_len
 
+from forebay.client import Client
 from tests.support.engine import Reader, connect, enqueue, one
 
 COLUMNS, ROWS = 80, 24
@@ -192,6 +194,51 @@ def test_keys_fit(screen, database):
         assert "waiting       2, first job 2" in [line.rstrip() for line in lines]
 
 
+def test_an_endpoint_fits(database, screen):
+    """
+    The list, and one endpoint with all its facts.
+    """
+    client = Client(database)
+    for name in ("shop", "a-rather-long-name-of-an-endpoint.example"):
+        config = {
+            "url": f"https://{name}.example/hooks/of/a/shop",
+            "secrets": ["env:WEBHOOK_SECRET"],
+        }
+        client.create_endpoint(name, "http", config, rate=5, burst=10, max_waiting=100_000)
+    report = [
+        {
+            "endpoint_id": 1,
+            "accepted": 5000,
+            "latencies": [0, 0, 5000],
+            "failures": 0,
+            "answered": True,
+        },
+        {
+            "endpoint_id": 2,
+            "failed": 10,
+            "failures": 10,
+            "answered": False,
+            "error": "HTTP status 500: " + "x" * 200,
+        },
+    ]
+    with connect(database) as conn:
+        conn.execute("select forebay.report_deliveries_v1('w', %s::jsonb)", [json.dumps(report)])
+    lines = screen("endpoints", "list")
+    assert lines[0].split() == [
+        "endpoint",
+        "state",
+        "waiting",
+        "oldest",
+        "per",
+        "s",
+        "p99",
+        "last",
+        "error",
+    ]
+    assert len(lines) <= 6
+    assert len(screen("endpoints", "show", "a-rather-long-name-of-an-endpoint.example")) <= ROWS
+
+
 def test_empty_lists_say_what_there_is_none_of(screen):
     """
     An empty table would look like an error.
@@ -200,3 +247,4 @@ def test_empty_lists_say_what_there_is_none_of(screen):
     assert screen("dead", "list") == ["No dead letters."]
     assert screen("queues", "list") == ["No queues."]
     assert screen("keys", "list") == ["No job waits for its key."]
+    assert screen("endpoints", "list") == ["No endpoints."]

@@ -80,7 +80,7 @@ def test_an_endpoint_is_replayed_and_redriven(client, database):
     with pytest.raises(InvalidJob, match="since"):
         client.replay_endpoint("shop", datetime.now(UTC) + timedelta(hours=1))
     with Reader(database, "forebay.deliver") as deliverer:
-        client.send(None, "shop", {"n": 1})
+        client.send(deliverer.conn, "shop", {"n": 1})
         batch = deliverer.claim_ready(1)
         ended = [{"offset": 1, "outcome": "dead", "reason": "permanent"}]
         assert deliverer.settle(batch.claim_no, [], ended=ended) == "settled"

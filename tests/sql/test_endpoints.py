@@ -337,7 +337,7 @@ def test_an_endpoint_with_waiting_deliveries_is_dropped_only_if_asked(database, 
         )
         reader.claim_all()
         code, _, message = problem(conn, "select forebay.drop_endpoint('shop')")
-        assert (code, message) == ("JQ053", "1 deliveries wait for endpoint 'shop'")
+        assert (code, message) == ("JQ053", "endpoint 'shop' has 1 waiting deliveries")
         one(conn, "select forebay.drop_endpoint('shop', discard => true)")
         assert len(reader.claim_all()) == 1  # A deliverer ends it.
     assert shown(conn) is None

@@ -23,6 +23,7 @@ from forebay.cli import (
     _dev,
     _doctor,
     _drain,
+    _endpoints,
     _enqueue,
     _events,
     _groups,
@@ -66,17 +67,18 @@ program = Commands(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _TRY = "Try it out"
+_SEND = "Send"
 _RUN = "Run"
 _OPERATE = "Operate"
 
 program.command("demo", rich_help_panel=_TRY)(_demo.demo)
 program.command("dev", rich_help_panel=_TRY)(_dev.dev)
+program.command("drain", rich_help_panel=_SEND)(_drain.drain)
+program.command("deliver", rich_help_panel=_SEND)(_deliver.deliver)
 program.command("migrate", rich_help_panel=_RUN)(_schema.migrate)
 program.command("sql", rich_help_panel=_RUN)(_schema.sql)
 program.command("apply", rich_help_panel=_RUN)(_apply.apply)
 program.command("worker", rich_help_panel=_RUN)(_worker.worker)
-program.command("drain", rich_help_panel=_RUN)(_drain.drain)
-program.command("deliver", rich_help_panel=_RUN)(_deliver.deliver)
 program.command("enqueue", rich_help_panel=_RUN)(_enqueue.enqueue)
 program.command("backfill", rich_help_panel=_RUN)(_backfill.backfill)
 program.command("config", rich_help_panel=_RUN)(_config.config)
@@ -88,6 +90,7 @@ program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)
 program.add_typer(_keys.commands, name="keys", rich_help_panel=_OPERATE)
 program.add_typer(_groups.commands, name="groups", rich_help_panel=_OPERATE)
 program.add_typer(_workers.commands, name="workers", rich_help_panel=_OPERATE)
+program.add_typer(_endpoints.commands, name="endpoints", rich_help_panel=_SEND)
 program.add_typer(_events.commands, name="events", rich_help_panel=_OPERATE)
 program.add_typer(_mirror.commands, name="mirror", rich_help_panel=_OPERATE)
 program.command("adopt", rich_help_panel=_OPERATE)(_schema.adopt)

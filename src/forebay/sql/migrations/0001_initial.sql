@@ -5327,7 +5327,7 @@ declare
 begin
     select w.waiting into v_waiting from forebay._endpoint_waiting(v_endpoint.name) w;
     if v_waiting > 0 and discard is not true then
-        raise exception using errcode = 'JQ053', message = format('%s deliveries wait for endpoint %s', v_waiting, quote_literal(v_endpoint.name)),
+        raise exception using errcode = 'JQ053', message = format('endpoint %s has %s waiting deliveries', quote_literal(v_endpoint.name), v_waiting),
             detail = jsonb_build_object('endpoint', v_endpoint.name, 'waiting', v_waiting),
             hint = 'Wait until they are delivered, or drop it with discard => true: they become dead letters.';
     end if;
@@ -9090,7 +9090,7 @@ $$;
 -- Invariants "no more at once", "no more per second", "no key is forgotten" (docs/design/limits.md).
 -- Parameters: rate, starts per second, also below 1; burst, how many jobs may start at once after an idle time: by default the starts of
 --   one second, at least 1; concurrency, at least 1.
--- Errors: JQ001 a bad name, key or number, a burst without a rate, or no change asked for.
+-- Errors: JQ001 a bad name, key or number, a burst without a rate, or neither a limit nor remove.
 -- Locks, until the transaction ends: the row of the key, the row of the queue's limits (shared), and the table queue_group in a mode that makes
 --   only the opening of new groups wait. With remove, the row of the queue's limits, which makes other changes of this queue's limits wait.
 create function forebay.limit_key(

@@ -17,7 +17,7 @@ declare
 begin
     select w.waiting into v_waiting from forebay._endpoint_waiting(v_endpoint.name) w;
     if v_waiting > 0 and discard is not true then
-        raise exception using errcode = 'JQ053', message = format('%s deliveries wait for endpoint %s', v_waiting, quote_literal(v_endpoint.name)),
+        raise exception using errcode = 'JQ053', message = format('endpoint %s has %s waiting deliveries', quote_literal(v_endpoint.name), v_waiting),
             detail = jsonb_build_object('endpoint', v_endpoint.name, 'waiting', v_waiting),
             hint = 'Wait until they are delivered, or drop it with discard => true: they become dead letters.';
     end if;

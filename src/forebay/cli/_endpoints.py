@@ -1,0 +1,467 @@
+"""forebay endpoints: create, change and watch endpoints."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated, Any, Final
+
+import typer
+from rich.text import Text
+
+from forebay.cli._help import Commands
+from forebay.cli.exit import ExitCode
+from forebay.cli.options import Dsn, Json, duration, json_object
+from forebay.cli.output import ago, console, facts_table, moment, one_line, print_json, table
+from forebay.client import Client
+from forebay.errors import ConfigError, shown
+from forebay.model.endpoints import Endpoint
+from forebay.model.status import JobStatus
+from forebay.policy.retry import human_duration
+
+commands = Commands(help="Endpoints: list, show, create, alter, enable, disable, test, reset.")
+
+_POLL_SECONDS: Final = 0.2
+
+_BREAKER_STYLES: Final = {"closed": "green", "half-open": "yellow", "open": "red"}
+
+#: What removes a limit.
+_NONE: Final = "none"
+
+Name = Annotated[str, typer.Argument(metavar="ENDPOINT", help="The endpoint.")]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="A setting of the sink; a value that is JSON is read as JSON. Repeatable.",
+        show_default=False,
+    ),
+]
+Config = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        metavar="JSON",
+        help="All settings of the sink as an object; - reads it from stdin.",
+        show_default=False,
+    ),
+]
+
+
+def _option(name: str, metavar: str, text: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=text, show_default=False)
+
+
+Retry = Annotated[
+    str | None, _option("--retry", "POLICY", "standard, ulak, or delays in seconds: 10,60,600.")
+]
+Rate = Annotated[str | None, _option("--rate", "N", "Deliveries started per second.")]
+Burst = Annotated[str | None, _option("--burst", "N", "Deliveries started at once after a pause.")]
+Concurrency = Annotated[
+    int | None, _option("--concurrency", "N", "Deliveries that run at once (new: 50).")
+]
+Threshold = Annotated[
+    int | None,
+    _option("--breaker-threshold", "N", "Failures in a row that open the breaker (new: 10)."),
+]
+Cooldown = Annotated[
+    int | None,
+    _option("--breaker-cooldown", "SECONDS", "Between probes of an open breaker (new: 30)."),
+]
+DisableAfter = Annotated[
+    str | None,
+    _option("--disable-after", "TIME", "Disable it after this long without a success: 5d."),
+]
+MaxWaiting = Annotated[
+    str | None, _option("--max-waiting", "N", "Drop events while this many deliveries wait.")
+]
+MaxAge = Annotated[str | None, _option("--max-age", "TIME", "Deliveries expire at this age: 12h.")]
+KeepsResponse = Annotated[
+    bool | None,
+    typer.Option(
+        "--keep-response/--no-keep-response",
+        help="Keep the answer as the result of the delivery.",
+        show_default=False,
+    ),
+]
+
+
+@commands.command("list")
+def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
+    """List the endpoints with their health: breaker, waiting deliveries, rate, latency, last error."""
+    found = Client(dsn).endpoints()
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    if not found:
+        out.print("No endpoints.", style="dim")
+        return
+    rows = table(
+        *("endpoint", "state", "waiting", "oldest", "per s", "p99", "last error"),
+        right=("waiting", "per s", "p99"),
+        loose=("endpoint", "last error"),
+    )
+    for each in found:
+        rows.add_row(
+            each.name,
+            _state(each),
+            f"{each.waiting:,}",
+            ago(each.waiting_since).removesuffix(" ago"),
+            _rate(each.accepted_per_second),
+            "-" if each.p99_seconds is None else human_duration(each.p99_seconds),
+            one_line(each.last_error if each.failing_since and each.last_error else "-"),
+        )
+    out.print(rows)
+
+
+@commands.command("show")
+def show(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Show the settings and the health of one endpoint."""
+    found = Client(dsn).endpoint(name)
+    if as_json:
+        print_json(found)
+    else:
+        console().print(_facts(found))
+
+
+@commands.command("create")
+def create(
+    name: Name,
+    *,
+    sink: Annotated[
+        str, typer.Option("--sink", metavar="TYPE", help="Where it sends to, such as http.")
+    ],
+    setting: Settings = None,
+    config: Config = None,
+    retry: Retry = None,
+    rate: Rate = None,
+    burst: Burst = None,
+    concurrency: Concurrency = None,
+    breaker_threshold: Threshold = None,
+    breaker_cooldown: Cooldown = None,
+    disable_after: DisableAfter = None,
+    max_waiting: MaxWaiting = None,
+    max_age: MaxAge = None,
+    keeps_response: KeepsResponse = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Create an endpoint. Secrets in its settings are references: env:NAME or file:/path."""
+    options = _options(
+        retry=retry,
+        rate=rate,
+        burst=burst,
+        concurrency=concurrency,
+        breaker_threshold=breaker_threshold,
+        breaker_cooldown=breaker_cooldown,
+        disable_after=disable_after,
+        max_waiting=max_waiting,
+        max_age=max_age,
+        keeps_response=keeps_response,
+    )
+    endpoint_id = Client(dsn).create_endpoint(name, sink, _config(config, setting) or {}, **options)
+    if as_json:
+        print_json({"endpoint": name, "endpoint_id": endpoint_id})
+    else:
+        console().print(f"created endpoint {name}; forebay endpoints test {name} sends a message")
+
+
+@commands.command("alter")
+def alter(
+    name: Name,
+    *,
+    sink: Annotated[
+        str | None,
+        typer.Option("--sink", metavar="TYPE", help="Another sink.", show_default=False),
+    ] = None,
+    setting: Settings = None,
+    config: Config = None,
+    retry: Retry = None,
+    rate: Rate = None,
+    burst: Burst = None,
+    concurrency: Concurrency = None,
+    breaker_threshold: Threshold = None,
+    breaker_cooldown: Cooldown = None,
+    disable_after: DisableAfter = None,
+    max_waiting: MaxWaiting = None,
+    max_age: MaxAge = None,
+    keeps_response: KeepsResponse = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Change settings of an endpoint, also while it delivers. "none" removes a limit.
+
+    --set changes single settings of the sink; --config replaces all of them.
+    """
+    client = Client(dsn)
+    changes = _options(
+        retry=retry,
+        rate=rate,
+        burst=burst,
+        concurrency=concurrency,
+        breaker_threshold=breaker_threshold,
+        breaker_cooldown=breaker_cooldown,
+        disable_after=disable_after,
+        max_waiting=max_waiting,
+        max_age=max_age,
+        keeps_response=keeps_response,
+    )
+    given = _config(config, setting)
+    if given is not None and config is None and sink is None:
+        given = {**client.endpoint(name).config, **given}
+    changed = client.alter_endpoint(name, sink=sink, config=given, **changes)
+    if as_json:
+        print_json({"endpoint": name, "changed": changed})
+    else:
+        console().print(f"endpoint {name}: {'changed' if changed else 'nothing to change'}")
+
+
+@commands.command("drop")
+def drop(
+    name: Name,
+    *,
+    discard: Annotated[
+        bool,
+        typer.Option("--discard", help="Also if deliveries wait: they become dead letters."),
+    ] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Drop an endpoint, with its subscriptions."""
+    Client(dsn).drop_endpoint(name, discard=discard)
+    if as_json:
+        print_json({"endpoint": name, "dropped": True})
+    else:
+        console().print(f"dropped endpoint {name}")
+
+
+@commands.command("enable")
+def enable(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Enable an endpoint: deliveries that wait are sent. Events published meanwhile are not delivered."""
+    changed = Client(dsn).enable_endpoint(name)
+    if as_json:
+        print_json({"endpoint": name, "enabled": changed})
+    else:
+        console().print(f"endpoint {name}: {'enabled' if changed else 'was enabled already'}")
+
+
+@commands.command("disable")
+def disable(
+    name: Name,
+    *,
+    why: Annotated[
+        str | None,
+        typer.Option("--why", metavar="TEXT", help="For the event log.", show_default=False),
+    ] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Disable an endpoint: its deliveries wait, and new events are not delivered to it."""
+    changed = Client(dsn).disable_endpoint(name, why)
+    if as_json:
+        print_json({"endpoint": name, "disabled": changed})
+    else:
+        console().print(f"endpoint {name}: {'disabled' if changed else 'was disabled already'}")
+
+
+@commands.command("reset")
+def reset(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Close the breaker of an endpoint, and count its failures from 0."""
+    was_open = Client(dsn).reset_endpoint(name)
+    if as_json:
+        print_json({"endpoint": name, "reset": was_open})
+    else:
+        console().print(
+            f"endpoint {name}: breaker {'closed' if was_open else 'was closed already'}"
+        )
+
+
+@commands.command("rotate-secret")
+def rotate_secret(
+    name: Name,
+    secret: Annotated[
+        str,
+        typer.Argument(metavar="SECRET", help="A reference to the secret: env:NAME or file:/path."),
+    ],
+    *,
+    grace: Annotated[
+        str,
+        typer.Option("--grace", metavar="TIME", help="How long the old secrets sign too."),
+    ] = "24h",
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Sign messages with a new secret; for a grace period the old secrets sign too."""
+    Client(dsn).rotate_secret(name, secret, grace=duration(grace, "--grace"))
+    if as_json:
+        print_json({"endpoint": name, "secret": secret})
+    else:
+        console().print(f"endpoint {name}: {secret} signs; the old secrets sign too for {grace}")
+
+
+@commands.command("test")
+def send_test(
+    name: Name,
+    *,
+    wait: Annotated[
+        float,
+        typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait for the answer."),
+    ] = 30.0,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Send a test message of the kind forebay.test to an endpoint, and wait for the answer."""
+    client = Client(dsn)
+    job_id = client.test_endpoint(name)
+    deadline = time.monotonic() + wait
+    (job,) = client.job(job_id)
+    while not _is_answered(job) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+        (job,) = client.job(job_id)
+    error = _error(client, job)
+    if as_json:
+        print_json({"endpoint": name, "job_id": job_id, "state": job.state, "error": error})
+    elif job.state == "done":
+        console().print(f"endpoint {name}: accepted the test message, job {job_id}")
+    elif error is not None:
+        console().print(f"endpoint {name}: {error}; the test message, job {job_id}, is {job.state}")
+    else:
+        console().print(
+            f"endpoint {name}: no answer yet, job {job_id} is {job.state}. Does `forebay deliver` run?"
+            f" `forebay endpoints show {name}` shows the breaker and pauses."
+        )
+    if job.state != "done":
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _is_answered(job: JobStatus) -> bool:
+    return job.state in ("done", "dead", "retrying", "expired", "cancelled")
+
+
+def _error(client: Client, job: JobStatus) -> str | None:
+    if job.state == "done":
+        return None
+    failures = [one for history in client.job_history(job.job_id) for one in history.errors]
+    return failures[-1].message if failures else None
+
+
+def _options(**given: Any) -> dict[str, Any]:
+    """Return the options that are given; "none" is None."""
+    options = {name: value for name, value in given.items() if value is not None}
+    for name, value in options.items():
+        if value == _NONE:
+            options[name] = None
+        elif name == "retry":
+            options[name] = _retry(value)
+        elif name in ("disable_after", "max_age"):
+            options[name] = duration(value, f"--{name.replace('_', '-')}")
+        elif isinstance(value, str):
+            options[name] = _number(value, name, float if name == "rate" else int)
+    return options
+
+
+def _number(text: str, name: str, kind: type[int | float]) -> float:
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(
+            f"--{name.replace('_', '-')}", f"is {shown(text)}, not a number", value=text
+        ) from None
+
+
+def _retry(text: str) -> str | list[float]:
+    if text[:1].isdigit():
+        return [float(_number(each, "retry", float)) for each in text.split(",")]
+    return text
+
+
+def _config(text: str | None, settings: list[str] | None) -> dict[str, Any] | None:
+    """Return the settings of the sink; None if none are given."""
+    if text is None and not settings:
+        return None
+    config = json_object(text, "config")
+    for each in settings or ():
+        name, equals, value = each.partition("=")
+        if not equals:
+            raise ConfigError("--set", f"is {shown(each)}, not NAME=VALUE", value=each)
+        try:
+            config[name] = json.loads(value)
+        except ValueError:
+            config[name] = value
+    return config
+
+
+def _state(each: Endpoint) -> Text:
+    if each.disabled_at:
+        return Text("disabled", style="dim")
+    if each.is_paused:
+        return Text("paused", style="yellow")
+    if each.breaker == "closed":
+        return Text("failing", style="yellow") if each.failures else Text("ok", style="green")
+    return Text(each.breaker, style=_BREAKER_STYLES[each.breaker])
+
+
+def _rate(per_second: float) -> str:
+    return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
+
+
+def _facts(each: Endpoint) -> object:
+    rows = facts_table()
+    rows.add_row("endpoint", Text(each.name, style="bold"))
+    rows.add_row("state", _state(each))
+    if each.disabled_at:
+        rows.add_row("disabled", f"{moment(each.disabled_at)} {each.disabled_why or ''}".rstrip())
+    if each.is_paused:
+        rows.add_row(
+            "paused",
+            "until resumed" if each.paused_until is None else f"until {moment(each.paused_until)}",
+        )
+    breaker: str = each.breaker
+    if each.opened_at:
+        breaker += f" since {moment(each.opened_at)}, next probe {ago(each.next_probe_at)}"
+    rows.add_row(
+        "breaker", f"{breaker}; {each.failures} of {each.breaker_threshold} failures in a row"
+    )
+    rows.add_row(
+        "waiting",
+        f"{each.waiting:,}" + (f", oldest {ago(each.waiting_since)}" if each.waiting_since else ""),
+    )
+    if each.is_overfull:
+        rows.add_row("", Text("events are dropped: max_waiting", style="bold red"))
+    rows.add_row(
+        "per second",
+        f"{_rate(each.accepted_per_second)} accepted, {_rate(each.failed_per_second)} failed,"
+        f" {_rate(each.rejected_per_second)} rejected",
+    )
+    rows.add_row("p99", "-" if each.p99_seconds is None else human_duration(each.p99_seconds))
+    rows.add_row("last success", moment(each.last_success_at))
+    rows.add_row("last failure", moment(each.last_failure_at))
+    rows.add_row("last error", each.last_error or "-")
+    rows.add_row("failing since", moment(each.failing_since))
+    rows.add_row("sink", each.sink)
+    for name, value in sorted(each.config.items()):
+        rows.add_row(f"  {name}", value if isinstance(value, str) else json.dumps(value))
+    rows.add_row(
+        "retry",
+        each.retry
+        if isinstance(each.retry, str)
+        else f"after {', '.join(f'{s:g}' for s in each.retry) or '-'} s",
+    )
+    rows.add_row("limits", _limits(each))
+    return rows
+
+
+def _limits(each: Endpoint) -> str:
+    parts = [f"{each.concurrency:,} at once"]
+    if each.rate is not None:
+        burst = "" if each.burst is None else f" (burst {each.burst:,})"
+        parts.append(f"{each.rate:g} per second{burst}")
+    if each.max_waiting is not None:
+        parts.append(f"{each.max_waiting:,} waiting")
+    if each.max_age is not None:
+        parts.append(f"age {human_duration(each.max_age)}")
+    if each.disable_after is not None:
+        parts.append(f"disabled after {human_duration(each.disable_after)}")
+    return ", ".join(parts)

@@ -1,0 +1,154 @@
+"""forebay endpoints: create, change and watch endpoints."""
+
+import json
+import threading
+
+import pytest
+
+from forebay.client import Client
+from tests.support.engine import Reader
+from tests.support.waiting import wait_for
+
+NEW = ("endpoints", "create", "shop", "--sink", "http", "--set", "url=https://a.example/hook")
+
+
+def test_an_endpoint_is_created_changed_and_dropped(forebay):
+    """Single settings of the sink are changed; "none" removes a limit."""
+    secrets = ("--set", 'secrets=["env:KEY"]', "--set", "timeout=20")
+    limits = ("--rate", "2.5", "--burst", 4, "--retry", "10,60", "--disable-after", "5d")
+    made = forebay(*NEW, *secrets, *limits)
+    assert made.out == "created endpoint shop; forebay endpoints test shop sends a message\n"
+    found = forebay("endpoints", "show", "shop", "--json").json
+    assert found["config"] == {
+        "url": "https://a.example/hook",
+        "secrets": ["env:KEY"],
+        "timeout": 20,
+    }
+    assert (found["rate"], found["burst"], found["retry"]) == (2.5, 4, [10, 60])
+    assert found["disable_after"] == 432_000
+    change = (
+        "endpoints",
+        "alter",
+        "shop",
+        "--set",
+        "timeout=30",
+        "--rate",
+        "none",
+        "--keep-response",
+    )
+    assert forebay(*change).out == "endpoint shop: changed\n"
+    assert forebay(*change).out == "endpoint shop: nothing to change\n"
+    found = forebay("endpoints", "show", "shop", "--json").json
+    assert (found["config"]["timeout"], found["rate"], found["burst"]) == (30, None, None)
+    assert found["config"]["secrets"] == ["env:KEY"]
+    assert found["keeps_response"]
+    assert forebay("endpoints", "drop", "shop").out == "dropped endpoint shop\n"
+    assert forebay("endpoints", "list").out == "No endpoints.\n"
+    assert forebay("endpoints", "list", "--json").json == []
+
+
+def test_what_is_refused_names_the_option(forebay):
+    """Wrong use has exit code 2, an endpoint that does not exist or exists already 1."""
+    forebay(*NEW)
+    for options, named in [
+        (("--rate", "fast"), "--rate is 'fast', not a number"),
+        (("--max-age", "old"), "--max-age is 'old', not a duration"),
+        (("--concurrency", 0), "concurrency 0 is outside"),
+        (("--retry", "often"), "retry"),
+        (("--set", "url"), "--set is 'url', not NAME=VALUE"),
+        (("--set", "auth=plain"), "is not a reference to a secret"),
+    ]:
+        answer = forebay("endpoints", "alter", "shop", *options)
+        assert (answer.code, named in answer.err) == (2, True), answer
+    assert "'plain'" not in forebay("endpoints", "alter", "shop", "--set", "auth=plain").err
+    assert forebay(*NEW).code == 1
+    answer = forebay("endpoints", "show", "no")
+    assert (answer.code, "endpoint 'no' not found" in answer.err) == (1, True)
+
+
+def test_an_endpoint_is_disabled_and_enabled(forebay, database, conn):
+    """Both calls say whether something changed; the list has the state."""
+    forebay(*NEW)
+    disable = ("endpoints", "disable", "shop", "--why", "moving [1]")
+    assert forebay(*disable).out == "endpoint shop: disabled\n"
+    assert forebay(*disable).out == "endpoint shop: was disabled already\n"
+    assert "disabled" in forebay("endpoints", "list").out
+    assert "moving [1]" in forebay("endpoints", "show", "shop").out
+    assert forebay("endpoints", "enable", "shop", "--json").json == {
+        "endpoint": "shop",
+        "enabled": True,
+    }
+    assert forebay("endpoints", "enable", "shop").out == "endpoint shop: was enabled already\n"
+    acts = [
+        event["act"] for event in forebay("events", "list", "--act", "endpoints", "--json").json
+    ]
+    assert acts == ["endpoints.enable", "endpoints.disable", "endpoints.create"]
+
+
+def test_the_breaker_is_shown_and_reset(forebay, conn):
+    """With its failures, its last error, and when the next probe may run."""
+    forebay(*NEW, "--breaker-threshold", 2)
+    report = [
+        {
+            "endpoint_id": 1,
+            "failed": 2,
+            "failures": 2,
+            "answered": False,
+            "error": "HTTP status 500",
+        }
+    ]
+    conn.execute("select forebay.report_deliveries_v1('w', %s::jsonb)", [json.dumps(report)])
+    line = forebay("endpoints", "list").out.splitlines()[1]
+    assert line.split() == ["shop", "open", "0", "-", "0", "-", "HTTP", "status", "500"]
+    out = forebay("endpoints", "show", "shop").out
+    assert "next probe in" in out
+    assert "2 of 2 failures in a row" in out
+    assert forebay("endpoints", "reset", "shop").out == "endpoint shop: breaker closed\n"
+    assert (
+        forebay("endpoints", "reset", "shop").out == "endpoint shop: breaker was closed already\n"
+    )
+
+
+def test_a_secret_is_rotated(forebay):
+    """The answer names the reference and the grace."""
+    forebay(*NEW, "--set", 'secrets=["env:KEY"]')
+    out = forebay("endpoints", "rotate-secret", "shop", "env:NEW", "--grace", "2h").out
+    assert out == "endpoint shop: env:NEW signs; the old secrets sign too for 2h\n"
+    assert forebay("endpoints", "show", "shop", "--json").json["config"]["secrets"] == ["env:NEW"]
+
+
+@pytest.mark.parametrize(
+    ("ended", "code", "said"),
+    [
+        (None, 0, "accepted the test message"),
+        ({"outcome": "dead", "reason": "permanent", "error": {"type": "Rejected", "message": "HTTP status 404"}},
+         1, "HTTP status 404"),
+    ],
+)  # fmt: skip
+def test_a_test_message_is_answered(forebay, database, ended, code, said):
+    """The command waits for the end of the delivery."""
+    forebay(*NEW)
+
+    def deliver():
+        with Reader(database, "forebay.deliver") as reader:
+            batch = wait_for(lambda: (found := reader.claim_ready()).jobs and found)
+            if ended is None:
+                reader.finish(batch)
+            else:
+                reader.settle(batch.claim_no, ended=[{"offset": 1, "attempt": 1, **ended}])
+
+    thread = threading.Thread(target=deliver)
+    thread.start()
+    answer = forebay("endpoints", "test", "shop")
+    thread.join()
+    assert (answer.code, said in answer.out) == (code, True), answer
+
+
+def test_a_test_message_without_an_answer_says_where_to_look(forebay, database):
+    """Nothing delivers."""
+    forebay(*NEW)
+    answer = forebay("endpoints", "test", "shop", "--wait", 0)
+    assert (answer.code, "no answer yet, job 1 is ready" in answer.out) == (1, True)
+    answer = forebay("endpoints", "test", "shop", "--wait", 0, "--json")
+    assert answer.json == {"endpoint": "shop", "job_id": 2, "state": "ready", "error": None}
+    assert Client(database).job(2)[0].kind == "forebay.test"
