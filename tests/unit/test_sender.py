@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from forebay.endpoints._reports import Reports, Tally
+from forebay.endpoints._reports import Counters, Reports
 from forebay.endpoints._sender import NotSent, Sender
 from forebay.errors import DatabaseUnavailable, SinkUnavailable
 from forebay.ops.deliveries import EndpointState
@@ -79,7 +79,7 @@ def messages(count):
     return [make_message(number) for number in range(1, count + 1)]
 
 
-def tally_of(sender):
+def counters_of(sender):
     return sender.reports.of(1)
 
 
@@ -143,9 +143,9 @@ async def test_a_call_that_fails_is_a_failure_of_each_message(sender, error, rea
     answer = await one.send(make_message(1))
     assert isinstance(answer, SinkUnavailable)
     assert reason in str(answer)
-    tally = tally_of(one)
-    assert (tally.failed, tally.failures, tally.answered) == (1, 1, False)
-    assert reason in tally.error
+    counters = counters_of(one)
+    assert (counters.failed, counters.failures, counters.answered) == (1, 1, False)
+    assert reason in counters.error
 
 
 async def test_a_sink_that_does_not_open_fails_and_is_opened_again(sender):
@@ -203,7 +203,7 @@ async def test_a_caller_that_left_before_the_call_sends_nothing(sender):
     sink.go.set()
     await asyncio.gather(first, third)
     assert [message.job_id for message in sink.messages] == [1, 3]
-    assert tally_of(one).accepted == 2
+    assert counters_of(one).accepted == 2
 
 
 async def test_a_caller_that_left_during_the_call_is_counted(sender):
@@ -213,7 +213,7 @@ async def test_a_caller_that_left_during_the_call_is_counted(sender):
     await wait_for_async(lambda: sink.running == 1)
     first.cancel()
     sink.go.set()
-    await wait_for_async(lambda: tally_of(one).accepted == 1)
+    await wait_for_async(lambda: counters_of(one).accepted == 1)
 
 
 async def test_the_threshold_holds_all_calls_until_the_database_answered(sender, far):
@@ -339,22 +339,22 @@ async def test_closing_ends_calls_without_counting(sender):
     await one.close()
     assert isinstance(await first, NotSent)
     assert isinstance(await second, NotSent)
-    assert tally_of(one) == Tally()
+    assert counters_of(one) == Counters()
 
 
 def test_a_latency_is_counted_below_the_next_power_of_two():
-    tally = Tally()
+    counters = Counters()
     for millis in (0, 1, 3, 4, 1000):
-        tally.accept(millis / 1000)
-    tally.accept(-5)
-    tally.accept(1e9)
-    assert [place for place, count in enumerate(tally.latencies) for _ in range(count)] == [
+        counters.accept(millis / 1000)
+    counters.accept(-5)
+    counters.accept(1e9)
+    assert [place for place, count in enumerate(counters.latencies) for _ in range(count)] == [
         0, 0, 1, 2, 3, 10, 24,
     ]  # fmt: skip
 
 
 def test_counts_of_two_reports_add_up():
-    first, later = Tally(), Tally()
+    first, later = Counters(), Counters()
     first.accept(0.001)
     first.fail("down")
     later.accept(1.0)

@@ -35,7 +35,7 @@ from forebay.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from forebay.endpoints._sender import Fate
+    from forebay.endpoints._sender import SendResult
     from forebay.model import Job
     from forebay.model.middleware import Middleware
     from forebay.ops.deliveries import PublishedEvent
@@ -234,19 +234,23 @@ def _message(
     )
 
 
-def _ending(endpoint: Endpoint, job: Job, fate: Fate) -> Any:
+def _ending(endpoint: Endpoint, job: Job, result: SendResult) -> Any:
     """Return how a delivery ends; the settings of now decide."""
-    if isinstance(fate, Accepted):
+    if isinstance(result, Accepted):
         if not endpoint.settings.keeps_response:
             return None
-        found = {"response": fate.response, "proof": fate.proof, "is_duplicate": fate.is_duplicate}
+        found = {
+            "response": result.response,
+            "proof": result.proof,
+            "is_duplicate": result.is_duplicate,
+        }
         return Keep(found, KEEP_SECONDS_DEFAULT)
-    if isinstance(fate, NotSent):
+    if isinstance(result, NotSent):
         return Release()
-    if isinstance(fate, Rejected | EndpointGone):
-        return Dead(fate.reason)
-    after = fate.after if isinstance(fate, TryLater) else None
-    reason = fate.reason if isinstance(fate, TryLater) else str(fate)
+    if isinstance(result, Rejected | EndpointGone):
+        return Dead(result.reason)
+    after = result.after if isinstance(result, TryLater) else None
+    reason = result.reason if isinstance(result, TryLater) else str(result)
     delay = endpoint.retries.delay_seconds(job.attempt, random.random(), after)
     return Exhausted(reason) if delay is None else Retry(delay, reason)
 

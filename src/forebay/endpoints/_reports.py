@@ -36,7 +36,7 @@ _LATENCIES: Final = 25
 
 
 @dataclass(slots=True)
-class Tally:
+class Counters:
     """What calls of one endpoint found since the last report.
 
     Attributes:
@@ -90,7 +90,7 @@ class Tally:
         self.failures += 1
         self.error = error
 
-    def add(self, later: Tally) -> None:
+    def add(self, later: Counters) -> None:
         """Add what was counted after this."""
         self.accepted += later.accepted
         self.failed += later.failed
@@ -144,16 +144,16 @@ class Reports:
     ) -> None:
         self._report = report
         self._on_state = on_state
-        self._tallies: dict[int, Tally] = {}
+        self._counters: dict[int, Counters] = {}
         self._urgent: set[int] = set()
         self._wake = asyncio.Event()
 
-    def of(self, endpoint_id: int) -> Tally:
+    def of(self, endpoint_id: int) -> Counters:
         """Return where to count for an endpoint; ask again after each wait."""
-        tally = self._tallies.get(endpoint_id)
-        if tally is None:
-            tally = self._tallies[endpoint_id] = Tally()
-        return tally
+        counters = self._counters.get(endpoint_id)
+        if counters is None:
+            counters = self._counters[endpoint_id] = Counters()
+        return counters
 
     def hurry(self, endpoint_id: int) -> None:
         """Report an endpoint at once: its state changes."""
@@ -188,18 +188,20 @@ class Reports:
         Raises:
             DatabaseUnavailable: and the counts are kept.
         """
-        wanted = self._tallies.keys() if endpoint_ids is None else endpoint_ids
-        taken = {each: self._tallies.pop(each) for each in sorted(wanted) if each in self._tallies}
+        wanted = self._counters.keys() if endpoint_ids is None else endpoint_ids
+        taken = {
+            each: self._counters.pop(each) for each in sorted(wanted) if each in self._counters
+        }
         self._urgent -= taken.keys()
         if not taken:
             return
         try:
             states = await self._report([one.as_report(each) for each, one in taken.items()])
         except BaseException:
-            for each, tally in taken.items():
-                if (later := self._tallies.get(each)) is not None:
-                    tally.add(later)
-                self._tallies[each] = tally
+            for each, counters in taken.items():
+                if (later := self._counters.get(each)) is not None:
+                    counters.add(later)
+                self._counters[each] = counters
             self._urgent |= taken.keys()
             self._wake.set()
             raise

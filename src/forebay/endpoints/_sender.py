@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from datetime import datetime
 
-    from forebay.endpoints._reports import Reports, Tally
+    from forebay.endpoints._reports import Counters, Reports
     from forebay.sinks import Answer, Message, Sink
 
 log = logger("forebay.endpoints")
@@ -47,7 +47,7 @@ class NotSent:
     reason: str
 
 
-Fate: TypeAlias = "Answer | NotSent"
+SendResult: TypeAlias = "Answer | NotSent"
 
 
 class _Line:
@@ -119,7 +119,7 @@ class Sender:
         self._clock = clock
         self._wall = wall
         self._line = _Line(sink)
-        self._waiting: deque[tuple[Message, asyncio.Future[Fate]]] = deque()
+        self._waiting: deque[tuple[Message, asyncio.Future[SendResult]]] = deque()
         self._calls: set[asyncio.Task[None]] = set()
         #: Failures in a row that this process saw.
         self._failures = 0
@@ -135,9 +135,9 @@ class Sender:
         """How many messages wait for a call."""
         return len(self._waiting)
 
-    def send(self, message: Message) -> asyncio.Future[Fate]:
+    def send(self, message: Message) -> asyncio.Future[SendResult]:
         """Send a message; the future gets the answer. If it is cancelled before the call, the message is not sent."""
-        future: asyncio.Future[Fate] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         if self._clock() < self._quiet_until:
             future.set_result(NotSent("the endpoint is left alone now"))
             return future
@@ -215,10 +215,10 @@ class Sender:
         # Another call for a full load only: else the messages that come meanwhile make the next call fuller.
         return line.calls < _CALLS_MAX and len(self._waiting) >= line.sink.messages_max
 
-    def _next_call(self) -> tuple[list[Message], list[asyncio.Future[Fate]]]:
+    def _next_call(self) -> tuple[list[Message], list[asyncio.Future[SendResult]]]:
         sink, waiting = self._line.sink, self._waiting
         messages: list[Message] = []
-        futures: list[asyncio.Future[Fate]] = []
+        futures: list[asyncio.Future[SendResult]] = []
         most = 1 if sink.is_single else sink.messages_max
         size = 0
         while waiting and len(messages) < most:
@@ -233,9 +233,9 @@ class Sender:
         return messages, futures
 
     async def _call(
-        self, line: _Line, messages: list[Message], futures: list[asyncio.Future[Fate]]
+        self, line: _Line, messages: list[Message], futures: list[asyncio.Future[SendResult]]
     ) -> None:
-        answers: Sequence[Fate] | None = None
+        answers: Sequence[SendResult] | None = None
         try:
             found = await self._send(line, messages)
             self._count(messages, found)
@@ -277,14 +277,14 @@ class Sender:
 
     def _count(self, messages: Sequence[Message], answers: Sequence[Answer]) -> None:
         """Count the answers, and report at once what changes the state of the endpoint."""
-        tally = self._reports.of(self._endpoint_id)
+        counters = self._reports.of(self._endpoint_id)
         now = self._wall()
         changes = False
         for message, answer in zip(messages, answers, strict=True):
             if isinstance(answer, Accepted):
-                tally.accept(now - message.enqueued_at.timestamp())
+                counters.accept(now - message.enqueued_at.timestamp())
             else:
-                changes = self._count_failure(tally, answer) or changes
+                changes = self._count_failure(counters, answer) or changes
                 if self._failures:
                     continue
             if self._is_failing:
@@ -294,22 +294,22 @@ class Sender:
         if changes:
             self._reports.hurry(self._endpoint_id)
 
-    def _count_failure(self, tally: Tally, answer: Answer) -> bool:
+    def _count_failure(self, counters: Counters, answer: Answer) -> bool:
         """Count what was not accepted; return whether it changes the state of the endpoint."""
         if isinstance(answer, TryLater) and answer.throttles:
             seconds = min(answer.after or 0.0, PAUSE_SECONDS_MAX)
-            tally.throttle(answer.reason, seconds)
+            counters.throttle(answer.reason, seconds)
             self.be_quiet(min(seconds, _LATE_SECONDS))
             self._failures = 0
             return True
         if isinstance(answer, Rejected | EndpointGone):
             is_gone = isinstance(answer, EndpointGone)
-            tally.reject(answer.reason, gone=is_gone)
+            counters.reject(answer.reason, gone=is_gone)
             if is_gone:
                 self.be_quiet(_LATE_SECONDS)
             self._failures = 0
             return is_gone
-        tally.fail(answer.reason if isinstance(answer, TryLater) else str(answer))
+        counters.fail(answer.reason if isinstance(answer, TryLater) else str(answer))
         self._failures += 1
         self._is_failing = True
         if self._failures >= self.threshold or self._opened_at is not None:
