@@ -11,12 +11,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
-
 from forebay.arguments.kinds import Kind, Kinds, OneHandler
 from forebay.config import WorkerSettings
 from forebay.db.session import Session
-from forebay.errors import DatabaseUnavailable, ForebayError, QueueFull
+from forebay.errors import DatabaseUnavailable, QueueFull
 from forebay.model import Dead, Job, Retry
 from forebay.model.outcome import Endings, Release
 from forebay.model.text import logger
@@ -170,7 +168,7 @@ class Router:
                 log.warning("router: %s", error)
                 endings.update(dict.fromkeys((job.job_id for job in some + left), _again()))
                 return
-            except (ForebayError, psycopg.Error) as error:
+            except Exception as error:
                 if len(some) > 1:
                     alone, left = len(some), some + left
                     continue
@@ -201,7 +199,7 @@ class Router:
         except (DatabaseUnavailable, QueueFull) as error:
             log.warning("router: %s", error)
             return _again()
-        except (ForebayError, psycopg.Error) as error:
+        except Exception as error:
             log.error("router: job %s: %s", job.job_id, error)
             return Retry(reason=str(error))
         return None
@@ -230,7 +228,7 @@ def _ending(job: Job, routed: routing.Routed) -> Outcome | Release | None:
 
 
 def _step_of(job: Job) -> Operation[bool] | Dead | None:
-    """Return the call for an activation or a replay, or Dead if it is none of ours; None for an event."""
+    """Return the call for an activation or a replay, or Dead if its arguments are wrong; None for an event."""
     if job.kind not in _STEPS:
         return None
     member, step = _STEPS[job.kind]
