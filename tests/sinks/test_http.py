@@ -380,14 +380,14 @@ def test_retry_after(value, expected):
 @pytest.mark.parametrize("status", [429, 503])
 def test_the_endpoint_says_when(http_endpoint, far_name, make, status):
     http_endpoint.statuses(far_name, status, headers={"Retry-After": "120"})
-    assert send(make()) == [TryLater(f"HTTP status {status}", 120.0)]
+    assert send(make()) == [TryLater(f"HTTP status {status}", 120.0, throttles=True)]
     at = format_datetime(datetime.now(UTC) + timedelta(seconds=600), usegmt=True)
     http_endpoint.statuses(far_name, status, headers={"Retry-After": at})
     (answer,) = send(make())
     assert answer.after == pytest.approx(600, abs=30)
     far = "Fri, 31 Dec 9999 23:59:59 GMT"
     http_endpoint.statuses(far_name, status, headers={"Retry-After": far})
-    assert send(make()) == [TryLater(f"HTTP status {status}", 86_400.0)]
+    assert send(make()) == [TryLater(f"HTTP status {status}", 86_400.0, throttles=True)]
 
 
 def test_what_the_endpoint_answers_is_shown_only_if_wanted(http_endpoint, far_name, make):
