@@ -30,7 +30,7 @@ from forebay.sinks import (
     TryLater,
     message_id,
 )
-from forebay.sinks._answers import check_answers, check_count
+from forebay.sinks.answer_checks import check_answers, check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

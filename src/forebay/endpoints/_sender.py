@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from forebay.errors import SinkUnavailable
 from forebay.model.text import logger
 from forebay.sinks import Accepted, EndpointGone, Rejected, TryLater
-from forebay.sinks._answers import check_answers, check_count
+from forebay.sinks.answer_checks import check_answers, check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence

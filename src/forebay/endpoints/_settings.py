@@ -12,8 +12,7 @@ from forebay.endpoints._presets import as_retries
 from forebay.endpoints._sender import Sender
 from forebay.errors import ConfigError, DatabaseUnavailable
 from forebay.model.text import logger
-from forebay.sinks import Sink, make_sink
-from forebay.sinks._registry import sink_class
+from forebay.sinks import Sink, make_sink, sink_class
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
