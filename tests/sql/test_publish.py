@@ -354,23 +354,53 @@ def test_an_event_whose_transaction_is_open_comes_after_the_start(
     assert [found for _, found in events_of(delivered(deliverer))] == [event]
 
 
+def test_each_event_once_while_subscriptions_are_made(database, conn):
+    storm(database, conn)
+
+
 @pytest.mark.parametrize("is_locked", [True, False], ids=["with the lock", "without"])
-def test_each_event_once_while_subscriptions_are_made(database, is_locked):
+def test_an_activation_waits_for_routers_that_have_not_committed(database, is_locked):
+    waits = "deliveries := forebay._add_deliveries(v_new);"
+    break_function(database, "route_v1", (waits, f"{waits} perform pg_advisory_xact_lock(7);"))
     if not is_locked:
-        # A pause of the routers before they commit makes visible what the lock prevents.
-        break_function(
-            database,
-            "_lock_routing",
-            ("lock table only forebay.lock_routing in share row exclusive mode", "null"),
-        )
-    break_function(database, "route_v1", ("deliveries := forebay._add_deliveries(v_new);", "deliveries := forebay._add_deliveries(v_new); perform pg_sleep(0.02);"))  # fmt: skip
-    with connect(database) as conn:
+        lock = "lock table only forebay.lock_routing in share row exclusive mode"
+        break_function(database, "_lock_routing", (lock, "null"))
+        with violation():
+            activate_during_a_route(database)
+    else:
+        activate_during_a_route(database)
+
+
+def activate_during_a_route(database: str) -> None:
+    """A subscription from the beginning is activated after a router looked for subscriptions, and before it commits."""
+    waiting = "select count(*) from pg_locks where not granted"
+    with (
+        connect(database) as conn,
+        Router(database, "forebay.publish") as router,
+        ThreadPoolExecutor(2) as pool,
+    ):
         one(conn, "select forebay.create_event_type('order.paid')")
-        if is_locked:
-            storm(database, conn)
-        else:
-            with violation():
-                storm(database, conn)
+        event = publish(conn)
+        batch = router.claim_ready()
+        one(conn, "select pg_advisory_lock(7)")
+        try:
+            routing = pool.submit(router.expand, batch.job_ids)
+            wait_for(lambda: one(conn, waiting) == 1)
+            endpoint(conn, "e")
+            subscription = subscribe(conn, "e", start="beginning")
+
+            def activate() -> None:
+                with connect(database) as own:
+                    wait_for(lambda: one(own, "select forebay.activate_v1(%s)", subscription))
+
+            activation = pool.submit(activate)
+            wait_for(lambda: activation.done() or one(conn, waiting) == 2)
+        finally:
+            one(conn, "select pg_advisory_unlock(7)")
+        routing.result()
+        activation.result()
+        with Reader(database, "forebay.deliver") as deliverer:
+            assert [found for _, found in events_of(delivered(deliverer))] == [event]
 
 
 def storm(database: str, conn: psycopg.Connection) -> None:
