@@ -204,9 +204,7 @@ class Reports:
             DatabaseUnavailable: and the counts are kept.
         """
         wanted = self._tallies.keys() if endpoint_ids is None else endpoint_ids
-        taken = {
-            each: self._tallies.pop(each) for each in sorted(wanted) if each in self._tallies
-        }
+        taken = {each: self._tallies.pop(each) for each in sorted(wanted) if each in self._tallies}
         self._urgent -= taken.keys()
         if not taken:
             return
