@@ -39,6 +39,7 @@ NAMES = {
     "AsyncEndpoints": "Endpoints",
     "AsyncEvents": "Events",
     "AsyncJobs": "Jobs",
+    "AsyncPublishing": "Publishing",
     "AsyncQueues": "Queues",
     "_async": "_sync",
     "run_async": "run",

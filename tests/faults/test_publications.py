@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 PARTS = (
     "deferred", "late_deferred", "promotions", "batches", "key_runs", "limiters", "counts", "heartbeats", "leases", "failures",
     "events", "guard_events", "dead_letters", "tombstones", "results", "progress", "mirror_counts", "mirror_samples", "mirror_breakers",
-    "mirror_audits", "unique_keys",
+    "mirror_audits", "unique_keys", "published", "replays",
 )  # fmt: skip
 
 #: What maintenance does.

@@ -266,6 +266,56 @@ def test_the_limits_of_the_queue_apply_again(database, conn, ordering):
         assert taken(reader) == {"a": 2}
 
 
+def claimed_meanwhile(database: str, ordering: bool) -> None:
+    """A claim is held up before its commit, and the key gets the first limits of the queue; then another worker claims."""
+    with (
+        connect(database) as conn,
+        Reader(database, "q") as first,
+        Reader(database, "q") as second,
+        psycopg.connect(database) as brake,
+        ThreadPoolExecutor(1) as thread,
+    ):
+        conn.execute(
+            "create function public.brake() returns trigger language plpgsql as"
+            " $$ begin perform pg_advisory_xact_lock(4711); return new; end $$"
+        )
+        conn.execute(
+            "create trigger brake before insert on forebay.batch for each row when (new.seqs is not null)"
+            " execute function public.brake()"
+        )
+        put(conn, "a", 2, ordering)
+        brake.execute("select pg_advisory_xact_lock(4711)")
+        claim = thread.submit(first.claim_ready, 10)
+        pid = first.conn.info.backend_pid
+        wait_for(lambda: one(conn, "select cardinality(pg_blocking_pids(%s)) > 0", pid), 20)
+        limit(conn, "a", concurrency=3)
+        brake.commit()
+        assert len(claim.result(20).jobs) == 2
+        put(conn, "a", 5, ordering)
+        assert taken(second) == {"a": 1}
+        advance(conn, 5)
+        assert taken(second) == {}
+        finish_all(second)
+        assert taken(second) == {"a": 1}
+        finish_all(first)
+        assert taken(second) == {"a": 2}
+
+
+@both_sorts
+def test_a_claim_in_progress_counts(database, ordering):
+    claimed_meanwhile(database, ordering)
+
+
+def test_else_a_claim_that_did_not_pass_the_limiter_would_not_count(database):
+    """The same without the count from the leases, of all keys and of the key with the new limits."""
+    seeds = "v_seeds := v.has_new_limits or v.seed_until >= v.at;"
+    break_function(database, "_claim_limited", (seeds, "v_seeds := false;"))
+    break_function(database, "_take_keyed", ("v.seed_until >= v.at", "false"))
+    break_function(database, "_limit_states", ("t.limits_no is distinct from o.no as", "false as"))
+    with violation():
+        claimed_meanwhile(database, True)
+
+
 # --- a bucket that is empty until a time ---
 
 

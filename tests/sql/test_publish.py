@@ -79,9 +79,9 @@ def endpoint(conn, name: str, **columns: object) -> int:
     )  # fmt: skip
 
 
-def subscribe(conn, name: str, event_type: str = "order.paid", filter=None, start="now") -> int:
-    filter = None if filter is None else json.dumps(filter)
-    return one(conn, "select forebay.subscribe(%s, %s, %s, %s)", name, event_type, filter, start)
+def subscribe(conn, name: str, event_type: str = "order.paid", where=None, start="now") -> int:
+    where = None if where is None else json.dumps(where)
+    return one(conn, "select forebay.subscribe(%s, %s, %s, %s)", name, event_type, where, start)
 
 
 def publish(conn, payload=None, event_type: str = "order.paid", **options: object) -> int:
@@ -244,9 +244,9 @@ def test_filters_select_by_containment(conn, router, deliverer):
         "long": {"country": "d" * 2000},
     }
     ids = {}
-    for name, filter in filters.items():
+    for name, where in filters.items():
         ids[endpoint(conn, name)] = name
-        subscribe(conn, name, filter=filter)
+        subscribe(conn, name, where=where)
     router.route()
     payload = {
         "country": "de", "total": 10, "vip": True, "coupon": None, "customer": {"id": 7, "name": "x"}, "tags": ["a", "b"],
@@ -263,8 +263,8 @@ def test_filters_select_by_containment(conn, router, deliverer):
 
 def test_a_filter_is_changed_by_subscribing_again(conn, router, deliverer):
     endpoint(conn, "e")
-    first = subscribe(conn, "e", filter={"a": 1})
-    assert subscribe(conn, "e", filter={"a": 2}) == first
+    first = subscribe(conn, "e", where={"a": 1})
+    assert subscribe(conn, "e", where={"a": 2}) == first
     router.route()
     publish(conn, {"a": 1})
     wanted = publish(conn, {"a": 2})
@@ -398,7 +398,8 @@ def storm(database: str, conn: psycopg.Connection) -> None:
                 # In turn: from the beginning, and from now.
                 endpoint(conn, f"e{number}")
                 subscribe(conn, f"e{number}", start="beginning" if number % 2 else "now")
-                wait_for(lambda at=len(ids): len(ids) > at + 10)
+                at = len(ids)
+                wait_for(lambda at=at: len(ids) > at + 10)
         finally:
             done.set()
         for future in futures:
@@ -481,7 +482,8 @@ def test_an_event_is_kept_while_a_delivery_can_refer_to_it(conn, router):
     later = publish(conn)
     router.route()
     query = "select keep_until = expires_at from forebay.published where event_id = %s"
-    assert one(conn, query, soon) and one(conn, query, later)
+    assert one(conn, query, soon)
+    assert one(conn, query, later)
     conn.execute("update forebay.published set keep_until = now() where event_id = %s", [soon])
     assert trim(conn, "published") == 1
     assert conn.execute("select event_id from forebay.published").fetchall() == [(later,)]
@@ -536,7 +538,7 @@ def test_a_job_in_the_delivery_queue_that_no_router_wrote_can_die(conn, delivere
 def test_a_replay_delivers_what_the_subscriptions_select_now(conn, router, deliverer):
     one(conn, "select forebay.create_event_type('order.sent')")
     endpoint(conn, "e")
-    subscribe(conn, "e", filter={"a": 1})
+    subscribe(conn, "e", where={"a": 1})
     router.route()
     events = [publish(conn, {"a": 1}, ordering_key="k") for _ in range(8)]
     since = one(conn, "select forebay._now()")
@@ -599,7 +601,7 @@ def test_event_types_are_named_and_listed(conn):
         assert sqlstate(conn, "select forebay.create_event_type(%s)", bad) == "JQ001"
     assert one(conn, "select forebay.create_event_type('order.paid', 'money came')") is False
     endpoint(conn, "e")
-    subscribe(conn, "e", filter={"a": 1})
+    subscribe(conn, "e", where={"a": 1})
     listed = "select name, description, subscriptions from forebay.event_types() where name not like 'forebay.%'"
     assert conn.execute(listed).fetchall() == [("order.paid", "money came", 1)]
     found = conn.execute(
@@ -645,7 +647,7 @@ def test_a_thousand_filters_of_which_one_matches_cost_as_much_as_ten(conn, route
     for count in (10, 1000):
         while made < count:
             endpoint(conn, f"e{made}")
-            subscribe(conn, f"e{made}", filter={"customer": f"c{made}"})
+            subscribe(conn, f"e{made}", where={"customer": f"c{made}"})
             made += 1
         router.route(1000)
         conn.execute("analyze forebay.subscription; analyze forebay.endpoint")

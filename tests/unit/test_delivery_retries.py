@@ -33,7 +33,8 @@ def test_no_delays_mean_one_try():
 
 
 @pytest.mark.parametrize(
-    "value", ["hourly", None, 5, {}, [-1], ["1"], [True], [30 * 86_400 + 1], [1] * 101, [float("nan")]]
+    "value",
+    ["hourly", None, 5, {}, [-1], ["1"], [True], [30 * 86_400 + 1], [1] * 101, [float("nan")]],
 )
 def test_other_values_are_refused(value):
     with pytest.raises(ConfigError, match="retry"):

@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from forebay.endpoints._reports import EndpointState, Reports, Tally
+from forebay.endpoints._reports import Reports, Tally
 from forebay.endpoints._sender import NotSent, Sender
 from forebay.errors import DatabaseUnavailable, SinkUnavailable
+from forebay.ops.deliveries import EndpointState
 from forebay.sinks import Accepted, EndpointGone, Rejected, TryLater
 from forebay.testing import make_message
 from tests.support.drains import ListSink

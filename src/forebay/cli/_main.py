@@ -18,6 +18,7 @@ from forebay.cli import (
     _backfill,
     _config,
     _dead,
+    _deliver,
     _demo,
     _dev,
     _doctor,
@@ -73,6 +74,7 @@ _OPERATE = "Operate"
 program.command("demo", rich_help_panel=_TRY)(_demo.demo)
 program.command("dev", rich_help_panel=_TRY)(_dev.dev)
 program.command("drain", rich_help_panel=_SEND)(_drain.drain)
+program.command("deliver", rich_help_panel=_SEND)(_deliver.deliver)
 program.command("migrate", rich_help_panel=_RUN)(_schema.migrate)
 program.command("sql", rich_help_panel=_RUN)(_schema.sql)
 program.command("apply", rich_help_panel=_RUN)(_apply.apply)

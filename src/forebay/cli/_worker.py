@@ -16,6 +16,7 @@ from forebay.cli.options import AppDir, Dsn, Json, with_settings
 from forebay.cli.output import print_json
 from forebay.config import load_settings
 from forebay.drain import drains_of
+from forebay.endpoints import SLOTS_DEFAULT, Deliverer, Router
 from forebay.errors import ConfigError, shown
 from forebay.model.text import counted, logger
 from forebay.worker import Worker, as_log_format, log_to_stderr, run_to_the_end, run_workers
@@ -51,6 +52,10 @@ def worker(
     group: Annotated[
         str, typer.Option("--group", metavar="GROUP", help="Consumer group of its queues.")
     ] = "default",
+    endpoints: Annotated[
+        bool,
+        typer.Option("--endpoints", help="Also expand published events and send deliveries."),
+    ] = False,
     until_idle: Annotated[
         bool, typer.Option("--until-idle", help="Exit when no job is ready or running.")
     ] = False,
@@ -73,6 +78,8 @@ def worker(
     report_differences(found, app)
     settings = found.settings.worker
     workers = workers_of(found, app, location, group=group)
+    if endpoints:
+        workers += delivering_workers(found.dsn, settings)
     report(workers, run_until_signal(workers, settings, until_idle=until_idle), as_json=as_json)
 
 
@@ -123,6 +130,22 @@ def announced(drain: Drain, dsn: str, settings: WorkerSettings) -> Worker:
         drain.group,
     )
     return worker
+
+
+def delivering_workers(
+    dsn: str, settings: WorkerSettings, *, slots: int = SLOTS_DEFAULT
+) -> list[Worker]:
+    """Return a router and a deliverer, and log that they run."""
+    workers = [
+        made.worker(dsn, settings, answers_probes=False)
+        for made in (Router(), Deliverer(slots=slots))
+    ]
+    log.info(
+        "workers %s: expanding published events, and sending %s at a time to endpoints",
+        ", ".join(worker.name for worker in workers),
+        counted(slots, "delivery", "deliveries"),
+    )
+    return workers
 
 
 def report(workers: Sequence[Worker], found: Sequence[Stats], *, as_json: bool) -> None:

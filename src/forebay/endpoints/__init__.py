@@ -1,1 +1,6 @@
-"""Endpoints: destinations of published events that are rows of the database."""
+"""Endpoints, destinations of published events that are rows of the database: the router and the deliverer."""
+
+from forebay.endpoints._deliverer import SLOTS_DEFAULT, Deliverer
+from forebay.endpoints._router import Router
+
+__all__ = ["SLOTS_DEFAULT", "Deliverer", "Router"]

@@ -15,7 +15,8 @@ from forebay.model.text import bounded_text, logger
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
-    from datetime import datetime
+
+    from forebay.ops.deliveries import EndpointState
 
 log = logger("forebay.endpoints")
 
@@ -120,22 +121,6 @@ class Tally:
             "pause_seconds": self.pause_seconds,
             "gone": self.gone,
         }
-
-
-@dataclass(frozen=True, slots=True)
-class EndpointState:
-    """What the database answers to a report.
-
-    Attributes:
-        opened_at: since when the breaker is open; None: it is closed.
-        disabled_at: since when the endpoint is disabled; None: it is enabled.
-        version: of the endpoint's settings.
-    """
-
-    endpoint_id: int
-    opened_at: datetime | None
-    disabled_at: datetime | None
-    version: int
 
 
 class Reports:

@@ -7,7 +7,7 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from forebay.errors import SinkUnavailable
 from forebay.model.text import logger
@@ -15,7 +15,7 @@ from forebay.sinks import Accepted, EndpointGone, Rejected, TryLater
 from forebay.sinks._answers import check_answers, check_count
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
     from datetime import datetime
 
     from forebay.endpoints._reports import Reports, Tally
@@ -152,6 +152,10 @@ class Sender:
         if not line.calls:
             self._start(line.close())
 
+    def begin_with(self, opened_at: datetime | None) -> None:
+        """Take the state from before the first message."""
+        self._opened_at = opened_at
+
     def set_state(self, opened_at: datetime | None, *, is_newest: bool = True) -> None:
         """Take the answer of the database to a report.
 
@@ -163,6 +167,8 @@ class Sender:
             if opened_at != self._opened_at:
                 self._quiet_until = max(self._quiet_until, self._clock() + _LATE_SECONDS)
             self._return_waiting()
+        elif self._opened_at is not None:
+            self._quiet_until = 0.0
         self._opened_at = opened_at
         if is_newest:
             self._failures = 0
@@ -197,8 +203,8 @@ class Sender:
                 self._line.calls += 1
                 self._start(self._call(self._line, messages, futures))
 
-    def _start(self, what: object) -> None:
-        task = asyncio.get_running_loop().create_task(what)  # type: ignore[arg-type]
+    def _start(self, what: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(what)
         self._calls.add(task)
         task.add_done_callback(self._calls.discard)
 

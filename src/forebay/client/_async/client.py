@@ -12,6 +12,7 @@ from forebay.client._async.dead_letters import AsyncDeadLetters
 from forebay.client._async.endpoints import AsyncEndpoints
 from forebay.client._async.events import AsyncEvents
 from forebay.client._async.jobs import AsyncJobs
+from forebay.client._async.publishing import AsyncPublishing
 from forebay.client._async.queues import AsyncQueues
 from forebay.client._async.workers import AsyncWorkers
 from forebay.db.drivers import AsyncConnection, run_async
@@ -29,6 +30,7 @@ class AsyncClient(
     AsyncWorkers,
     AsyncEvents,
     AsyncEndpoints,
+    AsyncPublishing,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -44,6 +46,7 @@ class AsyncClient(
         AsyncWorkers: the workers that run.
         AsyncEvents: what operators did.
         AsyncEndpoints: endpoints, and messages to them.
+        AsyncPublishing: published events, their types, and subscriptions.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

@@ -191,7 +191,7 @@ class AsyncQueues(AsyncClientBase):
             conn: the connection whose transaction to use.
 
         Raises:
-            InvalidJob: a name, key or number is refused, or no change is asked for; nothing was changed.
+            InvalidJob: a name, key or number is refused, or none is given; nothing was changed.
         """
         operation = keys.limit_key(
             queue, limit_key, rate=rate, burst=burst, concurrency=concurrency, remove=remove

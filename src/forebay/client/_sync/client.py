@@ -13,6 +13,7 @@ from forebay.client._sync.dead_letters import DeadLetters
 from forebay.client._sync.endpoints import Endpoints
 from forebay.client._sync.events import Events
 from forebay.client._sync.jobs import Jobs
+from forebay.client._sync.publishing import Publishing
 from forebay.client._sync.queues import Queues
 from forebay.client._sync.workers import AsyncWorkers
 from forebay.db.drivers import SyncConnection, run
@@ -30,6 +31,7 @@ class Client(
     AsyncWorkers,
     Events,
     Endpoints,
+    Publishing,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -45,6 +47,7 @@ class Client(
         AsyncWorkers: the workers that run.
         Events: what operators did.
         Endpoints: endpoints, and messages to them.
+        Publishing: published events, their types, and subscriptions.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

@@ -192,7 +192,7 @@ class Queues(ClientBase):
             conn: the connection whose transaction to use.
 
         Raises:
-            InvalidJob: a name, key or number is refused, or no change is asked for; nothing was changed.
+            InvalidJob: a name, key or number is refused, or none is given; nothing was changed.
         """
         operation = keys.limit_key(
             queue, limit_key, rate=rate, burst=burst, concurrency=concurrency, remove=remove

@@ -9090,7 +9090,7 @@ $$;
 -- Invariants "no more at once", "no more per second", "no key is forgotten" (docs/design/limits.md).
 -- Parameters: rate, starts per second, also below 1; burst, how many jobs may start at once after an idle time: by default the starts of
 --   one second, at least 1; concurrency, at least 1.
--- Errors: JQ001 a bad name, key or number, a burst without a rate, or no change asked for.
+-- Errors: JQ001 a bad name, key or number, a burst without a rate, or neither a limit nor remove.
 -- Locks, until the transaction ends: the row of the key, the row of the queue's limits (shared), and the table queue_group in a mode that makes
 --   only the opening of new groups wait. With remove, the row of the queue's limits, which makes other changes of this queue's limits wait.
 create function forebay.limit_key(
@@ -15183,7 +15183,7 @@ $$;
 -- filters, as they are then, select. Returns the number of the job that does it in steps. The messages have the ids that they had.
 --
 -- Parameters: until, null: now. The deliveries expire 30 days, or max_age of the endpoint, after they are written.
--- Errors: JQ001 no such endpoint, or it is disabled, or a bad time.
+-- Errors: JQ001 it is disabled, or a bad time; JQ050 no such endpoint.
 create function forebay.replay_endpoint(name text, since timestamptz, until timestamptz default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -15221,7 +15221,7 @@ $$;
 -- Redrive every dead letter of an endpoint, oldest first; returns their number. Messages of events have the ids that they had.
 --
 -- Parameters: most, the maximum number; null: all.
--- Errors: JQ001 no such endpoint.
+-- Errors: JQ050 no such endpoint.
 create function forebay.redrive_endpoint(name text, most integer default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -15559,7 +15559,7 @@ $$;
 --
 -- Parameters: filter, a JSON object that the payload must contain, as payload @> filter; null: all events. start: now, events whose
 --   transaction commits after this call; beginning, all events that are kept; or a time, events published since then.
--- Errors: JQ001 no such endpoint or event type, or a bad filter or start.
+-- Errors: JQ001 no such event type, or a bad filter or start; JQ050 no such endpoint.
 -- Locks: the subscription's row.
 create function forebay.subscribe(endpoint text, event_type text, filter jsonb default null, start text default 'now') returns bigint
 language plpgsql volatile security definer
@@ -15633,7 +15633,7 @@ $$;
 
 -- End the subscription of an endpoint; returns whether there was one. Deliveries that wait are still sent.
 --
--- Errors: JQ001 no such endpoint.
+-- Errors: JQ050 no such endpoint.
 create function forebay.unsubscribe(endpoint text, event_type text) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -15660,7 +15660,7 @@ $$;
 
 -- The id of an endpoint.
 --
--- Errors: JQ001 when there is none of that name.
+-- Errors: JQ050 when there is none of that name.
 create function forebay._subscriber(p_name text) returns bigint
 language plpgsql stable
 as $$
@@ -15669,9 +15669,7 @@ declare
 begin
     select e.endpoint_id into v_id from forebay.endpoint e where e.name = p_name;
     if not found then
-        raise exception using errcode = 'JQ001', column = 'endpoint',
-            message = format('endpoint %s does not exist', coalesce(quote_literal(left(p_name, 128)), 'null')),
-            hint = 'Create it with forebay.create_endpoint(); forebay.endpoints() lists them.';
+        perform forebay._raise_no_endpoint(p_name);
     end if;
     return v_id;
 end

@@ -10,7 +10,7 @@
 -- Invariants "no more at once", "no more per second", "no key is forgotten" (docs/design/limits.md).
 -- Parameters: rate, starts per second, also below 1; burst, how many jobs may start at once after an idle time: by default the starts of
 --   one second, at least 1; concurrency, at least 1.
--- Errors: JQ001 a bad name, key or number, a burst without a rate, or no change asked for.
+-- Errors: JQ001 a bad name, key or number, a burst without a rate, or neither a limit nor remove.
 -- Locks, until the transaction ends: the row of the key, the row of the queue's limits (shared), and the table queue_group in a mode that makes
 --   only the opening of new groups wait. With remove, the row of the queue's limits, which makes other changes of this queue's limits wait.
 create function forebay.limit_key(

@@ -8,7 +8,7 @@
 --
 -- Parameters: filter, a JSON object that the payload must contain, as payload @> filter; null: all events. start: now, events whose
 --   transaction commits after this call; beginning, all events that are kept; or a time, events published since then.
--- Errors: JQ001 no such endpoint or event type, or a bad filter or start.
+-- Errors: JQ001 no such event type, or a bad filter or start; JQ050 no such endpoint.
 -- Locks: the subscription's row.
 create function forebay.subscribe(endpoint text, event_type text, filter jsonb default null, start text default 'now') returns bigint
 language plpgsql volatile security definer
@@ -81,7 +81,7 @@ $$;
 
 -- End the subscription of an endpoint; returns whether there was one. Deliveries that wait are still sent.
 --
--- Errors: JQ001 no such endpoint.
+-- Errors: JQ050 no such endpoint.
 create function forebay.unsubscribe(endpoint text, event_type text) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -107,7 +107,7 @@ $$;
 
 -- The id of an endpoint.
 --
--- Errors: JQ001 when there is none of that name.
+-- Errors: JQ050 when there is none of that name.
 create function forebay._subscriber(p_name text) returns bigint
 language plpgsql stable
 as $$
@@ -116,9 +116,7 @@ declare
 begin
     select e.endpoint_id into v_id from forebay.endpoint e where e.name = p_name;
     if not found then
-        raise exception using errcode = 'JQ001', column = 'endpoint',
-            message = format('endpoint %s does not exist', coalesce(quote_literal(left(p_name, 128)), 'null')),
-            hint = 'Create it with forebay.create_endpoint(); forebay.endpoints() lists them.';
+        perform forebay._raise_no_endpoint(p_name);
     end if;
     return v_id;
 end

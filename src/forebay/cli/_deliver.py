@@ -1,0 +1,51 @@
+"""forebay deliver: expand published events and send deliveries until a signal."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+import typer
+
+from forebay.app import App
+from forebay.cli._worker import (
+    LogForm,
+    LogLevel,
+    delivering_workers,
+    report,
+    run_until_signal,
+    set_up_log,
+)
+from forebay.cli.options import Dsn, Json, with_settings
+from forebay.config import load_settings
+from forebay.endpoints import SLOTS_DEFAULT
+from forebay.errors import ConfigError
+
+_SLOTS_MAX: Final = 10_000
+
+
+@with_settings("worker")
+def deliver(
+    *,
+    concurrency: Annotated[
+        int,
+        typer.Option("--concurrency", metavar="N", help="Deliveries in hand at once: 1 to 10,000."),
+    ] = SLOTS_DEFAULT,
+    log_level: LogLevel = "info",
+    log_format: LogForm = "text",
+    dsn: Dsn = None,
+    as_json: Json = False,
+    flags: dict[str, Any],
+) -> None:
+    """Expand published events, and send their deliveries to the endpoints.
+
+    Needs no application. Any number of processes may run. On SIGTERM or Ctrl-C it waits up to
+    grace_seconds (30) for running calls. A second signal stops it at once.
+    """
+    set_up_log(log_level, log_format)
+    if not 1 <= concurrency <= _SLOTS_MAX:
+        raise ConfigError("--concurrency", f"is {concurrency}, not within 1 to {_SLOTS_MAX:,}")
+    app = App(dsn, name="deliver")
+    app._internals.use(dsn=dsn, settings=load_settings(flags))
+    settings = app.settings.worker
+    workers = delivering_workers(app.dsn, settings, slots=concurrency)
+    report(workers, run_until_signal(workers, settings), as_json=as_json)

@@ -1,0 +1,264 @@
+"""``Deliverer``: sends the deliveries of all endpoints.
+
+Invariant "accepted means done": a delivery is done only after its endpoint accepted the message. A delivery that was sent and failed
+has used an attempt; one that was not sent, since its endpoint is left alone, has not. See docs/design/endpoints.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.arguments.kinds import KEEP_SECONDS_DEFAULT, Kind, Kinds, OneHandler
+from forebay.config import WorkerSettings
+from forebay.db.session import Session
+from forebay.endpoints._payloads import Payloads
+from forebay.endpoints._reports import Reports
+from forebay.endpoints._sender import NotSent
+from forebay.endpoints._settings import Endpoint, Endpoints
+from forebay.errors import DatabaseUnavailable
+from forebay.model import Dead, Retry
+from forebay.model.context import Context
+from forebay.model.outcome import Exhausted, Keep, Release
+from forebay.model.text import logger
+from forebay.ops import deliveries
+from forebay.policy.retry import RetryPolicy
+from forebay.sinks import Accepted, EndpointGone, Message, Rejected, TryLater, message_id
+from forebay.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from forebay.endpoints._sender import Fate
+    from forebay.model import Job
+    from forebay.model.middleware import Middleware
+    from forebay.ops.deliveries import PublishedEvent
+
+log = logger("forebay.endpoints")
+
+#: The queue of deliveries.
+QUEUE: Final = "forebay.deliver"
+
+#: How many deliveries a process has in hand. An endpoint that hangs holds at most its own concurrency of them.
+SLOTS_DEFAULT: Final = 500
+
+#: More than the tries of any endpoint, whose own delays decide.
+_ATTEMPTS_MAX: Final = 200
+
+#: Each call has its own timeout; this one ends what does not obey it.
+_HARD_SECONDS: Final = 86_400.0
+
+#: How long a delivery waits that cannot be sent for a reason of this process or of the database.
+_AGAIN_SECONDS: Final = 1.0
+
+#: For the last report of a process that stops.
+_LAST_REPORT_SECONDS: Final = 2.0
+
+#: Deadline of a call of the database.
+_CALL_SECONDS: Final = 20.0
+
+
+class Deliverer:
+    """Sends the deliveries of all endpoints: what a worker of the queue ``forebay.deliver`` runs.
+
+    Owns the endpoints as this process knows them, their sinks, and its connections. Any number of processes may deliver. A crash
+    leaves the deliveries in hand under their leases; they are sent again under the same ids.
+
+    Args:
+        slots: how many deliveries are in hand at once in this process, 1 to 10,000.
+    """
+
+    def __init__(self, *, slots: int = SLOTS_DEFAULT) -> None:
+        self._slots = slots
+        self._dsn = ""
+        self._name = ""
+        self._settings = WorkerSettings()
+        self._endpoints: Endpoints
+        self._payloads: Payloads
+
+        async def deliver(context: Context) -> Any:
+            return await self._deliver(context.job)
+
+        self._kind = Kind.declare(
+            deliver,
+            name=QUEUE,
+            queue=QUEUE,
+            retry=RetryPolicy(max_attempts=_ATTEMPTS_MAX),
+            hard_timeout_seconds=_HARD_SECONDS,
+        )
+
+    def worker(
+        self, dsn: str, settings: WorkerSettings | None = None, *, answers_probes: bool = True
+    ) -> Worker:
+        """Return the worker that delivers; call it once.
+
+        Args:
+            dsn: the database.
+            settings: as of a worker of handlers; the concurrency is the number of slots.
+            answers_probes: whether it answers probes; False if several workers of a process do so together.
+        """
+        self._dsn = dsn
+        self._settings = replace(settings or WorkerSettings(), concurrency=self._slots, queue=None)
+        worker = Worker(
+            self,
+            dsn,
+            queues={QUEUE: 1},
+            settings=self._settings,
+            answers_probes=answers_probes,
+            title="deliveries to endpoints",
+        )
+        self._name = worker.name
+        return worker
+
+    # --- what a worker needs ---
+
+    @property
+    def kinds(self) -> Kinds:
+        """One handler for the jobs of every kind."""
+        return OneHandler(self._kind)
+
+    @property
+    def middleware(self) -> Sequence[Middleware]:
+        """None."""
+        return ()
+
+    @property
+    def listeners(self) -> Mapping[str, Sequence[Callable[[Any], Any]]]:
+        """None."""
+        return {}
+
+    def location(self) -> None:
+        """Return None: a message is sent in this process, also after the death of a worker that had it."""
+        return
+
+    async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
+        """Begin to read settings and to report; end both, the calls, and the sinks at the end."""
+        facts, events = self._session(), self._session()
+        stack.push_async_callback(facts.close)
+        stack.push_async_callback(events.close)
+        reports = Reports(
+            lambda found: facts.run(deliveries.report_deliveries(self._name, found)),
+            lambda *found: self._endpoints.set_state(*found),
+        )
+        self._endpoints = Endpoints(
+            lambda since: facts.run(deliveries.endpoint_settings(since)), reports
+        )
+        self._payloads = Payloads(lambda keys: events.run(deliveries.event_payloads(keys)))
+        stack.push_async_callback(_flush, reports)
+        stack.push_async_callback(self._payloads.close)
+        stack.push_async_callback(self._endpoints.close)
+        for service in (reports.run, self._endpoints.run):
+            stack.push_async_callback(_end, asyncio.create_task(service()))
+        return {}
+
+    def _session(self) -> Session:
+        settings = self._settings
+        return Session(
+            self._dsn,
+            name=f"forebay {self._name}"[:63],
+            lock_timeout="5s",
+            connect_seconds=settings.connect_timeout_seconds,
+            call_seconds=_CALL_SECONDS,
+            pooler=settings.pooler,
+        )
+
+    # --- the handler ---
+
+    async def _deliver(self, job: Job) -> Any:
+        """Send one delivery; return how its job ends."""
+        args = job.args
+        endpoint_id = args["endpoint"]
+        endpoint = self._endpoints.get(endpoint_id)
+        if endpoint is None:
+            try:
+                endpoint = await self._endpoints.find(endpoint_id)
+            except TimeoutError:
+                return Release(_AGAIN_SECONDS)
+            if endpoint is None:
+                return Dead(f"endpoint {endpoint_id} does not exist")
+        if endpoint.settings.disabled_at is not None:
+            return Release(_AGAIN_SECONDS)
+        key = _event_key(args)
+        event: PublishedEvent | None = None
+        if "payload" not in args:
+            if key is None:
+                return Dead("the delivery names no event and has no payload")
+            found = self._payloads.get(key)
+            try:
+                event = await asyncio.shield(found) if asyncio.isfuture(found) else found
+            except DatabaseUnavailable:
+                return Release(_AGAIN_SECONDS)
+            if event is None:
+                return Dead("its event was deleted")
+        return _ending(
+            endpoint, job, await endpoint.sender.send(_message(job, endpoint, key, event))
+        )
+
+
+def _event_key(args: Mapping[str, Any]) -> tuple[int, datetime] | None:
+    """Return id and time of publication of the event of a delivery; None: a message without an event."""
+    event = args.get("event")
+    return None if event is None else (event[0], msgspec.convert(event[1], datetime))
+
+
+def _message(
+    job: Job, endpoint: Endpoint, key: tuple[int, datetime] | None, event: PublishedEvent | None
+) -> Message:
+    name = endpoint.settings.name
+    number, at = key or (job.job_id, job.enqueued_at)
+    if event is not None:
+        body, headers, ordering_key = event.payload, event.headers, event.ordering_key
+    else:
+        body, headers = msgspec.json.encode(job.args["payload"]), job.headers
+        ordering_key = job.ordering_key and job.ordering_key.removeprefix(f"{name}/")
+    return Message(
+        id=message_id(number, at, name),
+        job_id=job.job_id,
+        kind=job.kind,
+        queue=job.queue,
+        body=body,
+        headers=headers,
+        ordering_key=ordering_key,
+        correlation_id=job.correlation_id,
+        tag=job.tag,
+        priority=job.priority,
+        enqueued_at=at,
+        expires_at=job.expires_at,
+        attempt=job.attempt,
+    )
+
+
+def _ending(endpoint: Endpoint, job: Job, fate: Fate) -> Any:
+    """Return how a delivery ends; the settings of now decide."""
+    if isinstance(fate, Accepted):
+        if not endpoint.settings.keeps_response:
+            return None
+        found = {"response": fate.response, "proof": fate.proof, "is_duplicate": fate.is_duplicate}
+        return Keep(found, KEEP_SECONDS_DEFAULT)
+    if isinstance(fate, NotSent):
+        return Release()
+    if isinstance(fate, Rejected | EndpointGone):
+        return Dead(fate.reason)
+    after = fate.after if isinstance(fate, TryLater) else None
+    reason = fate.reason if isinstance(fate, TryLater) else str(fate)
+    delay = endpoint.retries.delay_seconds(job.attempt, random.random(), after)
+    return Exhausted(reason) if delay is None else Retry(delay, reason)
+
+
+async def _flush(reports: Reports) -> None:
+    try:
+        async with asyncio.timeout(_LAST_REPORT_SECONDS):
+            await reports.flush()
+    except Exception as error:
+        log.debug("the last report failed: %s", error)
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,165 @@
+"""Event types, subscriptions, publishing and replays."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from forebay.arguments.json_guard import encode_args
+from forebay.errors import InvalidJob, shown
+from forebay.model import JobOptions, checks
+from forebay.model.publishing import EventType, Publication, Subscription
+from forebay.ops._records import rows_as
+from forebay.ops.operation import Operation, ResultRows, scalar
+
+_PUBLISH: Final = """\
+select json_build_object('event_id', p.event_id, 'subscriptions', p.subscriptions)::text
+from forebay.publish(
+    %(event_type)s, %(payload)s::jsonb, priority => %(priority)s::integer,
+    delay => make_interval(secs => %(delay)s::double precision), run_at => %(run_at)s::timestamptz,
+    expires_at => %(expires_at)s::timestamptz, tag => %(tag)s, correlation_id => %(correlation_id)s,
+    headers => %(headers)s::jsonb, unique_as => %(unique_as)s::jsonb, ordering_key => %(ordering_key)s) p"""
+
+_TYPES: Final = """\
+select json_build_object('name', t.name, 'description', t.description, 'subscriptions', t.subscriptions, 'created_at', t.created_at)::text
+from forebay.event_types() t order by t.name"""
+
+_SUBSCRIPTIONS: Final = """\
+select json_build_object(
+    'subscription_id', s.subscription_id, 'endpoint', s.endpoint, 'event_type', s.event_type, 'filter', s.filter,
+    'starts_at', s.starts_at, 'is_from_beginning', s.is_from_beginning, 'is_active', s.is_active, 'created_at', s.created_at)::text
+from forebay.subscriptions(%(endpoint)s) s order by s.endpoint, s.event_type"""
+
+#: Options of jobs that an event does not have.
+_NOT_OF_EVENTS: Final = ("queue", "limit_key", "max_attempts")
+
+
+def create_event_type(name: str, description: str | None = None) -> Operation[bool]:
+    """Return the call that creates an event type; it returns whether it is new."""
+    return Operation(
+        "select forebay.create_event_type(%(name)s, %(description)s)",
+        _boolean,
+        {"name": name, "description": description},
+    )
+
+
+def drop_event_type(name: str) -> Operation[bool]:
+    """Return the call that drops an event type; it returns whether there was one."""
+    return Operation("select forebay.drop_event_type(%(name)s)", _boolean, {"name": name})
+
+
+def event_types() -> Operation[list[EventType]]:
+    """Return the call that lists the event types, by name."""
+    return Operation(_TYPES, lambda rows: rows_as(EventType, rows))
+
+
+def publish(
+    event_type: str, payload: Mapping[str, Any], options: Mapping[str, Any]
+) -> Operation[Publication]:
+    """Return the call that publishes an event."""
+    return Operation(
+        _PUBLISH,
+        lambda rows: rows_as(Publication, rows)[0],
+        {"event_type": event_type, "payload": encode_args(payload), **_options(options)},
+    )
+
+
+def publish_many(event_type: str, payloads: Iterable[Mapping[str, Any]]) -> Operation[list[int]]:
+    """Return the call that publishes events of one type; it returns their ids."""
+    items = ",".join(
+        f'{{"event_type":{json.dumps(event_type)},"payload":{encode_args(payload)}}}'
+        for payload in payloads
+    )
+    return Operation(
+        "select forebay.publish_many(%(events)s::jsonb)", _numbers, {"events": f"[{items}]"}
+    )
+
+
+def subscribe(
+    endpoint: str, event_type: str, contained: Mapping[str, Any] | None, start: str | datetime
+) -> Operation[int]:
+    """Return the call that subscribes an endpoint; it returns the id of the subscription."""
+    if isinstance(start, datetime):
+        start = checks.instant_text(start, "start") or ""
+    elif start not in ("now", "beginning"):
+        raise InvalidJob("start", f"{shown(start)} is neither 'now' nor 'beginning' nor a datetime")
+    return Operation(
+        "select forebay.subscribe(%(endpoint)s, %(event_type)s, %(filter)s::jsonb, %(start)s)",
+        _number,
+        {
+            "endpoint": endpoint,
+            "event_type": event_type,
+            "filter": None if contained is None else encode_args(contained),
+            "start": start,
+        },
+    )
+
+
+def unsubscribe(endpoint: str, event_type: str) -> Operation[bool]:
+    """Return the call that ends a subscription; it returns whether there was one."""
+    return Operation(
+        "select forebay.unsubscribe(%(endpoint)s, %(event_type)s)",
+        _boolean,
+        {"endpoint": endpoint, "event_type": event_type},
+    )
+
+
+def subscriptions(endpoint: str | None = None) -> Operation[list[Subscription]]:
+    """Return the call that lists subscriptions, by endpoint and event type."""
+    return Operation(
+        _SUBSCRIPTIONS, lambda rows: rows_as(Subscription, rows), {"endpoint": endpoint}
+    )
+
+
+def replay_endpoint(name: str, since: datetime, until: datetime | None = None) -> Operation[int]:
+    """Return the call that delivers events again; it returns the id of the job that does it."""
+    return Operation(
+        "select forebay.replay_endpoint(%(name)s, %(since)s::timestamptz, %(until)s::timestamptz)",
+        _number,
+        {
+            "name": name,
+            "since": checks.instant_text(since, "since"),
+            "until": checks.instant_text(until, "until"),
+        },
+    )
+
+
+def redrive_endpoint(name: str, limit: int | None = None) -> Operation[int]:
+    """Return the call that redrives the dead letters of an endpoint; it returns their number."""
+    return Operation(
+        "select forebay.redrive_endpoint(%(name)s, %(limit)s::integer)",
+        _number,
+        {"name": name, "limit": limit},
+    )
+
+
+def _options(options: Mapping[str, Any]) -> dict[str, Any]:
+    for name in _NOT_OF_EVENTS:
+        if name in options:
+            raise InvalidJob(f"option {name}", "is not one of an event")
+    checked = JobOptions().merged(**options)
+    return {
+        "priority": checks.PRIORITY_DEFAULT if checked.priority is None else checked.priority,
+        "delay": checked.delay_seconds,
+        "run_at": checks.instant_text(checked.run_at, "run_at"),
+        "expires_at": checks.instant_text(checked.expires_at, "expires_at"),
+        "tag": checked.tag,
+        "correlation_id": checked.correlation_id,
+        "headers": None if checked.headers is None else json.dumps(checked.headers),
+        "unique_as": None if checked.unique is None else json.dumps(checked.unique.as_json()),
+        "ordering_key": checked.ordering_key,
+    }
+
+
+def _number(rows: ResultRows) -> int:
+    return int(scalar(rows))
+
+
+def _numbers(rows: ResultRows) -> list[int]:
+    return list(scalar(rows))
+
+
+def _boolean(rows: ResultRows) -> bool:
+    return bool(scalar(rows))

@@ -1,0 +1,354 @@
+"""A deliverer sends what waits for its endpoints: each message until it is accepted, and no endpoint holds up another."""
+
+import asyncio
+import contextlib
+import json
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+
+import pytest
+import redis
+from aiohttp import web
+
+import forebay
+from tests.support.delivering import (
+    PlainRouter,
+    alter_endpoint,
+    create_endpoint,
+    delivering,
+    http_config,
+    send,
+)
+from tests.support.engine import connect, one
+from tests.support.waiting import wait_for_async
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def conn(database):
+    with connect(database) as conn:
+        yield conn
+
+
+@pytest.fixture
+def shop(conn, http_endpoint, far_name):
+    """Make the endpoint shop at the test's HTTP server; called with options of the endpoint and of the sink."""
+
+    def make(config=None, *, name="shop", path=None, **options):
+        options = {"retry": [0.05] * 9} | options
+        config = http_config(http_endpoint, path or far_name, **(config or {}))
+        return create_endpoint(conn, name, "http", config, **options)
+
+    return make
+
+
+@pytest.fixture
+def requests(http_endpoint, far_name):
+    return http_endpoint.requests[far_name]
+
+
+def health(conn, name="shop"):
+    """Return the row of the endpoint and its state."""
+    query = (
+        "select e.disabled_at, e.disabled_why, s.failures, s.opened_at, s.last_error"
+        " from forebay.endpoint e join forebay.endpoint_state s using (endpoint_id) where name = %s"
+    )
+    with conn.cursor() as cursor:
+        row = cursor.execute(query, [name]).fetchone()
+        return dict(zip([column.name for column in cursor.description], row, strict=True))
+
+
+def letters(database):
+    return forebay.Client(database).dead_letters(queue="forebay.deliver")
+
+
+# --- from publish to the endpoint ---
+
+
+async def test_a_published_event_arrives_at_each_subscriber_with_its_headers(
+    database, conn, shop, requests, redis_server, far_name
+):
+    shop()
+    stream = {"url": f"redis://{redis_server}", "stream": far_name}
+    create_endpoint(conn, "log", "redis-stream", stream)
+    one(conn, "select forebay.create_event_type('order.paid')")
+    for name in ("shop", "log"):
+        one(conn, "select forebay.subscribe(%s, 'order.paid')", name)
+    payload = '{"n": 12345678901234567890.1230, "a": "\\u00e9"}'
+    with PlainRouter(database, "forebay.publish") as router:
+        router.route()
+        event_id = one(
+            conn,
+            "select event_id from forebay.publish('order.paid', %s,"
+            " headers => '{\"tenant\": \"7\"}', ordering_key => 'k1', correlation_id => 'c1')",
+            payload,
+        )
+        router.route()
+    async with delivering(database) as worker:
+        await wait_for_async(lambda: worker.stats.done == 2)
+    (request,) = requests
+    # As PostgreSQL shows it: nothing was decoded on the way.
+    assert request.body.decode() == one(conn, "select %s::jsonb::text", payload)
+    assert request.headers["forebay-kind"] == "order.paid"
+    assert (request.headers["tenant"], request.headers["forebay-ordering-key"]) == ("7", "k1")
+    assert request.headers["forebay-correlation-id"] == "c1"
+    message_id = request.headers["forebay-id"]
+    assert message_id.startswith(f"{event_id}-")
+    assert message_id.endswith("-shop")
+    with redis.Redis.from_url(f"redis://{redis_server}") as far:
+        ((_, fields),) = far.xrange(far_name)
+    assert fields[b"body"] == request.body
+    assert fields[b"forebay-id"].decode() == message_id.removesuffix("shop") + "log"
+
+
+async def test_a_message_sent_to_one_endpoint_arrives(database, conn, shop, requests):
+    shop()
+    (job_id,) = send(conn, "shop", ordering_key="k", tag="t")
+    async with delivering(database) as worker:
+        await wait_for_async(lambda: worker.stats.done == 1)
+    (request,) = requests
+    assert json.loads(request.body) == {"n": 0}
+    assert request.headers["forebay-kind"] == "message"
+    assert request.headers["forebay-ordering-key"] == "k"
+    assert request.headers["forebay-id"].startswith(f"{job_id}-")
+
+
+# --- answers ---
+
+
+async def test_three_failures_and_a_success_are_four_attempts(
+    database, conn, shop, requests, http_endpoint, far_name
+):
+    shop()
+    http_endpoint.statuses(far_name, 500, 500, 500, 200)
+    send(conn, "shop")
+    async with delivering(database) as worker:
+        await wait_for_async(lambda: worker.stats.done == 1)
+    assert len(requests) == 4
+    assert len({request.headers["forebay-id"] for request in requests}) == 1
+    assert (worker.stats.retried, worker.stats.dead) == (3, 0)
+    assert health(conn)["failures"] == 0
+
+
+async def test_after_the_last_delay_a_delivery_is_dead(
+    database, conn, shop, requests, http_endpoint, far_name
+):
+    shop(retry=[0, 0])
+    http_endpoint.statuses(far_name, 500)
+    send(conn, "shop")
+    async with delivering(database):
+        await wait_for_async(lambda: letters(database))
+    (letter,) = letters(database)
+    assert letter.reason == "exhausted"
+    assert len(requests) == 3
+    assert [error.message for error in letter.errors] == ["HTTP status 500"] * 3
+
+
+async def test_a_permanent_error_is_dead_at_once_and_no_failure(
+    database, conn, shop, requests, http_endpoint, far_name
+):
+    shop(breaker_threshold=2)
+    http_endpoint.statuses(far_name, 404)
+    send(conn, "shop", 5)
+    async with delivering(database):
+        await wait_for_async(lambda: len(letters(database)) == 5)
+    assert len(requests) == 5
+    assert {letter.reason for letter in letters(database)} == {"permanent"}
+    assert (health(conn)["failures"], health(conn)["opened_at"]) == (0, None)
+
+
+async def test_an_endpoint_that_is_gone_is_disabled(
+    database, conn, shop, requests, http_endpoint, far_name
+):
+    shop(concurrency=1)
+    http_endpoint.statuses(far_name, 410)
+    send(conn, "shop", 3)
+    async with delivering(database):
+        await wait_for_async(lambda: health(conn)["disabled_at"])
+        await wait_for_async(lambda: letters(database))
+    assert "410" in health(conn)["disabled_why"]
+    assert len(requests) == len(letters(database)) < 3
+    http_endpoint.statuses(far_name, 200)
+    one(conn, "select forebay.enable_endpoint('shop')")
+    async with delivering(database) as worker:
+        await wait_for_async(lambda: worker.stats.done >= 1)
+
+
+@pytest.mark.parametrize("form", ["seconds", "date"])
+async def test_retry_after_pauses_the_endpoint(
+    database, conn, shop, requests, http_endpoint, far_name, form
+):
+    shop(concurrency=1)
+    until = datetime.now(UTC) + timedelta(seconds=4)
+    answers = iter([429])
+
+    async def answer(_):
+        after = "3" if form == "seconds" else format_datetime(until, usegmt=True)
+        return web.Response(status=next(answers, 200), headers={"Retry-After": after})
+
+    http_endpoint.answers[far_name] = answer
+    send(conn, "shop", 5)
+    async with delivering(database) as worker:
+        await wait_for_async(lambda: one(conn, "select count(*) from forebay.key_pause") == 1)
+        assert len(requests) == 1
+        await wait_for_async(lambda: worker.stats.done == 5)
+    assert worker.stats.retried == 1
+    assert len(requests) == 6
+    assert health(conn)["opened_at"] is None
+
+
+async def test_an_endpoint_that_keeps_responses_has_them_as_results(database, conn, shop, requests):
+    shop({"show_response": True}, keeps_response=True)
+    (job_id,) = send(conn, "shop")
+    client = forebay.Client(database)
+    async with delivering(database) as worker:
+        await wait_for_async(lambda: worker.stats.done == 1)
+    assert client.result(job_id)["response"] == "HTTP status 200: ok"
+
+
+# --- endpoints side by side ---
+
+
+async def test_an_endpoint_that_hangs_delays_no_other(
+    database, conn, shop, requests, http_endpoint, far_name
+):
+    never = asyncio.Event()
+
+    async def hang(_):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(20):
+                await never.wait()
+        return web.Response()
+
+    slow = far_name + "slow"
+    http_endpoint.answers[slow] = hang
+    shop()
+    shop({"timeout": 30}, name="slow", path=slow, concurrency=10)
+    send(conn, "slow", 30)
+    async with delivering(database, slots=50) as worker:
+        await wait_for_async(lambda: len(http_endpoint.requests[slow]) == 10)
+        send(conn, "shop", 30)
+        await wait_for_async(lambda: worker.stats.done == 30, deadline_seconds=10)
+    assert len(requests) == 30
+    assert len(http_endpoint.requests[slow]) == 10
+
+
+async def test_a_bad_configuration_is_a_failure_of_its_endpoint(database, conn, shop, requests):
+    shop()
+    create_endpoint(conn, "bad", "http", {"url": "gopher://x"}, retry=[600], breaker_threshold=2)
+    send(conn, "bad", 2)
+    send(conn, "shop", 2)
+    async with delivering(database) as worker:
+        await wait_for_async(lambda: (worker.stats.done, worker.stats.retried) == (2, 2))
+        await wait_for_async(lambda: health(conn, "bad")["opened_at"])
+        assert "url is not an address" in health(conn, "bad")["last_error"]
+    assert health(conn)["failures"] == 0
+
+
+async def test_a_delivery_of_a_dropped_endpoint_is_dead(database, conn, shop):
+    shop()
+    send(conn, "shop")
+    conn.execute("delete from forebay.endpoint")
+    async with delivering(database):
+        await wait_for_async(lambda: letters(database))
+    assert "does not exist" in letters(database)[0].errors[-1].message
+
+
+# --- the breaker ---
+
+
+async def test_the_breaker_opens_over_all_deliverers_and_one_probe_closes_it(
+    database, conn, shop, requests, http_endpoint, far_name
+):
+    shop(breaker_threshold=10, breaker_cooldown=5, concurrency=8, retry=[0.05] * 30)
+    http_endpoint.statuses(far_name, 503)
+    send(conn, "shop", 200)
+    async with delivering(database) as one_worker, delivering(database) as other:
+        await wait_for_async(lambda: health(conn)["opened_at"])
+        await wait_for_async(lambda: one_worker.stats.retried + other.stats.retried >= 10)
+        sent = len(requests)
+        assert 10 <= sent <= 2 * (10 + 8)
+        await wait_for_async(lambda: len(requests) > sent)
+        assert len(requests) == sent + 1
+        http_endpoint.statuses(far_name, 200)
+        await wait_for_async(lambda: one_worker.stats.done + other.stats.done == 200)
+    assert health(conn)["opened_at"] is None
+    accepted = [request.headers["forebay-id"] for request in requests[sent + 1 :]]
+    assert len(accepted) == len(set(accepted)) == 200
+    acts = conn.execute(
+        "select act from forebay.event where act like 'circuit.%' order by event_id"
+    ).fetchall()
+    assert acts == [("circuit.opened",), ("circuit.closed",)]
+
+
+# --- changes ---
+
+
+async def test_changed_settings_are_live_within_seconds(
+    database, conn, shop, requests, http_endpoint, far_name
+):
+    shop(retry=[600])
+    http_endpoint.statuses(far_name, 500)
+    async with delivering(database) as worker:
+        send(conn, "shop")
+        await wait_for_async(lambda: worker.stats.retried == 1)
+        new = far_name + "new"
+        alter_endpoint(conn, "shop", config=http_config(http_endpoint, new), retry=[])
+        http_endpoint.statuses(new, 500)
+
+        async def arrives():
+            send(conn, "shop")
+            await asyncio.sleep(0.1)
+            return http_endpoint.requests[new]
+
+        await wait_for_async(arrives, deadline_seconds=5)
+        await wait_for_async(lambda: worker.stats.dead >= 1)
+
+
+async def test_a_rotated_secret_signs_beside_the_new_one(
+    database, conn, shop, requests, monkeypatch
+):
+    for name, letter in (("OLD_SECRET", "a"), ("NEW_SECRET", "b")):
+        monkeypatch.setenv(name, "whsec_" + letter * 44)
+    shop({"secrets": ["env:OLD_SECRET"]})
+    async with delivering(database) as worker:
+        send(conn, "shop")
+        await wait_for_async(lambda: worker.stats.done == 1)
+        one(conn, "select forebay.rotate_secret('shop', 'env:NEW_SECRET')")
+
+        async def has_both():
+            send(conn, "shop")
+            await asyncio.sleep(0.1)
+            return len(requests[-1].headers["webhook-signature"].split()) == 2
+
+        await wait_for_async(has_both, deadline_seconds=5)
+    assert len(requests[0].headers["webhook-signature"].split()) == 1
+
+
+# --- the end of a process ---
+
+
+async def test_a_deliverer_that_stops_returns_what_it_has_in_hand(
+    database, conn, shop, requests, http_endpoint, far_name
+):
+    never = asyncio.Event()
+
+    async def hang(_):
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5):
+                await never.wait()
+        return web.Response()
+
+    http_endpoint.answers[far_name] = hang
+    shop({"timeout": 30}, concurrency=3)
+    send(conn, "shop", 5)
+    async with delivering(database) as worker:
+        await wait_for_async(lambda: len(requests) == 3)
+    assert (worker.stats.released, worker.stats.done) == (3, 0)
+    assert health(conn)["failures"] == 0
+    del http_endpoint.answers[far_name]
+    async with delivering(database) as worker:
+        await wait_for_async(lambda: worker.stats.done == 5)
+    assert {len([r for r in requests if r.headers["forebay-id"] == one.headers["forebay-id"]])
+            for one in requests[:3]} == {2}  # fmt: skip

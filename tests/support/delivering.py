@@ -1,0 +1,88 @@
+"""Deliverers for tests: run in the test's loop, and endpoints of the test's servers."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+from forebay.config import WorkerSettings
+from forebay.endpoints import Deliverer
+from tests.support.engine import Reader, one
+from tests.support.worker_process import FAST
+
+#: The test's servers are at an address that endpoints must not call by default.
+LOCAL = {"allow": ["127.0.0.1", "localhost"], "https_only": False, "ports": None}
+
+
+@asynccontextmanager
+async def delivering(dsn: str, *, slots: int = 500, **settings):
+    """Run a deliverer in this loop, and stop it at the end."""
+    deliverer = Deliverer(slots=slots)
+    worker = deliverer.worker(
+        dsn, WorkerSettings(**(FAST | {"grace_seconds": 0.0} | settings)), answers_probes=False
+    )
+    task = asyncio.create_task(worker.run())
+    try:
+        await worker.started.wait()
+        yield worker
+    finally:
+        worker.stop()
+        await task
+
+
+def http_config(server, path: str, **config: object) -> dict[str, object]:
+    """Return the configuration of an HTTP sink for an endpoint of the test's server."""
+    return {
+        "url": f"http://127.0.0.1:{server.port}/{path}",
+        "destinations": LOCAL,
+        "timeout": 2,
+        **config,
+    }
+
+
+def create_endpoint(
+    conn, name: str, sink: str, config: dict[str, object], **options: object
+) -> int:
+    """Create an endpoint; return its id."""
+    names = "".join(f", {option} => %s" for option in options)
+    values = [
+        json.dumps(value) if option == "retry" else value for option, value in options.items()
+    ]
+    query = f"select forebay.create_endpoint(%s, %s, %s{names})"
+    return one(conn, query, name, sink, json.dumps(config), *values)
+
+
+def alter_endpoint(conn, name: str, **options: object) -> None:
+    """Change options of an endpoint."""
+    names = "".join(f", {option} => %s" for option in options)
+    values = [
+        json.dumps(value) if option in ("retry", "config") else value
+        for option, value in options.items()
+    ]
+    conn.execute(f"select forebay.alter_endpoint(%s{names})", [name, *values])
+
+
+def send(conn, name: str, count: int = 1, **options: object) -> list[int]:
+    """Send messages with the payloads n = 0, 1, ..., each in a transaction; return the ids of the deliveries."""
+    names = "".join(f", {option} => %s" for option in options)
+    query = f"select forebay.send(%s, %s{names})"
+    return [
+        one(conn, query, name, json.dumps({"n": number}), *options.values())
+        for number in range(count)
+    ]
+
+
+class PlainRouter(Reader):
+    """Expands events as a router does, when the test says."""
+
+    def route(self) -> None:
+        """Work until nothing is ready."""
+        while (batch := self.claim_ready(100)).jobs:
+            for job in batch.jobs:
+                if job["kind"] == "forebay.activate":
+                    subscription = job["args"]["subscription"]
+                    while not one(self.conn, "select forebay.activate_v1(%s, 100)", subscription):
+                        pass
+            events = [job["job_id"] for job in batch.jobs if job["kind"] != "forebay.activate"]
+            if events:
+                one(self.conn, "select deliveries from forebay.route_v1(%s)", events)
+            self.finish(batch)
