@@ -65,15 +65,13 @@ from typing import Final, Self
 from forebay._error import ForebayError, facts_in, shown
 
 __all__ = [
-    "SQLSTATES", "AdoptRefused", "AlreadyRedriven", "AttemptError", "BackfillChanged", "BackfillError",
-    "BackfillNotFound", "ConfigError", "DatabaseUnavailable", "DeadLetterError", "DeadLetterNotFound",
-    "EndpointDisabled", "EndpointError", "EndpointExists", "EndpointInUse", "EndpointNotFound", "EnqueueError",
-    "ForebayError", "ForeignCluster", "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob",
-    "JobCancelled", "JobDied", "JobNotFound", "JobsChanged", "KeyBusy", "LaneTaken", "LeaseLost", "NoResult",
-    "PayloadDiffers", "PayloadTooDeep", "PayloadTooLarge", "PermissionDenied", "QueueFull", "ResultError",
-    "ResultTimeout", "SchemaError", "ServerStartError", "SinkUnavailable", "SoftTimeout", "TargetUnavailable",
-    "TransactionStateError", "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection", "error_from_sqlstate",
-    "shown",
+    "SQLSTATES", "AdoptRefused", "AlreadyRedriven", "AttemptError", "BackfillChanged", "BackfillError", "BackfillNotFound",
+    "ConfigError", "DatabaseUnavailable", "DeadLetterError", "DeadLetterNotFound", "EndpointDisabled", "EndpointError",
+    "EndpointExists", "EndpointInUse", "EndpointNotFound", "EnqueueError", "ForebayError", "ForeignCluster", "GroupInUse",
+    "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled", "JobDied", "JobNotFound", "JobsChanged", "KeyBusy",
+    "LaneTaken", "LeaseLost", "NoResult", "PayloadDiffers", "PayloadTooDeep", "PayloadTooLarge", "PermissionDenied", "QueueFull",
+    "ResultError", "ResultTimeout", "SchemaError", "ServerStartError", "SinkUnavailable", "SoftTimeout", "TargetUnavailable",
+    "TransactionStateError", "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection", "error_from_sqlstate", "shown",
 ]  # fmt: skip
 
 
