@@ -65,16 +65,13 @@ from typing import Final, Self
 from forebay._error import ForebayError, facts_in, shown
 
 __all__ = [
-    "SQLSTATES", "AdoptRefused", "AlreadyRedriven", "AttemptError", "BackfillChanged",
-    "BackfillError", "BackfillNotFound", "ConfigError", "DatabaseUnavailable",
-    "DeadLetterError", "DeadLetterNotFound", "EndpointDisabled", "EndpointError", "EndpointExists",
-    "EndpointInUse", "EndpointNotFound", "EnqueueError", "ForebayError", "ForeignCluster",
-    "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled",
-    "JobDied", "JobNotFound", "JobsChanged", "KeyBusy", "LaneTaken", "LeaseLost", "NoResult", "PayloadDiffers",
-    "PayloadTooDeep", "PayloadTooLarge", "PermissionDenied", "QueueFull", "ResultError", "ResultTimeout",
-    "SchemaError", "ServerStartError", "SinkUnavailable", "SoftTimeout", "TargetUnavailable",
-    "TransactionStateError", "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection",
-    "error_from_sqlstate", "shown",
+    "SQLSTATES", "AdoptRefused", "AlreadyRedriven", "AttemptError", "BackfillChanged", "BackfillError", "BackfillNotFound",
+    "ConfigError", "DatabaseUnavailable", "DeadLetterError", "DeadLetterNotFound", "EndpointDisabled", "EndpointError",
+    "EndpointExists", "EndpointInUse", "EndpointNotFound", "EnqueueError", "ForebayError", "ForeignCluster", "GroupInUse",
+    "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled", "JobDied", "JobNotFound", "JobsChanged", "KeyBusy",
+    "LaneTaken", "LeaseLost", "NoResult", "PayloadDiffers", "PayloadTooDeep", "PayloadTooLarge", "PermissionDenied", "QueueFull",
+    "ResultError", "ResultTimeout", "SchemaError", "ServerStartError", "SinkUnavailable", "SoftTimeout", "TargetUnavailable",
+    "TransactionStateError", "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection", "error_from_sqlstate", "shown",
 ]  # fmt: skip
 
 
@@ -393,13 +390,15 @@ class GroupInUse(ForebayError, kw_only=True):
 class EndpointError(ForebayError):
     """An endpoint cannot be used or changed as requested."""
 
+    template = "endpoint {endpoint!r}"
+    endpoint: str | None
+
 
 class EndpointNotFound(EndpointError):
     """No endpoint has the name."""
 
     sqlstate = "JQ050"
     template = "endpoint {endpoint!r} not found"
-    endpoint: str | None
 
 
 class EndpointExists(EndpointError):
@@ -407,7 +406,6 @@ class EndpointExists(EndpointError):
 
     sqlstate = "JQ051"
     template = "endpoint {endpoint!r} exists already"
-    endpoint: str | None
 
 
 class EndpointDisabled(EndpointError):
@@ -415,18 +413,15 @@ class EndpointDisabled(EndpointError):
 
     sqlstate = "JQ052"
     template = "endpoint {endpoint!r} is disabled[: {why}]"
-    endpoint: str | None
-    _: KW_ONLY
     why: str | None = None  # as the operator, or the rule that disabled it, said
 
 
-class EndpointInUse(EndpointError, kw_only=True):
+class EndpointInUse(EndpointError):
     """Deliveries wait for the endpoint that should be dropped."""
 
     sqlstate = "JQ053"
     template = "endpoint {endpoint!r} has {waiting} waiting deliveries"
-    endpoint: str | None
-    waiting: int | None
+    waiting: int | None = None
 
 
 class DeadLetterError(ForebayError):

@@ -633,22 +633,8 @@ def test_an_endpoint_that_is_gone_is_disabled(conn):
     assert shown(conn)["disabled_why"] == "gone: HTTP status 410"
 
 
-def stand_in_for_publish(conn):
-    """Record what is published instead."""
-    conn.execute("create table published (event_type text, payload jsonb)")
-    for (function,) in conn.execute(
-        "select oid::regprocedure::text from pg_proc where pronamespace = 'forebay'::regnamespace and proname = 'publish'"
-    ).fetchall():
-        conn.execute(f"drop function {function} cascade")
-    conn.execute(
-        "create function forebay.publish(event_type text, payload jsonb) returns void language sql as"
-        " 'insert into public.published values ($1, $2)'"
-    )
-
-
 def test_an_endpoint_without_a_success_for_long_is_disabled_after_warnings(conn):
     """Each part is published once, and a success begins anew."""
-    stand_in_for_publish(conn)
     endpoint_id = create(conn, disable_after="10 days", breaker_threshold=1000)
     day = 86_400
 
@@ -656,7 +642,7 @@ def test_an_endpoint_without_a_success_for_long_is_disabled_after_warnings(conn)
         return [
             percent
             for (percent,) in conn.execute(
-                "select (payload ->> 'percent')::int from published where event_type = 'forebay.endpoint_failing'"
+                "select (args ->> 'percent')::int from forebay.log where kind = 'forebay.endpoint_failing' order by seq"
             )
         ]
 
@@ -678,6 +664,15 @@ def test_an_endpoint_without_a_success_for_long_is_disabled_after_warnings(conn)
     one(conn, "select forebay.enable_endpoint('shop')")
     fail(conn, endpoint_id)
     assert shown(conn)["disabled_at"] is None
+
+
+def test_a_report_counts_although_its_event_cannot_be_published(conn):
+    """The event type was dropped."""
+    conn.execute("delete from forebay.event_type")
+    endpoint_id = create(conn, disable_after="1 day")
+    fail(conn, endpoint_id)
+    shift_clock(conn, 90_000)
+    assert fail(conn, endpoint_id)[2] is not None
 
 
 def test_an_endpoint_that_asks_for_a_pause_has_it_for_at_most_an_hour(conn):

@@ -61,7 +61,7 @@ EXAMPLES = [
     errors.EndpointNotFound("shop"),
     errors.EndpointExists("shop"),
     errors.EndpointDisabled("shop", why="moving"),
-    errors.EndpointInUse(endpoint="shop", waiting=3),
+    errors.EndpointInUse("shop", waiting=3),
     errors.LaneTaken("mail", priority=100),
     errors.QueueFull("mail", waiting=10, max_waiting=10),
     errors.BackfillChanged("7-ab"),

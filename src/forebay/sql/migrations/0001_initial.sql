@@ -5703,8 +5703,8 @@ begin
         'forebay.endpoint_failing',
         jsonb_build_object('endpoint', e.name, 'percent', s.failing_percent, 'since', s.failing_since, 'error', left(p_error, 1000)));
 exception
-    when configuration_limit_exceeded then
-        null;  -- The queue of events is full. The report counts nevertheless.
+    when configuration_limit_exceeded or sqlstate 'JQ001' then
+        null;  -- The queue of events is full, or an operator dropped the event type. The report counts nevertheless.
 end
 $$;
 
