@@ -106,13 +106,15 @@ def allowed_calls(conn) -> dict[str, set[str]]:
 
 
 def test_a_producer_enqueues_and_nothing_else(database, conn):
-    """Ten functions, those of backfills, and not one table, sequence or column."""
+    """Twelve functions, those of backfills, and not one table, sequence or column."""
     calls = {
         "enqueue",
         "enqueue_each",
         "enqueue_many",
         "enqueue_unique",
         "cancel",
+        "publish",
+        "publish_many",
         "queue_known",
         "queue_of",
         "record_direct",

@@ -33,7 +33,7 @@ AppDir = Annotated[
     typer.Option(
         "--app-dir",
         metavar="FOLDER",
-        help="Where MODULE is looked for first (default: the current folder).",
+        help="Look for MODULE here first (default: current folder).",
         show_default=False,
     ),
 ]

@@ -4832,7 +4832,7 @@ $$;
 
 -- The audit of a drain: it reads the proofs that the drain keeps as results, and sends again what the far side has lost.
 -- See "Audits" in docs/design/deliver.md.
--- grant: worker, operator
+-- grant: worker
 
 -- A page of the proofs of a group, in the order of their ends: id of the job, when it was enqueued, until when the proof is kept, the
 -- proof. Its last row is where the next page begins.
@@ -4870,7 +4870,7 @@ $$;
 
 -- functions/drain/resend.sql
 
--- grant: worker, operator
+-- grant: worker
 
 -- Send lost messages again: for each job whose proof is there a new job of the same group with the same contents; returns their number.
 --
@@ -15947,12 +15947,12 @@ begin
                 'disable_endpoint', 'drop_endpoint', 'drop_event_type', 'enable_endpoint', 'endpoints',
                 'event_types', 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'keep_dead', 'key',
                 'keys', 'limit_key', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'mute_cause',
-                'open_group', 'pause_key', 'pause_queue', 'plan_change', 'proofs_v1', 'purge_dead', 'queue_known',
-                'queue_of', 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redrive',
-                'redrive_endpoint', 'redrive_matching', 'replay_endpoint', 'resend_v1', 'reset_endpoint', 'result',
-                'resume_key', 'resume_queue', 'rotate_secret', 'sample_mirror', 'schema_version', 'segment_held_by',
-                'set_concurrency', 'shard_queue', 'skip_dead', 'subscribe', 'subscriptions', 'test_endpoint',
-                'unfinished', 'unmute_cause', 'unsubscribe', 'workers']
+                'open_group', 'pause_key', 'pause_queue', 'plan_change', 'purge_dead', 'queue_known', 'queue_of',
+                'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redrive', 'redrive_endpoint',
+                'redrive_matching', 'replay_endpoint', 'reset_endpoint', 'result', 'resume_key', 'resume_queue',
+                'rotate_secret', 'sample_mirror', 'schema_version', 'segment_held_by', 'set_concurrency',
+                'shard_queue', 'skip_dead', 'subscribe', 'subscriptions', 'test_endpoint', 'unfinished',
+                'unmute_cause', 'unsubscribe', 'workers']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'event_types', 'events',
                 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits',

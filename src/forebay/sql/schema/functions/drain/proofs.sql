@@ -1,6 +1,6 @@
 -- The audit of a drain: it reads the proofs that the drain keeps as results, and sends again what the far side has lost.
 -- See "Audits" in docs/design/deliver.md.
--- grant: worker, operator
+-- grant: worker
 
 -- A page of the proofs of a group, in the order of their ends: id of the job, when it was enqueued, until when the proof is kept, the
 -- proof. Its last row is where the next page begins.

@@ -1,4 +1,4 @@
--- grant: worker, operator
+-- grant: worker
 
 -- Send lost messages again: for each job whose proof is there a new job of the same group with the same contents; returns their number.
 --
