@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -43,7 +43,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def six_places(folder: Path, dsn: str) -> Iterator[dict[str, Place]]:
+def six_places(folder: Path, dsn: str) -> Generator[dict[str, Place]]:
     """Start five servers and an HTTP endpoint; ``dsn`` is the other database with Forebay."""
     with contextlib.ExitStack() as stack:
 

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -101,7 +101,7 @@ def _database(server: EmbeddedServer, name: str) -> str:
 
 
 @contextlib.contextmanager
-def _drains(dsn: str, places: dict[str, Place], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _drains(dsn: str, places: dict[str, Place], log: Path) -> Generator[subprocess.Popen[bytes]]:
     environment = os.environ | {
         "FOREBAY_DATABASE_URL": dsn,
         "SIX_SINKS": json.dumps({name: place.sink for name, place in places.items()}),
