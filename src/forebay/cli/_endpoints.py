@@ -11,7 +11,7 @@ from rich.text import Text
 
 from forebay.cli._help import Commands
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import Dsn, Json, duration, json_object
+from forebay.cli.options import Dsn, Json, duration, instant_or_age, json_object
 from forebay.cli.output import ago, console, facts_table, moment, one_line, print_json, table
 from forebay.client import Client
 from forebay.errors import ConfigError, shown
@@ -19,7 +19,7 @@ from forebay.model.endpoints import Endpoint
 from forebay.model.status import JobStatus
 from forebay.policy.retry import human_duration
 
-commands = Commands(help="Endpoints: list, show, create, alter, enable, disable, test, reset.")
+commands = Commands(help="Endpoints: list, show, create, alter, test, reset, replay and more.")
 
 _POLL_SECONDS: Final = 0.2
 
@@ -77,6 +77,7 @@ MaxWaiting = Annotated[
     str | None, _option("--max-waiting", "N", "Drop events while this many deliveries wait.")
 ]
 MaxAge = Annotated[str | None, _option("--max-age", "TIME", "Deliveries expire at this age: 12h.")]
+Most = Annotated[int | None, _option("--limit", "N", "At most this many, the oldest first.")]
 KeepsResponse = Annotated[
     bool | None,
     typer.Option(
@@ -334,6 +335,41 @@ def send_test(
         )
     if job.state != "done":
         raise typer.Exit(ExitCode.FAILED)
+
+
+@commands.command("replay")
+def replay(
+    name: Name,
+    *,
+    since: Annotated[
+        str,
+        typer.Option("--since", metavar="TIME", help="From when: an age such as 2h, or ISO 8601."),
+    ],
+    until: Annotated[
+        str | None,
+        typer.Option("--until", metavar="TIME", help="Only before this time.", show_default=False),
+    ] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Deliver the published events of a time again, by the subscriptions of now."""
+    begin = instant_or_age(since, "--since")
+    assert begin is not None
+    job_id = Client(dsn).replay_endpoint(name, begin, instant_or_age(until, "--until"))
+    if as_json:
+        print_json({"endpoint": name, "job_id": job_id})
+    else:
+        console().print(f"endpoint {name}: a router replays, job {job_id}")
+
+
+@commands.command("redrive")
+def redrive(name: Name, *, limit: Most = None, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Send the dead letters of an endpoint again."""
+    count = Client(dsn).redrive_endpoint(name, limit=limit)
+    if as_json:
+        print_json({"endpoint": name, "redriven": count})
+    else:
+        console().print(f"endpoint {name}: {count:,} redriven")
 
 
 def _is_answered(job: JobStatus) -> bool:

@@ -31,6 +31,7 @@ from forebay.cli import (
     _jobs,
     _keys,
     _mirror,
+    _publish,
     _queues,
     _schema,
     _worker,
@@ -75,6 +76,10 @@ program.command("demo", rich_help_panel=_TRY)(_demo.demo)
 program.command("dev", rich_help_panel=_TRY)(_dev.dev)
 program.command("drain", rich_help_panel=_SEND)(_drain.drain)
 program.command("deliver", rich_help_panel=_SEND)(_deliver.deliver)
+program.command("publish", rich_help_panel=_SEND)(_publish.publish)
+program.add_typer(_endpoints.commands, name="endpoints", rich_help_panel=_SEND)
+program.add_typer(_publish.types, name="event-types", rich_help_panel=_SEND)
+program.add_typer(_publish.subscriptions, name="subscriptions", rich_help_panel=_SEND)
 program.command("migrate", rich_help_panel=_RUN)(_schema.migrate)
 program.command("sql", rich_help_panel=_RUN)(_schema.sql)
 program.command("apply", rich_help_panel=_RUN)(_apply.apply)
@@ -90,7 +95,6 @@ program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)
 program.add_typer(_keys.commands, name="keys", rich_help_panel=_OPERATE)
 program.add_typer(_groups.commands, name="groups", rich_help_panel=_OPERATE)
 program.add_typer(_workers.commands, name="workers", rich_help_panel=_OPERATE)
-program.add_typer(_endpoints.commands, name="endpoints", rich_help_panel=_SEND)
 program.add_typer(_events.commands, name="events", rich_help_panel=_OPERATE)
 program.add_typer(_mirror.commands, name="mirror", rich_help_panel=_OPERATE)
 program.command("adopt", rich_help_panel=_OPERATE)(_schema.adopt)
