@@ -1,0 +1,228 @@
+"""forebay publish, event-types and subscriptions: events and who gets them."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from forebay.cli._help import Commands
+from forebay.cli.options import Dsn, Json, duration, instant_or_age, json_object
+from forebay.cli.output import ago, compact, console, one_line, print_json, table
+from forebay.client import Client
+from forebay.model.publishing import PublishOptions, Subscription
+
+types = Commands(help="Event types: list, create, drop.")
+subscriptions = Commands(help="Which endpoints get which events: list, add, remove.")
+
+EventType = Annotated[str, typer.Argument(metavar="EVENT_TYPE", help="The event type.")]
+Endpoint = Annotated[str, typer.Argument(metavar="ENDPOINT", help="The endpoint.")]
+
+
+def publish(
+    event_type: EventType,
+    payload: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[PAYLOAD]", help="A JSON object; - reads it from stdin.", show_default=False
+        ),
+    ] = None,
+    *,
+    ordering_key: Annotated[
+        str | None,
+        typer.Option(
+            "--ordering-key",
+            metavar="TEXT",
+            help="Events with the same key reach each endpoint in order.",
+            show_default=False,
+        ),
+    ] = None,
+    delay: Annotated[
+        str | None,
+        typer.Option(
+            "--delay",
+            metavar="TIME",
+            help="Publish it after this time: 90, 15m, 2h.",
+            show_default=False,
+        ),
+    ] = None,
+    correlation_id: Annotated[
+        str | None,
+        typer.Option(
+            "--correlation-id",
+            metavar="TEXT",
+            help="Sent with each delivery, unchanged.",
+            show_default=False,
+        ),
+    ] = None,
+    tag: Annotated[
+        str | None,
+        typer.Option(
+            "--tag", metavar="TEXT", help="Where the event comes from.", show_default=False
+        ),
+    ] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Publish an event, and commit it: each endpoint that subscribes gets a delivery."""
+    options: PublishOptions = {}
+    if ordering_key is not None:
+        options["ordering_key"] = ordering_key
+    if delay is not None:
+        options["delay"] = duration(delay, "--delay")
+    if correlation_id is not None:
+        options["correlation_id"] = correlation_id
+    if tag is not None:
+        options["tag"] = tag
+    found = Client(dsn).publish(None, event_type, json_object(payload, "payload"), **options)
+    if as_json:
+        print_json(found)
+    elif found.subscriptions == 0:
+        console().print(f"published event {found.event_id}; no endpoint subscribes to {event_type}")
+    else:
+        count = f"{found.subscriptions:,} subscription" + "s" * (found.subscriptions != 1)
+        console().print(f"published event {found.event_id}; {event_type} has {count}")
+
+
+# --- event types ---
+
+
+@types.command("list")
+def list_types(*, dsn: Dsn = None, as_json: Json = False) -> None:
+    """List the event types."""
+    found = Client(dsn).event_types()
+    if as_json:
+        print_json(found)
+        return
+    rows = table(
+        *("event type", "subscriptions", "description"),
+        right=("subscriptions",),
+        loose=("event type", "description"),
+    )
+    for each in found:
+        rows.add_row(each.name, f"{each.subscriptions:,}", one_line(each.description or "-"))
+    console().print(rows)
+
+
+@types.command("create")
+def create_type(
+    name: EventType,
+    *,
+    description: Annotated[
+        str | None,
+        typer.Option("--description", metavar="TEXT", help="For people.", show_default=False),
+    ] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Create an event type, or change its description."""
+    is_new = Client(dsn).create_event_type(name, description)
+    if as_json:
+        print_json({"event_type": name, "is_new": is_new})
+    else:
+        console().print(f"event type {name}: {'created' if is_new else 'was there already'}")
+
+
+@types.command("drop")
+def drop_type(name: EventType, *, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Drop an event type and its subscriptions. Deliveries that wait are still sent."""
+    dropped = Client(dsn).drop_event_type(name)
+    if as_json:
+        print_json({"event_type": name, "dropped": dropped})
+    else:
+        console().print(f"event type {name}: {'dropped' if dropped else 'does not exist'}")
+
+
+# --- subscriptions ---
+
+
+@subscriptions.command("list")
+def list_subscriptions(
+    endpoint: Annotated[
+        str | None,
+        typer.Argument(metavar="[ENDPOINT]", help="Only of this endpoint.", show_default=False),
+    ] = None,
+    *,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """List the subscriptions."""
+    found = Client(dsn).subscriptions(endpoint)
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    if not found:
+        out.print("No subscriptions.", style="dim")
+        return
+    rows = table(
+        *("endpoint", "event type", "filter", "start", "state"),
+        loose=("endpoint", "event type", "filter"),
+    )
+    for each in found:
+        rows.add_row(
+            each.endpoint,
+            each.event_type,
+            "-" if each.filter is None else compact(each.filter, 40),
+            _start(each),
+            "active" if each.is_active else "catches up",
+        )
+    out.print(rows)
+
+
+@subscriptions.command("add")
+def add(
+    endpoint: Endpoint,
+    event_type: EventType,
+    *,
+    contained: Annotated[
+        str | None,
+        typer.Option(
+            "--filter",
+            metavar="JSON",
+            help="What the payload must contain. Default: anything.",
+            show_default=False,
+        ),
+    ] = None,
+    start: Annotated[
+        str,
+        typer.Option(
+            "--from", metavar="TIME", help="now, beginning, an age such as 2h, or ISO 8601."
+        ),
+    ] = "now",
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Subscribe an endpoint to an event type. Repeat it to change the filter."""
+    begins = start if start in ("now", "beginning") else instant_or_age(start, "--from")
+    number = Client(dsn).subscribe(
+        endpoint,
+        event_type,
+        None if contained is None else json_object(contained, "--filter"),
+        start=begins or "now",
+    )
+    if as_json:
+        print_json({"subscription_id": number, "endpoint": endpoint, "event_type": event_type})
+    else:
+        filtered = "" if contained is None else f" that contain {json.dumps(json.loads(contained))}"
+        console().print(f"{endpoint} gets events of type {event_type}{filtered}")
+
+
+@subscriptions.command("remove")
+def remove(
+    endpoint: Endpoint, event_type: EventType, *, dsn: Dsn = None, as_json: Json = False
+) -> None:
+    """End a subscription. Deliveries that wait are still sent."""
+    removed = Client(dsn).unsubscribe(endpoint, event_type)
+    if as_json:
+        print_json({"endpoint": endpoint, "event_type": event_type, "removed": removed})
+    else:
+        what = "no more events" if removed else "did not get events"
+        console().print(f"{endpoint}: {what} of type {event_type}")
+
+
+def _start(each: Subscription) -> str:
+    if each.is_from_beginning:
+        return "beginning"
+    return ago(each.starts_at or each.created_at)
