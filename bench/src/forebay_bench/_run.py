@@ -29,6 +29,7 @@ SCENARIOS: Final = {
     "backfill": "a job for each row of a table, beside the bare INSERT ... SELECT, alone and under load",
     "drain": "a full queue emptied by one worker process, by kind of handler",
     "sinks": "a full queue sent to a broker by one drain process, beside the plain client of the broker",
+    "events": "from a publish to the endpoints of its subscriptions, beside a dead endpoint with a long queue",
     "mixed": "producers and a worker at the same time",
     "latency": "from the commit to the handler's start",
     "large": "jobs of a megabyte: the worker's memory, and the wait of small jobs of another queue",
