@@ -3,20 +3,27 @@
 import asyncio
 import contextlib
 import json
+import random
 from datetime import timedelta
 
+import nats
+import psycopg
 import pytest
 import redis
 
 import forebay
 from forebay.drain import Drain
+from forebay.sinks import Accepted
+from forebay.sinks.forebay import ForebayDatabase
 from forebay.sinks.kafka import Kafka
+from forebay.sinks.nats import JetStream
 from forebay.sinks.redis import RedisStream
 from forebay.testing import LyingSink
 from forebay_bench import _servers
 from tests.sinks.test_kafka import create, read_all
 from tests.support.drains import draining
 from tests.support.engine import enqueue_many
+from tests.support.fix_db import migrated_database
 from tests.support.waiting import wait_for, wait_for_async
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
@@ -70,6 +77,93 @@ async def test_a_stream_that_drops_what_it_accepted(
         assert lost(conn) == lying.done["drop"]
     else:
         assert len(arrived) == count - lying.done["drop"]
+        assert lost(conn) == 0
+
+
+@pytest.mark.parametrize("verify", [True, False], ids=["verify", "control"])
+@pytest.mark.parametrize("count", [3_000, MANY])
+async def test_another_database_behind_something_that_drops(
+    database, conn, server, template, count, verify
+):
+    with migrated_database(server, template) as far:
+        sink = ForebayDatabase(far, queue="there")
+        lying = LyingSink(sink, {"drop": 0.01}, seed=count)
+        drain = Drain(forebay.App(database), "orders", sink=lying, queue="orders", verify=verify)
+        stage(conn, count)
+        await drained(conn, drain, database, count)
+        with contextlib.closing(psycopg.connect(far)) as there:
+            query = "select (args ->> 'n')::integer from forebay.log"
+            arrived = [number for (number,) in there.execute(query)]
+    assert lying.done["drop"] > 10
+    if verify:
+        assert sorted(arrived) == list(range(count))
+        assert lost(conn) == lying.done["drop"]
+    else:
+        assert len(arrived) == count - lying.done["drop"]
+        assert lost(conn) == 0
+
+
+class ForgetfulStream(JetStream):
+    """A stream that stores a message, answers, and then has lost it, while it still knows its id: the duplicate window is longer."""
+
+    def __init__(self, server: str, name: str, seed: int) -> None:
+        super().__init__(f"nats://{server}", subject=name, stream=name)
+        self.server, self.stream_name = server, name
+        self.random = random.Random(seed)
+        self.forgotten: set[str] = set()
+        self.duplicates = 0
+
+    async def send(self, messages):
+        answers = await super().send(messages)
+        self.duplicates += sum(answer.is_duplicate for answer in answers)
+        gone = [
+            answer.proof
+            for answer in answers
+            if isinstance(answer, Accepted) and self.random.random() < 0.01
+        ]
+        if gone:
+            client = await nats.connect(f"nats://{self.server}")
+            for proof in gone:
+                number = int(proof.rpartition(":")[2])
+                await client.jetstream().delete_msg(self.stream_name, number)
+            await client.close()
+            self.forgotten.update(gone)
+        return answers
+
+    async def seen(self, sent):
+        found = await super().seen(sent)
+        return [
+            False if one.proof in self.forgotten else is_there
+            for one, is_there in zip(sent, found, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("verify", [True, False], ids=["verify", "control"])
+@pytest.mark.parametrize("count", [3_000, MANY])
+async def test_a_stream_that_loses_messages_whose_ids_it_still_knows(
+    database, conn, nats_server, far_name, count, verify
+):
+    client = await nats.connect(f"nats://{nats_server}")
+    streams = client.jetstream()
+    await streams.add_stream(name=far_name, subjects=[far_name], duplicate_window=3600)
+    sink = ForgetfulStream(nats_server, far_name, count)
+    drain = Drain(forebay.App(database), "orders", sink=sink, queue="orders", verify=verify)
+    stage(conn, count)
+    await drained(conn, drain, database, count)
+    state = (await streams.stream_info(far_name)).state
+    subscription = await streams.subscribe(far_name, ordered_consumer=True)
+    arrived = [
+        json.loads((await subscription.next_msg(10)).data)["n"] for _ in range(state.messages)
+    ]
+    await client.close()
+    assert len(sink.forgotten) > 10
+    if verify:
+        # A second sending under the same id would have been swallowed.
+        assert sink.duplicates == 0
+        assert sorted(arrived) == list(range(count))
+        assert lost(conn) == len(sink.forgotten)
+    else:
+        assert len(arrived) == count - len(sink.forgotten)
         assert lost(conn) == 0
 
 
