@@ -135,7 +135,7 @@ BAD = [
     ("name", {"name": "x" * 101}, None),
     ("sink", {"sink": "smtp"}, "sink 'smtp' is an unknown type"),
     ("config", {"config": []}, "config is array, not a JSON object"),
-    ("config", {"config": {"url": "u", "ulr": 1}}, "config has 'ulr', which is no setting of the sink http"),
+    ("config", {"config": {"url": "u", "ulr": 1}}, "config has 'ulr', which is not a setting of the sink http"),
     ("config", {"config": {}}, "config lacks 'url', which the sink http needs"),
     ("config", {"config": {"url": "u", "secrets": ["whsec_abc"]}}, None),
     ("config", {"config": {"url": "u", "secrets": "env:KEY"}}, "config: secrets is not a list of references"),

@@ -474,7 +474,7 @@ def test_deliveries_beyond_max_waiting_are_dropped_and_counted(conn, router, del
     deliverer.claim_ready(1)
     while deliverer.claim_ready(100).jobs:
         pass
-    waiting = one(conn, "select forebay._waiting_deliveries('busy')")
+    waiting = one(conn, "select waiting from forebay._endpoint_waiting('busy')")
     assert waiting == 3
     for _ in range(6):
         publish(conn)

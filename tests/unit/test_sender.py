@@ -174,7 +174,7 @@ async def test_a_call_that_hangs_ends_at_its_timeout(sender):
 
 async def test_what_is_no_answer_is_a_failure(sender, caplog):
     one = sender(ListSink(lambda message: "yes"))
-    assert "no answer" in str(await one.send(make_message(1)))
+    assert "not an answer" in str(await one.send(make_message(1)))
 
 
 async def test_each_answer_is_counted_once(sender, far):

@@ -1,4 +1,4 @@
-"""An HTTP server in a process of its own that counts what arrives: started by the scenario ``events``, with its port.
+"""An HTTP server in a separate process that counts what arrives: started by the scenario ``events``, with its port.
 
 It reads just enough of HTTP for the requests of the sink, since it shares the cores with what is measured. Paths that begin with
 ``/refused`` are answered with 500. Each body has ``t``, when it was published as seconds since 1970, and ``n``, its number.

@@ -11,6 +11,7 @@ import typer
 from forebay.app import App
 from forebay.cli._load import load_app
 from forebay.cli._worker import LogForm, LogLevel, announced, report, run_until_signal, set_up_log
+from forebay.cli.exit import ExitCode
 from forebay.cli.options import AppDir, Dsn, Json, with_settings
 from forebay.cli.output import console, print_json, table
 from forebay.config import load_settings
@@ -109,10 +110,9 @@ def drain(
 
 def _audit(drains: list[Drain], dsn: str, *, as_json: bool) -> None:
     """Audit the drains that keep proofs; exit with 1 if lost messages could not be sent again."""
-    kept = [one for one in drains if one.keeps_proofs] or drains[
-        :1
-    ]  # The first one says what is missing.
-    found = {one.name: asyncio.run(one.audit(dsn)) for one in kept}
+    # Without one that keeps proofs, the first says what is missing.
+    audited = [one for one in drains if one.keeps_proofs] or [drains[0]]
+    found = {one.name: asyncio.run(one.audit(dsn)) for one in audited}
     if as_json:
         print_json({name: asdict(one) for name, one in found.items()})
     else:
@@ -126,7 +126,7 @@ def _audit(drains: list[Drain], dsn: str, *, as_json: bool) -> None:
             rows.add_row(name, *(f"{number:,}" for number in numbers))
         console().print(rows)
     if any(one.resent < one.lost for one in found.values()):
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 def _chosen(app: App, names: list[str]) -> list[Drain]:
@@ -141,7 +141,7 @@ def _chosen(app: App, names: list[str]) -> list[Drain]:
         if name not in declared:
             raise ConfigError(
                 "name",
-                f"is {shown(name)}, and the app declares no such drain",
+                f"is {shown(name)}, and the application declares no drain of this name",
                 value=name,
                 hint=f"Its drains: {', '.join(declared)}.",
             )

@@ -14,21 +14,20 @@ from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import Job, checks
 from forebay.policy.retry import RetryPolicy
 from forebay.sinks import Sink
-from forebay.worker import Worker
+from forebay.worker import OneHandlerApplication, Worker
 
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Mapping, Sequence
 
     from forebay.app import App
-    from forebay.model.middleware import Middleware
 
 BATCH_SIZE_DEFAULT: Final = 500
 BATCH_BYTES_DEFAULT: Final = 1_000_000
 TIMEOUT_SECONDS_DEFAULT: Final = 30.0
 
 
-class Drain:
+class Drain(OneHandlerApplication):
     """Sends every job of a queue to a sink instead of running a handler.
 
     Each drain reads its queue as a consumer group, so several drains can send the same jobs to several sinks, and none waits for
@@ -133,7 +132,7 @@ class Drain:
         async def send(jobs: list[Job]) -> Any:
             return await deliver(jobs)
 
-        self._kind = Kind.declare(
+        kind = Kind.declare(
             send,
             name=f"drain.{name}",
             queue=self.queue,
@@ -145,6 +144,7 @@ class Drain:
             # The calls of a batch have their own timeouts; this one ends what does not obey them.
             hard_timeout_seconds=min(86_400.0, calls * (seconds + (verify_seconds or 0)) + 60),
         )
+        super().__init__(kind)
         self._has_retry = retry is not None
         self._app = app
         app._internals.add_drain(self)
@@ -210,18 +210,9 @@ class Drain:
         return OneHandler(kind)
 
     @property
-    def middleware(self) -> Sequence[Middleware]:
-        """None: middleware of the app is about its handlers."""
-        return ()
-
-    @property
     def listeners(self) -> Mapping[str, Sequence[Callable[[Any], Any]]]:
         """The listeners of the app."""
         return self._app._internals.listeners
-
-    def location(self) -> None:
-        """Return None: a message is sent in this process, also after the death of a worker that had it."""
-        return
 
     async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
         """Close the sink at the end; it is opened before the first message."""

@@ -9,18 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from forebay.arguments.kinds import KEEP_SECONDS_DEFAULT, Kind, Kinds, OneHandler
-from forebay.config import WorkerSettings
-from forebay.db.session import Session
+from forebay.arguments.kinds import KEEP_SECONDS_DEFAULT, Kind
 from forebay.endpoints._payloads import Payloads
 from forebay.endpoints._reports import Reports
 from forebay.endpoints._sender import NotSent
+from forebay.endpoints._service import QueueService
 from forebay.endpoints._settings import Endpoint, Endpoints
 from forebay.errors import DatabaseUnavailable
 from forebay.model import Dead, Retry
@@ -30,14 +28,12 @@ from forebay.model.text import logger
 from forebay.ops import deliveries
 from forebay.policy.retry import RetryPolicy
 from forebay.sinks import Accepted, EndpointGone, Message, Rejected, TryLater, message_id
-from forebay.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping
 
     from forebay.endpoints._sender import SendResult
     from forebay.model import Job
-    from forebay.model.middleware import Middleware
     from forebay.ops.deliveries import PublishedEvent
 
 log = logger("forebay.endpoints")
@@ -64,7 +60,7 @@ _LAST_REPORT_SECONDS: Final = 2.0
 _CALL_SECONDS: Final = 20.0
 
 
-class Deliverer:
+class Deliverer(QueueService):
     """Sends the deliveries of all endpoints: what a worker of the queue ``forebay.deliver`` runs.
 
     Owns the endpoints as this process knows them, their sinks, and its connections. Any number of processes may deliver. A crash
@@ -75,67 +71,22 @@ class Deliverer:
     """
 
     def __init__(self, *, slots: int = SLOTS_DEFAULT) -> None:
-        self._slots = slots
-        self._dsn = ""
-        self._name = ""
-        self._settings = WorkerSettings()
         self._endpoints: Endpoints
         self._payloads: Payloads
 
         async def deliver(context: Context) -> Any:
             return await self._deliver(context.job)
 
-        self._kind = Kind.declare(
+        kind = Kind.declare(
             deliver,
             name=QUEUE,
             queue=QUEUE,
             retry=RetryPolicy(max_attempts=_ATTEMPTS_MAX),
             hard_timeout_seconds=_HARD_SECONDS,
         )
-
-    def worker(
-        self, dsn: str, settings: WorkerSettings | None = None, *, answers_probes: bool = True
-    ) -> Worker:
-        """Return the worker that delivers; call it once.
-
-        Args:
-            dsn: the database.
-            settings: as of a worker of handlers; the concurrency is the number of slots.
-            answers_probes: whether it answers probes; False if several workers of a process do so together.
-        """
-        self._dsn = dsn
-        self._settings = replace(settings or WorkerSettings(), concurrency=self._slots, queue=None)
-        worker = Worker(
-            self,
-            dsn,
-            queues={QUEUE: 1},
-            settings=self._settings,
-            answers_probes=answers_probes,
-            title="deliveries to endpoints",
+        super().__init__(
+            kind, title="deliveries to endpoints", concurrency=slots, call_seconds=_CALL_SECONDS
         )
-        self._name = worker.name
-        return worker
-
-    # --- what a worker needs ---
-
-    @property
-    def kinds(self) -> Kinds:
-        """One handler for the jobs of every kind."""
-        return OneHandler(self._kind)
-
-    @property
-    def middleware(self) -> Sequence[Middleware]:
-        """None."""
-        return ()
-
-    @property
-    def listeners(self) -> Mapping[str, Sequence[Callable[[Any], Any]]]:
-        """None."""
-        return {}
-
-    def location(self) -> None:
-        """Return None: a message is sent in this process, also after the death of a worker that had it."""
-        return
 
     async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
         """Begin to read settings and to report; end both, the calls, and the sinks at the end."""
@@ -156,17 +107,6 @@ class Deliverer:
         for service in (reports.run, self._endpoints.run):
             stack.push_async_callback(_end, asyncio.create_task(service()))
         return {}
-
-    def _session(self) -> Session:
-        settings = self._settings
-        return Session(
-            self._dsn,
-            name=f"forebay {self._name}"[:63],
-            lock_timeout="5s",
-            connect_seconds=settings.connect_timeout_seconds,
-            call_seconds=_CALL_SECONDS,
-            pooler=settings.pooler,
-        )
 
     # --- the handler ---
 

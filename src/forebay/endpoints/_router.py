@@ -8,26 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.arguments.kinds import Kind, Kinds, OneHandler
-from forebay.config import WorkerSettings
-from forebay.db.session import Session
+from forebay.arguments.kinds import Kind
+from forebay.endpoints._service import QueueService
 from forebay.errors import DatabaseUnavailable, QueueFull
 from forebay.model import Dead, Job, Retry
 from forebay.model.outcome import Endings, Release
 from forebay.model.text import logger
 from forebay.ops import routing
 from forebay.policy.retry import RetryPolicy
-from forebay.worker import Worker
 
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Mapping, Sequence
 
+    from forebay.db.session import Session
     from forebay.model import Outcome
-    from forebay.model.middleware import Middleware
     from forebay.ops.operation import Operation
 
 log = logger("forebay.endpoints")
@@ -62,23 +59,20 @@ _STEPS: Final[dict[str, tuple[str, Callable[[int], Operation[bool]]]]] = {
 _CALL_SECONDS: Final = 60.0
 
 
-class Router:
+class Router(QueueService):
     """Expands published events: what a worker of the queue ``forebay.publish`` runs.
 
-    Any number of processes may route. A job of the queue that is no event becomes a dead letter.
+    Any number of processes may route. A job of the queue that is not an event becomes a dead letter.
     """
 
     def __init__(self) -> None:
-        self._dsn = ""
-        self._name = ""
-        self._settings = WorkerSettings()
         self._idle: list[Session] = []
         self._events = _FIRST_EVENTS
 
         async def route(jobs: list[Job]) -> Any:
             return await self._route(jobs)
 
-        self._kind = Kind.declare(
+        kind = Kind.declare(
             route,
             name=QUEUE,
             queue=QUEUE,
@@ -86,50 +80,12 @@ class Router:
             retry=RetryPolicy(),
             hard_timeout_seconds=3600.0,
         )
-
-    def worker(
-        self, dsn: str, settings: WorkerSettings | None = None, *, answers_probes: bool = True
-    ) -> Worker:
-        """Return the worker that routes; call it once.
-
-        Args:
-            dsn: the database.
-            settings: as of a worker of handlers; the concurrency is that of the router.
-            answers_probes: whether it answers probes; False if several workers of a process do so together.
-        """
-        self._dsn = dsn
-        self._settings = replace(settings or WorkerSettings(), concurrency=_CONCURRENCY, queue=None)
-        worker = Worker(
-            self,
-            dsn,
-            queues={QUEUE: 1},
-            settings=self._settings,
-            answers_probes=answers_probes,
+        super().__init__(
+            kind,
             title="routes published events",
+            concurrency=_CONCURRENCY,
+            call_seconds=_CALL_SECONDS,
         )
-        self._name = worker.name
-        return worker
-
-    # --- what a worker needs ---
-
-    @property
-    def kinds(self) -> Kinds:
-        """One handler for the jobs of every kind."""
-        return OneHandler(self._kind)
-
-    @property
-    def middleware(self) -> Sequence[Middleware]:
-        """None."""
-        return ()
-
-    @property
-    def listeners(self) -> Mapping[str, Sequence[Callable[[Any], Any]]]:
-        """None."""
-        return {}
-
-    def location(self) -> None:
-        """Return None: events are expanded by the database, also after the death of a worker that had them."""
-        return
 
     async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
         """Close the connections at the end; each is opened before its first call."""
@@ -203,17 +159,6 @@ class Router:
             log.error("router: job %s: %s", job.job_id, error)
             return Retry(reason=str(error))
         return None
-
-    def _session(self) -> Session:
-        settings = self._settings
-        return Session(
-            self._dsn,
-            name=f"forebay {self._name}"[:63],
-            lock_timeout="20s",
-            connect_seconds=settings.connect_timeout_seconds,
-            call_seconds=_CALL_SECONDS,
-            pooler=settings.pooler,
-        )
 
 
 def _again() -> Release:

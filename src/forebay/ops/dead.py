@@ -10,7 +10,7 @@ from forebay.model import checks
 from forebay.model.status import DeadGroup, DeadLetter, DeadSummary
 from forebay.ops._records import rows_as
 from forebay.ops.jobs import LIST_MAX, checked_id
-from forebay.ops.operation import Operation, ResultRows, scalar, scalar_or_none
+from forebay.ops.operation import Operation, ResultRows, number, scalar, scalar_or_none
 
 Reason = Literal["exhausted", "permanent", "expired", "worker lost"]
 
@@ -111,7 +111,7 @@ def redrive(dead_id: int) -> Operation[int]:
     """Return the call that enqueues a new job from a dead letter and returns its id."""
     return Operation(
         "select forebay.redrive(%(dead_id)s::bigint)",
-        _number,
+        number,
         {"dead_id": checked_id(dead_id, "dead_id")},
     )
 
@@ -155,7 +155,7 @@ def redrive_matching(
         "job_id": None if job_id is None else checked_id(job_id, "job_id"),
         "cause": cause,
     }
-    return Operation(_REDRIVE_MATCHING, _number, params)
+    return Operation(_REDRIVE_MATCHING, number, params)
 
 
 def purge_dead(
@@ -165,7 +165,7 @@ def purge_dead(
     return Operation(
         "select forebay.purge_dead("
         "make_interval(secs => %(age)s::double precision), queue => %(queue)s, cause => %(cause)s)",
-        _number,
+        number,
         {"age": checks.checked_seconds(age, "age"), "queue": queue, "cause": cause},
     )
 
@@ -233,10 +233,6 @@ def dead_summary(queue: str | None = None) -> Operation[list[DeadSummary]]:
         lambda rows: rows_as(DeadSummary, rows),
         {"queue": queue},
     )
-
-
-def _number(rows: ResultRows) -> int:
-    return int(scalar(rows))
 
 
 def _checked_reason(value: str | None) -> str | None:

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from forebay.arguments.json_guard import encode_args
 from forebay.errors import EndpointNotFound, InvalidJob, shown
-from forebay.model import JobOptions, checks
+from forebay.model import checks
 from forebay.model.endpoints import Endpoint
 from forebay.ops._records import rows_as
-from forebay.ops.operation import Operation, ResultRows, scalar
+from forebay.ops.enqueue import message_parameters
+from forebay.ops.operation import Operation, ResultRows, boolean, nothing, number
 
 #: The settings with the SQL of their values.
 _SETTINGS: Final = {
@@ -57,9 +58,6 @@ select forebay.send(
     expires_at => %(expires_at)s::timestamptz, tag => %(tag)s, correlation_id => %(correlation_id)s,
     headers => %(headers)s::jsonb, unique_as => %(unique_as)s::jsonb, ordering_key => %(ordering_key)s)"""
 
-#: Options of jobs that a delivery has from its endpoint.
-_OF_THE_ENDPOINT: Final = ("queue", "limit_key", "max_attempts")
-
 
 def create_endpoint(
     name: str, sink: str, config: Mapping[str, Any], options: Mapping[str, Any]
@@ -69,7 +67,7 @@ def create_endpoint(
     named = "".join(f", {field} => {_SETTINGS[field]}" for field in given)
     return Operation(
         f"select forebay.create_endpoint(name => %(name)s{named})",
-        _number,
+        number,
         {"name": name, **given},
     )
 
@@ -87,7 +85,7 @@ def alter_endpoint(name: str, options: Mapping[str, Any]) -> Operation[bool]:
     named = "".join(f", {field} => {_SETTINGS[field]}" for field in given)
     return Operation(
         f"select forebay.alter_endpoint(name => %(name)s{named}, remove => string_to_array(%(remove)s, ','))",
-        _boolean,
+        boolean,
         {"name": name, **given, "remove": ",".join(removed)},
     )
 
@@ -96,26 +94,26 @@ def drop_endpoint(name: str, *, discard: bool = False) -> Operation[None]:
     """Return the call that drops an endpoint."""
     return Operation(
         "select forebay.drop_endpoint(name => %(name)s, discard => %(discard)s::boolean)",
-        _nothing,
+        nothing,
         {"name": name, "discard": discard},
     )
 
 
 def enable_endpoint(name: str) -> Operation[bool]:
     """Return the call that enables an endpoint; it returns whether it was disabled."""
-    return Operation("select forebay.enable_endpoint(%(name)s)", _boolean, {"name": name})
+    return Operation("select forebay.enable_endpoint(%(name)s)", boolean, {"name": name})
 
 
 def disable_endpoint(name: str, why: str | None = None) -> Operation[bool]:
     """Return the call that disables an endpoint; it returns whether it was enabled."""
     return Operation(
-        "select forebay.disable_endpoint(%(name)s, %(why)s)", _boolean, {"name": name, "why": why}
+        "select forebay.disable_endpoint(%(name)s, %(why)s)", boolean, {"name": name, "why": why}
     )
 
 
 def reset_endpoint(name: str) -> Operation[bool]:
     """Return the call that closes the breaker of an endpoint; it returns whether it was open."""
-    return Operation("select forebay.reset_endpoint(%(name)s)", _boolean, {"name": name})
+    return Operation("select forebay.reset_endpoint(%(name)s)", boolean, {"name": name})
 
 
 def rotate_secret(
@@ -125,7 +123,7 @@ def rotate_secret(
     return Operation(
         "select forebay.rotate_secret(%(endpoint)s, %(secret)s,"
         " coalesce(make_interval(secs => %(grace)s::double precision), interval '24 hours'))",
-        _nothing,
+        nothing,
         {
             "endpoint": endpoint,
             "secret": secret,
@@ -154,33 +152,21 @@ def endpoint(name: str) -> Operation[Endpoint]:
 
 def test_endpoint(name: str) -> Operation[int]:
     """Return the call that sends a test message; it returns the id of the delivery."""
-    return Operation("select forebay.test_endpoint(%(name)s)", _number, {"name": name})
+    return Operation("select forebay.test_endpoint(%(name)s)", number, {"name": name})
 
 
 def send(
     endpoint: str, payload: Mapping[str, Any], kind: str, options: Mapping[str, Any]
 ) -> Operation[int]:
     """Return the call that sends a message to an endpoint; it returns the id of the delivery."""
-    for name in _OF_THE_ENDPOINT:
-        if name in options:
-            raise InvalidJob(f"option {name}", "is that of the endpoint")
-    checked = JobOptions().merged(**options)
     return Operation(
         _SEND,
-        _number,
+        number,
         {
             "endpoint": endpoint,
             "payload": encode_args(payload),
             "kind": checks.checked_name(kind, "kind"),
-            "priority": checks.PRIORITY_DEFAULT if checked.priority is None else checked.priority,
-            "delay": checked.delay_seconds,
-            "run_at": checks.instant_text(checked.run_at, "run_at"),
-            "expires_at": checks.instant_text(checked.expires_at, "expires_at"),
-            "tag": checked.tag,
-            "correlation_id": checked.correlation_id,
-            "headers": None if checked.headers is None else json.dumps(checked.headers),
-            "unique_as": None if checked.unique is None else json.dumps(checked.unique.as_json()),
-            "ordering_key": checked.ordering_key,
+            **message_parameters(options, "is that of the endpoint"),
         },
     )
 
@@ -211,15 +197,3 @@ def _check_names(names: Any) -> None:
                 "is unknown",
                 hint=f"Known options: {', '.join(_SETTINGS)}.",
             )
-
-
-def _number(rows: ResultRows) -> int:
-    return int(scalar(rows))
-
-
-def _boolean(rows: ResultRows) -> bool:
-    return bool(scalar(rows))
-
-
-def _nothing(rows: ResultRows) -> None:
-    del rows

@@ -6,7 +6,7 @@ The text of the statements is fixed, so that drivers can reuse prepared statemen
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -58,6 +58,9 @@ _ENQUEUE_EACH: Final = "select job_id, is_new from forebay.enqueue_each(%(jobs)s
 
 _NO_OPTIONS: Final = JobOptions()
 
+#: Options that an endpoint decides for its deliveries.
+_OF_ENDPOINTS: Final = ("queue", "limit_key", "max_attempts")
+
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One job, checked and ready to be enqueued.
@@ -88,8 +91,11 @@ def enqueue(call: Call) -> Operation[JobId]:
 
 
 def _parameters(kind: str, options: JobOptions) -> dict[str, Any]:
+    return {"kind": kind, **_of_options(options)}
+
+
+def _of_options(options: JobOptions) -> dict[str, Any]:
     return {
-        "kind": kind,
         "queue": options.queue,
         "priority": checks.PRIORITY_DEFAULT if options.priority is None else options.priority,
         "delay": options.delay_seconds,
@@ -102,6 +108,27 @@ def _parameters(kind: str, options: JobOptions) -> dict[str, Any]:
         "ordering_key": options.ordering_key,
         "limit_key": options.limit_key,
     }
+
+
+def message_parameters(options: Mapping[str, Any], refused: str) -> dict[str, Any]:
+    """Return the parameters of an event, or of a message to an endpoint.
+
+    Args:
+        options: options of a job. Queue, limit key and attempts are those of the endpoint, and not among them.
+        refused: why these are refused, after "option queue".
+
+    Raises:
+        InvalidJob: an option is refused or unknown.
+    """
+    for name in _OF_ENDPOINTS:
+        if name in options:
+            raise InvalidJob(f"option {name}", refused)
+    checked = JobOptions().merged(**options)
+    parameters = _of_options(checked)
+    for name in _OF_ENDPOINTS:
+        del parameters[name]
+    parameters["unique_as"] = None if checked.unique is None else _json(checked.unique.as_json())
+    return parameters
 
 
 def database_clock() -> Operation[datetime]:

@@ -42,3 +42,13 @@ def scalar(rows: ResultRows) -> Any:
 def scalar_or_none(rows: ResultRows) -> Any:
     """Return the only column of the first row; None without a row."""
     return rows[0][0] if rows else None
+
+
+def number(rows: ResultRows) -> int:
+    """Return the only value, an integer."""
+    return int(scalar(rows))
+
+
+def boolean(rows: ResultRows) -> bool:
+    """Return the only value, a truth value."""
+    return bool(scalar(rows))

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from forebay.arguments.json_guard import encode_args
 from forebay.errors import InvalidJob, shown
-from forebay.model import JobOptions, checks
+from forebay.model import checks
 from forebay.model.publishing import EventType, Publication, Subscription
 from forebay.ops._records import rows_as
-from forebay.ops.operation import Operation, ResultRows, scalar
+from forebay.ops.enqueue import message_parameters
+from forebay.ops.operation import Operation, ResultRows, boolean, number, scalar
 
 _PUBLISH: Final = """\
 select json_build_object('event_id', p.event_id, 'subscriptions', p.subscriptions)::text
@@ -32,22 +33,19 @@ select json_build_object(
     'starts_at', s.starts_at, 'is_from_beginning', s.is_from_beginning, 'is_active', s.is_active, 'created_at', s.created_at)::text
 from forebay.subscriptions(%(endpoint)s) s order by s.endpoint, s.event_type"""
 
-#: Options of jobs that an event does not have.
-_NOT_OF_EVENTS: Final = ("queue", "limit_key", "max_attempts")
-
 
 def create_event_type(name: str, description: str | None = None) -> Operation[bool]:
     """Return the call that creates an event type; it returns whether it is new."""
     return Operation(
         "select forebay.create_event_type(%(name)s, %(description)s)",
-        _boolean,
+        boolean,
         {"name": name, "description": description},
     )
 
 
 def drop_event_type(name: str) -> Operation[bool]:
     """Return the call that drops an event type; it returns whether there was one."""
-    return Operation("select forebay.drop_event_type(%(name)s)", _boolean, {"name": name})
+    return Operation("select forebay.drop_event_type(%(name)s)", boolean, {"name": name})
 
 
 def event_types() -> Operation[list[EventType]]:
@@ -62,7 +60,11 @@ def publish(
     return Operation(
         _PUBLISH,
         lambda rows: rows_as(Publication, rows)[0],
-        {"event_type": event_type, "payload": encode_args(payload), **_options(options)},
+        {
+            "event_type": event_type,
+            "payload": encode_args(payload),
+            **message_parameters(options, "is not one of an event"),
+        },
     )
 
 
@@ -87,7 +89,7 @@ def subscribe(
         raise InvalidJob("start", f"{shown(start)} is neither 'now' nor 'beginning' nor a datetime")
     return Operation(
         "select forebay.subscribe(%(endpoint)s, %(event_type)s, %(filter)s::jsonb, %(start)s)",
-        _number,
+        number,
         {
             "endpoint": endpoint,
             "event_type": event_type,
@@ -101,7 +103,7 @@ def unsubscribe(endpoint: str, event_type: str) -> Operation[bool]:
     """Return the call that ends a subscription; it returns whether there was one."""
     return Operation(
         "select forebay.unsubscribe(%(endpoint)s, %(event_type)s)",
-        _boolean,
+        boolean,
         {"endpoint": endpoint, "event_type": event_type},
     )
 
@@ -117,7 +119,7 @@ def replay_endpoint(name: str, since: datetime, until: datetime | None = None) -
     """Return the call that delivers events again; it returns the id of the job that does it."""
     return Operation(
         "select forebay.replay_endpoint(%(name)s, %(since)s::timestamptz, %(until)s::timestamptz)",
-        _number,
+        number,
         {
             "name": name,
             "since": checks.instant_text(since, "since"),
@@ -130,36 +132,10 @@ def redrive_endpoint(name: str, limit: int | None = None) -> Operation[int]:
     """Return the call that redrives the dead letters of an endpoint; it returns their number."""
     return Operation(
         "select forebay.redrive_endpoint(%(name)s, %(limit)s::integer)",
-        _number,
+        number,
         {"name": name, "limit": limit},
     )
 
 
-def _options(options: Mapping[str, Any]) -> dict[str, Any]:
-    for name in _NOT_OF_EVENTS:
-        if name in options:
-            raise InvalidJob(f"option {name}", "is not one of an event")
-    checked = JobOptions().merged(**options)
-    return {
-        "priority": checks.PRIORITY_DEFAULT if checked.priority is None else checked.priority,
-        "delay": checked.delay_seconds,
-        "run_at": checks.instant_text(checked.run_at, "run_at"),
-        "expires_at": checks.instant_text(checked.expires_at, "expires_at"),
-        "tag": checked.tag,
-        "correlation_id": checked.correlation_id,
-        "headers": None if checked.headers is None else json.dumps(checked.headers),
-        "unique_as": None if checked.unique is None else json.dumps(checked.unique.as_json()),
-        "ordering_key": checked.ordering_key,
-    }
-
-
-def _number(rows: ResultRows) -> int:
-    return int(scalar(rows))
-
-
 def _numbers(rows: ResultRows) -> list[int]:
     return list(scalar(rows))
-
-
-def _boolean(rows: ResultRows) -> bool:
-    return bool(scalar(rows))

@@ -11,7 +11,7 @@ from forebay.model import checks
 from forebay.model.groups import ClosedGroup, GroupOverview
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
 from forebay.ops._records import rows_as
-from forebay.ops.operation import Operation, ResultRows, scalar, scalar_or_none
+from forebay.ops.operation import Operation, ResultRows, number, scalar, scalar_or_none
 
 Start = Literal["beginning", "now"]
 
@@ -77,7 +77,7 @@ def open_group(queue: str, name: str = "default", start: Start | None = None) ->
     """Return the call that opens a consumer group of a queue; it returns the group's id."""
     return Operation(
         "select forebay.open_group(queue => %(queue)s, name => %(name)s, start => %(start)s)",
-        _number,
+        number,
         {"queue": queue, "name": name, "start": start},
     )
 
@@ -100,14 +100,14 @@ def close_group(
 
 def continue_closing() -> Operation[int]:
     """Return the call that continues to close groups, in steps; 0 when nothing is left to do now."""
-    return Operation("select forebay.close_groups()", _number)
+    return Operation("select forebay.close_groups()", number)
 
 
 def pause_queue(queue: str, group: str | None = None) -> Operation[int]:
     """Return the call that pauses a queue; it returns how many groups changed."""
     return Operation(
         "select forebay.pause_queue(queue => %(queue)s, group_name => %(group)s)",
-        _number,
+        number,
         {"queue": queue, "group": group},
     )
 
@@ -116,7 +116,7 @@ def resume_queue(queue: str, group: str | None = None) -> Operation[int]:
     """Return the call that resumes a queue; it returns how many groups changed."""
     return Operation(
         "select forebay.resume_queue(queue => %(queue)s, group_name => %(group)s)",
-        _number,
+        number,
         {"queue": queue, "group": group},
     )
 
@@ -160,7 +160,7 @@ def shard_queue(queue: str, lanes: int) -> Operation[int]:
     """Return the call that splits a queue into shards; it returns the previous number."""
     return Operation(
         "select forebay.shard_queue(queue => %(queue)s, lanes => %(lanes)s)",
-        _number,
+        number,
         {"queue": queue, "lanes": lanes},
     )
 
@@ -192,7 +192,7 @@ def configure(name: str, value: int) -> Operation[int]:
     """Return the call that changes a setting of the database; it returns the previous value."""
     return Operation(
         "select forebay.configure(name => %(name)s, value => %(value)s::bigint)",
-        _number,
+        number,
         {"name": name, "value": value},
     )
 
@@ -200,7 +200,3 @@ def configure(name: str, value: int) -> Operation[int]:
 def _limits_or_none(rows: ResultRows) -> Limits | None:
     text = scalar(rows)
     return None if text is None else Limits(**json.loads(text))
-
-
-def _number(rows: ResultRows) -> int:
-    return int(scalar(rows))

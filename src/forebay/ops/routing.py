@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from forebay.ops.operation import Operation, scalar
+from forebay.ops.operation import Operation, boolean
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +19,7 @@ class Routed:
 
     Attributes:
         deliveries: how many were written.
-        unknown: jobs whose kind is no event type.
+        unknown: jobs whose kind is not an event type.
         missing: jobs that no open lease has.
     """
 
@@ -39,18 +39,12 @@ def route(job_ids: Sequence[int]) -> Operation[Routed]:
 
 def activate(subscription_id: int) -> Operation[bool]:
     """Return the call that does a step of an activation; it returns whether the subscription is active, or gone."""
-    return Operation(
-        "select forebay.activate_v1(%(id)s::bigint)", _boolean, {"id": subscription_id}
-    )
+    return Operation("select forebay.activate_v1(%(id)s::bigint)", boolean, {"id": subscription_id})
 
 
 def replay_step(replay_id: int) -> Operation[bool]:
     """Return the call that does a step of a replay; it returns whether it is over."""
-    return Operation("select forebay.replay_step_v1(%(id)s::bigint)", _boolean, {"id": replay_id})
-
-
-def _boolean(rows: ResultRows) -> bool:
-    return bool(scalar(rows))
+    return Operation("select forebay.replay_step_v1(%(id)s::bigint)", boolean, {"id": replay_id})
 
 
 def _routed(rows: ResultRows) -> Routed:

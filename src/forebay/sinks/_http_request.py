@@ -13,7 +13,7 @@ import msgspec
 
 from forebay.errors import ConfigError, shown
 from forebay.sinks._contract import Message
-from forebay.sinks.redis import envelope
+from forebay.sinks._support import envelope
 
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")

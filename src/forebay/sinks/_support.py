@@ -8,13 +8,29 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
+import msgspec
+
 from forebay.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
+    from forebay.sinks._contract import Message
+
 T = TypeVar("T")
+
+
+def envelope(message: Message) -> bytes:
+    """Return a message as one JSON object, for places without headers."""
+    return msgspec.json.encode(
+        {
+            "id": message.id,
+            "kind": message.kind,
+            "headers": message.metadata(),
+            "body": msgspec.Raw(message.body),
+        }
+    )
 
 
 def library(module: str, extra: str) -> ModuleType:

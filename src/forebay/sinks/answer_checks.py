@@ -15,7 +15,7 @@ _ANSWERS: Final = (Accepted, TryLater, Rejected, EndpointGone, SinkUnavailable)
 
 
 def check_answers(answers: Sequence[Any]) -> None:
-    """Refuse values that are no answers.
+    """Refuse values that are not answers.
 
     Raises:
         TypeError: an answer is of another type.
@@ -23,7 +23,7 @@ def check_answers(answers: Sequence[Any]) -> None:
     """
     for answer in answers:
         if not isinstance(answer, _ANSWERS):
-            message = f"send() of a sink returned {shown(answer)}, which is no answer"
+            message = f"send() of a sink returned {shown(answer)}, which is not an answer"
             raise TypeError(message)
         if isinstance(answer, TryLater) and answer.after is not None:
             Retry(answer.after)

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
-import msgspec
-
 from forebay.errors import ConfigError, SinkUnavailable
 from forebay.sinks._contract import Accepted, Answer, Message, Rejected, Sent, Sink
-from forebay.sinks._support import checked_name, checked_number, checked_url, library, place_of
+from forebay.sinks._support import (
+    checked_name,
+    checked_number,
+    checked_url,
+    envelope,
+    library,
+    place_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -202,18 +207,6 @@ class RedisList(_Redis):
         """Append the messages, in one pipeline."""
         commands = [("RPUSH", self._name, envelope(message)) for message in messages]
         return [self._answer(answer, has_proof=False) for answer in await self._run(commands)]
-
-
-def envelope(message: Message) -> bytes:
-    """Return a message as one JSON object, for places without headers."""
-    return msgspec.json.encode(
-        {
-            "id": message.id,
-            "kind": message.kind,
-            "headers": message.metadata(),
-            "body": msgspec.Raw(message.body),
-        }
-    )
 
 
 def _packed(commands: Sequence[tuple[Any, ...]]) -> bytes:

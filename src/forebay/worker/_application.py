@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+from forebay.arguments.kinds import OneHandler
+
 if TYPE_CHECKING:
     import contextlib
     from collections.abc import Callable, Mapping, Sequence
 
-    from forebay.arguments.kinds import Kinds
+    from forebay.arguments.kinds import Kind, Kinds
     from forebay.model.middleware import Middleware
 
 
@@ -45,3 +47,38 @@ class Application(Protocol):
 
     async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
         """Build the resources that handlers share; return them by name. The stack closes them."""
+
+
+class OneHandlerApplication:
+    """An internal application: one handler for the jobs of every kind, which runs in this process only.
+
+    Args:
+        kind: the handler.
+    """
+
+    def __init__(self, kind: Kind) -> None:
+        self._kind = kind
+
+    @property
+    def kinds(self) -> Kinds:
+        """The handler."""
+        return OneHandler(self._kind)
+
+    @property
+    def middleware(self) -> Sequence[Middleware]:
+        """None: middleware of an application is about its handlers."""
+        return ()
+
+    @property
+    def listeners(self) -> Mapping[str, Sequence[Callable[[Any], Any]]]:
+        """None."""
+        return {}
+
+    def location(self) -> None:
+        """Return None: its jobs run in this process, also after the death of a worker that had them."""
+        return
+
+    async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
+        """Share nothing."""
+        del stack
+        return {}

@@ -41,7 +41,7 @@ class Duty:
     Attributes:
         every_seconds: pause between two passes.
         step: does one step and returns whether the pass continues.
-        most: maximum number of rows of a step; 0 if its number of rows is no parameter.
+        most: maximum number of rows of a step; 0 if no parameter of the call bounds its rows.
         is_urgent: jobs wait for it, so it goes before the other duties.
         rows: number of rows of the next step.
         after: where the next step continues; None begins a pass.

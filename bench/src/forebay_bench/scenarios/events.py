@@ -85,7 +85,7 @@ class Case:
 
 
 @dataclass(slots=True)
-class _Stage:
+class _Setting:
     """What the cases use."""
 
     conn: psycopg.Connection[Any]
@@ -94,7 +94,7 @@ class _Stage:
     endpoints: int
     number: int = 0
 
-    def ask(self, command: str) -> Any:
+    def query(self, command: str) -> Any:
         self.receiver.send(command)
         return self.receiver.read_message()
 
@@ -132,11 +132,11 @@ class _Stage:
         count = -(-count // size) * size
         expected = count * deliveries
         with contextlib.suppress(ForebayError):  # the figures say what is missing
-            wait_until(lambda: self.ask("count") >= expected, 60 + expected / 500, "all arrive")
+            wait_until(lambda: self.query("count") >= expected, 60 + expected / 500, "all arrive")
         if not expected:
             wait_until(self._are_routed, 60, "all events are routed")
         cpu = self.cpu() - before
-        found = self.ask("take")
+        found = self.query("take")
         return Case(
             name, count, count / took, expected, found["arrived"], found["repeated"], found["requests"],
             found["p50"], found["p99"], cpu,
@@ -164,8 +164,8 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     seconds = (20.0 if options.full else 5.0) * min(1.0, max(0.1, options.scale))
     waiting = max(10, round((_FULL_WAITING if options.full else _WAITING) * options.scale))
     per_s = _PER_S * endpoints / _ENDPOINTS
-    with _stage(place, endpoints, progress) as stage:
-        stage.measure("warm", "one", per_s, 1.0, deliveries=1, size=_IN_TRANSACTION)
+    with _setting(place, endpoints, progress) as setting:
+        setting.measure("warm", "one", per_s, 1.0, deliveries=1, size=_IN_TRANSACTION)
         cases = []
         for name, event_type, rate, each, size in (
             ("one", "one", per_s, 1, _IN_TRANSACTION),
@@ -174,26 +174,28 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
             ("all", "all", _ALL_PER_S, endpoints, 1),
         ):
             progress(f"{name}: {rate:g} events a second for {seconds:g} s")
-            cases.append(stage.measure(name, event_type, rate, seconds, deliveries=each, size=size))
+            cases.append(
+                setting.measure(name, event_type, rate, seconds, deliveries=each, size=size)
+            )
         progress("idle")
-        before = stage.cpu()
+        before = setting.cpu()
         time.sleep(seconds)
-        idle = stage.cpu() - before
+        idle = setting.cpu() - before
         progress("one, again")
         cases.append(
-            stage.measure("one, again", "one", per_s, seconds, deliveries=1, size=_IN_TRANSACTION)
+            setting.measure("one, again", "one", per_s, seconds, deliveries=1, size=_IN_TRANSACTION)
         )
         progress(f"{waiting:,} deliveries for an endpoint that refuses them")
-        _fill_dead(stage.conn, waiting)
-        stage.ask("take")
+        _fill_dead(setting.conn, waiting)
+        setting.query("take")
         cases.append(
-            stage.measure("dead", "one", per_s, seconds, deliveries=1, size=_IN_TRANSACTION)
+            setting.measure("dead", "one", per_s, seconds, deliveries=1, size=_IN_TRANSACTION)
         )
     return _report({case.name: case for case in cases}, idle, waiting)
 
 
 @contextlib.contextmanager
-def _stage(place: Place, endpoints: int, progress: Callable[[str], None]) -> Iterator[_Stage]:
+def _setting(place: Place, endpoints: int, progress: Callable[[str], None]) -> Iterator[_Setting]:
     with contextlib.ExitStack() as stack:
         dsn = stack.enter_context(place.database("events"))
         conn = stack.enter_context(psycopg.connect(dsn, autocommit=True))
@@ -222,7 +224,7 @@ def _stage(place: Place, endpoints: int, progress: Callable[[str], None]) -> Ite
             60 + endpoints / 10,
             "all subscriptions are active",
         )
-        yield _Stage(conn, receiver, process, endpoints)
+        yield _Setting(conn, receiver, process, endpoints)
 
 
 def _create(conn: psycopg.Connection[Any], port: int, endpoints: int) -> None:

@@ -68,7 +68,7 @@ class AsyncEndpoints(AsyncClientBase):
         Raises:
             ConfigError: the class of the sink refuses the configuration.
             InvalidJob: an option is refused; nothing was changed.
-            EndpointNotFound: there is no such endpoint.
+            EndpointNotFound: no endpoint has this name.
         """
         changes: dict[str, Any] = dict(options)
         if sink is not None:
@@ -89,7 +89,7 @@ class AsyncEndpoints(AsyncClientBase):
             conn: the connection whose transaction to use.
 
         Raises:
-            EndpointNotFound: there is no such endpoint.
+            EndpointNotFound: no endpoint has this name.
             EndpointInUse: deliveries wait, and ``discard`` is False; nothing was changed.
         """
         await self._run(conn, endpoints.drop_endpoint(name, discard=discard))
@@ -100,7 +100,7 @@ class AsyncEndpoints(AsyncClientBase):
         Events that were published meanwhile are not delivered.
 
         Raises:
-            EndpointNotFound: there is no such endpoint.
+            EndpointNotFound: no endpoint has this name.
         """
         return await self._run(conn, endpoints.enable_endpoint(name))
 
@@ -117,7 +117,7 @@ class AsyncEndpoints(AsyncClientBase):
             conn: the connection whose transaction to use.
 
         Raises:
-            EndpointNotFound: there is no such endpoint.
+            EndpointNotFound: no endpoint has this name.
         """
         return await self._run(conn, endpoints.disable_endpoint(name, why))
 
@@ -125,7 +125,7 @@ class AsyncEndpoints(AsyncClientBase):
         """Close the breaker of an endpoint and count its failures from 0; return whether the breaker was open.
 
         Raises:
-            EndpointNotFound: there is no such endpoint.
+            EndpointNotFound: no endpoint has this name.
         """
         return await self._run(conn, endpoints.reset_endpoint(name))
 
@@ -146,8 +146,8 @@ class AsyncEndpoints(AsyncClientBase):
             conn: the connection whose transaction to use.
 
         Raises:
-            EndpointNotFound: there is no such endpoint.
-            InvalidJob: its sink does not sign, or the secret is no reference or is in use.
+            EndpointNotFound: no endpoint has this name.
+            InvalidJob: its sink does not sign, or the secret is not a reference or is in use.
         """
         await self._run(conn, endpoints.rotate_secret(endpoint, secret, grace))
 
@@ -159,7 +159,7 @@ class AsyncEndpoints(AsyncClientBase):
         """Return one endpoint.
 
         Raises:
-            EndpointNotFound: there is no such endpoint.
+            EndpointNotFound: no endpoint has this name.
         """
         return await self._run(conn, endpoints.endpoint(name))
 
@@ -167,7 +167,7 @@ class AsyncEndpoints(AsyncClientBase):
         """Send a message of the kind ``forebay.test`` to an endpoint, before its other deliveries; return the id of the delivery.
 
         Raises:
-            EndpointNotFound: there is no such endpoint.
+            EndpointNotFound: no endpoint has this name.
             EndpointDisabled: it is disabled.
         """
         return await self._run(conn, endpoints.test_endpoint(name))
@@ -191,7 +191,7 @@ class AsyncEndpoints(AsyncClientBase):
             options: see ``JobOptions``. Messages with the same ``ordering_key`` are sent one at a time, in order.
 
         Raises:
-            EndpointNotFound: there is no such endpoint; nothing was written.
+            EndpointNotFound: no endpoint has this name; nothing was written.
             EndpointDisabled: it is disabled; nothing was written.
             InvalidJob: an argument or option is refused.
             PayloadTooLarge: the payload is too large.

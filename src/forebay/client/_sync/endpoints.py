@@ -69,7 +69,7 @@ class Endpoints(ClientBase):
         Raises:
             ConfigError: the class of the sink refuses the configuration.
             InvalidJob: an option is refused; nothing was changed.
-            EndpointNotFound: there is no such endpoint.
+            EndpointNotFound: no endpoint has this name.
         """
         changes: dict[str, Any] = dict(options)
         if sink is not None:
@@ -90,7 +90,7 @@ class Endpoints(ClientBase):
             conn: the connection whose transaction to use.
 
         Raises:
-            EndpointNotFound: there is no such endpoint.
+            EndpointNotFound: no endpoint has this name.
             EndpointInUse: deliveries wait, and ``discard`` is False; nothing was changed.
         """
         self._run(conn, endpoints.drop_endpoint(name, discard=discard))
@@ -101,7 +101,7 @@ class Endpoints(ClientBase):
         Events that were published meanwhile are not delivered.
 
         Raises:
-            EndpointNotFound: there is no such endpoint.
+            EndpointNotFound: no endpoint has this name.
         """
         return self._run(conn, endpoints.enable_endpoint(name))
 
@@ -118,7 +118,7 @@ class Endpoints(ClientBase):
             conn: the connection whose transaction to use.
 
         Raises:
-            EndpointNotFound: there is no such endpoint.
+            EndpointNotFound: no endpoint has this name.
         """
         return self._run(conn, endpoints.disable_endpoint(name, why))
 
@@ -126,7 +126,7 @@ class Endpoints(ClientBase):
         """Close the breaker of an endpoint and count its failures from 0; return whether the breaker was open.
 
         Raises:
-            EndpointNotFound: there is no such endpoint.
+            EndpointNotFound: no endpoint has this name.
         """
         return self._run(conn, endpoints.reset_endpoint(name))
 
@@ -147,8 +147,8 @@ class Endpoints(ClientBase):
             conn: the connection whose transaction to use.
 
         Raises:
-            EndpointNotFound: there is no such endpoint.
-            InvalidJob: its sink does not sign, or the secret is no reference or is in use.
+            EndpointNotFound: no endpoint has this name.
+            InvalidJob: its sink does not sign, or the secret is not a reference or is in use.
         """
         self._run(conn, endpoints.rotate_secret(endpoint, secret, grace))
 
@@ -160,7 +160,7 @@ class Endpoints(ClientBase):
         """Return one endpoint.
 
         Raises:
-            EndpointNotFound: there is no such endpoint.
+            EndpointNotFound: no endpoint has this name.
         """
         return self._run(conn, endpoints.endpoint(name))
 
@@ -168,7 +168,7 @@ class Endpoints(ClientBase):
         """Send a message of the kind ``forebay.test`` to an endpoint, before its other deliveries; return the id of the delivery.
 
         Raises:
-            EndpointNotFound: there is no such endpoint.
+            EndpointNotFound: no endpoint has this name.
             EndpointDisabled: it is disabled.
         """
         return self._run(conn, endpoints.test_endpoint(name))
@@ -192,7 +192,7 @@ class Endpoints(ClientBase):
             options: see ``JobOptions``. Messages with the same ``ordering_key`` are sent one at a time, in order.
 
         Raises:
-            EndpointNotFound: there is no such endpoint; nothing was written.
+            EndpointNotFound: no endpoint has this name; nothing was written.
             EndpointDisabled: it is disabled; nothing was written.
             InvalidJob: an argument or option is refused.
             PayloadTooLarge: the payload is too large.

@@ -4972,7 +4972,7 @@ $$;
 -- A configuration replaces the old one as a whole.
 --
 -- Parameters: as forebay.create_endpoint(); remove, some of rate, burst, disable_after, max_waiting, max_age.
--- Errors: JQ001 a bad option, JQ050 no such endpoint. On an error nothing is changed.
+-- Errors: JQ001 a bad option, JQ050 no endpoint has this name. On an error nothing is changed.
 -- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.limit_key().
 create function forebay.alter_endpoint(
     name text, sink text default null, config jsonb default null, retry jsonb default null, rate double precision default null,
@@ -5117,7 +5117,7 @@ as $$
         when p_type.name is null or jsonb_typeof(p_config) is distinct from 'object' then null
         when octet_length(p_config::text) > 65536 then format('config takes %s bytes, the limit is 65536', octet_length(p_config::text))
         else coalesce(
-            (select format('config has %s, which is no setting of the sink %s', quote_literal(left(k, 40)), p_type.name)
+            (select format('config has %s, which is not a setting of the sink %s', quote_literal(left(k, 40)), p_type.name)
              from jsonb_object_keys(p_config) k where k <> all (p_type.settings) order by k limit 1),
             (select format('config lacks %s, which the sink %s needs', quote_literal(r.name), p_type.name)
              from unnest(p_type.required) with ordinality r (name, nr) where not p_config ? r.name order by r.nr limit 1),
@@ -5312,7 +5312,7 @@ $$;
 -- Drop an endpoint, with its subscriptions. Deliveries that still wait for it become dead letters when a deliverer comes to them.
 --
 -- Parameters: discard, also if deliveries wait; deliveries that wait for a retry, or that no deliverer has met yet, are not seen here.
--- Errors: JQ050 no such endpoint, JQ053 deliveries wait.
+-- Errors: JQ050 no endpoint has this name, JQ053 deliveries wait.
 -- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.limit_key().
 create function forebay.drop_endpoint(name text, discard boolean default false) returns void
 language plpgsql volatile security definer
@@ -5341,33 +5341,6 @@ end
 $$;
 
 
--- How many deliveries of an endpoint are parked, and since when the first of them waits. No job is counted: claims keep the number.
-create function forebay._endpoint_waiting(p_name text, out waiting bigint, out since timestamptz)
-language plpgsql stable
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-as $$
-declare
-    v_run forebay.limit_run;
-    v_row forebay.limit_parked;
-begin
-    select i.* into v_run
-    from forebay.queue_group g
-    cross join lateral (select * from forebay.limit_run i
-                        where i.group_id = g.group_id and i.limit_key = p_name order by i.no desc limit 1) i
-    where g.queue = 'forebay.deliver' and g.name = 'default';
-    waiting := coalesce(v_run.waiting, 0);
-    if waiting > 0 then
-        select p.* into v_row from forebay.limit_parked p
-        where p.group_id = v_run.group_id and p.limit_key = p_name and p.parked_no > coalesce(v_run.taken_up_to, 0)
-        order by p.parked_no limit 1;
-        since := (forebay._row(v_row.lane, v_row.xid, v_row.seq)).enqueued_at;
-    end if;
-end
-$$;
-
-
 -- functions/endpoints/enable_endpoint.sql
 
 -- grant: operator
@@ -5376,7 +5349,7 @@ $$;
 --
 -- Events that were published while it was disabled are not delivered; forebay.replay_endpoint() since disabled_at does that.
 --
--- Errors: JQ050 no such endpoint.
+-- Errors: JQ050 no endpoint has this name.
 -- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.resume_key().
 create function forebay.enable_endpoint(name text) returns boolean
 language plpgsql volatile security definer
@@ -5411,7 +5384,7 @@ $$;
 -- run finish. Returns whether it was enabled.
 --
 -- Parameters: why, at most 1,000 characters, shown in the event log and by forebay.endpoints().
--- Errors: JQ050 no such endpoint.
+-- Errors: JQ050 no endpoint has this name.
 -- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.pause_key().
 create function forebay.disable_endpoint(name text, why text default null) returns boolean
 language plpgsql volatile security definer
@@ -5715,7 +5688,7 @@ $$;
 
 -- Close the breaker of an endpoint, and count its failures from 0. Returns whether the breaker was open.
 --
--- Errors: JQ050 no such endpoint.
+-- Errors: JQ050 no endpoint has this name.
 -- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.limit_key().
 create function forebay.reset_endpoint(name text) returns boolean
 language plpgsql volatile security definer
@@ -5754,7 +5727,7 @@ $$;
 -- to the new one meanwhile.
 --
 -- Parameters: secret, a reference, "env:NAME" or "file:/path"; grace, 0 to 30 days.
--- Errors: JQ001 the sink does not sign, the secret is no reference or is in use, or there would be more than 10; JQ050 no such endpoint.
+-- Errors: JQ001 the sink does not sign, the secret is not a reference or is in use, or there would be more than 10; JQ050 no endpoint has this name.
 -- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait.
 create function forebay.rotate_secret(endpoint text, secret text, grace interval default '24 hours') returns void
 language plpgsql volatile security definer
@@ -5813,7 +5786,7 @@ $$;
 --   priority, delay, run_at, expires_at, tag, correlation_id, headers, unique_as   as forebay.enqueue(). The endpoint's max_age, if it has
 --                   one, bounds expires_at
 --   ordering_key    messages of the endpoint with the same key are sent one at a time, in order
--- Errors: those of forebay.enqueue(), JQ050 no such endpoint, JQ052 it is disabled. On an error nothing is written.
+-- Errors: those of forebay.enqueue(), JQ050 no endpoint has this name, JQ052 it is disabled. On an error nothing is written.
 -- Locks: as forebay.enqueue().
 create function forebay.send(
     endpoint text, payload jsonb, kind text default 'message', priority integer default 100, delay interval default null,
@@ -5904,7 +5877,7 @@ $$;
 --
 -- The breaker, the limits and the retries of the endpoint apply.
 --
--- Errors: JQ050 no such endpoint, JQ052 it is disabled.
+-- Errors: JQ050 no endpoint has this name, JQ052 it is disabled.
 create function forebay.test_endpoint(name text) returns bigint
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -5912,6 +5885,35 @@ as $$
     select forebay.send(
         test_endpoint.name, jsonb_build_object('endpoint', test_endpoint.name, 'sent_at', forebay._now()), 'forebay.test', -32768,
         expires_at => forebay._now() + interval '1 hour', tag => 'forebay.test_endpoint')
+$$;
+
+
+-- functions/endpoints/waiting.sql
+
+-- How many deliveries of an endpoint are parked, and since when the first of them waits. No job is counted: claims keep the number.
+create function forebay._endpoint_waiting(p_name text, out waiting bigint, out since timestamptz)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_run forebay.limit_run;
+    v_row forebay.limit_parked;
+begin
+    select i.* into v_run
+    from forebay.queue_group g
+    cross join lateral (select * from forebay.limit_run i
+                        where i.group_id = g.group_id and i.limit_key = p_name order by i.no desc limit 1) i
+    where g.queue = 'forebay.deliver' and g.name = 'default';
+    waiting := coalesce(v_run.waiting, 0);
+    if waiting > 0 then
+        select p.* into v_row from forebay.limit_parked p
+        where p.group_id = v_run.group_id and p.limit_key = p_name and p.parked_no > coalesce(v_run.taken_up_to, 0)
+        order by p.parked_no limit 1;
+        since := (forebay._row(v_row.lane, v_row.xid, v_row.seq)).enqueued_at;
+    end if;
+end
 $$;
 
 
@@ -15183,7 +15185,7 @@ $$;
 -- filters, as they are then, select. Returns the number of the job that does it in steps. The messages have the ids that they had.
 --
 -- Parameters: until, null: now. The deliveries expire 30 days, or max_age of the endpoint, after they are written.
--- Errors: JQ001 it is disabled, or a bad time; JQ050 no such endpoint.
+-- Errors: JQ001 it is disabled, or a bad time; JQ050 no endpoint has this name.
 create function forebay.replay_endpoint(name text, since timestamptz, until timestamptz default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -15221,7 +15223,7 @@ $$;
 -- Redrive every dead letter of an endpoint, oldest first; returns their number. Messages of events have the ids that they had.
 --
 -- Parameters: most, the maximum number; null: all.
--- Errors: JQ050 no such endpoint.
+-- Errors: JQ050 no endpoint has this name.
 create function forebay.redrive_endpoint(name text, most integer default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -15324,7 +15326,7 @@ $$;
 --
 -- Invariants "expanded once", "each filter once per event".
 -- Parameters: p_job_ids, jobs of the queue forebay.publish that an open lease has. The payloads are read from the log.
--- Returns: deliveries, how many were written; unknown, jobs whose kind is no event type; missing, jobs that no open lease has.
+-- Returns: deliveries, how many were written; unknown, jobs whose kind is not an event type; missing, jobs that no open lease has.
 -- Errors: JQ012 not called alone; 53400 the queue forebay.deliver is full.
 -- Locks: that of the routers, shared.
 -- pages: 200 + 12 a job + 12 a delivery
@@ -15465,7 +15467,8 @@ as $$
 declare
     v_now     constant timestamptz := forebay._now();
     v_jobs    forebay._job_input[];
-    v_bounded jsonb;
+    v_bounded bigint[];  -- endpoints with a max_waiting
+    v_dropped bigint[];
     v_one     record;
 begin
     if p_new is null then
@@ -15473,7 +15476,7 @@ begin
     end if;
     with endpoint as materialized (
         select e.endpoint_id, e.name, e.max_age, e.max_waiting,
-               case when e.max_waiting is not null then e.max_waiting - forebay._waiting_deliveries(e.name) end as free
+               case when e.max_waiting is not null then e.max_waiting - (select w.waiting from forebay._endpoint_waiting(e.name) w) end as free
         from forebay.endpoint e where e.endpoint_id = any (array(select distinct n.endpoint_id from unnest(p_new) n))),
     ranked as materialized (
         select n.*, e.name, e.free, least(n.expires_at, v_now + e.max_age) as ends_at,
@@ -15490,10 +15493,11 @@ begin
                 case when r.ordering_key is not null then forebay._delivery_key(r.name, r.ordering_key) end, r.name)::forebay._job_input
                 order by r.nr, r.endpoint_id)
             from ranked r where (r.place > r.free) is not true and r.ends_at > v_now),
-           (select jsonb_agg(to_jsonb(b)) from bounded b)
-    into v_jobs, v_bounded;
+           (select array_agg(b.endpoint_id order by b.endpoint_id) from bounded b),
+           (select array_agg(b.dropped order by b.endpoint_id) from bounded b)
+    into v_jobs, v_bounded, v_dropped;
 
-    for v_one in select b.endpoint_id, b.dropped from jsonb_to_recordset(v_bounded) b (endpoint_id bigint, dropped bigint) order by 1 loop
+    for v_one in select b.* from unnest(v_bounded, v_dropped) b (endpoint_id, dropped) loop
         perform forebay._record_dropped(v_one.endpoint_id, v_one.dropped);
     end loop;
     if v_jobs is null then
@@ -15502,19 +15506,6 @@ begin
     perform forebay._enqueue_jobs(v_jobs);
     return cardinality(v_jobs);
 end
-$$;
-
-
--- How many deliveries of an endpoint are parked for its limits, as of the last claim that decided about it.
-create function forebay._waiting_deliveries(p_endpoint text) returns bigint
-language sql stable
-as $$
-    select coalesce((
-        select r.waiting
-        from forebay.queue_group g
-        cross join lateral (select i.waiting from forebay.limit_run i
-                            where i.group_id = g.group_id and i.limit_key = p_endpoint order by i.no desc limit 1) r
-        where g.queue = 'forebay.deliver' and g.name = 'default'), 0)
 $$;
 
 
@@ -15559,7 +15550,7 @@ $$;
 --
 -- Parameters: filter, a JSON object that the payload must contain, as payload @> filter; null: all events. start: now, events whose
 --   transaction commits after this call; beginning, all events that are kept; or a time, events published since then.
--- Errors: JQ001 no such event type, or a bad filter or start; JQ050 no such endpoint.
+-- Errors: JQ001 the event type does not exist, or a bad filter or start; JQ050 no endpoint has this name.
 -- Locks: the subscription's row.
 create function forebay.subscribe(endpoint text, event_type text, filter jsonb default null, start text default 'now') returns bigint
 language plpgsql volatile security definer
@@ -15633,7 +15624,7 @@ $$;
 
 -- End the subscription of an endpoint; returns whether there was one. Deliveries that wait are still sent.
 --
--- Errors: JQ050 no such endpoint.
+-- Errors: JQ050 no endpoint has this name.
 create function forebay.unsubscribe(endpoint text, event_type text) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

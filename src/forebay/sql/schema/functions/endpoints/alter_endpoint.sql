@@ -7,7 +7,7 @@
 -- A configuration replaces the old one as a whole.
 --
 -- Parameters: as forebay.create_endpoint(); remove, some of rate, burst, disable_after, max_waiting, max_age.
--- Errors: JQ001 a bad option, JQ050 no such endpoint. On an error nothing is changed.
+-- Errors: JQ001 a bad option, JQ050 no endpoint has this name. On an error nothing is changed.
 -- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.limit_key().
 create function forebay.alter_endpoint(
     name text, sink text default null, config jsonb default null, retry jsonb default null, rate double precision default null,

@@ -67,7 +67,7 @@ as $$
         when p_type.name is null or jsonb_typeof(p_config) is distinct from 'object' then null
         when octet_length(p_config::text) > 65536 then format('config takes %s bytes, the limit is 65536', octet_length(p_config::text))
         else coalesce(
-            (select format('config has %s, which is no setting of the sink %s', quote_literal(left(k, 40)), p_type.name)
+            (select format('config has %s, which is not a setting of the sink %s', quote_literal(left(k, 40)), p_type.name)
              from jsonb_object_keys(p_config) k where k <> all (p_type.settings) order by k limit 1),
             (select format('config lacks %s, which the sink %s needs', quote_literal(r.name), p_type.name)
              from unnest(p_type.required) with ordinality r (name, nr) where not p_config ? r.name order by r.nr limit 1),

@@ -3,7 +3,7 @@
 -- Drop an endpoint, with its subscriptions. Deliveries that still wait for it become dead letters when a deliverer comes to them.
 --
 -- Parameters: discard, also if deliveries wait; deliveries that wait for a retry, or that no deliverer has met yet, are not seen here.
--- Errors: JQ050 no such endpoint, JQ053 deliveries wait.
+-- Errors: JQ050 no endpoint has this name, JQ053 deliveries wait.
 -- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.limit_key().
 create function forebay.drop_endpoint(name text, discard boolean default false) returns void
 language plpgsql volatile security definer
@@ -27,30 +27,5 @@ begin
     perform forebay.resume_key('forebay.deliver', limit_key => v_endpoint.name);
     perform forebay._record_event(
         'endpoints.drop', p_subject_id => v_endpoint.endpoint_id, p_old => forebay._endpoint_facts(v_endpoint), p_count => v_waiting);
-end
-$$;
-
-
--- How many deliveries of an endpoint are parked, and since when the first of them waits. No job is counted: claims keep the number.
-create function forebay._endpoint_waiting(p_name text, out waiting bigint, out since timestamptz)
-language plpgsql stable
--- planner: in order
-as $$
-declare
-    v_run forebay.limit_run;
-    v_row forebay.limit_parked;
-begin
-    select i.* into v_run
-    from forebay.queue_group g
-    cross join lateral (select * from forebay.limit_run i
-                        where i.group_id = g.group_id and i.limit_key = p_name order by i.no desc limit 1) i
-    where g.queue = 'forebay.deliver' and g.name = 'default';
-    waiting := coalesce(v_run.waiting, 0);
-    if waiting > 0 then
-        select p.* into v_row from forebay.limit_parked p
-        where p.group_id = v_run.group_id and p.limit_key = p_name and p.parked_no > coalesce(v_run.taken_up_to, 0)
-        order by p.parked_no limit 1;
-        since := (forebay._row(v_row.lane, v_row.xid, v_row.seq)).enqueued_at;
-    end if;
 end
 $$;

@@ -4,7 +4,7 @@
 --
 -- Events that were published while it was disabled are not delivered; forebay.replay_endpoint() since disabled_at does that.
 --
--- Errors: JQ050 no such endpoint.
+-- Errors: JQ050 no endpoint has this name.
 -- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.resume_key().
 create function forebay.enable_endpoint(name text) returns boolean
 language plpgsql volatile security definer
@@ -38,7 +38,7 @@ $$;
 -- run finish. Returns whether it was enabled.
 --
 -- Parameters: why, at most 1,000 characters, shown in the event log and by forebay.endpoints().
--- Errors: JQ050 no such endpoint.
+-- Errors: JQ050 no endpoint has this name.
 -- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.pause_key().
 create function forebay.disable_endpoint(name text, why text default null) returns boolean
 language plpgsql volatile security definer

@@ -2,7 +2,7 @@
 
 -- Close the breaker of an endpoint, and count its failures from 0. Returns whether the breaker was open.
 --
--- Errors: JQ050 no such endpoint.
+-- Errors: JQ050 no endpoint has this name.
 -- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.limit_key().
 create function forebay.reset_endpoint(name text) returns boolean
 language plpgsql volatile security definer

@@ -4,7 +4,7 @@
 -- to the new one meanwhile.
 --
 -- Parameters: secret, a reference, "env:NAME" or "file:/path"; grace, 0 to 30 days.
--- Errors: JQ001 the sink does not sign, the secret is no reference or is in use, or there would be more than 10; JQ050 no such endpoint.
+-- Errors: JQ001 the sink does not sign, the secret is not a reference or is in use, or there would be more than 10; JQ050 no endpoint has this name.
 -- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait.
 create function forebay.rotate_secret(endpoint text, secret text, grace interval default '24 hours') returns void
 language plpgsql volatile security definer

@@ -11,7 +11,7 @@
 --   priority, delay, run_at, expires_at, tag, correlation_id, headers, unique_as   as forebay.enqueue(). The endpoint's max_age, if it has
 --                   one, bounds expires_at
 --   ordering_key    messages of the endpoint with the same key are sent one at a time, in order
--- Errors: those of forebay.enqueue(), JQ050 no such endpoint, JQ052 it is disabled. On an error nothing is written.
+-- Errors: those of forebay.enqueue(), JQ050 no endpoint has this name, JQ052 it is disabled. On an error nothing is written.
 -- Locks: as forebay.enqueue().
 create function forebay.send(
     endpoint text, payload jsonb, kind text default 'message', priority integer default 100, delay interval default null,

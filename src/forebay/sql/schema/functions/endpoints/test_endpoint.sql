@@ -4,7 +4,7 @@
 --
 -- The breaker, the limits and the retries of the endpoint apply.
 --
--- Errors: JQ050 no such endpoint, JQ052 it is disabled.
+-- Errors: JQ050 no endpoint has this name, JQ052 it is disabled.
 create function forebay.test_endpoint(name text) returns bigint
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp

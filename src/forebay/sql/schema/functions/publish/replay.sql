@@ -4,7 +4,7 @@
 -- filters, as they are then, select. Returns the number of the job that does it in steps. The messages have the ids that they had.
 --
 -- Parameters: until, null: now. The deliveries expire 30 days, or max_age of the endpoint, after they are written.
--- Errors: JQ001 it is disabled, or a bad time; JQ050 no such endpoint.
+-- Errors: JQ001 it is disabled, or a bad time; JQ050 no endpoint has this name.
 create function forebay.replay_endpoint(name text, since timestamptz, until timestamptz default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -41,7 +41,7 @@ $$;
 -- Redrive every dead letter of an endpoint, oldest first; returns their number. Messages of events have the ids that they had.
 --
 -- Parameters: most, the maximum number; null: all.
--- Errors: JQ050 no such endpoint.
+-- Errors: JQ050 no endpoint has this name.
 create function forebay.redrive_endpoint(name text, most integer default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -5,7 +5,7 @@
 --
 -- Invariants "expanded once", "each filter once per event".
 -- Parameters: p_job_ids, jobs of the queue forebay.publish that an open lease has. The payloads are read from the log.
--- Returns: deliveries, how many were written; unknown, jobs whose kind is no event type; missing, jobs that no open lease has.
+-- Returns: deliveries, how many were written; unknown, jobs whose kind is not an event type; missing, jobs that no open lease has.
 -- Errors: JQ012 not called alone; 53400 the queue forebay.deliver is full.
 -- Locks: that of the routers, shared.
 -- pages: 200 + 12 a job + 12 a delivery
@@ -140,7 +140,8 @@ as $$
 declare
     v_now     constant timestamptz := forebay._now();
     v_jobs    forebay._job_input[];
-    v_bounded jsonb;
+    v_bounded bigint[];  -- endpoints with a max_waiting
+    v_dropped bigint[];
     v_one     record;
 begin
     if p_new is null then
@@ -148,7 +149,7 @@ begin
     end if;
     with endpoint as materialized (
         select e.endpoint_id, e.name, e.max_age, e.max_waiting,
-               case when e.max_waiting is not null then e.max_waiting - forebay._waiting_deliveries(e.name) end as free
+               case when e.max_waiting is not null then e.max_waiting - (select w.waiting from forebay._endpoint_waiting(e.name) w) end as free
         from forebay.endpoint e where e.endpoint_id = any (array(select distinct n.endpoint_id from unnest(p_new) n))),
     ranked as materialized (
         select n.*, e.name, e.free, least(n.expires_at, v_now + e.max_age) as ends_at,
@@ -165,10 +166,11 @@ begin
                 case when r.ordering_key is not null then forebay._delivery_key(r.name, r.ordering_key) end, r.name)::forebay._job_input
                 order by r.nr, r.endpoint_id)
             from ranked r where (r.place > r.free) is not true and r.ends_at > v_now),
-           (select jsonb_agg(to_jsonb(b)) from bounded b)
-    into v_jobs, v_bounded;
+           (select array_agg(b.endpoint_id order by b.endpoint_id) from bounded b),
+           (select array_agg(b.dropped order by b.endpoint_id) from bounded b)
+    into v_jobs, v_bounded, v_dropped;
 
-    for v_one in select b.endpoint_id, b.dropped from jsonb_to_recordset(v_bounded) b (endpoint_id bigint, dropped bigint) order by 1 loop
+    for v_one in select b.* from unnest(v_bounded, v_dropped) b (endpoint_id, dropped) loop
         perform forebay._record_dropped(v_one.endpoint_id, v_one.dropped);
     end loop;
     if v_jobs is null then
@@ -177,19 +179,6 @@ begin
     perform forebay._enqueue_jobs(v_jobs);
     return cardinality(v_jobs);
 end
-$$;
-
-
--- How many deliveries of an endpoint are parked for its limits, as of the last claim that decided about it.
-create function forebay._waiting_deliveries(p_endpoint text) returns bigint
-language sql stable
-as $$
-    select coalesce((
-        select r.waiting
-        from forebay.queue_group g
-        cross join lateral (select i.waiting from forebay.limit_run i
-                            where i.group_id = g.group_id and i.limit_key = p_endpoint order by i.no desc limit 1) r
-        where g.queue = 'forebay.deliver' and g.name = 'default'), 0)
 $$;
 
 

@@ -8,7 +8,7 @@
 --
 -- Parameters: filter, a JSON object that the payload must contain, as payload @> filter; null: all events. start: now, events whose
 --   transaction commits after this call; beginning, all events that are kept; or a time, events published since then.
--- Errors: JQ001 no such event type, or a bad filter or start; JQ050 no such endpoint.
+-- Errors: JQ001 the event type does not exist, or a bad filter or start; JQ050 no endpoint has this name.
 -- Locks: the subscription's row.
 create function forebay.subscribe(endpoint text, event_type text, filter jsonb default null, start text default 'now') returns bigint
 language plpgsql volatile security definer
@@ -81,7 +81,7 @@ $$;
 
 -- End the subscription of an endpoint; returns whether there was one. Deliveries that wait are still sent.
 --
--- Errors: JQ050 no such endpoint.
+-- Errors: JQ050 no endpoint has this name.
 create function forebay.unsubscribe(endpoint text, event_type text) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
