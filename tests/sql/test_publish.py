@@ -676,6 +676,26 @@ def test_a_subscription_is_checked(conn, arguments):
 # --- cost ---
 
 
+def test_the_cost_of_events_is_linear_whatever_the_planner_knows(conn, router):
+    """Statistics of empty tables: a plan that joined events with their subscriptions would be quadratic."""
+    conn.execute("analyze")
+    endpoint(conn, "e")
+    subscribe(conn, "e", where={"customer": "c"})
+    router.route()
+    read = {}
+    for count in (50, 500):
+        events = [
+            {"event_type": "order.paid", "payload": {"customer": "c", "n": n}} for n in range(count)
+        ]
+        one(conn, "select forebay.publish_many(%s)", json.dumps(events))
+        batch = router.claim_ready(count)
+        assert len(batch.jobs) == count
+        plan = "explain (analyze, format json) select * from forebay.route_v1(%s)"
+        read[count] = router.conn.execute(plan, [batch.job_ids]).fetchone()[0][0]["Execution Time"]
+        router.finish(batch)
+    assert read[500] < 30 * read[50] + 50, read
+
+
 def test_a_thousand_filters_of_which_one_matches_cost_as_much_as_ten(conn, router):
     millis = {}
     made = 0
