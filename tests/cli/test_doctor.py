@@ -498,6 +498,33 @@ def test_waiting_jobs_that_nobody_claims_are_found(findings, conn, database):
     assert "forebay queues resume mail" in found["remedy"]
 
 
+@pytest.mark.parametrize("queue", ["forebay.publish", "forebay.deliver"])
+def test_events_and_deliveries_that_wait_call_for_forebay_deliver(findings, conn, queue):
+    """No application serves these queues."""
+    enqueue(conn, queue=queue)
+    (found,) = findings("queues")
+    assert found["level"] == "warning"
+    assert f"queue {queue}: 1 job ready and no worker is running" in found["what"]
+    assert "forebay deliver" in found["remedy"]
+    assert "--queue" not in found["remedy"]
+
+
+def test_deliveries_that_wait_for_their_endpoint_call_for_a_look_at_endpoints(
+    findings, conn, database
+):
+    """A deliverer runs, and the endpoint is disabled."""
+    conn.execute(
+        "select forebay.create_endpoint('shop', 'http', '{\"url\": \"https://a.example\"}')"
+    )
+    with Reader(database, "forebay.deliver") as reader:
+        conn.execute("select forebay.send('shop', '{}')")
+        conn.execute("select forebay.disable_endpoint('shop')")
+        assert reader.claim_all() == []
+        (found,) = findings("queues")
+    assert "queue forebay.deliver: 1 job ready" in found["what"]
+    assert "forebay endpoints list" in found["remedy"]
+
+
 def test_busy_workers_are_told_from_missing_ones(findings, conn, database):
     """
     While others of the queue run, waiting is no fault.

@@ -17,7 +17,10 @@ def test_an_endpoint_is_created_changed_and_dropped(forebay):
     secrets = ("--set", 'secrets=["env:KEY"]', "--set", "timeout=20")
     limits = ("--rate", "2.5", "--burst", 4, "--retry", "10,60", "--disable-after", "5d")
     made = forebay(*NEW, *secrets, *limits)
-    assert made.out == "created endpoint shop; forebay endpoints test shop sends a message\n"
+    assert made.out == (
+        "created endpoint shop; forebay endpoints test shop sends a message;"
+        " retry after 10, 60 s: 3 tries over 1 min 10 s\n"
+    )
     found = forebay("endpoints", "show", "shop", "--json").json
     assert found["config"] == {
         "url": "https://a.example/hook",
@@ -45,6 +48,18 @@ def test_an_endpoint_is_created_changed_and_dropped(forebay):
     assert forebay("endpoints", "drop", "shop").out == "dropped endpoint shop\n"
     assert forebay("endpoints", "list").out == "No endpoints.\n"
     assert forebay("endpoints", "list", "--json").json == []
+
+
+@pytest.mark.parametrize(("policy", "total"), [
+    ("standard", "standard: 10 tries over 75 h 35 min"),
+    ("ulak", "ulak: 10 tries over 25 min 10 s"),
+    ("60,60", "after 60, 60 s: 3 tries over 2 min"),
+])  # fmt: skip
+def test_a_retry_policy_is_shown_with_its_total(forebay, policy, total):
+    forebay(*NEW, "--retry", "5")
+    changed = forebay("endpoints", "alter", "shop", "--retry", policy)
+    assert changed.out == f"endpoint shop: changed; retry {total}\n"
+    assert total in forebay("endpoints", "show", "shop").out
 
 
 def test_what_is_refused_names_the_option(forebay):

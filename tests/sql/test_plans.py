@@ -36,6 +36,12 @@ def build(dsn: str, lanes: int, modes=_MODES) -> list[Session]:
         enqueue(conn, queue="keyed", ordering_key="k")
         enqueue(conn, queue="shared", limit_key="k")
         one(conn, "select forebay.limit_queue('full', 1000000)::text")
+        one(conn, "select forebay.create_event_type('order.paid')")
+        one(
+            conn,
+            "select forebay.create_endpoint('shop', 'http', '{\"url\": \"https://a.example\"}')",
+        )
+        one(conn, "select forebay.subscribe('shop', 'order.paid')")
     sessions = [Session(dsn, queues, mode) for mode in modes]
     for session in sessions:
         session.job = 1
@@ -207,6 +213,8 @@ _GROWING = [
     "withdrawn",
     "limiter",
     "result",
+    "published",
+    "endpoint_activity",
     "progress",
     "mirror_count",
     "mirror_sample",

@@ -196,10 +196,16 @@ class Reader:
     open_claims: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        if self.conn is None:
+        is_own = self.conn is None
+        if is_own:
             self.conn = connect(self.dsn)
-        self.group_id = open_group(self.conn, self.queue, self.group)
-        self.open_lease()
+        try:
+            self.group_id = open_group(self.conn, self.queue, self.group)
+            self.open_lease()
+        except BaseException:
+            if is_own:  # Nothing else closes it: there is no ``with`` block yet.
+                self.conn.close()
+            raise
 
     def __enter__(self) -> Self:
         return self

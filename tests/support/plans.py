@@ -216,6 +216,76 @@ class Session:
             "promote_v1", "select forebay.promote_v1()", [], {"job": 1, "open transaction": 6}
         )
 
+        yield from self._of_endpoints()
+        yield from self._of_drains(queue)
+
+    def _of_endpoints(self) -> Iterator[Call]:
+        """Yield the calls of publishers, routers and deliverers: 10 events for one subscription."""
+        publish = "select * from forebay.publish('order.paid', '{\"c\": 1}')"
+        yield Call("publish", publish, [], {"subscription": 1})
+        many = json.dumps([{"event_type": "order.paid", "payload": {"c": n}} for n in range(9)])
+        yield Call("publish_many", "select forebay.publish_many(%s::jsonb)", [many], {"event": 9})
+        jobs = []
+        with Reader(self.reader.dsn, "forebay.publish") as router:
+            while (batch := router.claim_ready(10)).jobs:
+                jobs += [job for job in batch.jobs if job["kind"] == "order.paid"]
+                for job in batch.jobs:
+                    if job["kind"] == "forebay.activate":
+                        step = "select forebay.activate_v1(%s, 10)"
+                        yield Call(
+                            "activate_v1", step, [job["args"]["subscription"]], {"event": 10}
+                        )
+                events = [job["job_id"] for job in batch.jobs if job["kind"] == "order.paid"]
+                if events:
+                    units = {"job": len(events), "delivery": len(events)}
+                    yield Call("route_v1", "select * from forebay.route_v1(%s)", [events], units)
+                router.finish(batch)
+            one(self.conn, "select forebay.close_lease_v1(%s)", router.lease_id)
+        keys = [[job["job_id"] for job in jobs], [job["enqueued_at"] for job in jobs]]
+        payloads = "select * from forebay.event_payloads_v1(%s, %s::timestamptz[])"
+        yield Call("event_payloads_v1", payloads, keys, {"event": len(jobs)})
+        yield Call(
+            "endpoint_settings_v1",
+            "select * from forebay.endpoint_settings_v1(0)",
+            [],
+            {"endpoint": 1},
+        )
+        counted = {"endpoint_id": 1, "accepted": 9, "failures": 0, "answered": True}
+        failed = {"endpoint_id": 1, "failed": 10, "failures": 10, "answered": False, "error": "x"}
+        # The last one closes the breaker that the one before opened.
+        for facts in (counted, failed, counted):
+            report = "select * from forebay.report_deliveries_v1('w', %s::jsonb)"
+            yield Call("report_deliveries_v1", report, [json.dumps([facts])], {"endpoint": 1})
+        one(self.conn, "select forebay.replay_endpoint('shop', now() - interval '1 hour')")
+        replay = one(self.conn, "select max(replay_id) from forebay.replay")
+        step = "select forebay.replay_step_v1(%s, 10)"
+        yield Call("replay_step_v1", step, [replay], {"event": 10})
+
+    def _of_drains(self, queue: str) -> Iterator[Call]:
+        """Yield the calls of an audit of a drain that keeps proofs."""
+        ids = [enqueue(self.conn, queue=queue) for _ in range(10)]
+        times = one(
+            self.conn,
+            "select array_agg(enqueued_at order by seq) from forebay.log where seq = any (%s)",
+            ids,
+        )
+        self.conn.execute(
+            "insert into forebay.result (job_id, group_id, enqueued_at, kept_at, kept_until, value)"
+            " select i, %s, t, now(), now() + interval '1 hour', '{\"proof\": 1}'"
+            " from unnest(%s::bigint[], %s::timestamptz[]) u (i, t)",
+            [self.groups[0], ids, times],
+        )
+        # The next result of the group ends the page.
+        self.conn.execute(
+            "insert into forebay.result (job_id, group_id, enqueued_at, kept_at, kept_until, value)"
+            " values (-1, %s, now(), now(), now() + interval '2 hours', '{\"proof\": 1}')",
+            [self.groups[0]],
+        )
+        proofs = "select * from forebay.proofs_v1(%s, 'default', p_most => 10)"
+        yield Call("proofs_v1", proofs, [queue], {"proof": 10})
+        resend = "select forebay.resend_v1('d', %s, 'default', %s::bigint[], %s::timestamptz[])"
+        yield Call("resend_v1", resend, [queue, ids, times], {"job": 10, **self._segments()})
+
     def maintenance(self, waiting: int) -> Iterator[Call]:
         """Yield the calls of maintenance, operators and the doctor."""
         lanes = {"lane": 3 * len(self.groups) + 20}
@@ -327,6 +397,19 @@ _HISTORIES = [
     (
         "insert into forebay.result (job_id, group_id, enqueued_at, kept_at, kept_until, value)"
         " select i, -1, now(), now(), now() + interval '1 day', '1' from generate_series(%(first)s, %(last)s) i"
+    ),
+    (
+        "insert into forebay.result (job_id, group_id, enqueued_at, kept_at, kept_until, value)"
+        " select i, -1, now(), now(), now() + interval '1 day', '{\"proof\": 1}' from generate_series(-%(last)s, -%(first)s) i"
+    ),
+    (
+        "insert into forebay.published (event_id, published_at, xid, event_type, payload, priority, expires_at, keep_until, routed_at, deliveries)"
+        " select i, now() - interval '2 hours', '3', 'order.paid', '{}', 100, now() + interval '1 day', now() + interval '1 day', now(), 0"
+        " from generate_series(%(first)s, %(last)s) i"
+    ),
+    (
+        "insert into forebay.endpoint_activity (endpoint_id, at, accepted, failed, rejected, dropped, latencies)"
+        " select 1, now(), 1, 0, 0, 0, '{1}' from generate_series(%(first)s, %(last)s) i"
     ),
     (
         "insert into forebay.dead_letter (group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, attempt, kind, args, errors)"

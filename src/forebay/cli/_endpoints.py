@@ -14,6 +14,7 @@ from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, duration, instant_or_age, json_object
 from forebay.cli.output import ago, console, facts_table, moment, one_line, print_json, table
 from forebay.client import Client
+from forebay.endpoints import PRESETS, as_retries
 from forebay.errors import ConfigError, shown
 from forebay.model.endpoints import Endpoint
 from forebay.model.status import JobStatus
@@ -166,7 +167,10 @@ def create(
     if as_json:
         print_json({"endpoint": name, "endpoint_id": endpoint_id})
     else:
-        console().print(f"created endpoint {name}; forebay endpoints test {name} sends a message")
+        retry_text = f"; retry {_retry_text(options['retry'])}" if retry else ""
+        console().print(
+            f"created endpoint {name}; forebay endpoints test {name} sends a message{retry_text}"
+        )
 
 
 @commands.command("alter")
@@ -216,7 +220,10 @@ def alter(
     if as_json:
         print_json({"endpoint": name, "changed": changed})
     else:
-        console().print(f"endpoint {name}: {'changed' if changed else 'nothing to change'}")
+        retry_text = f"; retry {_retry_text(changes['retry'])}" if changed and retry else ""
+        console().print(
+            f"endpoint {name}: {'changed' if changed else 'nothing to change'}{retry_text}"
+        )
 
 
 @commands.command("drop")
@@ -479,14 +486,17 @@ def _facts(each: Endpoint) -> object:
     rows.add_row("sink", each.sink)
     for name, value in sorted(each.config.items()):
         rows.add_row(f"  {name}", value if isinstance(value, str) else json.dumps(value))
-    rows.add_row(
-        "retry",
-        each.retry
-        if isinstance(each.retry, str)
-        else f"after {', '.join(f'{s:g}' for s in each.retry) or '-'} s",
-    )
+    rows.add_row("retry", _retry_text(each.retry))
     rows.add_row("limits", _limits(each))
     return rows
+
+
+def _retry_text(retry: str | list[float]) -> str:
+    """Return the policy with its total: 10 tries over 75 h 35 min."""
+    if isinstance(retry, str):
+        return f"{retry}: {as_retries(retry)}" if retry in PRESETS else retry
+    delays = f"after {', '.join(f'{s:g}' for s in retry)} s: " if retry else ""
+    return f"{delays}{as_retries(retry)}"
 
 
 def _limits(each: Endpoint) -> str:

@@ -20,6 +20,9 @@ _UNSERVED_SECONDS: Final = 10.0
 _SEGMENTS_READ_MAX: Final = 200
 _SEGMENTS_SHOWN_MAX: Final = 3
 
+#: The queues of published events and of deliveries, which no application serves.
+_DELIVERING: Final = ("forebay.publish", "forebay.deliver")
+
 #: A queue with this many waiting jobs is worth a finding even if it is served.
 _DEEP_JOBS: Final = 1_000_000
 
@@ -365,7 +368,7 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
             found.append(Finding("queues", Level.NOTICE, what, remedy, facts[-1]))
         elif last_claim is None or last_claim > _UNSERVED_SECONDS:
             last = "ever" if last_claim is None else f"for {human_duration(last_claim)}"
-            remedy = f"Start a worker: forebay worker module:app --queue {queue}"
+            remedy = _worker_remedy(queue)
             if not alive:
                 found.append(
                     Finding(
@@ -389,6 +392,11 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
                 )
             else:
                 what = f"{waits}, and no worker has claimed from it {last}"
+                if queue == "forebay.deliver":
+                    remedy += (
+                        ". If it runs, endpoints are disabled, paused, or have an open breaker:"
+                        " `forebay endpoints list`"
+                    )
                 found.append(Finding("queues", Level.WARNING, what, remedy, facts[-1]))
     if found:
         return found
@@ -396,6 +404,12 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
     sums = ", ".join(f"{sum(fact[name] for fact in facts):,} {name}" for name in names)
     what = f"{counted(len({row[0] for row in rows}), 'queue')}: {sums}"
     return [Finding("queues", Level.OK, what, facts={"queues": facts})]
+
+
+def _worker_remedy(queue: str) -> str:
+    if queue in _DELIVERING:
+        return "Start a router and a deliverer: forebay deliver, or forebay worker module:app --endpoints"
+    return f"Start a worker: forebay worker module:app --queue {queue}"
 
 
 _OVERDUE_SQL: Final = """

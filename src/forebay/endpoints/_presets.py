@@ -34,7 +34,7 @@ class Retries:
         delays: in seconds; there is one try more than delays.
 
     >>> str(Retries(PRESETS["standard"])), str(Retries(()))
-    ('10 tries over 75.6 h', '1 try')
+    ('10 tries over 75 h 35 min', '1 try')
     """
 
     delays: tuple[float, ...]
@@ -53,7 +53,7 @@ class Retries:
         """Return it as text."""
         if not self.delays:
             return "1 try"
-        return f"{self.tries} tries over {human_duration(self.total)}"
+        return f"{self.tries} tries over {_exact_duration(self.total)}"
 
     def delay_seconds(self, attempt: int, draw: float, after: float | None = None) -> float | None:
         """Return how long to wait after a failed try; None: it was the last one.
@@ -71,6 +71,19 @@ class Retries:
             return None
         delay = self.delays[attempt - 1] if after is None else after
         return delay * (1 + _LONGER * draw)
+
+
+def _exact_duration(seconds: float) -> str:
+    """Return a duration in its two largest units.
+
+    >>> _exact_duration(272_105), _exact_duration(1510), _exact_duration(7200), _exact_duration(2.5)
+    ('75 h 35 min', '25 min 10 s', '2 h', '2.5 s')
+    """
+    for size, unit, small, small_unit in ((_HOUR, "h", _MINUTE, "min"), (_MINUTE, "min", 1.0, "s")):
+        if seconds >= size:
+            rest = int(seconds % size // small)
+            return f"{int(seconds // size)} {unit}" + (f" {rest} {small_unit}" if rest else "")
+    return human_duration(seconds)
 
 
 def as_retries(value: Any) -> Retries:

@@ -9,7 +9,7 @@
 --
 -- Parameters: p_since, version of the call before; 0: return all, also after each new connection.
 -- Errors: none.
--- pages: 50 + 3 an endpoint
+-- pages: 20 + 3 an endpoint
 create function forebay.endpoint_settings_v1(p_since bigint, out version bigint, out ids bigint[], out endpoints jsonb)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp

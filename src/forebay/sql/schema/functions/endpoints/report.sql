@@ -17,7 +17,7 @@
 --   gone            the endpoint wants no messages any more: it is disabled
 -- Errors: JQ001 no array.
 -- Locks, until the transaction ends: each endpoint whose state changes, in the order of the ids; and, if a breaker changes, as forebay.limit_key().
--- pages: 100 + 200 an endpoint
+-- pages: 50 + 150 an endpoint
 create function forebay.report_deliveries_v1(p_worker text, p_reports jsonb)
 returns table (endpoint_id bigint, opened_at timestamptz, disabled_at timestamptz, version bigint)
 language plpgsql volatile security definer

@@ -10,7 +10,7 @@
 --   type has, before filters, counted up to 1,000. 0: nothing will be delivered, unless a subscription is made that begins earlier.
 -- Errors: JQ001 an unknown event type or a bad option; others as forebay.enqueue().
 -- Locks: as forebay.enqueue().
--- pages: 200 + 8 a subscription
+-- pages: 150 + 8 a subscription
 create function forebay.publish(
     event_type text, payload jsonb default '{}', priority integer default 100, delay interval default null,
     run_at timestamptz default null, expires_at timestamptz default null, tag text default null, correlation_id text default null,
