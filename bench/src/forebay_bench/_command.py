@@ -101,6 +101,17 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    waiting: Annotated[
+        int | None,
+        typer.Option(
+            "--waiting",
+            min=1,
+            metavar="N",
+            help="Deliveries that wait for the dead endpoint, for the scenario endpoints. Default: 20,000, with --full"
+            " 1,000,000.",
+            show_default=False,
+        ),
+    ] = None,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -139,6 +150,8 @@ def bench(
     if dsn is not None and pg_bin is not None:
         raise ConfigError("--pg-bin", "starts a server, and --dsn names another one")
     _check_sink(scenario, sink, server)
+    if waiting is not None and scenario != "endpoints":
+        raise ConfigError("--waiting", "is an option of the scenario endpoints")
     if plot is not None:
         _require_plots(plot)
     options = Options(
@@ -150,6 +163,7 @@ def bench(
         holder=holder,
         sink=sink,
         server=server,
+        waiting=waiting,
     )
     with ended_in_order(), _progress(console(stderr=True)) as progress:
         report, facts = run_scenario(scenario, options, dsn=dsn, pg_bin=pg_bin, progress=progress)

@@ -29,7 +29,7 @@ SCENARIOS: Final = {
     "backfill": "a job for each row of a table, beside the bare INSERT ... SELECT, alone and under load",
     "drain": "a full queue emptied by one worker process, by kind of handler",
     "sinks": "a full queue sent to a broker by one drain process, beside the plain client of the broker",
-    "events": "from a publish to the endpoints of its subscriptions, beside a dead endpoint with a long queue",
+    "endpoints": "from the commit of a publish to the arrival at HTTP endpoints, 1,000 of them, also beside a dead one",
     "mixed": "producers and a worker at the same time",
     "latency": "from the commit to the handler's start",
     "large": "jobs of a megabyte: the worker's memory, and the wait of small jobs of another queue",
@@ -68,6 +68,8 @@ class Options:
     """Which sink, for the scenario sinks; None: all whose servers can be started."""
     server: str | None = None
     """host:port of a running server for that sink; None starts one for this run."""
+    waiting: int | None = None
+    """Deliveries that wait for the dead endpoint, for the scenario endpoints; None: the scenario's number."""
 
 
 def run_scenario(
