@@ -91,7 +91,7 @@ def _rates(
         dsn = stack.enter_context(place.database("held_drain"))
         conn = stack.enter_context(psycopg.connect(dsn, autocommit=True))
         config = json.dumps(target.config(address, name))
-        (far,) = stack.enter_context(
+        (bare,) = stack.enter_context(
             scripts("forebay_bench._sending", ["plain", _SINK, address, name])
         )
         (ours,) = stack.enter_context(
@@ -108,8 +108,8 @@ def _rates(
             fill(conn, count)
             seconds, _ = sent(ours, {}, count)
             rates.append(count / seconds)
-            far.send({"do": "take"})
-            arrived = far.read_message()
+            bare.send({"do": "take"})
+            arrived = bare.read_message()
             if arrived != count:
                 raise ForebayError(f"{arrived} messages arrived, of {count}")
         return rates, time.perf_counter() - began
