@@ -105,9 +105,23 @@ def redis_server(folder: Path) -> Iterator[str]:
         MissingServerError: neither is installed.
     """
     port = free_port()
-    command = [_redis_program(), "--port", str(port), "--save", "", "--bind", "127.0.0.1"]
-    with served(command, port, folder):
+    with served(redis_command(port), port, folder):
         yield f"127.0.0.1:{port}"
+
+
+def redis_command(port: int, *options: str) -> list[str]:
+    """Return the command that runs a Valkey or a Redis, which writes nothing to the disk unless options say so.
+
+    Args:
+        port: where it listens.
+        options: more of its command line.
+
+    Raises:
+        MissingServerError: neither is installed.
+    """
+    return [
+        _redis_program(), "--port", str(port), "--save", "", "--bind", "127.0.0.1", *options
+    ]  # fmt: skip
 
 
 def _redis_program() -> str:

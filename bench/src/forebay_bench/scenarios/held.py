@@ -25,6 +25,8 @@ queue and in a hundred. A turn is a tenth of these jobs. The segments of the log
 three of them are passed. Autovacuum has its default settings, and nothing is analyzed otherwise. The report has the figures of each
 tenth. The other engines get turns of the same length.
 
+``drain`` is another experiment: a drain to Redis empties a full queue in each of the ten turns, as fast as it can, and its rates are compared.
+
 Holders are described in ``forebay_bench._holders``. With ``other_sessions`` Forebay's log is cut into segments of 1,000 rows, so
 that hundreds are written, and the ratios compare with the time before the other sessions began.
 
@@ -66,6 +68,7 @@ from forebay_bench._place import open_place
 from forebay_bench._report import Bar, Report, Table
 from forebay_bench.engines import forebay_log, que, staged
 from forebay_bench.engines.classic_queue import ClassicQueue
+from forebay_bench.scenarios import _held_drain
 from forebay_bench.scenarios._held_load import (
     CLAIM_ROWS,
     ENQUEUE_ROWS,
@@ -85,7 +88,7 @@ if TYPE_CHECKING:
     from forebay_bench._run import Options
     from forebay_bench.engines.queue import Queue
 
-MIXES: Final = ("plain", "delayed", "failing", "keyed", "original", "hard", "hard-queues")
+MIXES: Final = ("plain", "delayed", "failing", "keyed", "original", "hard", "hard-queues", "drain")
 
 #: The mixes that run for a number of jobs: more than three segments of the log at their real size.
 _HARD: Final = ("hard", "hard-queues")
@@ -134,6 +137,8 @@ _OTHER_SESSIONS_RESERVE_ROWS: Final = 300_000
 
 def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
     """Run the scenario."""
+    if options.mix == "drain":
+        return _held_drain.run(place, options, progress)
     holder = options.holder or "snapshot"
     check_holder(holder, place)
     mixes = _mixes(options)

@@ -138,7 +138,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         count = max(10, int(SINKS[name].messages * factor))
         progress(f"{name}: its server starts")
         try:
-            _require_libraries(name)
+            require_libraries(name)
             found[name] = _measured(
                 place, name, options.server, progress, count=count, rounds=rounds
             )
@@ -153,7 +153,8 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     return _report(found, missing, rounds, options)
 
 
-def _require_libraries(name: str) -> None:
+def require_libraries(name: str) -> None:
+    """Raise a ``MissingServerError`` if a library of a sink is missing."""
     for module in SINKS[name].modules:
         if importlib.util.find_spec(module) is None:
             raise _servers.MissingServerError(f"the Python package {module} is not installed")
@@ -171,7 +172,7 @@ def _measured(
     target = SINKS[name]
     place_name = f"forebay-bench-{secrets.token_hex(3)}"
     with ExitStack() as stack:
-        address = server or stack.enter_context(_server(place, name))
+        address = server or stack.enter_context(sink_server(place, name))
         dsn = stack.enter_context(place.database("sinks"))
         conn = stack.enter_context(psycopg.connect(dsn, autocommit=True))
         config = json.dumps(target.config(address, place_name))
@@ -186,11 +187,11 @@ def _measured(
 
         def take_turn(who: str, messages: int) -> float:
             if who == "ours":
-                _fill(conn, messages)
-                seconds, cpu = _sent(ours, {}, messages)
+                fill(conn, messages)
+                seconds, cpu = sent(ours, {}, messages)
             else:
                 command = {"do": "send", "count": messages, "batch": BATCH_SIZE}
-                seconds, cpu = _sent(bare, command, messages)
+                seconds, cpu = sent(bare, command, messages)
             bare.send({"do": "take"})
             arrived = bare.read_message()
             if arrived != messages:
@@ -210,12 +211,18 @@ def _measured(
     return found
 
 
-def _fill(conn: psycopg.Connection[Any], count: int) -> None:
+def fill(conn: psycopg.Connection[Any], count: int) -> None:
+    """Enqueue this number of jobs in one statement."""
     values = {"kind": KIND, "queue": QUEUE, "headers": json.dumps(HEADERS), "count": count}
     conn.execute(_FILL, values)
 
 
-def _sent(process: Script, command: dict[str, Any], count: int) -> tuple[float, float]:
+def sent(process: Script, command: dict[str, Any], count: int) -> tuple[float, float]:
+    """Let a process send; return its seconds and CPU seconds.
+
+    Raises:
+        ForebayError: it sent another number of messages.
+    """
     process.send(command)
     found = process.read_message()
     if found["sent"] != count:
@@ -224,7 +231,7 @@ def _sent(process: Script, command: dict[str, Any], count: int) -> tuple[float, 
 
 
 @contextmanager
-def _server(place: Place, name: str) -> Iterator[str]:
+def sink_server(place: Place, name: str) -> Iterator[str]:
     """Start the server of a sink; yield its address."""
     with ExitStack() as stack:
         if name == "forebay":
