@@ -33,7 +33,7 @@ class Publication:
 
     Attributes:
         event_id: with ``unique`` perhaps that of an existing event.
-        subscriptions: how many subscriptions of enabled endpoints the event type has, before filters, counted up to 1,000. 0: nothing
+        subscriptions: how many subscriptions of enabled endpoints the event type has, before filters, counted up to 100. 0: nothing
             will be delivered, unless a subscription is made later that begins earlier.
     """
 

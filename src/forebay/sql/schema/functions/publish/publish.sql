@@ -7,7 +7,7 @@
 -- Parameters: event_type, see forebay.create_event_type(); payload, a JSON object; the others as of forebay.enqueue(). Deliveries of
 --   events with the same ordering_key are sent to each endpoint in the order of the events.
 -- Returns: event_id, with unique_as perhaps that of an existing event; subscriptions, how many subscriptions of enabled endpoints the
---   type has, before filters, counted up to 1,000. 0: nothing will be delivered, unless a subscription is made that begins earlier.
+--   type has, before filters, counted up to 100. 0: nothing will be delivered, unless a subscription is made that begins earlier.
 -- Errors: JQ001 an unknown event type or a bad option; others as forebay.enqueue().
 -- Locks: as forebay.enqueue().
 -- pages: 150 + 8 a subscription
@@ -34,7 +34,7 @@ begin
     subscriptions := (
         select count(*) from (
             select from forebay.subscription s join forebay.endpoint e using (endpoint_id)
-            where s.event_type = publish.event_type and e.disabled_at is null limit 1000) n);
+            where s.event_type = publish.event_type and e.disabled_at is null limit 100) n);
 end
 $$;
 
