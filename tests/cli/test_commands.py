@@ -312,6 +312,22 @@ def test_queues_show_depth_and_pause(forebay, database, conn):
     assert forebay("queues", "resume", "mail", "--json").json == {"queue": "mail", "resumed": 1}
 
 
+def test_a_pause_with_an_end(forebay, conn):
+    """The list names the end; the end is a time or a duration, not both, and not in the past."""
+    conn.execute("select forebay.enqueue('work', '{}', queue => 'mail')")
+    assert forebay("queues", "pause", "mail", "--for", "2h").out == "queue mail paused for 2h\n"
+    assert "ends in 2 h" in " ".join(forebay("queues", "list").out.split())
+    line = forebay("queues", "list", "--json").json[0]
+    assert line["paused_at"] < line["resume_at"]
+    assert forebay("groups", "list", "--json").json[0]["resume_at"] == line["resume_at"]
+    until = forebay("queues", "pause", "mail", "--until", "2030-01-01T00:00Z", "--json")
+    assert until.json == {"queue": "mail", "paused": 1}
+    assert forebay("queues", "list", "--json").json[0]["resume_at"].startswith("2030-01-01")
+    assert forebay("queues", "pause", "mail", "--until", "2020-01-01").code != 0
+    both = ("--until", "2030-01-01", "--for", "1h")
+    assert forebay("queues", "pause", "mail", *both).code == 2
+
+
 def test_a_failure_is_shown_with_its_number_and_the_number_of_all(forebay, database, conn):
     """
     Retrying, and due for which attempt of how many; in the list, of one job, and among the dead.

@@ -127,6 +127,8 @@ def _is_closed(queue: str, name: str, dsn: str | None, wait_seconds: float) -> b
 def _note(group: GroupOverview) -> str:
     if group.closing_at:
         return f"closing {ago(group.closing_at)}"
+    if group.resume_at:
+        return f"paused {ago(group.paused_at)}, ends {ago(group.resume_at)}"
     if group.paused_at:
         return f"paused {ago(group.paused_at)}"
     return "not served yet" if group.is_implied else ""

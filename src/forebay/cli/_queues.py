@@ -11,7 +11,7 @@ from rich.text import Text
 from forebay.cli import _change
 from forebay.cli._help import Commands
 from forebay.cli._served import check_queue_in_use
-from forebay.cli.options import Dsn, Group, Json, Queue
+from forebay.cli.options import Dsn, Group, Json, Queue, duration, instant
 from forebay.cli.output import ago, console, print_json, table
 from forebay.client import Client, address_of
 from forebay.db.own import run_own
@@ -52,6 +52,8 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
     )
     for line in found:
         paused = f"paused {ago(line.paused_at)}" if line.paused_at else ""
+        if line.resume_at:
+            paused += f", ends {ago(line.resume_at)}"
         rows.add_row(
             line.queue,
             str(line.priority),
@@ -73,16 +75,40 @@ def pause(
     queue: Name,
     *,
     group: Group = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            "--until",
+            metavar="TIME",
+            help="When the pause ends, in ISO 8601; without an offset it is local time. Default: until resumed.",
+            show_default=False,
+        ),
+    ] = None,
+    for_: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="DURATION", help="How long it lasts: 10m, 2h.", show_default=False
+        ),
+    ] = None,
     new: Annotated[
         bool, typer.Option("--new", help="The queue may have no jobs and no workers yet.")
     ] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Stop claiming jobs of a queue. Running jobs finish; enqueueing continues."""
+    """Stop claiming jobs of a queue. Running jobs finish; enqueueing continues.
+
+    A pause with an end needs no further command. A queue has one pause: a call replaces the one that lasts.
+    """
+    if until is not None and for_ is not None:
+        raise typer.BadParameter("give --until or --for, and not both")
+    end = instant(until, "--until")
+    length = duration(for_, "--for")
     if not new and group is None:
         check_queue_in_use(dsn, queue)
-    _changed(queue, "paused", Client(dsn).pause_queue(queue, group=group), as_json)
+    changed = Client(dsn).pause_queue(queue, group=group, until=end, for_=length)
+    ends = f" until {until}" if until is not None else f" for {for_}" if for_ is not None else ""
+    _changed(queue, f"paused{ends}", changed, as_json)
 
 
 @commands.command("resume")
@@ -253,7 +279,7 @@ def _in_words(limits: Limits) -> str:
 
 def _changed(queue: str, verb: str, groups: int, as_json: bool) -> None:
     if as_json:
-        print_json({"queue": queue, verb: groups})
+        print_json({"queue": queue, verb.partition(" ")[0]: groups})
     elif groups:
         console().print(f"queue {queue} {verb}")
     else:

@@ -17,6 +17,7 @@ class GroupOverview:
         is_served: a worker serves the group now.
         created_at: when it was opened.
         paused_at: since when it is paused; None if it is not.
+        resume_at: when that pause ends by itself; None if it does not.
         closing_at: since when it is being closed; None if it is not.
         unread: jobs that wait for it, without scheduled and retrying ones.
         oldest_unread_at: when the oldest of them was enqueued; None if none waits, or only behind an ordering key.
@@ -33,6 +34,7 @@ class GroupOverview:
     is_served: bool
     created_at: datetime
     paused_at: datetime | None
+    resume_at: datetime | None
     closing_at: datetime | None
     unread: int
     oldest_unread_at: datetime | None

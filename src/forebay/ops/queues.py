@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
+from forebay.errors import InvalidJob
 from forebay.model import checks
 from forebay.model.groups import ClosedGroup, GroupOverview
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
@@ -18,7 +19,7 @@ Start = Literal["beginning", "now"]
 _GROUPS: Final = """\
 select json_build_object(
     'queue', g.queue, 'group', g.group_name, 'is_implied', g.is_implied, 'is_served', g.is_served,
-    'created_at', g.created_at, 'paused_at', g.paused_at, 'closing_at', g.closing_at,
+    'created_at', g.created_at, 'paused_at', g.paused_at, 'resume_at', g.resume_at, 'closing_at', g.closing_at,
     'unread', g.unread, 'oldest_unread_at', g.oldest_unread_at, 'running', g.running,
     'open_batches', g.open_batches, 'held_segments', g.held_segments,
     'held_bytes', g.held_bytes, 'claimed_at', g.claimed_at)::text
@@ -103,12 +104,26 @@ def continue_closing() -> Operation[int]:
     return Operation("select forebay.close_groups()", _number)
 
 
-def pause_queue(queue: str, group: str | None = None) -> Operation[int]:
+def pause_queue(
+    queue: str,
+    group: str | None = None,
+    *,
+    until: datetime | None = None,
+    for_: float | timedelta | None = None,
+) -> Operation[int]:
     """Return the call that pauses a queue; it returns how many groups changed."""
+    if until is not None and for_ is not None:
+        raise InvalidJob("until", "and for_ are both given: give one of them")
     return Operation(
-        "select forebay.pause_queue(queue => %(queue)s, group_name => %(group)s)",
+        "select forebay.pause_queue(queue => %(queue)s, group_name => %(group)s, until => coalesce(%(until)s::timestamptz,"
+        " clock_timestamp() + make_interval(secs => %(seconds)s::double precision)))",
         _number,
-        {"queue": queue, "group": group},
+        {
+            "queue": queue,
+            "group": group,
+            "until": checks.instant_text(until, "until"),
+            "seconds": None if for_ is None else checks.checked_seconds(for_, "for_"),
+        },
     )
 
 

@@ -89,16 +89,32 @@ class AsyncQueues(AsyncClientBase):
         return await self._run(conn, queues.close_group(queue, name, force=force, dry_run=dry_run))
 
     async def pause_queue(
-        self, queue: str, *, group: str | None = None, conn: AsyncConnection | None = None
+        self,
+        queue: str,
+        *,
+        group: str | None = None,
+        until: datetime | None = None,
+        for_: float | timedelta | None = None,
+        conn: AsyncConnection | None = None,
     ) -> int:
         """Stop claiming jobs of a queue; return the number of groups that changed.
 
-        Running jobs finish; enqueueing continues.
+        Running jobs finish; enqueueing continues. A group has one pause: a call replaces the one that lasts. A pause with an end
+        ends by the database's clock, without a further call.
+
+        Args:
+            queue: the queue.
+            group: only this consumer group.
+            until: when the pause ends, with a time zone. Default: with ``resume_queue``.
+            for_: how long it lasts, in seconds or as a timedelta; either this or ``until``.
+            conn: the connection whose transaction to use.
 
         Raises:
             GroupNotFound: the queue does not have this group.
+            InvalidJob: the end is in the past, or more than ten years away.
         """
-        return await self._run(conn, queues.pause_queue(queue, group))
+        operation = queues.pause_queue(queue, group, until=until, for_=for_)
+        return await self._run(conn, operation)
 
     async def resume_queue(
         self, queue: str, *, group: str | None = None, conn: AsyncConnection | None = None

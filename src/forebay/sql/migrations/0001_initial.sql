@@ -525,7 +525,8 @@ create table forebay.queue_group (
     name        text not null,
     start_after pg_snapshot not null,    -- jobs visible in it are older than the group
     created_at  timestamptz not null,
-    paused_at   timestamptz,
+    paused_at   timestamptz,             -- claims stop, see forebay._paused_since()
+    resume_at   timestamptz,             -- when the pause ends by itself; null: it does not
     is_implied  boolean not null,        -- no worker or user has named it: the next group that is opened takes it over
     closing_at  timestamptz,             -- since when it is being closed: it gets no more jobs
     closing_snap pg_snapshot,            -- the jobs that the group has read or gives up; later ones are not its own
@@ -543,6 +544,9 @@ create table forebay.closed_group (
     lanes     bigint[]                   -- the private lanes, while rows of the group are left; null: all are deleted
 );
 create index closed_group_to_clear on forebay.closed_group (group_id) where lanes is not null;
+
+-- Lets a poll see, without reading a table, that no pause of a queue ever had an end.
+create sequence forebay.timed_pause_seq as bigint cache 1;
 
 
 -- tables/guard.sql
@@ -3221,7 +3225,7 @@ begin
     end if;
     if pg_sequence_last_value('forebay.limiter_seq') is not null then
         v_limiters := array(select g.group_id from forebay.queue_group g
-                         where g.group_id = any (p_group_ids) and g.paused_at is null
+                         where g.group_id = any (p_group_ids) and (g.paused_at is null or g.resume_at <= forebay._now())
                            and exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null));
     end if;
     if v_limiters <> '{}' then
@@ -3250,7 +3254,7 @@ begin
               from forebay.batch c
               where c.group_id = g.group_id and c.lane = l.lane
               order by c.no desc limit 1) b on true
-          where g.group_id = any (p_group_ids) and g.paused_at is null) p;
+          where g.group_id = any (p_group_ids) and (g.paused_at is null or g.resume_at <= forebay._now())) p;
 
     if v_ended is null then
         v_ended := forebay._xid_ranges('1:1:', v_now);
@@ -3285,6 +3289,12 @@ begin
 
     if not v_any and v_poll.hash is not null then
         v_poll.snap := coalesce(v_poll.snap, v_now);
+        -- The end of a pause makes lanes ready without a row of the log: the memory ends with it.
+        if pg_sequence_last_value('forebay.timed_pause_seq') is not null then
+            v_poll.checked_at := least(v_poll.checked_at, (
+                select (extract(epoch from min(g.resume_at)) * 1000)::bigint - 5000
+                from forebay.queue_group g where g.group_id = any (p_group_ids) and g.resume_at > to_timestamp(v_poll.checked_at / 1000.0)));
+        end if;
         perform forebay._remember_poll(p_group_ids, v_idle, v_poll);
     end if;
     if not v_any and p_sleep_millis is not null then
@@ -3560,7 +3570,7 @@ begin
                and (pg_snapshot_xmin(b.snap_from) = pg_snapshot_xmax(b.snap_from)
                     or not exists (select from pg_snapshot_xip(b.snap_from) late (xid)
                                    where pg_visible_in_snapshot(late.xid, b.snap_to))))
-          and exists (select from forebay.queue_group g where g.group_id = p_group_id and g.paused_at is null)
+          and exists (select from forebay.queue_group g where g.group_id = p_group_id and (g.paused_at is null or g.resume_at <= forebay._now()))
           and not exists (select from forebay.lane l where l.lane = p_lane and l.audience < 0)
     ), taken as materialized (
         select count(*)::integer as size, array_agg(t.seq) as seqs, array_agg(t.xid) as xids, max(t.seq) as high,
@@ -3651,7 +3661,7 @@ begin
 
     -- A later statement than the lock: its snapshot sees what the last holder committed.
     select pg_current_snapshot() as now, forebay._now() as at,
-           g.start_after, g.queue, g.paused_at, l.audience, l.priority,
+           g.start_after, g.queue, forebay._paused_since(g.paused_at, g.resume_at) as paused_at, l.audience, l.priority,
            f.xid as seal_xid,
            array(select s.segment_id from forebay.segment s
                  where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
@@ -7532,7 +7542,7 @@ begin
     end if;
 
     select pg_current_snapshot() as now, forebay._now() as at,
-           g.start_after, g.queue, g.paused_at, l.audience, l.priority, f.xid as seal_xid,
+           g.start_after, g.queue, forebay._paused_since(g.paused_at, g.resume_at) as paused_at, l.audience, l.priority, f.xid as seal_xid,
            array(select s.segment_id from forebay.segment s
                  where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
                  order by s.lo) as unsealed,
@@ -8809,7 +8819,7 @@ declare
 begin
     perform set_config('synchronous_commit', 'off', true), forebay._lock_limiter(p_group_id, false);
     -- Later statements than the lock: they see what its last holder committed.
-    select l.queue, l.sort, g.group_id, g.paused_at into v_lane
+    select l.queue, l.sort, g.group_id, forebay._paused_since(g.paused_at, g.resume_at) as paused_at into v_lane
     from forebay.lane l left join forebay.queue_group g on g.group_id = p_group_id
     where l.lane = p_lane limit 1;
     if v_lane.group_id is null then
@@ -8932,7 +8942,7 @@ begin
     items := '{}';
     foreach v_lane in array v_lanes loop
         -- A later statement than the locks.
-        select f.xid as seal_xid, g.paused_at,
+        select f.xid as seal_xid, forebay._paused_since(g.paused_at, g.resume_at) as paused_at,
                array(select s.segment_id from forebay.segment s
                      where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
                      order by s.lo) as unsealed,
@@ -12314,7 +12324,7 @@ begin
                     where d.queue = mirror_status.queue and d.kind = v_kind and d.reason = 'expired' and d.redriven_at is null),
         'dead', (select count(*) from forebay.dead_letter d
                  where d.queue = mirror_status.queue and d.kind = v_kind and d.reason <> 'expired' and d.redriven_at is null),
-        'paused_at', (select g.paused_at from forebay.queue_group g
+        'paused_at', (select forebay._paused_since(g.paused_at, g.resume_at) from forebay.queue_group g
                       where g.queue = mirror_status.queue and g.name = mirror_status.group_name),
         'breakers', coalesce((
             select jsonb_agg(jsonb_build_object('who', o.who, 'place', o.place, 'open_until', o.open_until, 'why', o.why)
@@ -12684,7 +12694,7 @@ begin
     if v_group.closing_at is null and close_group.dry_run is not true then
         -- A pause is what claims look at.
         update forebay.queue_group g
-        set paused_at = coalesce(g.paused_at, forebay._now()), closing_at = forebay._now(), closing_snap = pg_current_snapshot()
+        set paused_at = coalesce(g.paused_at, forebay._now()), resume_at = null, closing_at = forebay._now(), closing_snap = pg_current_snapshot()
         where g.group_id = v_group.group_id;
         perform forebay._record_event('groups.close', close_group.queue, close_group.name, p_count => close_group.cancelled,
                                       p_new => jsonb_build_object('force', close_group.force is true, 'running', close_group.running));
@@ -12979,7 +12989,7 @@ $$;
 -- with such numbers were removed; writers, sessions with an open transaction that has written jobs.
 -- Else facts has:
 --   is_same_cluster        false: the log was restored from another cluster, and nothing runs
---   paused_at, closing_at  of the group
+--   paused_at, resume_at, closing_at  of the group
 --   is_served              a living worker serves the group: it says so, has jobs of it, or looks for some
 --   workers, others        names of living workers that serve the group, and of other living workers, at most 5 each
 --   kind_queue, has_kinds  the queue that workers have declared for the job's kind; whether they have declared any kind
@@ -13010,7 +13020,7 @@ declare
     v_row   record;
 begin
     for v_group in
-        select q.queue, g.group_id, g.name, g.paused_at, g.closing_at
+        select q.queue, g.group_id, g.name, forebay._paused_since(g.paused_at, g.resume_at) as paused_at, g.resume_at, g.closing_at
         from (select i.queue from forebay.lane i
               where i.lane in (select r.lane from forebay._rows_of(v_id) r
                                union select d.lane from forebay.deferred d where d.job_id = v_id)
@@ -13025,7 +13035,7 @@ begin
         order by r.seq desc limit 1;
         group_name := coalesce(v_group.name, 'default');
         facts := jsonb_build_object(
-                     'is_same_cluster', forebay._belongs_here(), 'paused_at', v_group.paused_at, 'closing_at', v_group.closing_at,
+                     'is_same_cluster', forebay._belongs_here(), 'paused_at', v_group.paused_at, 'resume_at', v_group.resume_at, 'closing_at', v_group.closing_at,
                      'is_suspect', coalesce(v_row.audience < 0, false),
                      'kind_queue', (select k.queue from forebay.kind_queue k where k.kind = v_row.kind),
                      'has_kinds', exists (select from forebay.kind_queue))
@@ -13265,13 +13275,13 @@ $$;
 --
 -- is_served: a worker serves the group now: an idle one leads it, or one has jobs of it. unread: jobs that wait for the group, and
 -- oldest_unread_at, when the oldest of them was enqueued; retrying and snoozed jobs are not counted. running: jobs that workers
--- have. held_segments, held_bytes: segments of the log that could be emptied without this group, whatever their age. claimed_at:
+-- have. paused_at and resume_at: of a pause that lasts. held_segments, held_bytes: segments of the log that could be emptied without this group, whatever their age. claimed_at:
 -- the last claim of a worker.
 --
 -- Visits every waiting job.
 create function forebay.groups(only_queue text default null)
 returns table (queue text, group_name text, is_implied boolean, is_served boolean, created_at timestamptz, paused_at timestamptz,
-               closing_at timestamptz, unread bigint, oldest_unread_at timestamptz, running bigint, open_batches bigint,
+               resume_at timestamptz, closing_at timestamptz, unread bigint, oldest_unread_at timestamptz, running bigint, open_batches bigint,
                held_segments bigint, held_bytes bigint, claimed_at timestamptz)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -13311,7 +13321,8 @@ begin
               group by i.segment_id having count(distinct i.group_id) = 1) h
         group by 1)
     select g.queue, g.name, g.is_implied, o.jobs is not null or forebay._leader_of(g.group_id) is not null, g.created_at,
-           case when g.closing_at is null then g.paused_at end, g.closing_at,
+           case when g.closing_at is null then forebay._paused_since(g.paused_at, g.resume_at) end,
+           case when g.resume_at > forebay._now() then g.resume_at end, g.closing_at,
            (coalesce(u.unread, 0) + coalesce(p.parked, 0))::bigint, u.oldest, coalesce(o.jobs, 0), coalesce(o.batches, 0),
            coalesce(h.segments, 0), coalesce(h.bytes, 0),
            (select max(b.claimed_at) from (select distinct c.lane from cursors c where c.group_id = g.group_id) c
@@ -13975,7 +13986,7 @@ begin
         left join pauses x on x.sort = 'limit' and x.key = k.limit_key
         cross join lateral (
             select case when g.closing_at is not null then 'group_closing'
-                        when g.paused_at is not null then 'group_paused'
+                        when forebay._paused_since(g.paused_at, g.resume_at) is not null then 'group_paused'
                         when z.is_on then 'paused'
                         when k.held_by is not null then 'held'
                         when k.head is not null then 'retry'
@@ -14354,15 +14365,27 @@ $$;
 -- grant: operator
 
 -- Pause a queue, for one group or all: claims stop; running jobs finish, and enqueueing continues. Returns how many groups changed.
-create function forebay.pause_queue(queue text, group_name text default null) returns integer
+--
+-- A group has one pause: a call replaces the one that lasts.
+--
+-- Parameters: until, when claims continue, without a call: they compare it with the clock; at most ten years from now. null: with
+--   forebay.resume_queue().
+-- Errors: JQ001 a bad name or time, JQ014 no such group.
+create function forebay.pause_queue(queue text, group_name text default null, until timestamptz default null) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
 declare
+    v_at    constant timestamptz := forebay._now();
     v_count integer;
 begin
+    if pause_queue.until <= v_at or pause_queue.until > v_at + interval '10 years' then
+        raise exception using errcode = 'JQ001', column = 'until',
+            message = format('until %s is not within the next ten years', pause_queue.until),
+            hint = 'Nothing was changed. Give a time in the future, or none.';
+    end if;
     if group_name is null and not exists (select from forebay.queue_group g where g.queue = pause_queue.queue) then
         if (pause_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true then
             perform forebay.open_group(pause_queue.queue);  -- Raises.
@@ -14370,11 +14393,20 @@ begin
         perform forebay._imply_group(pause_queue.queue);
     end if;
     perform forebay._require_group(pause_queue.queue, group_name);
-    update forebay.queue_group g set paused_at = forebay._now()
-    where g.queue = pause_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is null;
+    if pause_queue.until is not null and pg_sequence_last_value('forebay.timed_pause_seq') is null then
+        perform nextval('forebay.timed_pause_seq');
+    end if;
+    update forebay.queue_group g
+    set paused_at = coalesce(forebay._paused_since(g.paused_at, g.resume_at), v_at), resume_at = pause_queue.until
+    where g.queue = pause_queue.queue and (group_name is null or g.name = group_name) and g.closing_at is null
+      and (forebay._paused_since(g.paused_at, g.resume_at) is null or g.resume_at is distinct from pause_queue.until);
     get diagnostics v_count = row_count;
     if v_count > 0 then
-        perform forebay._record_event('queues.pause', queue, group_name, p_count => v_count);
+        -- The pause may end earlier than the one that it replaces, which sessions remember.
+        perform forebay._forget_polls();
+        perform forebay._record_event(
+            'queues.pause', queue, group_name, p_count => v_count,
+            p_new => case when pause_queue.until is not null then jsonb_build_object('until', pause_queue.until) end);
     end if;
     return v_count;
 end
@@ -14623,8 +14655,9 @@ declare
     v_count integer;
 begin
     perform forebay._require_group(resume_queue.queue, group_name);
-    update forebay.queue_group g set paused_at = null
-    where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null and g.closing_at is null;
+    update forebay.queue_group g set paused_at = null, resume_at = null
+    where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) 
+      and forebay._paused_since(g.paused_at, g.resume_at) is not null and g.closing_at is null;
     get diagnostics v_count = row_count;
     if v_count > 0 then
         perform forebay._forget_polls();
@@ -16713,6 +16746,14 @@ begin
     end if;
 end
 $$;
+
+
+-- functions/shared/paused.sql
+
+-- Since when a group is paused; null: it is not, or its pause has ended by itself.
+create function forebay._paused_since(p_paused_at timestamptz, p_resume_at timestamptz) returns timestamptz
+language sql volatile
+as $$ select case when p_resume_at <= forebay._now() then null else p_paused_at end $$;
 
 
 -- functions/shared/random_name.sql
