@@ -19,9 +19,10 @@ from forebay.model.limits import Limits, QueueLimits
 from forebay.ops.overview import queue_overview
 from forebay.ops.queues import limit_queue
 
-commands = Commands(help="Queues: list, pause, resume, purge, shard, limit.")
+commands = Commands(help="Queues: list, pause, resume, truncate, purge, shard, limit.")
 
 commands.command("purge")(_change.purge)
+commands.command("truncate")(_change.truncate)
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
 

@@ -15,7 +15,7 @@ from forebay.ops.enqueue import database_clock
 
 
 class AsyncChanges(AsyncClientBase):
-    """Cancel, purge, retry, reschedule and reprioritise the jobs that match a filter.
+    """Cancel, purge, truncate, retry, reschedule and reprioritise the jobs that match a filter.
 
     The methods work in steps, each a separate transaction. After an error the jobs of earlier steps are changed; call the method
     again to finish. ``progress`` is called after each step with the number of jobs so far.
@@ -33,7 +33,7 @@ class AsyncChanges(AsyncClientBase):
         """Return what an act would do, and its token; change nothing. It reads every waiting job.
 
         Args:
-            act: cancel, purge, retry, reschedule or reprioritise.
+            act: cancel, purge, truncate, retry, reschedule or reprioritise.
             which: the jobs.
             run_at: the time, for ``"reschedule"``.
             priority: the priority, for ``"reprioritise"``.
@@ -78,6 +78,32 @@ class AsyncChanges(AsyncClientBase):
     ) -> ChangeResult:
         """Cancel every unfinished job of a queue. See ``cancel_matching``."""
         what = change.change("purge", JobFilter(queue=queue))
+        return await self._change(what, token, progress, conn)
+
+    async def truncate_queue(
+        self,
+        queue: str,
+        *,
+        token: str | None = None,
+        progress: Callable[[int], object] | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> ChangeResult:
+        """Cancel the jobs of a queue that wait at this call: ready, scheduled and retrying ones.
+
+        Running jobs finish, and may run again. Jobs that are enqueued later stay, also those that commit between two steps. A job
+        that a worker starts before its step runs. An interrupted call leaves the rest waiting; a further call also takes what was
+        enqueued in between.
+
+        Args:
+            queue: the queue.
+            token: of ``plan_change("truncate", ...)``: refuse if more jobs wait now.
+            progress: called after each step.
+            conn: the connection whose transaction to use, for all jobs at once.
+
+        Raises:
+            JobsChanged: more jobs wait than those of the token; none was cancelled.
+        """
+        what = change.change("truncate", JobFilter(queue=queue))
         return await self._change(what, token, progress, conn)
 
     async def retry_matching(
