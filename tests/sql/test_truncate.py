@@ -84,7 +84,7 @@ def test_a_call_without_a_queue_is_refused(conn):
     """A truncation of all queues does not exist."""
     enqueue(conn)
     assert sqlstate(conn, "select forebay.truncate_queue(null)") == "JQ001"
-    query = "select forebay.change_jobs('truncate', '{\"queue\": \"mail\", \"kind\": \"work\"}')"
+    query = 'select forebay.change_jobs(\'truncate\', \'{"queue": "mail", "kind": "work"}\')'
     assert sqlstate(conn, query) == "JQ001"
     options = "select forebay.change_jobs('truncate', %s, '{\"snapshot\": \"1:1:\"}')"
     assert sqlstate(conn, options, MAIL) == "JQ001"
@@ -117,7 +117,9 @@ def test_steps_take_what_waited_at_the_first_one(database):
 
 def test_without_the_snapshot_a_step_takes_newer_jobs(database):
     """The condition on the rows is what keeps them."""
-    break_function(database, "_matching", ("p_act = 'truncate' and p_options ? 'snapshot'", "false"))
+    break_function(
+        database, "_matching", ("p_act = 'truncate' and p_options ? 'snapshot'", "false")
+    )
     with violation():
         in_steps(database)
 
@@ -183,7 +185,9 @@ def test_another_group_keeps_what_it_runs(database):
 
 def test_without_a_look_at_the_other_groups_their_runs_are_cancelled(database):
     """A tombstone without a group is for all."""
-    break_function(database, "change_jobs", ("select count(*) > 1 from", "select count(*) > 9 from"))
+    break_function(
+        database, "change_jobs", ("select count(*) > 1 from", "select count(*) > 9 from")
+    )
     with violation():
         other_groups(database)
 

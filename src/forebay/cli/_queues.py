@@ -16,10 +16,11 @@ from forebay.cli.output import ago, console, print_json, table
 from forebay.client import Client, address_of
 from forebay.db.own import run_own
 from forebay.model.limits import Limits, QueueLimits
+from forebay.model.text import counted
 from forebay.ops.overview import queue_overview
 from forebay.ops.queues import limit_queue
 
-commands = Commands(help="Queues: list, pause, resume, truncate, purge, shard, limit.")
+commands = Commands(help="Queues: list, pause, resume, truncate, purge, shard, limit, max-attempts.")
 
 commands.command("purge")(_change.purge)
 commands.command("truncate")(_change.truncate)
@@ -139,6 +140,51 @@ def shard(
         console().print(f"queue {queue}: 1 shard, jobs run in order")
     else:
         console().print(f"queue {queue}: {lanes} shards of each priority, jobs run in any order")
+
+
+@commands.command("max-attempts")
+def max_attempts(
+    queue: Annotated[
+        str | None, typer.Argument(metavar="[QUEUE]", help="The queue.", show_default=False)
+    ] = None,
+    attempts: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="[ATTEMPTS]", min=1, max=10_000, help="Maximum attempts.", show_default=False
+        ),
+    ] = None,
+    *,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Let the kinds of the jobs decide again.")
+    ] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Set the maximum attempts of a queue's jobs, also of waiting and running ones.
+
+    A job's own maximum comes first, then that of its queue, then that of its kind. Without a number, the command shows those that are set.
+    """
+    client = Client(dsn)
+    if attempts is None and not remove:
+        found = {
+            name: most for name, most in client.max_attempts().items() if queue in (None, name)
+        }
+        if as_json:
+            print_json(found)
+            return
+        for name, most in found.items():
+            console().print(f"queue {name}: {counted(most, 'attempt')}")
+        if not found:
+            console().print("No maximum is set: the kinds decide.", style="dim")
+        return
+    if queue is None or (attempts is not None and remove):
+        raise typer.BadParameter("give QUEUE and ATTEMPTS, or QUEUE and --remove")
+    before = client.set_max_attempts(queue, attempts)
+    if as_json:
+        print_json({"queue": queue, "max_attempts": attempts, "before": before})
+    else:
+        what = "the kinds decide" if attempts is None else counted(attempts, "attempt")
+        console().print(f"queue {queue}: {what}")
 
 
 def _number_option(flag: str, text: str) -> Any:

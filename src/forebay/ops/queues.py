@@ -203,6 +203,29 @@ def limits(queue: str | None = None) -> Operation[list[QueueLimits]]:
     return Operation(_LIMITS, lambda rows: rows_as(QueueLimits, rows), {"queue": queue})
 
 
+def set_max_attempts(queue: str, attempts: int | None) -> Operation[int | None]:
+    """Return the call that sets the maximum attempts of a queue's jobs; it returns the previous number."""
+    return Operation(
+        "select forebay.set_max_attempts(queue => %(queue)s, attempts => %(attempts)s::integer)",
+        lambda rows: None if (found := scalar_or_none(rows)) is None else int(found),
+        {
+            "queue": checks.checked_name(queue, "queue"),
+            "attempts": None
+            if attempts is None
+            else checks.checked_integer(
+                attempts, "attempts", least=1, most=checks.MAX_ATTEMPTS_MAX
+            ),
+        },
+    )
+
+
+def max_attempts() -> Operation[dict[str, int]]:
+    """Return the call that reads the maximum attempts of the queues that have one."""
+    return Operation(
+        "select queue, max_attempts from forebay.queue_attempts order by queue", dict
+    )
+
+
 def configure(name: str, value: int) -> Operation[int]:
     """Return the call that changes a setting of the database; it returns the previous value."""
     return Operation(

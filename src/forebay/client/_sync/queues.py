@@ -232,6 +232,32 @@ class Queues(ClientBase):
         """
         return self._run(conn, queues.shard_queue(queue, lanes))
 
+    def set_max_attempts(
+        self, queue: str, attempts: int | None, *, conn: SyncConnection | None = None
+    ) -> int | None:
+        """Set the maximum number of attempts of a queue's jobs; return the previous number, or None.
+
+        A job's own maximum comes first, then that of its queue, then that of its kind. Failures that are settled after the commit
+        are retried or final by the new number, also of waiting and running jobs. Dead letters stay.
+
+        Args:
+            queue: the queue.
+            attempts: 1 to 10,000; None: the kinds decide again.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            InvalidJob: a bad name or number.
+        """
+        return self._run(conn, queues.set_max_attempts(queue, attempts))
+
+    def max_attempts(self, *, conn: SyncConnection | None = None) -> dict[str, int]:
+        """Return the maximum attempts by queue, of the queues that have one set.
+
+        Args:
+            conn: the connection to use.
+        """
+        return self._run(conn, queues.max_attempts())
+
     def limit_queue(
         self,
         queue: str,

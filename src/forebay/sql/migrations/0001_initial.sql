@@ -1163,6 +1163,20 @@ create index mirror_audit_by_age on forebay.mirror_audit (ended_at);
 comment on table forebay.mirror_count is 'Results of mirrors, by outcome, tag and priority; read them with forebay.mirror_status().';
 
 
+-- tables/queue_attempts.sql
+
+-- The maximum number of attempts of a queue's jobs, instead of that of their kinds.
+create table forebay.queue_attempts (
+    queue        text primary key,
+    max_attempts integer not null check (max_attempts between 1 and 10000)
+);
+
+comment on table forebay.queue_attempts is 'Maximum attempts of the jobs of a queue; set with forebay.set_max_attempts().';
+
+-- Lets a settlement see, without reading the table, that no queue ever had one.
+create sequence forebay.queue_attempts_seq as bigint cache 1;
+
+
 -- tables/result.sql
 
 -- Results and progress of handlers: appended, read by job, deleted by age.
@@ -8261,7 +8275,7 @@ $$;
 
 -- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
 -- the number of open leases in all, at most 1,000; null while the process runs jobs; the time of the server; the concurrency
--- that an operator has set for this worker, null for none; and the muted causes of death.
+-- that an operator has set for this worker, null for none; the muted causes of death; and the maximum attempts of queues that have one.
 --
 -- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
@@ -8272,7 +8286,7 @@ $$;
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}',
                                      p_memory_kb integer default null)
 returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz,
-               concurrency integer, muted_causes text[])
+               concurrency integer, muted_causes text[], queue_attempts jsonb)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -8304,6 +8318,9 @@ begin
                     join forebay.lease l on l.worker = s.worker where l.lease_id = any (p_lease_ids) limit 1);
     server_time := clock_timestamp();
     muted_causes := (select array_agg(m.cause) from forebay.muted_cause m where m.until > server_time or m.until is null);
+    if pg_sequence_last_value('forebay.queue_attempts_seq') is not null then
+        queue_attempts := (select jsonb_object_agg(a.queue, a.max_attempts) from forebay.queue_attempts a);
+    end if;
     return next;
 end
 $$;
@@ -8587,7 +8604,7 @@ begin
                 perform forebay._record_failure(v_row, v_batch.group_id, v_attempt, 'worker lost',
                     jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone',
                                        'max_attempts', 20), v_worker);
-                if v_attempt >= coalesce(v_row.max_attempts, 20) then
+                if v_attempt >= coalesce(v_row.max_attempts, forebay._queue_attempts(v_lane.queue), 20) then
                     v_holds := v_row.ordering_key is not null
                                and exists (select from forebay.kind_queue k where k.kind = v_row.kind and k.holds_key);
                     v_letters := v_letters || forebay._write_dead_letter(
@@ -13548,7 +13565,7 @@ begin
                 state := 'cancelled';
                 attempt := attempt - 1;
             end if;
-            max_attempts := coalesce(max_attempts, forebay._attempts_known(v_id, v_group.group_id, enqueued_at));
+            max_attempts := coalesce(max_attempts, forebay._queue_attempts(v_group.queue), forebay._attempts_known(v_id, v_group.group_id, enqueued_at));
             return next;
             continue;
         end if;
@@ -14781,6 +14798,49 @@ begin
                                       p_new => jsonb_build_object('concurrency', set_concurrency.concurrency));
     end if;
     return cardinality(v_workers);
+end
+$$;
+
+
+-- functions/operate/set_max_attempts.sql
+
+-- grant: operator
+
+-- Set the maximum number of attempts of a queue's jobs; null removes it. Returns the number before, null for none.
+--
+-- A job's own maximum comes first, then that of its queue, then that of its kind. Each settlement looks: the failures that are settled
+-- after the commit are retried or final by the new number, of waiting and running jobs too. Dead letters stay.
+--
+-- Parameters: attempts, 1 to 10000; null: the kinds decide again.
+-- Errors: JQ001 a bad name or number, or a queue of Forebay, whose handlers decide.
+create function forebay.set_max_attempts(queue text, attempts integer default null) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_before integer := forebay._queue_attempts(set_max_attempts.queue);
+begin
+    if (set_max_attempts.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' and not starts_with(set_max_attempts.queue, 'forebay.')) is not true
+       or set_max_attempts.attempts not between 1 and 10000 then
+        raise exception using errcode = 'JQ001',
+            message = format('cannot give jobs of queue %s %s attempts', coalesce(quote_literal(left(set_max_attempts.queue, 40)), 'null'),
+                             coalesce(set_max_attempts.attempts::text, 'null')),
+            hint = 'Names have letters, digits and _ . : - only, and do not begin with forebay.; the number is 1 to 10000.';
+    end if;
+    if v_before is not distinct from set_max_attempts.attempts then
+        return v_before;
+    end if;
+    if pg_sequence_last_value('forebay.queue_attempts_seq') is null then
+        perform nextval('forebay.queue_attempts_seq');
+    end if;
+    delete from forebay.queue_attempts a where a.queue = set_max_attempts.queue and set_max_attempts.attempts is null;
+    insert into forebay.queue_attempts (queue, max_attempts)
+    select set_max_attempts.queue, set_max_attempts.attempts where set_max_attempts.attempts is not null
+    on conflict on constraint queue_attempts_pkey do update set max_attempts = excluded.max_attempts;
+    perform forebay._record_event('queues.max_attempts', queue, p_old => to_jsonb(v_before), p_new => to_jsonb(attempts));
+    return v_before;
 end
 $$;
 
@@ -16053,8 +16113,8 @@ begin
                 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redrive', 'redrive_endpoint',
                 'redrive_matching', 'replay_endpoint', 'reset_endpoint', 'result', 'resume_key', 'resume_queue',
                 'rotate_secret', 'sample_mirror', 'schema_version', 'segment_held_by', 'set_concurrency',
-                'shard_queue', 'skip_dead', 'subscribe', 'subscriptions', 'test_endpoint', 'truncate_queue',
-                'unfinished', 'unmute_cause', 'unsubscribe', 'workers']
+                'set_max_attempts', 'shard_queue', 'skip_dead', 'subscribe', 'subscriptions', 'test_endpoint',
+                'truncate_queue', 'unfinished', 'unmute_cause', 'unsubscribe', 'workers']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'event_types', 'events',
                 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits',
@@ -16116,6 +16176,7 @@ $$;
 --   An entry of "ended" with outcome done has the handler's return value, which is kept for some seconds.
 --   outcome: retried (costs an attempt), lost (the same, returns as a suspect), snoozed, unknown (kind),
 --   released, cancelled, dead (reason exhausted, permanent or worker lost; with "holds_key": true it holds its ordering key).
+--   In a queue with a maximum of attempts, that decides whether a failed attempt is retried: see forebay.set_max_attempts().
 --   A job with a request to cancel is cancelled instead of retried, snoozed or released.
 --   A job with an ordering key that would run again while an earlier one of its key in the lease has not ended is requeued
 --   behind it instead, whatever its outcome, without using an attempt.
@@ -16202,6 +16263,11 @@ begin
             continue;
         end if;
 
+        if v_ended <> '[]'::jsonb then
+            if pg_sequence_last_value('forebay.queue_attempts_seq') is not null then
+                v_ended := forebay._with_queue_attempts(v_batch.lane, v_batch.lanes, v_batch.xids, v_batch.seqs, v_ended);
+            end if;
+        end if;
         if jsonb_typeof(v_flush -> 'done') = 'array' or v_ended <> '[]'::jsonb then
             if jsonb_typeof(v_flush -> 'done') = 'array' then
                 v_offsets := array(select o::smallint from jsonb_array_elements_text(v_flush -> 'done') o);
@@ -16321,6 +16387,7 @@ declare
     v_attempt integer := coalesce(p_row.attempt, 0) + case when p_code in ('r', 'l', 'x', 'y') then 1 else 0 end;
     v_target  bigint;
     v_run_at  timestamptz;
+    v_dead_id bigint;
 begin
     -- Jobs with limit keys that were parked may be of another lane than the batch.
     select l.queue, i.priority, l.audience into v_lane
@@ -16333,8 +16400,11 @@ begin
             p_item -> 'error', p_worker);
     end if;
     if p_code in ('x', 'y') then
-        perform forebay._write_dead_letter(
+        v_dead_id := forebay._write_dead_letter(
             p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt, p_code = 'y');
+        if p_item ? 'is_decided_here' then
+            perform forebay._report_deaths(array[v_dead_id]);  -- The worker expects a retry.
+        end if;
     elsif p_code in ('r', 'l', 's', 'u', 'h') then
         -- A suspect that is released unstarted remains a suspect; a suspect that ended normally is cleared.
         v_target := forebay._record_private_lane(
@@ -16422,6 +16492,70 @@ begin
             detail = jsonb_build_object('function', p_what),
             hint = 'Call it on a connection in autocommit mode, as a separate statement.';
     end if;
+end
+$$;
+
+
+-- functions/shared/attempts.sql
+
+-- The maximum number of attempts of a queue's jobs; null: their kinds decide.
+create function forebay._queue_attempts(p_queue text) returns integer
+language sql stable
+as $$
+    select a.max_attempts from forebay.queue_attempts a
+    where pg_sequence_last_value('forebay.queue_attempts_seq') is not null and a.queue = p_queue
+$$;
+
+
+-- The ends of attempts as the maximum of the queue has them: a failed attempt that a worker would retry may be the last one, and one
+-- that it takes for the last may not be. Jobs with their own maximum stay as they are.
+--
+-- The worker learns the number with its heartbeats and tells its handlers; this decides, so the number holds from its commit on.
+--
+-- Parameters: of the batch, its lane, lanes, xids and seqs; p_ended as in forebay.settle_v1().
+create function forebay._with_queue_attempts(p_lane bigint, p_lanes bigint[], p_xids xid8[], p_seqs bigint[], p_ended jsonb) returns jsonb
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_most  constant integer := forebay._queue_attempts((select l.queue from forebay.lane l where l.lane = p_lane limit 1));
+    v_all   jsonb := '[]';
+    v_item  jsonb;
+    v_row   forebay.log;
+    v_nr    integer;
+    v_used  integer;
+    v_lost  boolean;
+begin
+    if v_most is null then
+        return p_ended;
+    end if;
+    for v_item in select e.value from jsonb_array_elements(p_ended) e loop
+        v_nr := (v_item ->> 'offset')::integer;
+        if v_item ->> 'outcome' in ('retried', 'lost') or v_item ->> 'outcome' = 'dead' and v_item ->> 'reason' in ('exhausted', 'worker lost') then
+            v_row := forebay._row(coalesce(p_lanes[v_nr], p_lane), coalesce(p_xids[v_nr], p_xids[1]), p_seqs[v_nr]);
+            v_used := coalesce(v_row.attempt, 0) + 1;
+            v_lost := v_item ->> 'outcome' = 'lost' or coalesce(v_item ->> 'reason' = 'worker lost', false);
+            if v_row.seq is not null and v_row.max_attempts is null then
+                if jsonb_typeof(v_item -> 'error') = 'object' then
+                    v_item := jsonb_set(v_item, '{error,max_attempts}', to_jsonb(v_most));
+                end if;
+                if v_used >= v_most and v_item ->> 'outcome' <> 'dead' then
+                    v_item := v_item - 'after' || jsonb_build_object(
+                        'outcome', 'dead', 'reason', case when v_lost then 'worker lost' else 'exhausted' end, 'is_decided_here', true,
+                        'holds_key', v_row.ordering_key is not null
+                                     and exists (select from forebay.kind_queue k where k.kind = v_row.kind and k.holds_key));
+                elsif v_used < v_most and v_item ->> 'outcome' = 'dead' then
+                    v_item := v_item - '{reason,holds_key}'::text[] || jsonb_build_object(
+                        'outcome', case when v_lost then 'lost' else 'retried' end, 'after', least(3600, 5 * 2 ^ least(v_used - 1, 20)));
+                end if;
+            end if;
+        end if;
+        v_all := v_all || jsonb_build_array(v_item);
+    end loop;
+    return v_all;
 end
 $$;
 
