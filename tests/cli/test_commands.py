@@ -328,6 +328,45 @@ def test_a_pause_with_an_end(forebay, conn):
     assert forebay("queues", "pause", "mail", *both).code == 2
 
 
+def test_truncate_and_drop_a_queue(forebay, database, conn):
+    """A dry run changes nothing and gives a token; a question is refused without a terminal; a served queue is not dropped."""
+    for _ in range(3):
+        enqueue(conn, queue="mail")
+    plan = forebay("queues", "truncate", "mail", "--dry-run", "--json").json
+    assert plan["jobs"] == 3
+    assert forebay("queues", "truncate", "mail").code != 0
+    done = forebay("queues", "truncate", "mail", "--token", plan["token"])
+    assert "3 jobs cancelled" in done.out
+    enqueue(conn, queue="mail")
+    forebay("queues", "limit", "mail", "--rate", "5")
+    dry = forebay("queues", "drop", "mail", "--dry-run", "--json").json
+    assert (dry["cancelled"], dry["groups"], dry["settings"]) == (1, [], ["limits"])
+    assert "limits" in forebay("queues", "drop", "mail", "--dry-run").out
+    with Reader(database, queue="mail") as reader:
+        batch = reader.claim_ready(10)
+        assert forebay("queues", "drop", "mail", "--yes").code != 0
+        forced = forebay("queues", "drop", "mail", "--yes", "--force", "--wait", "0")
+        assert "when its running jobs have ended" in forced.out
+        reader.finish(batch)
+    again = forebay("queues", "drop", "mail", "--yes", "--json").json
+    assert again["dropped"] is True
+    assert forebay("queues", "limit", "mail", "--json").json == []
+    assert "no queue" in forebay("queues", "drop", "nowhere", "--yes").err
+
+
+def test_maximum_attempts_of_a_queue(forebay):
+    """Set, shown, removed."""
+    assert forebay("queues", "max-attempts", "mail", "3").out == "queue mail: 3 attempts\n"
+    changed = forebay("queues", "max-attempts", "mail", "1", "--json").json
+    assert changed == {"queue": "mail", "max_attempts": 1, "before": 3}
+    assert forebay("queues", "max-attempts", "--json").json == {"mail": 1}
+    assert forebay("queues", "max-attempts").out == "queue mail: 1 attempt\n"
+    assert forebay("queues", "max-attempts", "mail", "--remove").out.endswith("the kinds decide\n")
+    assert "No maximum" in forebay("queues", "max-attempts").out
+    assert forebay("queues", "max-attempts", "mail", "3", "--remove").code == 2
+    assert forebay("queues", "max-attempts", "--remove").code == 2
+
+
 def test_a_failure_is_shown_with_its_number_and_the_number_of_all(forebay, database, conn):
     """
     Retrying, and due for which attempt of how many; in the list, of one job, and among the dead.

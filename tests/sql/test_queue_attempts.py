@@ -1,5 +1,7 @@
 """The maximum attempts of a queue: a settlement decides by it, whatever the worker took for the maximum."""
 
+import json
+
 import pytest
 
 from tests.support.engine import Reader, connect, enqueue, one, sqlstate, state
@@ -159,15 +161,13 @@ def test_the_look_at_the_queue_costs_a_settlement_few_pages(database, conn):
             for _ in range(3):
                 enqueue(conn)
                 batch = reader.claim_ready(1)
-                flush = (
-                    '[{"claim_no": %d, "flush_no": 1, "done": [],'
-                    ' "ended": [{"offset": 1, "outcome": "cancelled"}]}]' % batch.claim_no
-                )
+                ended = [{"offset": 1, "outcome": "cancelled"}]
+                flush = {"claim_no": batch.claim_no, "flush_no": 1, "done": [], "ended": ended}
                 counts.append(
                     pages(
                         reader.conn,
                         "select forebay.settle_v1(%s, %s::jsonb)",
-                        [reader.lease_id, flush],
+                        [reader.lease_id, json.dumps([flush])],
                     )
                 )
         assert min(counts[6:]) - min(counts[:6]) <= 8

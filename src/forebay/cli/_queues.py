@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from forebay.cli import _change
+from forebay.cli import _change, _queue_ends
 from forebay.cli._help import Commands
 from forebay.cli._served import check_queue_in_use
 from forebay.cli.options import Dsn, Group, Json, Queue, duration, instant
@@ -20,10 +20,13 @@ from forebay.model.text import counted
 from forebay.ops.overview import queue_overview
 from forebay.ops.queues import limit_queue
 
-commands = Commands(help="Queues: list, pause, resume, truncate, purge, shard, limit, max-attempts.")
+commands = Commands(
+    help="Queues: list, pause, resume, truncate, purge, drop, shard, limit and more."
+)
 
 commands.command("purge")(_change.purge)
 commands.command("truncate")(_change.truncate)
+commands.command("drop")(_queue_ends.drop)
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
 

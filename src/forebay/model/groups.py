@@ -60,3 +60,21 @@ class ClosedGroup:
     running: int
     segments: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedQueue:
+    """What dropping a queue gives up and removes.
+
+    Attributes:
+        cancelled: jobs that waited.
+        running: jobs that workers have: they finish.
+        groups: the consumer groups that are closed.
+        settings: what is removed: ``limits``, ``key limits``, ``shards``, ``paused keys``, ``max attempts``, ``dead letters``
+            (the time for which they are kept), ``declared`` (what an application applied last), ``kinds`` (that kinds belong to it).
+    """
+
+    cancelled: int
+    running: int
+    groups: tuple[str, ...]
+    settings: tuple[str, ...]

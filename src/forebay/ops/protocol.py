@@ -523,7 +523,9 @@ def now() -> Operation[datetime]:
 
 def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
     (row,) = rows
-    open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency, muted, most = row
+    open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency, muted, most = (
+        row
+    )
     return HeartbeatAnswer(
         frozenset(open_leases),
         frozenset(cancelled_jobs),

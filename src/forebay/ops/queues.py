@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from forebay.errors import InvalidJob
 from forebay.model import checks
-from forebay.model.groups import ClosedGroup, GroupOverview
+from forebay.model.groups import ClosedGroup, DroppedQueue, GroupOverview
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
 from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation, ResultRows, scalar, scalar_or_none
@@ -96,6 +96,30 @@ def close_group(
         _CLOSE_GROUP,
         lambda rows: rows_as(ClosedGroup, rows)[0],
         {"queue": queue, "name": name, "force": force, "dry_run": dry_run},
+    )
+
+
+def drop_queue(
+    queue: str, *, token: str | None = None, force: bool = False, dry_run: bool = False
+) -> Operation[DroppedQueue]:
+    """Return the call that drops a queue, or with ``dry_run`` only reports."""
+    return Operation(
+        "select cancelled, running, groups, settings from forebay.drop_queue(queue => %(queue)s, token => %(token)s,"
+        " force => %(force)s::boolean, dry_run => %(dry_run)s::boolean)",
+        _dropped,
+        {
+            "queue": checks.checked_name(queue, "queue"),
+            "token": token,
+            "force": force,
+            "dry_run": dry_run,
+        },
+    )
+
+
+def _dropped(rows: ResultRows) -> DroppedQueue:
+    ((cancelled, running, groups, settings),) = rows
+    return DroppedQueue(
+        cancelled=cancelled, running=running, groups=tuple(groups), settings=tuple(settings)
     )
 
 
@@ -221,9 +245,7 @@ def set_max_attempts(queue: str, attempts: int | None) -> Operation[int | None]:
 
 def max_attempts() -> Operation[dict[str, int]]:
     """Return the call that reads the maximum attempts of the queues that have one."""
-    return Operation(
-        "select queue, max_attempts from forebay.queue_attempts order by queue", dict
-    )
+    return Operation("select queue, max_attempts from forebay.queue_attempts order by queue", dict)
 
 
 def configure(name: str, value: int) -> Operation[int]:

@@ -10,7 +10,8 @@ from forebay.db.drivers import AsyncConnection
 from forebay.errors import ForebayError, InvalidJob
 from forebay.model import checks
 from forebay.model.change import ChangeAct, ChangePlan, ChangeResult, JobFilter
-from forebay.ops import change
+from forebay.model.groups import DroppedQueue
+from forebay.ops import change, queues
 from forebay.ops.enqueue import database_clock
 
 
@@ -105,6 +106,35 @@ class AsyncChanges(AsyncClientBase):
         """
         what = change.change("truncate", JobFilter(queue=queue))
         return await self._change(what, token, progress, conn)
+
+    async def drop_queue(
+        self,
+        queue: str,
+        *,
+        token: str | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+        conn: AsyncConnection | None = None,
+    ) -> DroppedQueue:
+        """Drop a queue: cancel the jobs that wait, close its consumer groups and remove its settings, in one transaction.
+
+        Dead letters and results stay. The workers' maintenance does the rest of closing the groups. A job that is enqueued later
+        makes the queue anew. For a queue with millions of waiting jobs, call ``truncate_queue`` before, which works in steps.
+
+        Args:
+            queue: the queue.
+            token: of ``plan_change("truncate", ...)``: refuse if more jobs wait now.
+            force: drop it although workers serve it. Their running jobs finish.
+            dry_run: change nothing.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            GroupNotFound: there is no such queue.
+            GroupInUse: workers serve the queue; nothing was changed.
+            JobsChanged: more jobs wait than those of the token; nothing was changed.
+        """
+        operation = queues.drop_queue(queue, token=token, force=force, dry_run=dry_run)
+        return await self._run(conn, operation)
 
     async def retry_matching(
         self,
