@@ -354,6 +354,21 @@ def test_truncate_and_drop_a_queue(forebay, database, conn):
     assert "no queue" in forebay("queues", "drop", "nowhere", "--yes").err
 
 
+def test_redact_a_queue(forebay, database, conn):
+    """Ended jobs lose their arguments; the question is refused without a terminal; a second call finds nothing."""
+    with Reader(database, queue="mail") as reader:
+        for n in range(3):
+            enqueue(conn, queue="mail", args={"n": n})
+        reader.finish(reader.claim_ready(2))
+        assert forebay("queues", "redact", "mail").code != 0
+        old = forebay("queues", "redact", "mail", "--older-than", "1h", "--yes", "--json").json
+        assert old == {"queue": "mail", "redacted": 0}
+        assert "2 rows erased" in forebay("queues", "redact", "mail", "--yes", "--dead").out
+    assert one(conn, "select array_agg(args ->> 'n') from forebay.log where args <> '{}'") == ["2"]
+    assert forebay("queues", "redact", "mail", "--yes", "--json").json["redacted"] == 0
+    assert forebay("queues", "redact", "forebay.deliver", "--yes").code != 0
+
+
 def test_maximum_attempts_of_a_queue(forebay):
     """Set, shown, removed."""
     assert forebay("queues", "max-attempts", "mail", "3").out == "queue mail: 3 attempts\n"

@@ -79,7 +79,9 @@ def test_ended_jobs_lose_their_arguments_and_others_keep_them(database, conn):
         assert secrets(conn) == [3, 6, 99]
         assert secrets(conn, "deferred") == [2, 5]
         assert one(conn, "select count(*) from forebay.log where headers is not null") == 2
-        texts = "select job_id from forebay.failure where message = 'secret' and traceback = 'secret'"
+        texts = (
+            "select job_id from forebay.failure where message = 'secret' and traceback = 'secret'"
+        )
         assert conn.execute(texts).fetchall() == [(retried,)]
         assert one(conn, "select error_type from forebay.failure where job_id = %s", dead) == (
             "ValueError"

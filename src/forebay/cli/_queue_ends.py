@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
 from forebay.cli._change import DryRun, Token, Yes
 from forebay.cli._groups import are_closed
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import Dsn, Json, confirmed
+from forebay.cli.options import Dsn, Json, confirmed, instant_or_age
 from forebay.cli.output import console, facts_table, print_json
 from forebay.client import Client
 from forebay.model.change import JobFilter
 from forebay.model.groups import DroppedQueue
 from forebay.model.text import counted
+
+#: A line of progress each time that this many rows more were erased.
+_SHOWN_EVERY: Final = 10_000
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
 
@@ -63,6 +66,54 @@ def drop(
         console().print(f"queue {queue} is dropped when its running jobs have ended")
     if not is_closed:
         raise typer.Exit(ExitCode.FAILED)
+
+
+def redact(
+    queue: Name,
+    *,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than",
+            metavar="TIME",
+            help="Only of jobs enqueued before: an age such as 7d, or ISO 8601. Default: now.",
+            show_default=False,
+        ),
+    ] = None,
+    dead: Annotated[
+        bool, typer.Option("--dead", help="Delete dead letters, too. They cannot be redriven then.")
+    ] = False,
+    yes: Yes = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Erase arguments, headers, results and error messages of a queue's ended jobs. Ids, kinds, keys, times and states stay.
+
+    The command works in steps; after an interruption, the same command finishes. It cannot erase what was copied before: WAL,
+    backups and logical replicas.
+    """
+    before = instant_or_age(older_than, "--older-than")
+    if not yes and not confirmed(f"Erase what ended jobs of queue {queue} have brought with them?"):
+        raise typer.Exit(ExitCode.FAILED)
+    shown = 0
+
+    def progress(redacted: int) -> None:
+        nonlocal shown
+        if redacted >= shown + _SHOWN_EVERY and not as_json:
+            shown = redacted
+            console(stderr=True).print(f"{counted(redacted, 'row')} so far", style="dim")
+
+    redacted = Client(dsn).redact_queue(queue, before=before, dead=dead, progress=progress)
+    if as_json:
+        print_json({"queue": queue, "redacted": redacted})
+        return
+    out = console()
+    out.print(f"queue {queue}: {counted(redacted, 'row')} erased")
+    if redacted:
+        out.print(
+            "→ old versions of the rows stay in the data files until vacuum; WAL, backups and logical replicas keep their copies",
+            soft_wrap=True,
+        )
 
 
 def _facts(report: DroppedQueue) -> dict[str, object]:

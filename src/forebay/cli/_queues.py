@@ -27,6 +27,7 @@ commands = Commands(
 commands.command("purge")(_change.purge)
 commands.command("truncate")(_change.truncate)
 commands.command("drop")(_queue_ends.drop)
+commands.command("redact")(_queue_ends.redact)
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
@@ -54,6 +55,13 @@ _LIMITS: Final = (
     + ", 'max_waiting_group', q.max_waiting_group))::text from forebay.limits(%(queue)s) l"
     " left join forebay.queue_limits q on q.queue = l.queue order by l.queue, l.group_name"
 )
+
+
+_REDACT: Final = """\
+select redacted, next::text, event
+from forebay.redact_queue(
+    queue => %(queue)s, before => %(before)s::timestamptz, dead => %(dead)s::boolean, after => %(after)s::jsonb,
+    event_id => %(event)s::bigint)"""
 
 
 def queue_of(kind: str) -> Operation[str | None]:
@@ -114,6 +122,47 @@ def drop_queue(
             "dry_run": dry_run,
         },
     )
+
+
+@dataclass(slots=True)
+class Redaction:
+    """The steps of a redaction, each a separate transaction: run each operation of ``operations()``.
+
+    Args:
+        queue: the queue.
+        before: only of jobs that were enqueued before; None for now.
+        dead: delete dead letters, too.
+    """
+
+    queue: str
+    before: datetime | None = None
+    dead: bool = False
+    redacted: int = 0
+    _after: str | None = None
+    _event: int | None = None
+
+    def operations(self) -> Iterator[Operation[int]]:
+        """Yield the call of each step; its result is the number of rows erased so far."""
+        while True:
+            yield Operation(
+                _REDACT,
+                self._record,
+                {
+                    "queue": checks.checked_name(self.queue, "queue"),
+                    "before": checks.instant_text(self.before, "before"),
+                    "dead": self.dead,
+                    "after": self._after,
+                    "event": self._event,
+                },
+            )
+            if self._after is None:
+                return
+
+    def _record(self, rows: ResultRows) -> int:
+        ((redacted, self._after, event),) = rows
+        self.redacted += redacted
+        self._event = event if event is not None else self._event
+        return self.redacted
 
 
 def _dropped(rows: ResultRows) -> DroppedQueue:

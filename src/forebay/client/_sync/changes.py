@@ -137,6 +137,37 @@ class Changes(ClientBase):
         operation = queues.drop_queue(queue, token=token, force=force, dry_run=dry_run)
         return self._run(conn, operation)
 
+    def redact_queue(
+        self,
+        queue: str,
+        *,
+        before: datetime | None = None,
+        dead: bool = False,
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Erase what jobs of a queue that have ended have brought with them; return the number of rows that were erased.
+
+        Erased are arguments and headers, messages and tracebacks of errors, results, and notes of progress. Ids, kind, tag,
+        correlation id, keys, times and states stay. Jobs that have not ended in every consumer group keep everything. After an
+        error the rows of earlier steps are erased; call the method again to finish. What the database cannot erase is described in
+        the guide to queues: WAL, backups, logical replicas, and old versions of rows until vacuum.
+
+        Args:
+            queue: the queue.
+            before: only of jobs that were enqueued before this time, with a time zone. Default: now.
+            dead: delete the dead letters that died before, too. They cannot be redriven then.
+            progress: called after each step with the number of rows so far.
+
+        Raises:
+            InvalidJob: the name or the time is refused.
+        """
+        steps = queues.Redaction(queue, before, dead)
+        for operation in steps.operations():
+            redacted = self._run(None, operation)
+            if progress is not None:
+                progress(redacted)
+        return steps.redacted
+
     def retry_matching(
         self,
         which: JobFilter,
