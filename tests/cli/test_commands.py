@@ -312,6 +312,76 @@ def test_queues_show_depth_and_pause(forebay, database, conn):
     assert forebay("queues", "resume", "mail", "--json").json == {"queue": "mail", "resumed": 1}
 
 
+def test_a_pause_with_an_end(forebay, conn):
+    """The list names the end; the end is a time or a duration, not both, and not in the past."""
+    conn.execute("select forebay.enqueue('work', '{}', queue => 'mail')")
+    assert forebay("queues", "pause", "mail", "--for", "2h").out == "queue mail paused for 2h\n"
+    assert "ends in 2 h" in " ".join(forebay("queues", "list").out.split())
+    line = forebay("queues", "list", "--json").json[0]
+    assert line["paused_at"] < line["resume_at"]
+    assert forebay("groups", "list", "--json").json[0]["resume_at"] == line["resume_at"]
+    until = forebay("queues", "pause", "mail", "--until", "2030-01-01T00:00Z", "--json")
+    assert until.json == {"queue": "mail", "paused": 1}
+    assert forebay("queues", "list", "--json").json[0]["resume_at"].startswith("2030-01-01")
+    assert forebay("queues", "pause", "mail", "--until", "2020-01-01").code != 0
+    both = ("--until", "2030-01-01", "--for", "1h")
+    assert forebay("queues", "pause", "mail", *both).code == 2
+
+
+def test_truncate_and_drop_a_queue(forebay, database, conn):
+    """A dry run changes nothing and gives a token; a question is refused without a terminal; a served queue is not dropped."""
+    for _ in range(3):
+        enqueue(conn, queue="mail")
+    plan = forebay("queues", "truncate", "mail", "--dry-run", "--json").json
+    assert plan["jobs"] == 3
+    assert forebay("queues", "truncate", "mail").code != 0
+    done = forebay("queues", "truncate", "mail", "--token", plan["token"])
+    assert "3 jobs cancelled" in done.out
+    enqueue(conn, queue="mail")
+    forebay("queues", "limit", "mail", "--rate", "5")
+    dry = forebay("queues", "drop", "mail", "--dry-run", "--json").json
+    assert (dry["cancelled"], dry["groups"], dry["settings"]) == (1, [], ["limits"])
+    assert "limits" in forebay("queues", "drop", "mail", "--dry-run").out
+    with Reader(database, queue="mail") as reader:
+        batch = reader.claim_ready(10)
+        assert forebay("queues", "drop", "mail", "--yes").code != 0
+        forced = forebay("queues", "drop", "mail", "--yes", "--force", "--wait", "0")
+        assert "when its running jobs have ended" in forced.out
+        reader.finish(batch)
+    again = forebay("queues", "drop", "mail", "--yes", "--json").json
+    assert again["dropped"] is True
+    assert forebay("queues", "limit", "mail", "--json").json == []
+    assert "no queue" in forebay("queues", "drop", "nowhere", "--yes").err
+
+
+def test_redact_a_queue(forebay, database, conn):
+    """Ended jobs lose their arguments; the question is refused without a terminal; a second call finds nothing."""
+    with Reader(database, queue="mail") as reader:
+        for n in range(3):
+            enqueue(conn, queue="mail", args={"n": n})
+        reader.finish(reader.claim_ready(2))
+        assert forebay("queues", "redact", "mail").code != 0
+        old = forebay("queues", "redact", "mail", "--older-than", "1h", "--yes", "--json").json
+        assert old == {"queue": "mail", "redacted": 0}
+        assert "2 rows erased" in forebay("queues", "redact", "mail", "--yes", "--dead").out
+    assert one(conn, "select array_agg(args ->> 'n') from forebay.log where args <> '{}'") == ["2"]
+    assert forebay("queues", "redact", "mail", "--yes", "--json").json["redacted"] == 0
+    assert forebay("queues", "redact", "forebay.deliver", "--yes").code != 0
+
+
+def test_maximum_attempts_of_a_queue(forebay):
+    """Set, shown, removed."""
+    assert forebay("queues", "max-attempts", "mail", "3").out == "queue mail: 3 attempts\n"
+    changed = forebay("queues", "max-attempts", "mail", "1", "--json").json
+    assert changed == {"queue": "mail", "max_attempts": 1, "before": 3}
+    assert forebay("queues", "max-attempts", "--json").json == {"mail": 1}
+    assert forebay("queues", "max-attempts").out == "queue mail: 1 attempt\n"
+    assert forebay("queues", "max-attempts", "mail", "--remove").out.endswith("the kinds decide\n")
+    assert "No maximum" in forebay("queues", "max-attempts").out
+    assert forebay("queues", "max-attempts", "mail", "3", "--remove").code == 2
+    assert forebay("queues", "max-attempts", "--remove").code == 2
+
+
 def test_a_failure_is_shown_with_its_number_and_the_number_of_all(forebay, database, conn):
     """
     Retrying, and due for which attempt of how many; in the list, of one job, and among the dead.

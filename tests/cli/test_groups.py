@@ -6,7 +6,7 @@ from tests.support.engine import Reader, enqueue, one, open_group, shift_clock, 
 
 GROUP_KEYS = {
     "claimed_at", "closing_at", "created_at", "group", "held_bytes", "held_segments", "is_implied",
-    "is_served", "oldest_unread_at", "open_batches", "paused_at", "queue", "running", "unread",
+    "is_served", "oldest_unread_at", "open_batches", "paused_at", "resume_at", "queue", "running", "unread",
 }  # fmt: skip
 
 

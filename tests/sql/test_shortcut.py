@@ -220,7 +220,10 @@ PROMISES: list[tuple[Callable[[str], None], tuple[str, str]]] = [
     (a_writer_of_an_older_segment_is_served, EARLIER_SEALED),
     (a_border_that_is_crossed_during_the_claim_is_seen, NEWEST),
     (a_window_that_is_not_full_goes_on_in_the_next_segment, FULL),
-    (a_paused_group_gets_nothing, ("and g.paused_at is null", "")),
+    (
+        a_paused_group_gets_nothing,
+        ("and (g.paused_at is null or g.resume_at <= forebay._now())", ""),
+    ),
     (suspects_come_one_by_one, ("l.audience < 0", "false")),
     (
         a_cancelled_job_is_not_handed_out,

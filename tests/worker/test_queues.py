@@ -284,3 +284,30 @@ async def test_jobs_that_arrive_during_the_linger_share_a_call(app, conn):
             await asyncio.sleep(0)
         await wait_for_async(lambda: sum(calls) == 21)
     assert len(calls) <= 3, calls  # a slow machine may need more than one second for the enqueues
+
+
+async def test_the_maximum_attempts_of_a_queue_change_while_a_worker_runs(app, conn):
+    """Lowered, the next failure is final; raised, it is retried. Handlers see the number after a heartbeat."""
+    seen = []
+
+    @app.job(queue="flaky", retry=forebay.RetryPolicy(base_seconds=0.01, max_attempts=20))
+    async def flaky(ctx: forebay.Context, name: str) -> None:
+        seen.append((name, ctx.job.attempt, ctx.job.max_attempts))
+        raise ValueError(name)
+
+    conn.execute("select forebay.set_max_attempts('flaky', 2)")
+    async with running(app):
+        first = flaky.enqueue(conn, "first")
+        await wait_for_async(lambda: state(conn, first) == "dead")
+        assert [attempt for name, attempt, _ in seen if name == "first"] == [1, 2]
+
+        def most_seen() -> int:
+            flaky.enqueue(conn, "probe")
+            return seen[-1][2]
+
+        await wait_for_async(lambda: most_seen() == 2)
+        conn.execute("select forebay.set_max_attempts('flaky', 3)")
+        await wait_for_async(lambda: most_seen() == 3)
+        last = flaky.enqueue(conn, "last")
+        await wait_for_async(lambda: state(conn, last) == "dead")
+        assert [attempt for name, attempt, _ in seen if name == "last"] == [1, 2, 3]

@@ -34,6 +34,7 @@ SCENARIOS: Final = {
     "latency": "from the commit to the handler's start",
     "large": "jobs of a megabyte: the worker's memory, and the wait of small jobs of another queue",
     "held": "the cost of a claim while a transaction is held open",
+    "status": "picks from a table with a status column and partial indexes, beside claims from the log",
     "backlog": "claims and enqueues by the number of waiting jobs",
     "archive": "claims and enqueues by the number of old segments",
     "cancel": "a tenth of the waiting jobs cancelled by a filter, beside claims of another queue",

@@ -280,6 +280,21 @@ def purge(
          dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json)  # fmt: skip
 
 
+def truncate(
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")],
+    *,
+    dry_run: DryRun = False,
+    token: Token = None,
+    yes: Yes = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Cancel the jobs of a queue that wait now. Running jobs finish; jobs that are enqueued later stay."""
+    _act("truncate", JobFilter(queue=queue),
+         lambda client, token, note: client.truncate_queue(queue, token=token, progress=note),
+         dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json)  # fmt: skip
+
+
 def _which(
     job_ids: list[int] | None, conditions: Mapping[str, str | None], *, all_: bool
 ) -> JobFilter:

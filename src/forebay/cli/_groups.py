@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 from typing import Annotated, Final
 
 import typer
@@ -87,7 +88,7 @@ def close(
     steps itself. If it is interrupted, the workers continue.
     """
     report = Client(dsn).close_group(queue, name, force=force, dry_run=dry_run)
-    is_closed = not dry_run and _is_closed(queue, name, dsn, wait)
+    is_closed = not dry_run and are_closed(queue, [name], dsn, wait)
     if as_json:
         print_json(
             {
@@ -110,14 +111,15 @@ def close(
         raise typer.Exit(ExitCode.FAILED)
 
 
-def _is_closed(queue: str, name: str, dsn: str | None, wait_seconds: float) -> bool:
+def are_closed(queue: str, names: Collection[str], dsn: str | None, wait_seconds: float) -> bool:
+    """Do the steps that close groups; return whether the groups of these names were closed in time."""
     deadline = time.monotonic() + wait_seconds
     address = address_of(dsn)
     client = Client(dsn)
     while True:
         while run_own(address, continue_closing()):
             pass
-        if not any(g.group == name and g.closing_at for g in client.groups(queue)):
+        if not any(g.group in names and g.closing_at for g in client.groups(queue)):
             return True
         if time.monotonic() >= deadline:
             return False
@@ -127,6 +129,8 @@ def _is_closed(queue: str, name: str, dsn: str | None, wait_seconds: float) -> b
 def _note(group: GroupOverview) -> str:
     if group.closing_at:
         return f"closing {ago(group.closing_at)}"
+    if group.resume_at:
+        return f"paused {ago(group.paused_at)}, ends {ago(group.resume_at)}"
     if group.paused_at:
         return f"paused {ago(group.paused_at)}"
     return "not served yet" if group.is_implied else ""

@@ -8,20 +8,26 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from forebay.cli import _change
+from forebay.cli import _change, _queue_ends
 from forebay.cli._help import Commands
 from forebay.cli._served import check_queue_in_use
-from forebay.cli.options import Dsn, Group, Json, Queue
+from forebay.cli.options import Dsn, Group, Json, Queue, duration, instant
 from forebay.cli.output import ago, console, print_json, table
 from forebay.client import Client, address_of
 from forebay.db.own import run_own
 from forebay.model.limits import Limits, QueueLimits
+from forebay.model.text import counted
 from forebay.ops.overview import queue_overview
 from forebay.ops.queues import limit_queue
 
-commands = Commands(help="Queues: list, pause, resume, purge, shard, limit.")
+commands = Commands(
+    help="Queues: list, pause, resume, truncate, purge, drop, shard, limit and more."
+)
 
 commands.command("purge")(_change.purge)
+commands.command("truncate")(_change.truncate)
+commands.command("drop")(_queue_ends.drop)
+commands.command("redact")(_queue_ends.redact)
 
 Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
 
@@ -52,6 +58,8 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
     )
     for line in found:
         paused = f"paused {ago(line.paused_at)}" if line.paused_at else ""
+        if line.resume_at:
+            paused += f", ends {ago(line.resume_at)}"
         rows.add_row(
             line.queue,
             str(line.priority),
@@ -73,16 +81,40 @@ def pause(
     queue: Name,
     *,
     group: Group = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            "--until",
+            metavar="TIME",
+            help="When the pause ends, in ISO 8601; without an offset it is local time. Default: until resumed.",
+            show_default=False,
+        ),
+    ] = None,
+    for_: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="DURATION", help="How long it lasts: 10m, 2h.", show_default=False
+        ),
+    ] = None,
     new: Annotated[
         bool, typer.Option("--new", help="The queue may have no jobs and no workers yet.")
     ] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Stop claiming jobs of a queue. Running jobs finish; enqueueing continues."""
+    """Stop claiming jobs of a queue. Running jobs finish; enqueueing continues.
+
+    A pause with an end needs no further command. A queue has one pause: a call replaces the one that lasts.
+    """
+    if until is not None and for_ is not None:
+        raise typer.BadParameter("give --until or --for, and not both")
+    end = instant(until, "--until")
+    length = duration(for_, "--for")
     if not new and group is None:
         check_queue_in_use(dsn, queue)
-    _changed(queue, "paused", Client(dsn).pause_queue(queue, group=group), as_json)
+    changed = Client(dsn).pause_queue(queue, group=group, until=end, for_=length)
+    ends = f" until {until}" if until is not None else f" for {for_}" if for_ is not None else ""
+    _changed(queue, f"paused{ends}", changed, as_json)
 
 
 @commands.command("resume")
@@ -112,6 +144,51 @@ def shard(
         console().print(f"queue {queue}: 1 shard, jobs run in order")
     else:
         console().print(f"queue {queue}: {lanes} shards of each priority, jobs run in any order")
+
+
+@commands.command("max-attempts")
+def max_attempts(
+    queue: Annotated[
+        str | None, typer.Argument(metavar="[QUEUE]", help="The queue.", show_default=False)
+    ] = None,
+    attempts: Annotated[
+        int | None,
+        typer.Argument(
+            metavar="[ATTEMPTS]", min=1, max=10_000, help="Maximum attempts.", show_default=False
+        ),
+    ] = None,
+    *,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Let the kinds of the jobs decide again.")
+    ] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Set the maximum attempts of a queue's jobs, also of waiting and running ones.
+
+    A job's own maximum comes first, then that of its queue, then that of its kind. Without a number, the command shows those that are set.
+    """
+    client = Client(dsn)
+    if attempts is None and not remove:
+        found = {
+            name: most for name, most in client.max_attempts().items() if queue in (None, name)
+        }
+        if as_json:
+            print_json(found)
+            return
+        for name, most in found.items():
+            console().print(f"queue {name}: {counted(most, 'attempt')}")
+        if not found:
+            console().print("No maximum is set: the kinds decide.", style="dim")
+        return
+    if queue is None or (attempts is not None and remove):
+        raise typer.BadParameter("give QUEUE and ATTEMPTS, or QUEUE and --remove")
+    before = client.set_max_attempts(queue, attempts)
+    if as_json:
+        print_json({"queue": queue, "max_attempts": attempts, "before": before})
+    else:
+        what = "the kinds decide" if attempts is None else counted(attempts, "attempt")
+        console().print(f"queue {queue}: {what}")
 
 
 def _number_option(flag: str, text: str) -> Any:
@@ -253,7 +330,7 @@ def _in_words(limits: Limits) -> str:
 
 def _changed(queue: str, verb: str, groups: int, as_json: bool) -> None:
     if as_json:
-        print_json({"queue": queue, verb: groups})
+        print_json({"queue": queue, verb.partition(" ")[0]: groups})
     elif groups:
         console().print(f"queue {queue} {verb}")
     else:

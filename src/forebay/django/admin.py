@@ -13,7 +13,7 @@ from urllib.parse import urlencode
 from django.contrib import admin
 from django.db import connections
 from django.urls import reverse
-from django.utils.timesince import timesince
+from django.utils.timesince import timesince, timeuntil
 
 from forebay.db.drivers import run
 from forebay.django._admin_base import (
@@ -254,6 +254,8 @@ class QueueAdmin(LogAdmin):
         names = ("scheduled", "ready", "claimed", "running", "retrying", "dead")
         claims = [one.claimed_at for one in row if one.claimed_at is not None]
         state = f"paused for {timesince(first.paused_at, depth=1)}" if first.paused_at else "active"
+        if first.resume_at:
+            state += f", for another {timeuntil(first.resume_at, depth=1)}"
         where = reverse("admin:forebay_job_changelist", current_app=self.admin_site.name)
         return {
             "id": first.queue,

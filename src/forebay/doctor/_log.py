@@ -301,7 +301,7 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
 _QUEUES_SQL: Final = """
 select d.queue, d.group_name, sum(d.ready)::bigint, sum(d.scheduled)::bigint, sum(d.claimed)::bigint,
        sum(d.running)::bigint, sum(d.retrying)::bigint,
-       max(extract(epoch from clock_timestamp() - g.paused_at))::float8,
+       max(extract(epoch from clock_timestamp() - case when g.resume_at <= clock_timestamp() then null else g.paused_at end))::float8,
        min(extract(epoch from clock_timestamp() - c.claimed_at))::float8,
        exists (select from forebay.lease l
                join lateral (select h.heartbeat_at from forebay.heartbeat h where h.lease_id = l.lease_id

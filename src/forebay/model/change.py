@@ -17,7 +17,7 @@ ChangeAnswer = Literal[
     "already ended", "unknown",
 ]  # fmt: skip
 
-ChangeAct = Literal["cancel", "purge", "retry", "reschedule", "reprioritise"]
+ChangeAct = Literal["cancel", "purge", "truncate", "retry", "reschedule", "reprioritise"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,6 +17,7 @@ class GroupOverview:
         is_served: a worker serves the group now.
         created_at: when it was opened.
         paused_at: since when it is paused; None if it is not.
+        resume_at: when that pause ends by itself; None if it does not.
         closing_at: since when it is being closed; None if it is not.
         unread: jobs that wait for it, without scheduled and retrying ones.
         oldest_unread_at: when the oldest of them was enqueued; None if none waits, or only behind an ordering key.
@@ -33,6 +34,7 @@ class GroupOverview:
     is_served: bool
     created_at: datetime
     paused_at: datetime | None
+    resume_at: datetime | None
     closing_at: datetime | None
     unread: int
     oldest_unread_at: datetime | None
@@ -58,3 +60,21 @@ class ClosedGroup:
     running: int
     segments: int
     bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DroppedQueue:
+    """What dropping a queue gives up and removes.
+
+    Attributes:
+        cancelled: jobs that waited.
+        running: jobs that workers have: they finish.
+        groups: the consumer groups that are closed.
+        settings: what is removed: ``limits``, ``key limits``, ``shards``, ``paused keys``, ``max attempts``, ``dead letters``
+            (the time for which they are kept), ``declared`` (what an application applied last), ``kinds`` (that kinds belong to it).
+    """
+
+    cancelled: int
+    running: int
+    groups: tuple[str, ...]
+    settings: tuple[str, ...]

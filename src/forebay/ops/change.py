@@ -1,4 +1,4 @@
-"""Acts on many jobs: cancel, purge, retry, reschedule, reprioritise."""
+"""Acts on many jobs: cancel, purge, truncate, retry, reschedule, reprioritise."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: Most jobs of a step. A cancellation takes no lock; the steps of the others hold the locks of lanes.
-_STEP: Final = {"cancel": 50_000, "purge": 50_000}
+_STEP: Final = {"cancel": 50_000, "purge": 50_000, "truncate": 50_000}
 _STEP_OF_MOVES: Final = 1_000
 _IDS_MAX: Final = 10_000
 
@@ -110,7 +110,9 @@ class Steps:
                     {**params, "token": self.token, "most": most, "event": self._event},
                 )
                 self.token = None
-                if has_ids or most is None or self._taken - before < most:
+                # The steps of a truncation end by themselves: they take only what waited at the first one.
+                least = 1 if self.what.act == "truncate" else most
+                if has_ids or least is None or most is None or self._taken - before < least:
                     break
 
     @property

@@ -15,9 +15,12 @@ select json_build_object(
     'queue', d.queue, 'priority', d.priority, 'group', d.group_name,
     'scheduled', d.scheduled, 'ready', d.ready, 'claimed', d.claimed, 'running', d.running,
     'retrying', d.retrying, 'dead', x.dead, 'claimed_at', c.claimed_at,
-    'paused_at', g.paused_at)::text
+    'paused_at', g.paused_at, 'resume_at', g.resume_at)::text
 from forebay.depth(only_queue => %(queue)s) d
-left join forebay.queue_group g on g.queue = d.queue and g.name = d.group_name
+left join lateral (
+    select i.group_id, case when i.resume_at <= clock_timestamp() then null else i.paused_at end as paused_at,
+           case when i.resume_at > clock_timestamp() then i.resume_at end as resume_at
+    from forebay.queue_group i where i.queue = d.queue and i.name = d.group_name) g on true
 cross join lateral (
     select count(*) as dead from forebay.dead_letter l
     where l.queue = d.queue and l.group_id = g.group_id and l.priority = d.priority
@@ -50,6 +53,7 @@ class QueueOverview:
         dead: dead letters that were not redriven.
         claimed_at: when a worker last claimed jobs from it; None if never.
         paused_at: since when the queue is paused; None if it is not.
+        resume_at: when that pause ends by itself; None if it does not.
     """
 
     queue: str
@@ -63,6 +67,7 @@ class QueueOverview:
     dead: int
     claimed_at: datetime | None
     paused_at: datetime | None
+    resume_at: datetime | None = None
 
 
 def queue_overview(queue: str | None = None) -> Operation[list[QueueOverview]]:

@@ -209,6 +209,8 @@ class HeartbeatAnswer:
     server_time: datetime | None = None
     concurrency: int | None = None
     muted_causes: frozenset[str] = frozenset()
+    #: Maximum attempts by queue, of those queues that have one.
+    queue_attempts: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +288,7 @@ def heartbeat(
     """Keep leases alive; also return which of some duties are leaderless."""
     return Operation(
         "select open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency,"
-        " muted_causes"
+        " muted_causes, queue_attempts::text"
         " from forebay.heartbeat_v1(%(leases)s, %(jobs)s, %(duties)s, %(memory_kb)s)",
         _heartbeat_answer,
         {
@@ -520,8 +522,9 @@ def now() -> Operation[datetime]:
 
 
 def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
-    ((open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency, muted),) = (
-        rows
+    (row,) = rows
+    open_leases, cancelled_jobs, leaderless, lease_count, server_time, concurrency, muted, most = (
+        row
     )
     return HeartbeatAnswer(
         frozenset(open_leases),
@@ -531,6 +534,7 @@ def _heartbeat_answer(rows: ResultRows) -> HeartbeatAnswer:
         server_time,
         concurrency,
         frozenset(muted or ()),
+        {} if most is None else json.loads(most),
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
+from forebay.errors import InvalidJob
 from forebay.model import checks
-from forebay.model.groups import ClosedGroup, GroupOverview
+from forebay.model.groups import ClosedGroup, DroppedQueue, GroupOverview
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
 from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation, ResultRows, number, scalar, scalar_or_none
@@ -18,7 +20,7 @@ Start = Literal["beginning", "now"]
 _GROUPS: Final = """\
 select json_build_object(
     'queue', g.queue, 'group', g.group_name, 'is_implied', g.is_implied, 'is_served', g.is_served,
-    'created_at', g.created_at, 'paused_at', g.paused_at, 'closing_at', g.closing_at,
+    'created_at', g.created_at, 'paused_at', g.paused_at, 'resume_at', g.resume_at, 'closing_at', g.closing_at,
     'unread', g.unread, 'oldest_unread_at', g.oldest_unread_at, 'running', g.running,
     'open_batches', g.open_batches, 'held_segments', g.held_segments,
     'held_bytes', g.held_bytes, 'claimed_at', g.claimed_at)::text
@@ -53,6 +55,13 @@ _LIMITS: Final = (
     + ", 'max_waiting_group', q.max_waiting_group))::text from forebay.limits(%(queue)s) l"
     " left join forebay.queue_limits q on q.queue = l.queue order by l.queue, l.group_name"
 )
+
+
+_REDACT: Final = """\
+select redacted, next::text, event
+from forebay.redact_queue(
+    queue => %(queue)s, before => %(before)s::timestamptz, dead => %(dead)s::boolean, after => %(after)s::jsonb,
+    event_id => %(event)s::bigint)"""
 
 
 def queue_of(kind: str) -> Operation[str | None]:
@@ -98,17 +107,96 @@ def close_group(
     )
 
 
+def drop_queue(
+    queue: str, *, token: str | None = None, force: bool = False, dry_run: bool = False
+) -> Operation[DroppedQueue]:
+    """Return the call that drops a queue, or with ``dry_run`` only reports."""
+    return Operation(
+        "select cancelled, running, groups, settings from forebay.drop_queue(queue => %(queue)s, token => %(token)s,"
+        " force => %(force)s::boolean, dry_run => %(dry_run)s::boolean)",
+        _dropped,
+        {
+            "queue": checks.checked_name(queue, "queue"),
+            "token": token,
+            "force": force,
+            "dry_run": dry_run,
+        },
+    )
+
+
+@dataclass(slots=True)
+class Redaction:
+    """The steps of a redaction, each a separate transaction: run each operation of ``operations()``.
+
+    Args:
+        queue: the queue.
+        before: only of jobs that were enqueued before; None for now.
+        dead: delete dead letters, too.
+    """
+
+    queue: str
+    before: datetime | None = None
+    dead: bool = False
+    redacted: int = 0
+    _after: str | None = None
+    _event: int | None = None
+
+    def operations(self) -> Iterator[Operation[int]]:
+        """Yield the call of each step; its result is the number of rows erased so far."""
+        while True:
+            yield Operation(
+                _REDACT,
+                self._record,
+                {
+                    "queue": checks.checked_name(self.queue, "queue"),
+                    "before": checks.instant_text(self.before, "before"),
+                    "dead": self.dead,
+                    "after": self._after,
+                    "event": self._event,
+                },
+            )
+            if self._after is None:
+                return
+
+    def _record(self, rows: ResultRows) -> int:
+        ((redacted, self._after, event),) = rows
+        self.redacted += redacted
+        self._event = event if event is not None else self._event
+        return self.redacted
+
+
+def _dropped(rows: ResultRows) -> DroppedQueue:
+    ((cancelled, running, groups, settings),) = rows
+    return DroppedQueue(
+        cancelled=cancelled, running=running, groups=tuple(groups), settings=tuple(settings)
+    )
+
+
 def continue_closing() -> Operation[int]:
     """Return the call that continues to close groups, in steps; 0 when nothing is left to do now."""
     return Operation("select forebay.close_groups()", number)
 
 
-def pause_queue(queue: str, group: str | None = None) -> Operation[int]:
+def pause_queue(
+    queue: str,
+    group: str | None = None,
+    *,
+    until: datetime | None = None,
+    for_: float | timedelta | None = None,
+) -> Operation[int]:
     """Return the call that pauses a queue; it returns how many groups changed."""
+    if until is not None and for_ is not None:
+        raise InvalidJob("until", "and for_ are both given: give one of them")
     return Operation(
-        "select forebay.pause_queue(queue => %(queue)s, group_name => %(group)s)",
+        "select forebay.pause_queue(queue => %(queue)s, group_name => %(group)s, until => coalesce(%(until)s::timestamptz,"
+        " clock_timestamp() + make_interval(secs => %(seconds)s::double precision)))",
         number,
-        {"queue": queue, "group": group},
+        {
+            "queue": queue,
+            "group": group,
+            "until": checks.instant_text(until, "until"),
+            "seconds": None if for_ is None else checks.checked_seconds(for_, "for_"),
+        },
     )
 
 
@@ -186,6 +274,27 @@ def limit_queue(
 def limits(queue: str | None = None) -> Operation[list[QueueLimits]]:
     """Return the call that reads the limits of queues and their running jobs."""
     return Operation(_LIMITS, lambda rows: rows_as(QueueLimits, rows), {"queue": queue})
+
+
+def set_max_attempts(queue: str, attempts: int | None) -> Operation[int | None]:
+    """Return the call that sets the maximum attempts of a queue's jobs; it returns the previous number."""
+    return Operation(
+        "select forebay.set_max_attempts(queue => %(queue)s, attempts => %(attempts)s::integer)",
+        lambda rows: None if (found := scalar_or_none(rows)) is None else int(found),
+        {
+            "queue": checks.checked_name(queue, "queue"),
+            "attempts": None
+            if attempts is None
+            else checks.checked_integer(
+                attempts, "attempts", least=1, most=checks.MAX_ATTEMPTS_MAX
+            ),
+        },
+    )
+
+
+def max_attempts() -> Operation[dict[str, int]]:
+    """Return the call that reads the maximum attempts of the queues that have one."""
+    return Operation("select queue, max_attempts from forebay.queue_attempts order by queue", dict)
 
 
 def configure(name: str, value: int) -> Operation[int]:

@@ -38,6 +38,7 @@ class Facts:
     read_at: datetime
     is_same_cluster: bool = True
     paused_at: datetime | None = None
+    resume_at: datetime | None = None
     closing_at: datetime | None = None
     is_suspect: bool = False
     is_served: bool = False
@@ -290,8 +291,10 @@ def _served(case: _Case) -> _Found:
 def _paused(case: _Case) -> _Found:
     if case.facts.paused_at is None:
         return _Found("no")
+    end = case.facts.resume_at
+    until = "" if end is None else f", for another {case.length(end)}"
     return _Found(
-        f"{case.queue} has been paused for {case.length(case.facts.paused_at)}",
+        f"{case.queue} has been paused for {case.length(case.facts.paused_at)}{until}",
         "paused",
         f"forebay queues resume {case.job.queue}",
     )

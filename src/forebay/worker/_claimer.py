@@ -126,6 +126,8 @@ class Claimer:
         self._wanted = Wanted(app.kinds, settings, weights, executor, intake)
         self._ready = ReadyLanes(session, leases, leadership, signals, settings.poll_seconds)
         self._must_check_batches = False
+        #: Maximum attempts by queue, as of the last heartbeat; the database decides by its own.
+        self.queue_attempts: Mapping[str, int] = {}
         #: Whether the worker stopped without an answer from the database.
         self.was_cut = False
 
@@ -422,6 +424,9 @@ class Claimer:
         if lease.lost:
             # The lease was lost during the call. The jobs come back when it is revoked.
             return None, []
+        if most := self.queue_attempts.get(lane.queue):
+            for row in rows:
+                row.max_attempts = row.max_attempts or most
         batch = Batch(lease, claim_no, len(rows), set(range(1, len(rows) + 1)))
         batch.frees_others = lane.is_limited or any(row.ordering_key is not None for row in rows)
         batch.lane = lane

@@ -397,6 +397,7 @@ class Worker:
             log.info("concurrency: %s instead of %s", concurrency, self._executor.slots.concurrency)
             self._executor.slots.resize(concurrency)
         self._job_log.muted = answer.muted_causes
+        self._claimer.queue_attempts = answer.queue_attempts
         if answer.cancelled_jobs:
             self._executor.cancel(answer.cancelled_jobs)
             self._children.cancel(set(answer.cancelled_jobs))

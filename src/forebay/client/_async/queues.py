@@ -89,16 +89,32 @@ class AsyncQueues(AsyncClientBase):
         return await self._run(conn, queues.close_group(queue, name, force=force, dry_run=dry_run))
 
     async def pause_queue(
-        self, queue: str, *, group: str | None = None, conn: AsyncConnection | None = None
+        self,
+        queue: str,
+        *,
+        group: str | None = None,
+        until: datetime | None = None,
+        for_: float | timedelta | None = None,
+        conn: AsyncConnection | None = None,
     ) -> int:
         """Stop claiming jobs of a queue; return the number of groups that changed.
 
-        Running jobs finish; enqueueing continues.
+        Running jobs finish; enqueueing continues. A group has one pause: a call replaces the one that lasts. A pause with an end
+        ends by the database's clock, without a further call.
+
+        Args:
+            queue: the queue.
+            group: only this consumer group.
+            until: when the pause ends, with a time zone. Default: with ``resume_queue``.
+            for_: how long it lasts, in seconds or as a timedelta; either this or ``until``.
+            conn: the connection whose transaction to use.
 
         Raises:
             GroupNotFound: the queue does not have this group.
+            InvalidJob: the end is in the past, or more than ten years away.
         """
-        return await self._run(conn, queues.pause_queue(queue, group))
+        operation = queues.pause_queue(queue, group, until=until, for_=for_)
+        return await self._run(conn, operation)
 
     async def resume_queue(
         self, queue: str, *, group: str | None = None, conn: AsyncConnection | None = None
@@ -216,6 +232,32 @@ class AsyncQueues(AsyncClientBase):
             InvalidArguments: a bad name or number.
         """
         return await self._run(conn, queues.shard_queue(queue, lanes))
+
+    async def set_max_attempts(
+        self, queue: str, attempts: int | None, *, conn: AsyncConnection | None = None
+    ) -> int | None:
+        """Set the maximum number of attempts of a queue's jobs; return the previous number, or None.
+
+        A job's own maximum comes first, then that of its queue, then that of its kind. Failures that are settled after the commit
+        are retried or final by the new number, also of waiting and running jobs. Dead letters stay.
+
+        Args:
+            queue: the queue.
+            attempts: 1 to 10,000; None: the kinds decide again.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            InvalidJob: a bad name or number.
+        """
+        return await self._run(conn, queues.set_max_attempts(queue, attempts))
+
+    async def max_attempts(self, *, conn: AsyncConnection | None = None) -> dict[str, int]:
+        """Return the maximum attempts by queue, of the queues that have one set.
+
+        Args:
+            conn: the connection to use.
+        """
+        return await self._run(conn, queues.max_attempts())
 
     async def limit_queue(
         self,

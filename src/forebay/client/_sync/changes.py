@@ -11,12 +11,13 @@ from forebay.db.drivers import SyncConnection
 from forebay.errors import ForebayError, InvalidJob
 from forebay.model import checks
 from forebay.model.change import ChangeAct, ChangePlan, ChangeResult, JobFilter
-from forebay.ops import change
+from forebay.model.groups import DroppedQueue
+from forebay.ops import change, queues
 from forebay.ops.enqueue import database_clock
 
 
 class Changes(ClientBase):
-    """Cancel, purge, retry, reschedule and reprioritise the jobs that match a filter.
+    """Cancel, purge, truncate, retry, reschedule and reprioritise the jobs that match a filter.
 
     The methods work in steps, each a separate transaction. After an error the jobs of earlier steps are changed; call the method
     again to finish. ``progress`` is called after each step with the number of jobs so far.
@@ -34,7 +35,7 @@ class Changes(ClientBase):
         """Return what an act would do, and its token; change nothing. It reads every waiting job.
 
         Args:
-            act: cancel, purge, retry, reschedule or reprioritise.
+            act: cancel, purge, truncate, retry, reschedule or reprioritise.
             which: the jobs.
             run_at: the time, for ``"reschedule"``.
             priority: the priority, for ``"reprioritise"``.
@@ -80,6 +81,92 @@ class Changes(ClientBase):
         """Cancel every unfinished job of a queue. See ``cancel_matching``."""
         what = change.change("purge", JobFilter(queue=queue))
         return self._change(what, token, progress, conn)
+
+    def truncate_queue(
+        self,
+        queue: str,
+        *,
+        token: str | None = None,
+        progress: Callable[[int], object] | None = None,
+        conn: SyncConnection | None = None,
+    ) -> ChangeResult:
+        """Cancel the jobs of a queue that wait at this call: ready, scheduled and retrying ones.
+
+        Running jobs finish, and may run again. Jobs that are enqueued later stay, also those that commit between two steps. A job
+        that a worker starts before its step runs. An interrupted call leaves the rest waiting; a further call also takes what was
+        enqueued in between.
+
+        Args:
+            queue: the queue.
+            token: of ``plan_change("truncate", ...)``: refuse if more jobs wait now.
+            progress: called after each step.
+            conn: the connection whose transaction to use, for all jobs at once.
+
+        Raises:
+            JobsChanged: more jobs wait than those of the token; none was cancelled.
+        """
+        what = change.change("truncate", JobFilter(queue=queue))
+        return self._change(what, token, progress, conn)
+
+    def drop_queue(
+        self,
+        queue: str,
+        *,
+        token: str | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+        conn: SyncConnection | None = None,
+    ) -> DroppedQueue:
+        """Drop a queue: cancel the jobs that wait, close its consumer groups and remove its settings, in one transaction.
+
+        Dead letters and results stay. The workers' maintenance does the rest of closing the groups. A job that is enqueued later
+        makes the queue anew. For a queue with millions of waiting jobs, call ``truncate_queue`` before, which works in steps.
+
+        Args:
+            queue: the queue.
+            token: of ``plan_change("truncate", ...)``: refuse if more jobs wait now.
+            force: drop it although workers serve it. Their running jobs finish.
+            dry_run: change nothing.
+            conn: the connection whose transaction to use.
+
+        Raises:
+            GroupNotFound: there is no such queue.
+            GroupInUse: workers serve the queue; nothing was changed.
+            JobsChanged: more jobs wait than those of the token; nothing was changed.
+        """
+        operation = queues.drop_queue(queue, token=token, force=force, dry_run=dry_run)
+        return self._run(conn, operation)
+
+    def redact_queue(
+        self,
+        queue: str,
+        *,
+        before: datetime | None = None,
+        dead: bool = False,
+        progress: Callable[[int], object] | None = None,
+    ) -> int:
+        """Erase what jobs of a queue that have ended have brought with them; return the number of rows that were erased.
+
+        Erased are arguments and headers, messages and tracebacks of errors, results, and notes of progress. Ids, kind, tag,
+        correlation id, keys, times and states stay. Jobs that have not ended in every consumer group keep everything. After an
+        error the rows of earlier steps are erased; call the method again to finish. What the database cannot erase is described in
+        the guide to queues: WAL, backups, logical replicas, and old versions of rows until vacuum.
+
+        Args:
+            queue: the queue.
+            before: only of jobs that were enqueued before this time, with a time zone. Default: now.
+            dead: delete the dead letters that died before, too. They cannot be redriven then.
+            progress: called after each step with the number of rows so far.
+
+        Raises:
+            InvalidJob: the name or the time is refused.
+        """
+        steps = queues.Redaction(queue, before, dead)
+        for operation in steps.operations():
+            redacted = self._run(None, operation)
+            if progress is not None:
+                progress(redacted)
+        return steps.redacted
 
     def retry_matching(
         self,

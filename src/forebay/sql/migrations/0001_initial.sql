@@ -525,7 +525,8 @@ create table forebay.queue_group (
     name        text not null,
     start_after pg_snapshot not null,    -- jobs visible in it are older than the group
     created_at  timestamptz not null,
-    paused_at   timestamptz,
+    paused_at   timestamptz,             -- claims stop, see forebay._paused_since()
+    resume_at   timestamptz,             -- when the pause ends by itself; null: it does not
     is_implied  boolean not null,        -- no worker or user has named it: the next group that is opened takes it over
     closing_at  timestamptz,             -- since when it is being closed: it gets no more jobs
     closing_snap pg_snapshot,            -- the jobs that the group has read or gives up; later ones are not its own
@@ -543,6 +544,9 @@ create table forebay.closed_group (
     lanes     bigint[]                   -- the private lanes, while rows of the group are left; null: all are deleted
 );
 create index closed_group_to_clear on forebay.closed_group (group_id) where lanes is not null;
+
+-- Lets a poll see, without reading a table, that no pause of a queue ever had an end.
+create sequence forebay.timed_pause_seq as bigint cache 1;
 
 
 -- tables/guard.sql
@@ -1157,6 +1161,20 @@ create index mirror_audit_by_time on forebay.mirror_audit (mirror, ended_at);
 create index mirror_audit_by_age on forebay.mirror_audit (ended_at);
 
 comment on table forebay.mirror_count is 'Results of mirrors, by outcome, tag and priority; read them with forebay.mirror_status().';
+
+
+-- tables/queue_attempts.sql
+
+-- The maximum number of attempts of a queue's jobs, instead of that of their kinds.
+create table forebay.queue_attempts (
+    queue        text primary key,
+    max_attempts integer not null check (max_attempts between 1 and 10000)
+);
+
+comment on table forebay.queue_attempts is 'Maximum attempts of the jobs of a queue; set with forebay.set_max_attempts().';
+
+-- Lets a settlement see, without reading the table, that no queue ever had one.
+create sequence forebay.queue_attempts_seq as bigint cache 1;
 
 
 -- tables/result.sql
@@ -2219,18 +2237,19 @@ $$;
 -- handed out, so that a job which a claim takes at the same moment is either moved or claimed.
 --
 -- Parameters:
---   act      cancel; purge, the same for a whole queue; retry, a scheduled or retrying job is ready now; reschedule; reprioritise
+--   act      cancel; purge, the same for a whole queue; truncate, the same for the jobs that wait there at the first call; retry, a scheduled or retrying job is ready now; reschedule; reprioritise
 --   filter   a JSON object: queue, kind, tag, state, ordering_key, limit_key, unique_key, correlation_id, enqueued_after,
 --            enqueued_before, ids, or all: true
 --   options  for reschedule run_at, for reprioritise priority
 --   token    of forebay.plan_change(): refuse if more jobs match now
---   most     the maximum number of jobs; call again while as many were taken; null: all, for cancel and purge only
---   event_id of the call before, so that the event log has one row for all
+--   most     the maximum number of jobs; call again while as many were taken; null: all, for cancel, purge and truncate only
+--   event_id of the call before, so that the event log has one row for all; a truncation goes by what that call saw waiting, and its
+--            first step takes all scheduled and retrying jobs, whatever most is
 -- Returns: answer, and its number of jobs. With ids a row for each of them, with job_id. Answers are cancelled, requested (a worker has
 --   it, its handler is requested to stop), changed, unchanged (ready already, or has this time or priority), running, ordering key (it
 --   would lose its place), expires before, already ended, unknown.
--- Errors: JQ001, JQ042 more jobs than those of the token; but for cancel and purge: JQ012 not called alone, JQ030 foreign cluster.
--- Locks: but for cancel and purge: the promotion lock, or those of the sweep and of the lanes that jobs leave.
+-- Errors: JQ001, JQ042 more jobs than those of the token; but for cancel, purge and truncate: JQ012 not called alone, JQ030 foreign cluster.
+-- Locks: but for cancel, purge and truncate: the promotion lock, or those of the sweep and of the lanes that jobs leave.
 -- pages: 500 + 60 a lane + 3 a waiting job + 40 a job + 20 an open lease
 create function forebay.change_jobs(
     act text, filter jsonb, options jsonb default '{}', token text default null, most integer default null, event_id bigint default null)
@@ -2243,28 +2262,37 @@ as $$
 #variable_conflict use_column
 declare
     v_filter  constant jsonb := forebay._checked_filter(change_jobs.filter);
-    v_options constant jsonb := forebay._checked_change(change_jobs.act, v_filter, change_jobs.options);
+    v_given   constant jsonb := forebay._checked_change(change_jobs.act, v_filter, change_jobs.options);
+    v_options jsonb := v_given;
     v_act     constant text := case change_jobs.act when 'purge' then 'cancel' else change_jobs.act end;
+    v_cancels constant boolean := v_act in ('cancel', 'truncate');
     v_most    constant bigint := coalesce(change_jobs.most, 9223372036854775807);
     v_ids     constant bigint[] := translate(v_filter ->> 'ids', '[]', '{}');
     v_found   forebay._match[];
     v_taken   bigint[] := '{}';
     v_asked   bigint[] := '{}';
+    v_held    bigint[] := '{}';  -- jobs that a worker has for one group
     v_count   bigint;
 begin
-    if (v_most between 1 and 100000) is not true and (v_act <> 'cancel' or change_jobs.most is not null) then
+    if (v_most between 1 and 100000) is not true and (not v_cancels or change_jobs.most is not null) then
         raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 100000', coalesce(change_jobs.most::text, 'null'));
     elsif cardinality(v_ids) > 10000 then
         raise exception using errcode = 'JQ001', column = 'filter', message = format('%s ids are more than 10000', cardinality(v_ids));
     end if;
-    if v_act <> 'cancel' then
+    if not v_cancels then
         perform forebay._require_alone('forebay.change_jobs()');
         perform forebay._require_same_cluster();
+    end if;
+    if v_act = 'truncate' then
+        v_options := jsonb_build_object('snapshot', coalesce(
+            (select e.new ->> 'snapshot' from forebay.event e
+             where forebay._is_own_event(e, change_jobs.event_id, change_jobs.act) and e.queue = v_filter ->> 'queue'),
+            pg_current_snapshot()::text));
     end if;
     if change_jobs.token is not null then
         select count(distinct m.job_id) into v_count
         from forebay._matching(v_act, v_filter, v_options, true, null) m;
-        if change_jobs.token !~ '^\d{1,18}-' or forebay._change_token(change_jobs.act, v_filter, v_options, split_part(change_jobs.token, '-', 1)::bigint) <> change_jobs.token
+        if change_jobs.token !~ '^\d{1,18}-' or forebay._change_token(change_jobs.act, v_filter, v_given, split_part(change_jobs.token, '-', 1)::bigint) <> change_jobs.token
            or v_count > greatest(split_part(change_jobs.token, '-', 1)::bigint * 1.01, split_part(change_jobs.token, '-', 1)::bigint + 10) then
             raise exception using errcode = 'JQ042',
                 message = format('token %s is not that of this change, which would take %s jobs now', quote_literal(left(change_jobs.token, 60)), v_count),
@@ -2275,13 +2303,19 @@ begin
 
     select array_agg(row(m.*)::forebay._match) into v_found
     from (select f.* from forebay._matching(v_act, v_filter, v_options, v_ids is null, case when v_ids is null then change_jobs.most end) f
-          limit case when v_ids is null then v_most end) m;
-    if v_act = 'cancel' then
+          limit case when v_ids is null and v_act <> 'truncate' then v_most end) m;
+    if v_cancels then
         select array_agg(distinct f.job_id) filter (where f.answer = 'changed'), array_agg(distinct f.job_id) filter (where f.answer = 'requested')
         into v_taken, v_asked from unnest(v_found) f;
+        -- A job that waits for one group and runs for another: a truncation cancels it for the first only.
+        if v_act = 'truncate' and (select count(*) > 1 from forebay.queue_group g where g.queue = v_filter ->> 'queue') then
+            v_held := array(select m.job_id from unnest(array['claimed', 'running']) s
+                            cross join lateral forebay._matching('cancel', v_filter || jsonb_build_object('state', s), '{}', true, null) m);
+            perform forebay._cancel_waiting(v_found, v_held);
+        end if;
         insert into forebay.tombstone (job_id, reason, recorded_at)
-        select distinct f.job_id, 'c'::"char", forebay._now() from unnest(v_found) f order by 1;
-        perform forebay._withdraw(array(select distinct f.job_id from unnest(v_found) f where f.place = 'd'));
+        select distinct f.job_id, 'c'::"char", forebay._now() from unnest(v_found) f where f.job_id <> all (v_held) order by 1;
+        perform forebay._withdraw(array(select distinct f.job_id from unnest(v_found) f where f.place = 'd' and f.job_id <> all (v_held)));
     elsif exists (select from unnest(v_found) f where f.answer = 'changed') then
         v_taken := forebay._move_deferred(v_act, v_options, array(select f.seq from unnest(v_found) f where f.place = 'd' and f.answer = 'changed'))
             || forebay._move_ready(v_act, v_options, array(select f from unnest(v_found) f where f.place = 'l' and f.answer = 'changed'));
@@ -2297,7 +2331,7 @@ begin
 
     if v_ids is null then
         for answer, jobs in
-            select * from (values (case v_act when 'cancel' then 'cancelled' else 'changed' end, cardinality(v_taken)), ('requested', cardinality(v_asked))) n
+            select * from (values (case when v_cancels then 'cancelled' else 'changed' end, cardinality(v_taken)), ('requested', cardinality(v_asked))) n
             where n.column2 > 0
         loop
             return next;
@@ -2323,18 +2357,45 @@ end
 $$;
 
 
+-- Cancel jobs that a worker has for one group, for the groups that they wait for.
+create function forebay._cancel_waiting(p_found forebay._match[], p_held bigint[]) returns void
+language plpgsql volatile
+as $$
+declare
+    v_group record;
+begin
+    for v_group in
+        select f.group_id, array_agg(distinct f.job_id) as jobs
+        from unnest(p_found) f where f.job_id = any (p_held) and f.group_id is not null group by f.group_id
+    loop
+        insert into forebay.tombstone (job_id, group_id, reason, recorded_at)
+        select u, v_group.group_id, 'c', forebay._now() from unnest(v_group.jobs) u order by 1;
+        perform forebay._withdraw(v_group.jobs, v_group.group_id);
+    end loop;
+end
+$$;
+
+
+-- Is this the event of an earlier step of a change, of the same role and act, and not older than a day?
+create function forebay._is_own_event(e forebay.event, p_event_id bigint, p_act text) returns boolean
+language sql volatile
+as $$
+    select e.event_id = p_event_id and e.role = session_user and e.act in ('jobs.' || p_act, 'queues.' || p_act)
+           and e.at > forebay._now() - interval '1 day'
+$$;
+
+
 -- Record a change, or add to the event of an earlier step of it.
 create function forebay._record_change(p_event_id bigint, p_act text, p_filter jsonb, p_options jsonb, p_count bigint) returns bigint
 language plpgsql volatile
 as $$
 begin
-    update forebay.event e set count = e.count + p_count
-    where e.event_id = p_event_id and e.role = session_user and e.act in ('jobs.' || p_act, 'queues.' || p_act) and e.at > forebay._now() - interval '1 day';
+    update forebay.event e set count = e.count + p_count where forebay._is_own_event(e, p_event_id, p_act);
     if found then
         return p_event_id;
     end if;
     return forebay._record_event(
-        case p_act when 'purge' then 'queues.purge' else 'jobs.' || p_act end, p_filter ->> 'queue', p_kind => p_filter ->> 'kind', p_count => p_count,
+        case when p_act in ('purge', 'truncate') then 'queues.' else 'jobs.' end || p_act, p_filter ->> 'queue', p_kind => p_filter ->> 'kind', p_count => p_count,
         p_new => p_options || (case when jsonb_array_length(p_filter -> 'ids') > 20 then p_filter - 'ids' || jsonb_build_object('ids', p_filter -> 'ids' -> 0) else p_filter end
                                - '{queue,kind}'::text[]));
 end
@@ -2421,7 +2482,7 @@ $$;
 --
 --   changed         the act takes the job: cancelled before it starts, or moved
 --   requested       a worker has it, and its handler is requested to stop
---   running         a worker has it; only a cancellation concerns it
+--   running         a worker has it; only a cancellation concerns it, and no truncation
 --   unchanged       it is ready already, has this time or this priority already
 --   ordering key    it would lose its place among the jobs of its key
 --   expires before  it would expire before it may start
@@ -2429,7 +2490,8 @@ $$;
 -- Jobs that were cancelled, replaced or expired by the sweep are not among them, nor are rows that were moved. So an act that is
 -- repeated finds what is left. Reads every waiting job of the queues.
 --
--- Parameters: p_most, with p_taken, the maximum number of rows of each place; p_taken, only jobs that the act takes.
+-- Parameters: p_most, with p_taken, the maximum number of rows of each place; p_taken, only jobs that the act takes. A truncation has the option
+--   snapshot: only rows that it shows; and takes all deferred jobs, before a promotion gives them rows that the snapshot does not show.
 create function forebay._matching(p_act text, p_filter jsonb, p_options jsonb, p_taken boolean, p_most bigint)
 returns table (job_id bigint, group_id bigint, place "char", lane bigint, xid xid8, seq bigint, state text, enqueued_at timestamptz, answer text)
 language plpgsql stable
@@ -2437,6 +2499,7 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
+    v_cancels   constant boolean := p_act in ('cancel', 'truncate');
     v_run_at    constant timestamptz := p_options ->> 'run_at';
     v_state     constant text := p_filter ->> 'state';
     v_limit     constant text := coalesce(' limit ' || p_most, '');
@@ -2449,17 +2512,16 @@ declare
     v_groups    bigint[];
     v_priorities integer[];
 begin
-    v_waiting := case p_act
-        when 'cancel' then '''changed'''
-        when 'retry' then '''unchanged'''
-        when 'reschedule' then format(
+    v_waiting := case
+        when v_cancels then '''changed'''
+        when p_act = 'retry' then '''unchanged'''
+        when p_act = 'reschedule' then format(
             'case when j.is_keyed then ''ordering key'' when j.expires_at <= %1$L then ''expires before'' when %1$L <= forebay._now() then ''unchanged'' else ''changed'' end',
             v_run_at)
         else format('case when j.is_keyed then ''ordering key'' when j.priority = %L then ''unchanged'' else ''changed'' end', (p_options ->> 'priority')::integer) end;
-    v_deferred := case p_act
-        when 'cancel' then '''changed'''
-        when 'retry' then '''changed'''
-        when 'reschedule' then format(
+    v_deferred := case
+        when v_cancels or p_act = 'retry' then '''changed'''
+        when p_act = 'reschedule' then format(
             'case when j.expires_at <= %1$L then ''expires before'' when j.run_at = %1$L then ''unchanged'' else ''changed'' end', v_run_at)
         else v_waiting end;
     if pg_sequence_last_value('forebay.tombstone_seq') is not null then
@@ -2469,6 +2531,10 @@ begin
                            and (t.reason in (''c'', ''r'', ''e'') or t.reason = ''m'' and j.seq <= t.up_to))';
     end if;
     v_wanted := format('where %s and %s', forebay._filter_sql(p_filter), v_untouched);
+    if p_act = 'truncate' and p_options ? 'snapshot' then
+        v_wanted := v_wanted || format(
+            ' and (pg_visible_in_snapshot(j.xid, %L) or j.xid = pg_current_xact_id_if_assigned())', p_options ->> 'snapshot');
+    end if;
 
     select array_agg(r.cursor order by r.nr), array_agg(r.group_id order by r.nr), array_agg(r.priority order by r.nr)
     into v_cursors, v_groups, v_priorities
@@ -2529,7 +2595,7 @@ begin
                            and not ($2 is not null and pg_visible_in_snapshot(d.xid, $2) and (d.run_at, d.deferred_id) <= ($3, $4))) j
                    %s) j
              where ($5 is null or j.state = $5) and (not $6 or j.answer = ''changed'')%s',
-            v_deferred, replace(v_wanted, 'j.seq <= t.up_to', 'false'), v_limit)
+            v_deferred, replace(v_wanted, 'j.seq <= t.up_to', 'false'), case when p_act <> 'truncate' then v_limit end)
             using p_filter ->> 'queue', v_position.snap, v_position.run_at, v_position.deferred_id, v_state, p_taken;
     end if;
     if coalesce(v_state, 'claimed') in ('claimed', 'running') and not (p_taken and p_act <> 'cancel') then
@@ -2780,7 +2846,7 @@ begin
     total as (
         select forebay._change_token(plan_change.act, v_filter, v_options, count(*)) as token from found f
         where f.answer in ('changed', 'requested'))
-    select t.token, case when v_act = 'cancel' and f.answer = 'changed' then 'cancelled' else f.answer end, f.state, count(f.job_id),
+    select t.token, case when v_act in ('cancel', 'truncate') and f.answer = 'changed' then 'cancelled' else f.answer end, f.state, count(f.job_id),
            min(f.enqueued_at), max(f.enqueued_at)
     from total t left join found f on true
     group by 1, 2, 3 order by 2, 3;
@@ -2798,16 +2864,17 @@ declare
     v_problem text;
 begin
     v_problem := case
-        when (p_act in ('cancel', 'purge', 'retry', 'reschedule', 'reprioritise')) is not true
-            then format('unknown act %s: cancel, purge, retry, reschedule or reprioritise', coalesce(quote_literal(left(p_act, 40)), 'null'))
+        when (p_act in ('cancel', 'purge', 'truncate', 'retry', 'reschedule', 'reprioritise')) is not true
+            then format('unknown act %s: cancel, purge, truncate, retry, reschedule or reprioritise', coalesce(quote_literal(left(p_act, 40)), 'null'))
         when p_options is null or jsonb_typeof(p_options) <> 'object' then 'options must be a JSON object'
         when p_act = 'reschedule' and (p_options - 'run_at' <> '{}' or forebay._as_instant(p_options ->> 'run_at') is null)
             then 'a reschedule needs the option run_at, a time, and no other'
         when p_act = 'reprioritise' and (p_options - 'priority' <> '{}' or (jsonb_typeof(p_options -> 'priority') = 'number') is not true
              or (p_options ->> 'priority')::numeric not between -32768 and 32767 or (p_options ->> 'priority')::numeric % 1 <> 0)
             then 'a reprioritisation needs the option priority, -32768 to 32767, and no other'
-        when p_act in ('cancel', 'purge', 'retry') and p_options <> '{}' then format('%s takes no options', p_act)
-        when p_act = 'purge' and (not p_filter ? 'queue' or p_filter - 'queue' <> '{}') then 'a purge takes a queue and no other filter' end;
+        when p_act in ('cancel', 'purge', 'truncate', 'retry') and p_options <> '{}' then format('%s takes no options', p_act)
+        when p_act in ('purge', 'truncate') and (not p_filter ? 'queue' or p_filter - 'queue' <> '{}')
+            then format('a %s takes a queue and no other filter', p_act) end;
     if v_problem is not null then
         raise exception using errcode = 'JQ001', column = 'options', message = v_problem, hint = 'Nothing was changed.';
     end if;
@@ -2826,6 +2893,26 @@ as $$ select forebay._token(p_jobs, jsonb_build_array(p_act, p_filter, p_options
 create function forebay._token(p_jobs bigint, p_what jsonb) returns text
 language sql immutable
 as $$ select format('%s-%s', p_jobs, left(encode(sha256(convert_to(p_what::text, 'UTF8')), 'hex'), 32)) $$;
+
+
+-- functions/change/truncate_queue.sql
+
+-- grant: operator
+
+-- Cancel the jobs of a queue that wait at this call, in the caller's transaction: ready, scheduled and retrying ones. Running jobs finish,
+-- and may run again; jobs that are enqueued later stay. Returns the number of jobs.
+--
+-- In steps: forebay.change_jobs('truncate', ...).
+--
+-- Parameters: token, of forebay.plan_change('truncate', ...): refuse if more jobs wait now.
+-- Errors: JQ001 no queue is given, JQ042 more jobs than those of the token.
+create function forebay.truncate_queue(queue text, token text default null) returns bigint
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select coalesce(sum(c.jobs), 0)::bigint
+    from forebay.change_jobs('truncate', jsonb_build_object('queue', queue), token => truncate_queue.token) c
+$$;
 
 
 -- functions/claim/bytes.sql
@@ -3221,7 +3308,7 @@ begin
     end if;
     if pg_sequence_last_value('forebay.limiter_seq') is not null then
         v_limiters := array(select g.group_id from forebay.queue_group g
-                         where g.group_id = any (p_group_ids) and g.paused_at is null
+                         where g.group_id = any (p_group_ids) and (g.paused_at is null or g.resume_at <= forebay._now())
                            and exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null));
     end if;
     if v_limiters <> '{}' then
@@ -3250,7 +3337,7 @@ begin
               from forebay.batch c
               where c.group_id = g.group_id and c.lane = l.lane
               order by c.no desc limit 1) b on true
-          where g.group_id = any (p_group_ids) and g.paused_at is null) p;
+          where g.group_id = any (p_group_ids) and (g.paused_at is null or g.resume_at <= forebay._now())) p;
 
     if v_ended is null then
         v_ended := forebay._xid_ranges('1:1:', v_now);
@@ -3285,6 +3372,12 @@ begin
 
     if not v_any and v_poll.hash is not null then
         v_poll.snap := coalesce(v_poll.snap, v_now);
+        -- The end of a pause makes lanes ready without a row of the log: the memory ends with it.
+        if pg_sequence_last_value('forebay.timed_pause_seq') is not null then
+            v_poll.checked_at := least(v_poll.checked_at, (
+                select (extract(epoch from min(g.resume_at)) * 1000)::bigint - 5000
+                from forebay.queue_group g where g.group_id = any (p_group_ids) and g.resume_at > to_timestamp(v_poll.checked_at / 1000.0)));
+        end if;
         perform forebay._remember_poll(p_group_ids, v_idle, v_poll);
     end if;
     if not v_any and p_sleep_millis is not null then
@@ -3560,7 +3653,7 @@ begin
                and (pg_snapshot_xmin(b.snap_from) = pg_snapshot_xmax(b.snap_from)
                     or not exists (select from pg_snapshot_xip(b.snap_from) late (xid)
                                    where pg_visible_in_snapshot(late.xid, b.snap_to))))
-          and exists (select from forebay.queue_group g where g.group_id = p_group_id and g.paused_at is null)
+          and exists (select from forebay.queue_group g where g.group_id = p_group_id and (g.paused_at is null or g.resume_at <= forebay._now()))
           and not exists (select from forebay.lane l where l.lane = p_lane and l.audience < 0)
     ), taken as materialized (
         select count(*)::integer as size, array_agg(t.seq) as seqs, array_agg(t.xid) as xids, max(t.seq) as high,
@@ -3651,7 +3744,7 @@ begin
 
     -- A later statement than the lock: its snapshot sees what the last holder committed.
     select pg_current_snapshot() as now, forebay._now() as at,
-           g.start_after, g.queue, g.paused_at, l.audience, l.priority,
+           g.start_after, g.queue, forebay._paused_since(g.paused_at, g.resume_at) as paused_at, l.audience, l.priority,
            f.xid as seal_xid,
            array(select s.segment_id from forebay.segment s
                  where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
@@ -7534,7 +7627,7 @@ begin
     end if;
 
     select pg_current_snapshot() as now, forebay._now() as at,
-           g.start_after, g.queue, g.paused_at, l.audience, l.priority, f.xid as seal_xid,
+           g.start_after, g.queue, forebay._paused_since(g.paused_at, g.resume_at) as paused_at, l.audience, l.priority, f.xid as seal_xid,
            array(select s.segment_id from forebay.segment s
                  where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
                  order by s.lo) as unsealed,
@@ -8184,7 +8277,7 @@ $$;
 
 -- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
 -- the number of open leases in all, at most 1,000; null while the process runs jobs; the time of the server; the concurrency
--- that an operator has set for this worker, null for none; and the muted causes of death.
+-- that an operator has set for this worker, null for none; the muted causes of death; and the maximum attempts of queues that have one.
 --
 -- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
@@ -8195,7 +8288,7 @@ $$;
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}',
                                      p_memory_kb integer default null)
 returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz,
-               concurrency integer, muted_causes text[])
+               concurrency integer, muted_causes text[], queue_attempts jsonb)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -8227,6 +8320,9 @@ begin
                     join forebay.lease l on l.worker = s.worker where l.lease_id = any (p_lease_ids) limit 1);
     server_time := clock_timestamp();
     muted_causes := (select array_agg(m.cause) from forebay.muted_cause m where m.until > server_time or m.until is null);
+    if pg_sequence_last_value('forebay.queue_attempts_seq') is not null then
+        queue_attempts := (select jsonb_object_agg(a.queue, a.max_attempts) from forebay.queue_attempts a);
+    end if;
     return next;
 end
 $$;
@@ -8510,7 +8606,7 @@ begin
                 perform forebay._record_failure(v_row, v_batch.group_id, v_attempt, 'worker lost',
                     jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone',
                                        'max_attempts', 20), v_worker);
-                if v_attempt >= coalesce(v_row.max_attempts, 20) then
+                if v_attempt >= coalesce(v_row.max_attempts, forebay._queue_attempts(v_lane.queue), 20) then
                     v_holds := v_row.ordering_key is not null
                                and exists (select from forebay.kind_queue k where k.kind = v_row.kind and k.holds_key);
                     v_letters := v_letters || forebay._write_dead_letter(
@@ -8811,7 +8907,7 @@ declare
 begin
     perform set_config('synchronous_commit', 'off', true), forebay._lock_limiter(p_group_id, false);
     -- Later statements than the lock: they see what its last holder committed.
-    select l.queue, l.sort, g.group_id, g.paused_at into v_lane
+    select l.queue, l.sort, g.group_id, forebay._paused_since(g.paused_at, g.resume_at) as paused_at into v_lane
     from forebay.lane l left join forebay.queue_group g on g.group_id = p_group_id
     where l.lane = p_lane limit 1;
     if v_lane.group_id is null then
@@ -8934,7 +9030,7 @@ begin
     items := '{}';
     foreach v_lane in array v_lanes loop
         -- A later statement than the locks.
-        select f.xid as seal_xid, g.paused_at,
+        select f.xid as seal_xid, forebay._paused_since(g.paused_at, g.resume_at) as paused_at,
                array(select s.segment_id from forebay.segment s
                      where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
                      order by s.lo) as unsealed,
@@ -12316,7 +12412,7 @@ begin
                     where d.queue = mirror_status.queue and d.kind = v_kind and d.reason = 'expired' and d.redriven_at is null),
         'dead', (select count(*) from forebay.dead_letter d
                  where d.queue = mirror_status.queue and d.kind = v_kind and d.reason <> 'expired' and d.redriven_at is null),
-        'paused_at', (select g.paused_at from forebay.queue_group g
+        'paused_at', (select forebay._paused_since(g.paused_at, g.resume_at) from forebay.queue_group g
                       where g.queue = mirror_status.queue and g.name = mirror_status.group_name),
         'breakers', coalesce((
             select jsonb_agg(jsonb_build_object('who', o.who, 'place', o.place, 'open_until', o.open_until, 'why', o.why)
@@ -12686,7 +12782,7 @@ begin
     if v_group.closing_at is null and close_group.dry_run is not true then
         -- A pause is what claims look at.
         update forebay.queue_group g
-        set paused_at = coalesce(g.paused_at, forebay._now()), closing_at = forebay._now(), closing_snap = pg_current_snapshot()
+        set paused_at = coalesce(g.paused_at, forebay._now()), resume_at = null, closing_at = forebay._now(), closing_snap = pg_current_snapshot()
         where g.group_id = v_group.group_id;
         perform forebay._record_event('groups.close', close_group.queue, close_group.name, p_count => close_group.cancelled,
                                       p_new => jsonb_build_object('force', close_group.force is true, 'running', close_group.running));
@@ -12915,6 +13011,102 @@ end
 $$;
 
 
+-- functions/operate/drop_queue.sql
+
+-- grant: operator
+
+-- Drop a queue, in the caller's transaction: cancel the jobs that wait, close its consumer groups, and remove its settings: limits of the
+-- queue and of its keys, shards, pauses, maximum attempts, the time for which dead letters are kept, what an application declared,
+-- and that kinds belong to it.
+--
+-- forebay.close_groups() does the rest of closing the groups: workers call it, and so does `forebay queues drop`. Dead letters, results and
+-- events stay, with their own times. A job that is enqueued later makes the queue anew, and a worker that serves it opens its group again.
+--
+-- Parameters: token, of forebay.plan_change('truncate', ...): refuse if more jobs wait now; force, although workers serve it: their running
+--   jobs finish; dry_run, change nothing.
+-- Returns: cancelled, jobs that waited; running, jobs that workers have; groups, closed; settings, removed: limits, key limits, shards,
+--   paused keys, max attempts, dead letters, declared, kinds.
+-- Errors: JQ001 no queue is given, or one of Forebay; JQ014 no such queue; JQ017 workers serve it; JQ042 more jobs than those of the token.
+-- Locks, until the transaction ends: rows of its groups, and those of forebay.limit_queue(), limit_key() and resume_key().
+create function forebay.drop_queue(
+    queue text, token text default null, force boolean default false, dry_run boolean default false,
+    out cancelled bigint, out running bigint, out groups text[], out settings text[])
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+declare
+    v_queue   constant text := drop_queue.queue;
+    v_state   record;
+    v_key     record;
+begin
+    if v_queue is null or starts_with(v_queue, 'forebay.') then
+        raise exception using errcode = 'JQ001', column = 'queue',
+            message = format('queue %s cannot be dropped', coalesce(quote_literal(left(v_queue, 40)), 'null')),
+            hint = 'Give the name of a queue that is not one of Forebay.';
+    end if;
+    perform from forebay.queue_group g where g.queue = v_queue order by g.group_id for no key update;
+    settings := array_remove(array[
+        case when exists (select from forebay.queue_limits l where l.queue = v_queue) then 'limits' end,
+        case when exists (select from forebay.key_limits l where l.queue = v_queue) then 'key limits' end,
+        case when exists (select from forebay.queue_shards s where s.queue = v_queue) then 'shards' end,
+        case when exists (select from forebay.key_pause p where p.queue = v_queue) then 'paused keys' end,
+        case when exists (select from forebay.queue_attempts a where a.queue = v_queue) then 'max attempts' end,
+        case when exists (select from forebay.dead_retention r where r.queue = v_queue) then 'dead letters' end,
+        case when exists (select from forebay.applied_setting a where a.queue = v_queue) then 'declared' end,
+        case when exists (select from forebay.kind_queue k where k.queue = v_queue) then 'kinds' end], null);
+    select coalesce(array_agg(g.group_name order by g.group_name) filter (where not g.is_implied and g.closing_at is null), '{}') as names,
+           coalesce(sum(g.running), 0) as running, string_agg(g.group_name, ', ' order by g.group_name) filter (where g.is_served) as served, count(*) as count
+    into v_state from forebay.groups(v_queue) g;
+    groups := v_state.names;
+    running := v_state.running;
+    if v_state.count = 0 and settings = '{}' and not exists (select from forebay.lane l where l.queue = v_queue) then
+        raise exception using errcode = 'JQ014',
+            message = format('there is no queue %s', quote_literal(left(v_queue, 128))),
+            detail = jsonb_build_object('queue', v_queue, 'group', null),
+            hint = 'Nothing was changed. `forebay queues list` lists the queues.';
+    elsif v_state.served is not null and drop_queue.force is not true and drop_queue.dry_run is not true then
+        raise exception using errcode = 'JQ017',
+            message = format('workers serve queue %s: they have %s jobs of it', v_queue, running),
+            detail = jsonb_build_object('queue', v_queue, 'group', v_state.served),
+            hint = 'Nothing was changed. Stop the workers of this queue first, or force it: running jobs finish, and the workers get no more.';
+    end if;
+    if drop_queue.dry_run then
+        cancelled := (select coalesce(sum(p.jobs), 0) from forebay.plan_change('truncate', jsonb_build_object('queue', v_queue)) p
+                      where p.answer = 'cancelled');
+        return;
+    end if;
+    cancelled := forebay.truncate_queue(v_queue, drop_queue.token);
+    perform forebay.close_group(v_queue, g.name, force => true)
+    from (select u.name from unnest(groups) u (name) order by u.name) g;
+    perform forebay.resume_queue(v_queue) from (select) s where v_state.count > cardinality(groups);
+
+    for v_key in select l.key from forebay.key_limits l where l.queue = v_queue order by l.key loop
+        perform forebay.limit_key(v_queue, v_key.key, remove => true);
+    end loop;
+    if exists (select from forebay.queue_limits l where l.queue = v_queue) then
+        perform forebay.limit_queue(v_queue, remove => '{all}');
+    end if;
+    for v_key in select p.sort, p.key from forebay.key_pause p where p.queue = v_queue order by p.sort, p.key loop
+        perform forebay.resume_key(v_queue, case v_key.sort when 'ordering' then v_key.key end, case v_key.sort when 'limit' then v_key.key end);
+    end loop;
+    delete from forebay.key_pause p where p.queue = v_queue;  -- Those that had ended.
+    if 'shards' = any (settings) then
+        perform forebay.shard_queue(v_queue, 1);
+        delete from forebay.queue_shards s where s.queue = v_queue;
+    end if;
+    if 'dead letters' = any (settings) then
+        perform forebay.keep_dead(v_queue, inherit => true);
+    end if;
+    perform forebay.set_max_attempts(v_queue);
+    delete from forebay.applied_setting a where a.queue = v_queue;
+    delete from forebay.kind_queue k where k.queue = v_queue;
+    perform forebay._record_event('queues.drop', v_queue, p_count => cancelled,
+                                  p_new => jsonb_build_object('groups', groups, 'settings', settings, 'running', running));
+end
+$$;
+
+
 -- functions/operate/events.sql
 
 -- grant: operator, reader
@@ -12981,7 +13173,7 @@ $$;
 -- with such numbers were removed; writers, sessions with an open transaction that has written jobs.
 -- Else facts has:
 --   is_same_cluster        false: the log was restored from another cluster, and nothing runs
---   paused_at, closing_at  of the group
+--   paused_at, resume_at, closing_at  of the group
 --   is_served              a living worker serves the group: it says so, has jobs of it, or looks for some
 --   workers, others        names of living workers that serve the group, and of other living workers, at most 5 each
 --   kind_queue, has_kinds  the queue that workers have declared for the job's kind; whether they have declared any kind
@@ -13012,7 +13204,7 @@ declare
     v_row   record;
 begin
     for v_group in
-        select q.queue, g.group_id, g.name, g.paused_at, g.closing_at
+        select q.queue, g.group_id, g.name, forebay._paused_since(g.paused_at, g.resume_at) as paused_at, g.resume_at, g.closing_at
         from (select i.queue from forebay.lane i
               where i.lane in (select r.lane from forebay._rows_of(v_id) r
                                union select d.lane from forebay.deferred d where d.job_id = v_id)
@@ -13027,7 +13219,7 @@ begin
         order by r.seq desc limit 1;
         group_name := coalesce(v_group.name, 'default');
         facts := jsonb_build_object(
-                     'is_same_cluster', forebay._belongs_here(), 'paused_at', v_group.paused_at, 'closing_at', v_group.closing_at,
+                     'is_same_cluster', forebay._belongs_here(), 'paused_at', v_group.paused_at, 'resume_at', v_group.resume_at, 'closing_at', v_group.closing_at,
                      'is_suspect', coalesce(v_row.audience < 0, false),
                      'kind_queue', (select k.queue from forebay.kind_queue k where k.kind = v_row.kind),
                      'has_kinds', exists (select from forebay.kind_queue))
@@ -13267,13 +13459,13 @@ $$;
 --
 -- is_served: a worker serves the group now: an idle one leads it, or one has jobs of it. unread: jobs that wait for the group, and
 -- oldest_unread_at, when the oldest of them was enqueued; retrying and snoozed jobs are not counted. running: jobs that workers
--- have. held_segments, held_bytes: segments of the log that could be emptied without this group, whatever their age. claimed_at:
+-- have. paused_at and resume_at: of a pause that lasts. held_segments, held_bytes: segments of the log that could be emptied without this group, whatever their age. claimed_at:
 -- the last claim of a worker.
 --
 -- Visits every waiting job.
 create function forebay.groups(only_queue text default null)
 returns table (queue text, group_name text, is_implied boolean, is_served boolean, created_at timestamptz, paused_at timestamptz,
-               closing_at timestamptz, unread bigint, oldest_unread_at timestamptz, running bigint, open_batches bigint,
+               resume_at timestamptz, closing_at timestamptz, unread bigint, oldest_unread_at timestamptz, running bigint, open_batches bigint,
                held_segments bigint, held_bytes bigint, claimed_at timestamptz)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -13313,7 +13505,8 @@ begin
               group by i.segment_id having count(distinct i.group_id) = 1) h
         group by 1)
     select g.queue, g.name, g.is_implied, o.jobs is not null or forebay._leader_of(g.group_id) is not null, g.created_at,
-           case when g.closing_at is null then g.paused_at end, g.closing_at,
+           case when g.closing_at is null then forebay._paused_since(g.paused_at, g.resume_at) end,
+           case when g.resume_at > forebay._now() then g.resume_at end, g.closing_at,
            (coalesce(u.unread, 0) + coalesce(p.parked, 0))::bigint, u.oldest, coalesce(o.jobs, 0), coalesce(o.batches, 0),
            coalesce(h.segments, 0), coalesce(h.bytes, 0),
            (select max(b.claimed_at) from (select distinct c.lane from cursors c where c.group_id = g.group_id) c
@@ -13470,7 +13663,7 @@ begin
                 state := 'cancelled';
                 attempt := attempt - 1;
             end if;
-            max_attempts := coalesce(max_attempts, forebay._attempts_known(v_id, v_group.group_id, enqueued_at));
+            max_attempts := coalesce(max_attempts, forebay._queue_attempts(v_group.queue), forebay._attempts_known(v_id, v_group.group_id, enqueued_at));
             return next;
             continue;
         end if;
@@ -13977,7 +14170,7 @@ begin
         left join pauses x on x.sort = 'limit' and x.key = k.limit_key
         cross join lateral (
             select case when g.closing_at is not null then 'group_closing'
-                        when g.paused_at is not null then 'group_paused'
+                        when forebay._paused_since(g.paused_at, g.resume_at) is not null then 'group_paused'
                         when z.is_on then 'paused'
                         when k.held_by is not null then 'held'
                         when k.head is not null then 'retry'
@@ -14356,15 +14549,27 @@ $$;
 -- grant: operator
 
 -- Pause a queue, for one group or all: claims stop; running jobs finish, and enqueueing continues. Returns how many groups changed.
-create function forebay.pause_queue(queue text, group_name text default null) returns integer
+--
+-- A group has one pause: a call replaces the one that lasts.
+--
+-- Parameters: until, when claims continue, without a call: they compare it with the clock; at most ten years from now. null: with
+--   forebay.resume_queue().
+-- Errors: JQ001 a bad name or time, JQ014 no such group.
+create function forebay.pause_queue(queue text, group_name text default null, until timestamptz default null) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 as $$
 declare
+    v_at    constant timestamptz := forebay._now();
     v_count integer;
 begin
+    if pause_queue.until <= v_at or pause_queue.until > v_at + interval '10 years' then
+        raise exception using errcode = 'JQ001', column = 'until',
+            message = format('until %s is not within the next ten years', pause_queue.until),
+            hint = 'Nothing was changed. Give a time in the future, or none.';
+    end if;
     if group_name is null and not exists (select from forebay.queue_group g where g.queue = pause_queue.queue) then
         if (pause_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true then
             perform forebay.open_group(pause_queue.queue);  -- Raises.
@@ -14372,11 +14577,20 @@ begin
         perform forebay._imply_group(pause_queue.queue);
     end if;
     perform forebay._require_group(pause_queue.queue, group_name);
-    update forebay.queue_group g set paused_at = forebay._now()
-    where g.queue = pause_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is null;
+    if pause_queue.until is not null and pg_sequence_last_value('forebay.timed_pause_seq') is null then
+        perform nextval('forebay.timed_pause_seq');
+    end if;
+    update forebay.queue_group g
+    set paused_at = coalesce(forebay._paused_since(g.paused_at, g.resume_at), v_at), resume_at = pause_queue.until
+    where g.queue = pause_queue.queue and (group_name is null or g.name = group_name) and g.closing_at is null
+      and (forebay._paused_since(g.paused_at, g.resume_at) is null or g.resume_at is distinct from pause_queue.until);
     get diagnostics v_count = row_count;
     if v_count > 0 then
-        perform forebay._record_event('queues.pause', queue, group_name, p_count => v_count);
+        -- The pause may end earlier than the one that it replaces, which sessions remember.
+        perform forebay._forget_polls();
+        perform forebay._record_event(
+            'queues.pause', queue, group_name, p_count => v_count,
+            p_new => case when pause_queue.until is not null then jsonb_build_object('until', pause_queue.until) end);
     end if;
     return v_count;
 end
@@ -14625,8 +14839,9 @@ declare
     v_count integer;
 begin
     perform forebay._require_group(resume_queue.queue, group_name);
-    update forebay.queue_group g set paused_at = null
-    where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null and g.closing_at is null;
+    update forebay.queue_group g set paused_at = null, resume_at = null
+    where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) 
+      and forebay._paused_since(g.paused_at, g.resume_at) is not null and g.closing_at is null;
     get diagnostics v_count = row_count;
     if v_count > 0 then
         perform forebay._forget_polls();
@@ -14681,6 +14896,49 @@ begin
                                       p_new => jsonb_build_object('concurrency', set_concurrency.concurrency));
     end if;
     return cardinality(v_workers);
+end
+$$;
+
+
+-- functions/operate/set_max_attempts.sql
+
+-- grant: operator
+
+-- Set the maximum number of attempts of a queue's jobs; null removes it. Returns the number before, null for none.
+--
+-- A job's own maximum comes first, then that of its queue, then that of its kind. Each settlement looks: the failures that are settled
+-- after the commit are retried or final by the new number, of waiting and running jobs too. Dead letters stay.
+--
+-- Parameters: attempts, 1 to 10000; null: the kinds decide again.
+-- Errors: JQ001 a bad name or number, or a queue of Forebay, whose handlers decide.
+create function forebay.set_max_attempts(queue text, attempts integer default null) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_before integer := forebay._queue_attempts(set_max_attempts.queue);
+begin
+    if (set_max_attempts.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' and not starts_with(set_max_attempts.queue, 'forebay.')) is not true
+       or set_max_attempts.attempts not between 1 and 10000 then
+        raise exception using errcode = 'JQ001',
+            message = format('cannot give jobs of queue %s %s attempts', coalesce(quote_literal(left(set_max_attempts.queue, 40)), 'null'),
+                             coalesce(set_max_attempts.attempts::text, 'null')),
+            hint = 'Names have letters, digits and _ . : - only, and do not begin with forebay.; the number is 1 to 10000.';
+    end if;
+    if v_before is not distinct from set_max_attempts.attempts then
+        return v_before;
+    end if;
+    if pg_sequence_last_value('forebay.queue_attempts_seq') is null then
+        perform nextval('forebay.queue_attempts_seq');
+    end if;
+    delete from forebay.queue_attempts a where a.queue = set_max_attempts.queue and set_max_attempts.attempts is null;
+    insert into forebay.queue_attempts (queue, max_attempts)
+    select set_max_attempts.queue, set_max_attempts.attempts where set_max_attempts.attempts is not null
+    on conflict on constraint queue_attempts_pkey do update set max_attempts = excluded.max_attempts;
+    perform forebay._record_event('queues.max_attempts', queue, p_old => to_jsonb(v_before), p_new => to_jsonb(attempts));
+    return v_before;
 end
 $$;
 
@@ -15685,6 +15943,301 @@ language sql volatile
 as $$ select * from forebay._trim_by_time('replay', 'ended_at', forebay._now() - interval '30 days', p_after, p_most) $$;
 
 
+-- functions/redact/redact_queue.sql
+
+-- grant: operator
+
+-- Erase what jobs of a queue that have ended have brought with them, in steps: arguments and headers in the log and of cancelled scheduled
+-- jobs, messages and tracebacks of errors, results, notes of progress; with dead also dead letters. Segments of the log hold the jobs
+-- of all queues, so retention cannot keep those of one queue for a shorter time. See docs/design/redact.md.
+--
+-- Invariant "only what has ended": a row is erased when every group of the queue has passed it, no worker has it, and it does not wait for its
+-- key. That is what lets a segment be emptied, and it is final. Ids, kind, tag, correlation id, keys, times and states stay.
+--
+-- Parameters: before, only of jobs that were enqueued before, and of errors and results recorded before; null: now. dead, delete the dead
+--   letters too. after, next of the call before; null: from the beginning. most, rows that a step looks at, 1 to 100000. event_id, of the
+--   call before, so that the event log has one row for all.
+-- Returns: redacted, how many rows were erased; next, where the next call continues; null: everything was looked at.
+-- Errors: JQ001 a bad name, position or number; JQ030 foreign cluster.
+-- Locks: the rows, until the transaction ends; of a segment, SHARE UPDATE EXCLUSIVE. Emptying a segment waits for the step, or fails and is tried again.
+create function forebay.redact_queue(
+    queue text, before timestamptz default null, dead boolean default false, after jsonb default null, most integer default 1000,
+    event_id bigint default null, out redacted bigint, out next jsonb, out event bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set lock_timeout = '5s'
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_places constant text[] := array['log', 'deferred', 'errors', 'results', 'progress'] || case when redact_queue.dead then array['dead'] end;
+    v_place  text := coalesce(redact_queue.after ->> 'place', 'log');
+    v_before constant timestamptz := coalesce(redact_queue.before, (redact_queue.after ->> 'before')::timestamptz, forebay._now());
+begin
+    if (redact_queue.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' and not starts_with(redact_queue.queue, 'forebay.')
+        and v_place = any (v_places) and redact_queue.most between 1 and 100000) is not true then
+        raise exception using errcode = 'JQ001',
+            message = format('cannot redact queue %s, at most %s rows from %s', coalesce(quote_literal(left(redact_queue.queue, 40)), 'null'),
+                             coalesce(redact_queue.most::text, 'null'), left(coalesce(redact_queue.after::text, 'the beginning'), 100)),
+            hint = 'Give a queue that is not one of Forebay, next of the call before, and 1 to 100000 rows.';
+    end if;
+    perform forebay._require_same_cluster();
+    case v_place
+        when 'log' then select r.rows, r.next into redacted, next from forebay._redact_log(redact_queue.queue, v_before, redact_queue.after, redact_queue.most) r;
+        when 'deferred' then select r.rows, r.next into redacted, next from forebay._redact_deferred(redact_queue.queue, v_before, redact_queue.after, redact_queue.most) r;
+        when 'errors' then select r.rows, r.next into redacted, next from forebay._redact_errors(redact_queue.queue, v_before, redact_queue.after, redact_queue.most) r;
+        when 'results' then select r.rows, r.next into redacted, next from forebay._redact_results(redact_queue.queue, v_before, redact_queue.after, redact_queue.most) r;
+        when 'progress' then select r.rows, r.next into redacted, next from forebay._redact_progress(redact_queue.queue, v_before, redact_queue.after, redact_queue.most) r;
+        when 'dead' then
+            redacted := forebay._delete_dead(redact_queue.queue, v_before, redact_queue.most);
+            next := case when redacted >= redact_queue.most then '{}'::jsonb end;
+    end case;
+    if next is not null then
+        next := next || jsonb_build_object('place', v_place, 'before', v_before);
+    elsif v_place <> v_places[cardinality(v_places)] then
+        next := jsonb_build_object('place', v_places[array_position(v_places, v_place) + 1], 'before', v_before);
+    end if;
+    event := redact_queue.event_id;
+    if redacted > 0 then
+        update forebay.event e set count = e.count + redacted
+        where forebay._is_own_event(e, redact_queue.event_id, 'redact') and e.queue = redact_queue.queue;
+        if not found then
+            event := forebay._record_event(
+                'queues.redact', queue, p_count => redacted, p_new => jsonb_build_object('before', v_before, 'dead', redact_queue.dead));
+        end if;
+    end if;
+end
+$$;
+
+
+-- The groups of a queue, closed ones too.
+create function forebay._groups_ever(p_queue text) returns bigint[]
+language sql stable
+as $$
+    select array(select g.group_id from forebay.queue_group g where g.queue = p_queue
+                 union all select c.group_id from forebay.closed_group c where c.queue = p_queue)
+$$;
+
+
+-- Has a job ended in every group that has it, or is it past retention?
+create function forebay._has_ended(p_job_id bigint) returns boolean
+language sql volatile
+as $$
+    select coalesce(bool_and(j.state in ('done', 'cancelled', 'expired', 'dead')), true) from forebay.job(p_job_id) j
+$$;
+
+
+-- Where the groups of a queue are in its lanes, and the numbers of rows of the log that workers have or that wait for their key.
+--
+-- Stable and one query, so that one snapshot shows all: see forebay._segment_holders(). A lane without a group is one that no group has passed.
+create function forebay._redactable(p_queue text, out cursors forebay._cursor[], out busy int8multirange)
+language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+    select (select coalesce(array_agg(row(l.audience, l.lane, case l.audience when 0 then g.start_after end, b.snap_from, b.snap_to, s.lo, s.hi,
+                                          b.pos_xid, b.pos_seq)::forebay._cursor), '{}')
+            from (select distinct i.lane, i.audience from forebay.lane i where i.queue = p_queue) l
+            left join forebay.queue_group g on g.queue = p_queue and (l.audience = 0 or g.group_id = abs(l.audience))
+            left join lateral (select i.snap_from, i.snap_to, i.pos_segment, i.pos_xid, i.pos_seq from forebay.batch i
+                               where i.group_id = g.group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+            left join forebay.segment s on s.segment_id = b.pos_segment),
+           (select coalesce(range_agg(int8range(w.low, w.high, '[]')), '{}')
+            from (select o.seq as low, o.seq as high from forebay._open_jobs() o
+                  union all
+                  select p.seq, p.seq from forebay._all_ordering_parked() p where pg_sequence_last_value('forebay.key_seq') is not null
+                  union all
+                  select p.after + 1, p.seq_to from forebay._all_limit_parked() p
+                  where pg_sequence_last_value('forebay.limit_parked_seq') is not null) w)
+$$;
+
+
+-- Erase arguments and headers of rows of the log. The position is a segment, a lane, and xid and number of a row.
+--
+-- Cursors go by the columns xid and seq, which stay, so a claim does not notice. What has ended stays so: cursors of an earlier snapshot
+-- than that of the update are enough.
+create function forebay._redact_log(p_queue text, p_before timestamptz, p_after jsonb, p_most integer, out rows bigint, out next jsonb)
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v         record;
+    v_segment record;
+    v_lane    bigint;
+    v_xid     xid8 := coalesce(p_after ->> 'xid', '0')::xid8;
+    v_seq     bigint := coalesce((p_after ->> 'seq')::bigint, 0);
+    v_left    bigint := p_most;
+    v_step    record;
+begin
+    rows := 0;
+    select r.* into v from forebay._redactable(p_queue) r;
+    for v_segment in
+        select s.segment_id from forebay.segment s
+        where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and forebay._has_table(s.segment_id)
+          and s.segment_id >= coalesce((p_after ->> 'segment')::bigint, 0)
+        order by s.segment_id
+    loop
+        for v_lane in
+            select distinct c.lane from unnest(v.cursors) c
+            where (v_segment.segment_id, c.lane) >= ((p_after ->> 'segment')::bigint, (p_after ->> 'lane')::bigint) or p_after ->> 'lane' is null
+            order by 1
+        loop
+            if (v_segment.segment_id, v_lane) is distinct from ((p_after ->> 'segment')::bigint, (p_after ->> 'lane')::bigint) then
+                v_xid := '0';
+                v_seq := 0;
+            end if;
+            execute format(
+                'with looked_at as materialized (
+                     select i.xid, i.seq, i.enqueued_at from forebay.log_%1$s i
+                     where i.lane = $1 and (i.xid, i.seq) > ($2, $3) order by i.xid, i.seq limit $4),
+                 erased as (
+                     update forebay.log_%1$s l set args = ''{}'', headers = null
+                     from looked_at r
+                     where l.lane = $1 and l.xid = r.xid and l.seq = r.seq and l.kind <> '''' and (l.args <> ''{}'' or l.headers is not null)
+                       and r.enqueued_at < $5 and not r.seq <@ $6
+                       and not exists (
+                           select from unnest($7) c
+                           where c.lane = $1
+                             and not case when c.snap_from is null then coalesce(pg_visible_in_snapshot(r.xid, c.start), false)
+                                          else forebay._is_consumed(r.xid, r.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq)
+                                               or coalesce(pg_visible_in_snapshot(r.xid, c.start), false) end)
+                     returning 1)
+                 select (select count(*) from looked_at) as looked_at, (select count(*) from erased) as erased,
+                        (select i.xid from looked_at i order by i.xid desc, i.seq desc limit 1) as xid,
+                        (select i.seq from looked_at i order by i.xid desc, i.seq desc limit 1) as seq',
+                v_segment.segment_id)
+            into v_step using v_lane, v_xid, v_seq, v_left, p_before, v.busy, v.cursors;
+            rows := rows + v_step.erased;
+            v_left := v_left - v_step.looked_at;
+            if v_step.erased > 0 then
+                -- Look-ups by a job's id read pages that this index does not know from end to end.
+                perform brin_summarize_new_values(format('forebay.log_%s_seq_idx', v_segment.segment_id)::regclass);
+            end if;
+            if v_left <= 0 then
+                next := jsonb_build_object('segment', v_segment.segment_id, 'lane', v_lane, 'xid', v_step.xid, 'seq', v_step.seq);
+                return;
+            end if;
+        end loop;
+    end loop;
+end
+$$;
+
+
+-- Erase arguments and headers of scheduled and retrying jobs that were cancelled, replaced or debounced: their rows wait for their time.
+create function forebay._redact_deferred(p_queue text, p_before timestamptz, p_after jsonb, p_most integer, out rows bigint, out next jsonb)
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_found record;
+begin
+    with looked_at as materialized (
+        select w.run_at, w.deferred_id from forebay.withdrawn w
+        where w.queue = p_queue and w.group_id is null
+          and (w.run_at, w.deferred_id) > (coalesce((p_after ->> 'run_at')::timestamptz, '-infinity'), coalesce((p_after ->> 'id')::bigint, 0))
+        order by w.run_at, w.deferred_id limit p_most),
+    erased as (
+        update forebay.deferred d set args = '{}', headers = null
+        from looked_at r
+        where d.run_at = r.run_at and d.deferred_id = r.deferred_id and d.enqueued_at < p_before and (d.args <> '{}' or d.headers is not null)
+        returning 1)
+    select (select count(*) from looked_at) as looked_at, (select count(*) from erased) as erased,
+           (select jsonb_build_object('run_at', i.run_at, 'id', i.deferred_id) from looked_at i order by i.run_at desc, i.deferred_id desc limit 1) as last
+    into v_found;
+    rows := v_found.erased;
+    next := case when v_found.looked_at >= p_most then v_found.last end;
+end
+$$;
+
+
+-- Erase messages and tracebacks of errors of jobs that have ended.
+create function forebay._redact_errors(p_queue text, p_before timestamptz, p_after jsonb, p_most integer, out rows bigint, out next jsonb)
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_groups constant bigint[] := forebay._groups_ever(p_queue);
+    v_found  record;
+begin
+    with looked_at as materialized (
+        select f.failed_at, f.job_id, f.group_id, f.message is not null or f.traceback is not null as has_text from forebay.failure f
+        where f.failed_at > coalesce((p_after ->> 'at')::timestamptz, '-infinity') and f.failed_at < p_before
+        order by f.failed_at fetch first (p_most) rows with ties),
+    ended as materialized (
+        select j.job_id from (select distinct i.job_id from looked_at i where i.has_text and i.group_id = any (v_groups)) j
+        where forebay._has_ended(j.job_id)),
+    erased as (
+        update forebay.failure f set message = null, traceback = null
+        from ended e
+        where f.job_id = e.job_id and f.group_id = any (v_groups) and f.failed_at < p_before and (f.message is not null or f.traceback is not null)
+        returning 1)
+    select (select count(*) from looked_at) as looked_at, (select count(*) from erased) as erased, (select max(i.failed_at) from looked_at i) as last
+    into v_found;
+    rows := v_found.erased;
+    -- With all rows of the last time: rows of one settlement have the same.
+    next := case when v_found.looked_at >= p_most then jsonb_build_object('at', v_found.last) end;
+end
+$$;
+
+
+-- Erase the results of jobs: only jobs that are done have one.
+create function forebay._redact_results(p_queue text, p_before timestamptz, p_after jsonb, p_most integer, out rows bigint, out next jsonb)
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_groups constant bigint[] := forebay._groups_ever(p_queue);
+    v_found  record;
+begin
+    with looked_at as materialized (
+        select r.kept_until, r.job_id from forebay.result r
+        where r.kept_until > coalesce((p_after ->> 'until')::timestamptz, '-infinity') order by r.kept_until fetch first (p_most) rows with ties),
+    erased as (
+        update forebay.result r set value = null, problem = 'it was redacted'
+        where r.job_id in (select i.job_id from looked_at i) and r.group_id = any (v_groups) and r.kept_at < p_before and r.value is not null
+        returning 1)
+    select (select count(*) from looked_at) as looked_at, (select count(*) from erased) as erased, (select max(i.kept_until) from looked_at i) as last
+    into v_found;
+    rows := v_found.erased;
+    next := case when v_found.looked_at >= p_most then jsonb_build_object('until', v_found.last) end;
+end
+$$;
+
+
+-- Erase the notes that handlers of ended jobs have recorded with their progress.
+create function forebay._redact_progress(p_queue text, p_before timestamptz, p_after jsonb, p_most integer, out rows bigint, out next jsonb)
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_groups constant bigint[] := forebay._groups_ever(p_queue);
+    v_found  record;
+begin
+    with looked_at as materialized (
+        select p.recorded_at, p.job_id, p.group_id, p.note from forebay.progress p
+        where p.recorded_at > coalesce((p_after ->> 'at')::timestamptz, '-infinity') and p.recorded_at < p_before
+        order by p.recorded_at fetch first (p_most) rows with ties),
+    ended as materialized (
+        select j.job_id from (select distinct i.job_id from looked_at i where i.note <> '' and i.group_id = any (v_groups)) j
+        where forebay._has_ended(j.job_id)),
+    erased as (
+        update forebay.progress p set note = ''
+        from ended e where p.job_id = e.job_id and p.group_id = any (v_groups) and p.recorded_at < p_before and p.note <> ''
+        returning 1)
+    select (select count(*) from looked_at) as looked_at, (select count(*) from erased) as erased, (select max(i.recorded_at) from looked_at i) as last
+    into v_found;
+    rows := v_found.erased;
+    next := case when v_found.looked_at >= p_most then jsonb_build_object('at', v_found.last) end;
+end
+$$;
+
+
 -- functions/results/job_history.sql
 
 -- grant: operator, reader
@@ -15939,15 +16492,15 @@ begin
             when 'forebay_operator' then array[
                 'alter_endpoint', 'apply_queues', 'cancel', 'change_jobs', 'close_group', 'close_groups',
                 'compare_queues', 'create_endpoint', 'create_event_type', 'dead_groups', 'dead_summary', 'depth',
-                'disable_endpoint', 'drop_endpoint', 'drop_event_type', 'enable_endpoint', 'endpoints',
-                'event_types', 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'keep_dead', 'key',
-                'keys', 'limit_key', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'mute_cause',
-                'open_group', 'pause_key', 'pause_queue', 'plan_change', 'purge_dead', 'queue_known', 'queue_of',
-                'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redrive', 'redrive_endpoint',
-                'redrive_matching', 'replay_endpoint', 'reset_endpoint', 'result', 'resume_key', 'resume_queue',
-                'rotate_secret', 'sample_mirror', 'schema_version', 'segment_held_by', 'set_concurrency',
-                'shard_queue', 'skip_dead', 'subscribe', 'subscriptions', 'test_endpoint', 'unfinished',
-                'unmute_cause', 'unsubscribe', 'workers']
+                'disable_endpoint', 'drop_endpoint', 'drop_event_type', 'drop_queue', 'enable_endpoint',
+                'endpoints', 'event_types', 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs',
+                'keep_dead', 'key', 'keys', 'limit_key', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status',
+                'mute_cause', 'open_group', 'pause_key', 'pause_queue', 'plan_change', 'purge_dead', 'queue_known',
+                'queue_of', 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redact_queue',
+                'redrive', 'redrive_endpoint', 'redrive_matching', 'replay_endpoint', 'reset_endpoint', 'result',
+                'resume_key', 'resume_queue', 'rotate_secret', 'sample_mirror', 'schema_version', 'segment_held_by',
+                'set_concurrency', 'set_max_attempts', 'shard_queue', 'skip_dead', 'subscribe', 'subscriptions',
+                'test_endpoint', 'truncate_queue', 'unfinished', 'unmute_cause', 'unsubscribe', 'workers']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'event_types', 'events',
                 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits',
@@ -16009,6 +16562,7 @@ $$;
 --   An entry of "ended" with outcome done has the handler's return value, which is kept for some seconds.
 --   outcome: retried (costs an attempt), lost (the same, returns as a suspect), snoozed, unknown (kind),
 --   released, cancelled, dead (reason exhausted, permanent or worker lost; with "holds_key": true it holds its ordering key).
+--   In a queue with a maximum of attempts, that decides whether a failed attempt is retried: see forebay.set_max_attempts().
 --   A job with a request to cancel is cancelled instead of retried, snoozed or released.
 --   A job with an ordering key that would run again while an earlier one of its key in the lease has not ended is requeued
 --   behind it instead, whatever its outcome, without using an attempt.
@@ -16095,6 +16649,11 @@ begin
             continue;
         end if;
 
+        if v_ended <> '[]'::jsonb then
+            if pg_sequence_last_value('forebay.queue_attempts_seq') is not null then
+                v_ended := forebay._with_queue_attempts(v_batch.lane, v_batch.lanes, v_batch.xids, v_batch.seqs, v_ended);
+            end if;
+        end if;
         if jsonb_typeof(v_flush -> 'done') = 'array' or v_ended <> '[]'::jsonb then
             if jsonb_typeof(v_flush -> 'done') = 'array' then
                 v_offsets := array(select o::smallint from jsonb_array_elements_text(v_flush -> 'done') o);
@@ -16214,6 +16773,7 @@ declare
     v_attempt integer := coalesce(p_row.attempt, 0) + case when p_code in ('r', 'l', 'x', 'y') then 1 else 0 end;
     v_target  bigint;
     v_run_at  timestamptz;
+    v_dead_id bigint;
 begin
     -- Jobs with limit keys that were parked may be of another lane than the batch.
     select l.queue, i.priority, l.audience into v_lane
@@ -16226,8 +16786,11 @@ begin
             p_item -> 'error', p_worker);
     end if;
     if p_code in ('x', 'y') then
-        perform forebay._write_dead_letter(
+        v_dead_id := forebay._write_dead_letter(
             p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt, p_code = 'y');
+        if p_item ? 'is_decided_here' then
+            perform forebay._report_deaths(array[v_dead_id]);  -- The worker expects a retry.
+        end if;
     elsif p_code in ('r', 'l', 's', 'u', 'h') then
         -- A suspect that is released unstarted remains a suspect; a suspect that ended normally is cleared.
         v_target := forebay._record_private_lane(
@@ -16315,6 +16878,70 @@ begin
             detail = jsonb_build_object('function', p_what),
             hint = 'Call it on a connection in autocommit mode, as a separate statement.';
     end if;
+end
+$$;
+
+
+-- functions/shared/attempts.sql
+
+-- The maximum number of attempts of a queue's jobs; null: their kinds decide.
+create function forebay._queue_attempts(p_queue text) returns integer
+language sql stable
+as $$
+    select a.max_attempts from forebay.queue_attempts a
+    where pg_sequence_last_value('forebay.queue_attempts_seq') is not null and a.queue = p_queue
+$$;
+
+
+-- The ends of attempts as the maximum of the queue has them: a failed attempt that a worker would retry may be the last one, and one
+-- that it takes for the last may not be. Jobs with their own maximum stay as they are.
+--
+-- The worker learns the number with its heartbeats and tells its handlers; this decides, so the number holds from its commit on.
+--
+-- Parameters: of the batch, its lane, lanes, xids and seqs; p_ended as in forebay.settle_v1().
+create function forebay._with_queue_attempts(p_lane bigint, p_lanes bigint[], p_xids xid8[], p_seqs bigint[], p_ended jsonb) returns jsonb
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_most  constant integer := forebay._queue_attempts((select l.queue from forebay.lane l where l.lane = p_lane limit 1));
+    v_all   jsonb := '[]';
+    v_item  jsonb;
+    v_row   forebay.log;
+    v_nr    integer;
+    v_used  integer;
+    v_lost  boolean;
+begin
+    if v_most is null then
+        return p_ended;
+    end if;
+    for v_item in select e.value from jsonb_array_elements(p_ended) e loop
+        v_nr := (v_item ->> 'offset')::integer;
+        if v_item ->> 'outcome' in ('retried', 'lost') or v_item ->> 'outcome' = 'dead' and v_item ->> 'reason' in ('exhausted', 'worker lost') then
+            v_row := forebay._row(coalesce(p_lanes[v_nr], p_lane), coalesce(p_xids[v_nr], p_xids[1]), p_seqs[v_nr]);
+            v_used := coalesce(v_row.attempt, 0) + 1;
+            v_lost := v_item ->> 'outcome' = 'lost' or coalesce(v_item ->> 'reason' = 'worker lost', false);
+            if v_row.seq is not null and v_row.max_attempts is null then
+                if jsonb_typeof(v_item -> 'error') = 'object' then
+                    v_item := jsonb_set(v_item, '{error,max_attempts}', to_jsonb(v_most));
+                end if;
+                if v_used >= v_most and v_item ->> 'outcome' <> 'dead' then
+                    v_item := v_item - 'after' || jsonb_build_object(
+                        'outcome', 'dead', 'reason', case when v_lost then 'worker lost' else 'exhausted' end, 'is_decided_here', true,
+                        'holds_key', v_row.ordering_key is not null
+                                     and exists (select from forebay.kind_queue k where k.kind = v_row.kind and k.holds_key));
+                elsif v_used < v_most and v_item ->> 'outcome' = 'dead' then
+                    v_item := v_item - '{reason,holds_key}'::text[] || jsonb_build_object(
+                        'outcome', case when v_lost then 'lost' else 'retried' end, 'after', least(3600, 5 * 2 ^ least(v_used - 1, 20)));
+                end if;
+            end if;
+        end if;
+        v_all := v_all || jsonb_build_array(v_item);
+    end loop;
+    return v_all;
 end
 $$;
 
@@ -16708,6 +17335,14 @@ begin
     end if;
 end
 $$;
+
+
+-- functions/shared/paused.sql
+
+-- Since when a group is paused; null: it is not, or its pause has ended by itself.
+create function forebay._paused_since(p_paused_at timestamptz, p_resume_at timestamptz) returns timestamptz
+language sql volatile
+as $$ select case when p_resume_at <= forebay._now() then null else p_paused_at end $$;
 
 
 -- functions/shared/random_name.sql

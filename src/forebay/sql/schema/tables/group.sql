@@ -5,7 +5,8 @@ create table forebay.queue_group (
     name        text not null,
     start_after pg_snapshot not null,    -- jobs visible in it are older than the group
     created_at  timestamptz not null,
-    paused_at   timestamptz,
+    paused_at   timestamptz,             -- claims stop, see forebay._paused_since()
+    resume_at   timestamptz,             -- when the pause ends by itself; null: it does not
     is_implied  boolean not null,        -- no worker or user has named it: the next group that is opened takes it over
     closing_at  timestamptz,             -- since when it is being closed: it gets no more jobs
     closing_snap pg_snapshot,            -- the jobs that the group has read or gives up; later ones are not its own
@@ -23,3 +24,6 @@ create table forebay.closed_group (
     lanes     bigint[]                   -- the private lanes, while rows of the group are left; null: all are deleted
 );
 create index closed_group_to_clear on forebay.closed_group (group_id) where lanes is not null;
+
+-- Lets a poll see, without reading a table, that no pause of a queue ever had an end.
+create sequence forebay.timed_pause_seq as bigint cache 1;

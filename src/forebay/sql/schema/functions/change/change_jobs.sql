@@ -8,18 +8,19 @@
 -- handed out, so that a job which a claim takes at the same moment is either moved or claimed.
 --
 -- Parameters:
---   act      cancel; purge, the same for a whole queue; retry, a scheduled or retrying job is ready now; reschedule; reprioritise
+--   act      cancel; purge, the same for a whole queue; truncate, the same for the jobs that wait there at the first call; retry, a scheduled or retrying job is ready now; reschedule; reprioritise
 --   filter   a JSON object: queue, kind, tag, state, ordering_key, limit_key, unique_key, correlation_id, enqueued_after,
 --            enqueued_before, ids, or all: true
 --   options  for reschedule run_at, for reprioritise priority
 --   token    of forebay.plan_change(): refuse if more jobs match now
---   most     the maximum number of jobs; call again while as many were taken; null: all, for cancel and purge only
---   event_id of the call before, so that the event log has one row for all
+--   most     the maximum number of jobs; call again while as many were taken; null: all, for cancel, purge and truncate only
+--   event_id of the call before, so that the event log has one row for all; a truncation goes by what that call saw waiting, and its
+--            first step takes all scheduled and retrying jobs, whatever most is
 -- Returns: answer, and its number of jobs. With ids a row for each of them, with job_id. Answers are cancelled, requested (a worker has
 --   it, its handler is requested to stop), changed, unchanged (ready already, or has this time or priority), running, ordering key (it
 --   would lose its place), expires before, already ended, unknown.
--- Errors: JQ001, JQ042 more jobs than those of the token; but for cancel and purge: JQ012 not called alone, JQ030 foreign cluster.
--- Locks: but for cancel and purge: the promotion lock, or those of the sweep and of the lanes that jobs leave.
+-- Errors: JQ001, JQ042 more jobs than those of the token; but for cancel, purge and truncate: JQ012 not called alone, JQ030 foreign cluster.
+-- Locks: but for cancel, purge and truncate: the promotion lock, or those of the sweep and of the lanes that jobs leave.
 -- pages: 500 + 60 a lane + 3 a waiting job + 40 a job + 20 an open lease
 create function forebay.change_jobs(
     act text, filter jsonb, options jsonb default '{}', token text default null, most integer default null, event_id bigint default null)
@@ -32,28 +33,37 @@ as $$
 #variable_conflict use_column
 declare
     v_filter  constant jsonb := forebay._checked_filter(change_jobs.filter);
-    v_options constant jsonb := forebay._checked_change(change_jobs.act, v_filter, change_jobs.options);
+    v_given   constant jsonb := forebay._checked_change(change_jobs.act, v_filter, change_jobs.options);
+    v_options jsonb := v_given;
     v_act     constant text := case change_jobs.act when 'purge' then 'cancel' else change_jobs.act end;
+    v_cancels constant boolean := v_act in ('cancel', 'truncate');
     v_most    constant bigint := coalesce(change_jobs.most, 9223372036854775807);
     v_ids     constant bigint[] := translate(v_filter ->> 'ids', '[]', '{}');
     v_found   forebay._match[];
     v_taken   bigint[] := '{}';
     v_asked   bigint[] := '{}';
+    v_held    bigint[] := '{}';  -- jobs that a worker has for one group
     v_count   bigint;
 begin
-    if (v_most between 1 and 100000) is not true and (v_act <> 'cancel' or change_jobs.most is not null) then
+    if (v_most between 1 and 100000) is not true and (not v_cancels or change_jobs.most is not null) then
         raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 100000', coalesce(change_jobs.most::text, 'null'));
     elsif cardinality(v_ids) > 10000 then
         raise exception using errcode = 'JQ001', column = 'filter', message = format('%s ids are more than 10000', cardinality(v_ids));
     end if;
-    if v_act <> 'cancel' then
+    if not v_cancels then
         perform forebay._require_alone('forebay.change_jobs()');
         perform forebay._require_same_cluster();
+    end if;
+    if v_act = 'truncate' then
+        v_options := jsonb_build_object('snapshot', coalesce(
+            (select e.new ->> 'snapshot' from forebay.event e
+             where forebay._is_own_event(e, change_jobs.event_id, change_jobs.act) and e.queue = v_filter ->> 'queue'),
+            pg_current_snapshot()::text));
     end if;
     if change_jobs.token is not null then
         select count(distinct m.job_id) into v_count
         from forebay._matching(v_act, v_filter, v_options, true, null) m;
-        if change_jobs.token !~ '^\d{1,18}-' or forebay._change_token(change_jobs.act, v_filter, v_options, split_part(change_jobs.token, '-', 1)::bigint) <> change_jobs.token
+        if change_jobs.token !~ '^\d{1,18}-' or forebay._change_token(change_jobs.act, v_filter, v_given, split_part(change_jobs.token, '-', 1)::bigint) <> change_jobs.token
            or v_count > greatest(split_part(change_jobs.token, '-', 1)::bigint * 1.01, split_part(change_jobs.token, '-', 1)::bigint + 10) then
             raise exception using errcode = 'JQ042',
                 message = format('token %s is not that of this change, which would take %s jobs now', quote_literal(left(change_jobs.token, 60)), v_count),
@@ -64,13 +74,19 @@ begin
 
     select array_agg(row(m.*)::forebay._match) into v_found
     from (select f.* from forebay._matching(v_act, v_filter, v_options, v_ids is null, case when v_ids is null then change_jobs.most end) f
-          limit case when v_ids is null then v_most end) m;
-    if v_act = 'cancel' then
+          limit case when v_ids is null and v_act <> 'truncate' then v_most end) m;
+    if v_cancels then
         select array_agg(distinct f.job_id) filter (where f.answer = 'changed'), array_agg(distinct f.job_id) filter (where f.answer = 'requested')
         into v_taken, v_asked from unnest(v_found) f;
+        -- A job that waits for one group and runs for another: a truncation cancels it for the first only.
+        if v_act = 'truncate' and (select count(*) > 1 from forebay.queue_group g where g.queue = v_filter ->> 'queue') then
+            v_held := array(select m.job_id from unnest(array['claimed', 'running']) s
+                            cross join lateral forebay._matching('cancel', v_filter || jsonb_build_object('state', s), '{}', true, null) m);
+            perform forebay._cancel_waiting(v_found, v_held);
+        end if;
         insert into forebay.tombstone (job_id, reason, recorded_at)
-        select distinct f.job_id, 'c'::"char", forebay._now() from unnest(v_found) f order by 1;
-        perform forebay._withdraw(array(select distinct f.job_id from unnest(v_found) f where f.place = 'd'));
+        select distinct f.job_id, 'c'::"char", forebay._now() from unnest(v_found) f where f.job_id <> all (v_held) order by 1;
+        perform forebay._withdraw(array(select distinct f.job_id from unnest(v_found) f where f.place = 'd' and f.job_id <> all (v_held)));
     elsif exists (select from unnest(v_found) f where f.answer = 'changed') then
         v_taken := forebay._move_deferred(v_act, v_options, array(select f.seq from unnest(v_found) f where f.place = 'd' and f.answer = 'changed'))
             || forebay._move_ready(v_act, v_options, array(select f from unnest(v_found) f where f.place = 'l' and f.answer = 'changed'));
@@ -86,7 +102,7 @@ begin
 
     if v_ids is null then
         for answer, jobs in
-            select * from (values (case v_act when 'cancel' then 'cancelled' else 'changed' end, cardinality(v_taken)), ('requested', cardinality(v_asked))) n
+            select * from (values (case when v_cancels then 'cancelled' else 'changed' end, cardinality(v_taken)), ('requested', cardinality(v_asked))) n
             where n.column2 > 0
         loop
             return next;
@@ -112,18 +128,45 @@ end
 $$;
 
 
+-- Cancel jobs that a worker has for one group, for the groups that they wait for.
+create function forebay._cancel_waiting(p_found forebay._match[], p_held bigint[]) returns void
+language plpgsql volatile
+as $$
+declare
+    v_group record;
+begin
+    for v_group in
+        select f.group_id, array_agg(distinct f.job_id) as jobs
+        from unnest(p_found) f where f.job_id = any (p_held) and f.group_id is not null group by f.group_id
+    loop
+        insert into forebay.tombstone (job_id, group_id, reason, recorded_at)
+        select u, v_group.group_id, 'c', forebay._now() from unnest(v_group.jobs) u order by 1;
+        perform forebay._withdraw(v_group.jobs, v_group.group_id);
+    end loop;
+end
+$$;
+
+
+-- Is this the event of an earlier step of a change, of the same role and act, and not older than a day?
+create function forebay._is_own_event(e forebay.event, p_event_id bigint, p_act text) returns boolean
+language sql volatile
+as $$
+    select e.event_id = p_event_id and e.role = session_user and e.act in ('jobs.' || p_act, 'queues.' || p_act)
+           and e.at > forebay._now() - interval '1 day'
+$$;
+
+
 -- Record a change, or add to the event of an earlier step of it.
 create function forebay._record_change(p_event_id bigint, p_act text, p_filter jsonb, p_options jsonb, p_count bigint) returns bigint
 language plpgsql volatile
 as $$
 begin
-    update forebay.event e set count = e.count + p_count
-    where e.event_id = p_event_id and e.role = session_user and e.act in ('jobs.' || p_act, 'queues.' || p_act) and e.at > forebay._now() - interval '1 day';
+    update forebay.event e set count = e.count + p_count where forebay._is_own_event(e, p_event_id, p_act);
     if found then
         return p_event_id;
     end if;
     return forebay._record_event(
-        case p_act when 'purge' then 'queues.purge' else 'jobs.' || p_act end, p_filter ->> 'queue', p_kind => p_filter ->> 'kind', p_count => p_count,
+        case when p_act in ('purge', 'truncate') then 'queues.' else 'jobs.' end || p_act, p_filter ->> 'queue', p_kind => p_filter ->> 'kind', p_count => p_count,
         p_new => p_options || (case when jsonb_array_length(p_filter -> 'ids') > 20 then p_filter - 'ids' || jsonb_build_object('ids', p_filter -> 'ids' -> 0) else p_filter end
                                - '{queue,kind}'::text[]));
 end

@@ -6,7 +6,7 @@
 --
 --   changed         the act takes the job: cancelled before it starts, or moved
 --   requested       a worker has it, and its handler is requested to stop
---   running         a worker has it; only a cancellation concerns it
+--   running         a worker has it; only a cancellation concerns it, and no truncation
 --   unchanged       it is ready already, has this time or this priority already
 --   ordering key    it would lose its place among the jobs of its key
 --   expires before  it would expire before it may start
@@ -14,7 +14,8 @@
 -- Jobs that were cancelled, replaced or expired by the sweep are not among them, nor are rows that were moved. So an act that is
 -- repeated finds what is left. Reads every waiting job of the queues.
 --
--- Parameters: p_most, with p_taken, the maximum number of rows of each place; p_taken, only jobs that the act takes.
+-- Parameters: p_most, with p_taken, the maximum number of rows of each place; p_taken, only jobs that the act takes. A truncation has the option
+--   snapshot: only rows that it shows; and takes all deferred jobs, before a promotion gives them rows that the snapshot does not show.
 create function forebay._matching(p_act text, p_filter jsonb, p_options jsonb, p_taken boolean, p_most bigint)
 returns table (job_id bigint, group_id bigint, place "char", lane bigint, xid xid8, seq bigint, state text, enqueued_at timestamptz, answer text)
 language plpgsql stable
@@ -22,6 +23,7 @@ language plpgsql stable
 as $$
 #variable_conflict use_column
 declare
+    v_cancels   constant boolean := p_act in ('cancel', 'truncate');
     v_run_at    constant timestamptz := p_options ->> 'run_at';
     v_state     constant text := p_filter ->> 'state';
     v_limit     constant text := coalesce(' limit ' || p_most, '');
@@ -34,17 +36,16 @@ declare
     v_groups    bigint[];
     v_priorities integer[];
 begin
-    v_waiting := case p_act
-        when 'cancel' then '''changed'''
-        when 'retry' then '''unchanged'''
-        when 'reschedule' then format(
+    v_waiting := case
+        when v_cancels then '''changed'''
+        when p_act = 'retry' then '''unchanged'''
+        when p_act = 'reschedule' then format(
             'case when j.is_keyed then ''ordering key'' when j.expires_at <= %1$L then ''expires before'' when %1$L <= forebay._now() then ''unchanged'' else ''changed'' end',
             v_run_at)
         else format('case when j.is_keyed then ''ordering key'' when j.priority = %L then ''unchanged'' else ''changed'' end', (p_options ->> 'priority')::integer) end;
-    v_deferred := case p_act
-        when 'cancel' then '''changed'''
-        when 'retry' then '''changed'''
-        when 'reschedule' then format(
+    v_deferred := case
+        when v_cancels or p_act = 'retry' then '''changed'''
+        when p_act = 'reschedule' then format(
             'case when j.expires_at <= %1$L then ''expires before'' when j.run_at = %1$L then ''unchanged'' else ''changed'' end', v_run_at)
         else v_waiting end;
     if pg_sequence_last_value('forebay.tombstone_seq') is not null then
@@ -54,6 +55,10 @@ begin
                            and (t.reason in (''c'', ''r'', ''e'') or t.reason = ''m'' and j.seq <= t.up_to))';
     end if;
     v_wanted := format('where %s and %s', forebay._filter_sql(p_filter), v_untouched);
+    if p_act = 'truncate' and p_options ? 'snapshot' then
+        v_wanted := v_wanted || format(
+            ' and (pg_visible_in_snapshot(j.xid, %L) or j.xid = pg_current_xact_id_if_assigned())', p_options ->> 'snapshot');
+    end if;
 
     select array_agg(r.cursor order by r.nr), array_agg(r.group_id order by r.nr), array_agg(r.priority order by r.nr)
     into v_cursors, v_groups, v_priorities
@@ -114,7 +119,7 @@ begin
                            and not ($2 is not null and pg_visible_in_snapshot(d.xid, $2) and (d.run_at, d.deferred_id) <= ($3, $4))) j
                    %s) j
              where ($5 is null or j.state = $5) and (not $6 or j.answer = ''changed'')%s',
-            v_deferred, replace(v_wanted, 'j.seq <= t.up_to', 'false'), v_limit)
+            v_deferred, replace(v_wanted, 'j.seq <= t.up_to', 'false'), case when p_act <> 'truncate' then v_limit end)
             using p_filter ->> 'queue', v_position.snap, v_position.run_at, v_position.deferred_id, v_state, p_taken;
     end if;
     if coalesce(v_state, 'claimed') in ('claimed', 'running') and not (p_taken and p_act <> 'cancel') then

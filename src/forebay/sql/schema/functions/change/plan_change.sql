@@ -28,7 +28,7 @@ begin
     total as (
         select forebay._change_token(plan_change.act, v_filter, v_options, count(*)) as token from found f
         where f.answer in ('changed', 'requested'))
-    select t.token, case when v_act = 'cancel' and f.answer = 'changed' then 'cancelled' else f.answer end, f.state, count(f.job_id),
+    select t.token, case when v_act in ('cancel', 'truncate') and f.answer = 'changed' then 'cancelled' else f.answer end, f.state, count(f.job_id),
            min(f.enqueued_at), max(f.enqueued_at)
     from total t left join found f on true
     group by 1, 2, 3 order by 2, 3;
@@ -46,16 +46,17 @@ declare
     v_problem text;
 begin
     v_problem := case
-        when (p_act in ('cancel', 'purge', 'retry', 'reschedule', 'reprioritise')) is not true
-            then format('unknown act %s: cancel, purge, retry, reschedule or reprioritise', coalesce(quote_literal(left(p_act, 40)), 'null'))
+        when (p_act in ('cancel', 'purge', 'truncate', 'retry', 'reschedule', 'reprioritise')) is not true
+            then format('unknown act %s: cancel, purge, truncate, retry, reschedule or reprioritise', coalesce(quote_literal(left(p_act, 40)), 'null'))
         when p_options is null or jsonb_typeof(p_options) <> 'object' then 'options must be a JSON object'
         when p_act = 'reschedule' and (p_options - 'run_at' <> '{}' or forebay._as_instant(p_options ->> 'run_at') is null)
             then 'a reschedule needs the option run_at, a time, and no other'
         when p_act = 'reprioritise' and (p_options - 'priority' <> '{}' or (jsonb_typeof(p_options -> 'priority') = 'number') is not true
              or (p_options ->> 'priority')::numeric not between -32768 and 32767 or (p_options ->> 'priority')::numeric % 1 <> 0)
             then 'a reprioritisation needs the option priority, -32768 to 32767, and no other'
-        when p_act in ('cancel', 'purge', 'retry') and p_options <> '{}' then format('%s takes no options', p_act)
-        when p_act = 'purge' and (not p_filter ? 'queue' or p_filter - 'queue' <> '{}') then 'a purge takes a queue and no other filter' end;
+        when p_act in ('cancel', 'purge', 'truncate', 'retry') and p_options <> '{}' then format('%s takes no options', p_act)
+        when p_act in ('purge', 'truncate') and (not p_filter ? 'queue' or p_filter - 'queue' <> '{}')
+            then format('a %s takes a queue and no other filter', p_act) end;
     if v_problem is not null then
         raise exception using errcode = 'JQ001', column = 'options', message = v_problem, hint = 'Nothing was changed.';
     end if;

@@ -66,7 +66,7 @@ begin
     end if;
     if pg_sequence_last_value('forebay.limiter_seq') is not null then
         v_limiters := array(select g.group_id from forebay.queue_group g
-                         where g.group_id = any (p_group_ids) and g.paused_at is null
+                         where g.group_id = any (p_group_ids) and (g.paused_at is null or g.resume_at <= forebay._now())
                            and exists (select from forebay.queue_limits l where l.queue = g.queue and l.starts_set_at is not null));
     end if;
     if v_limiters <> '{}' then
@@ -95,7 +95,7 @@ begin
               from forebay.batch c
               where c.group_id = g.group_id and c.lane = l.lane
               order by c.no desc limit 1) b on true
-          where g.group_id = any (p_group_ids) and g.paused_at is null) p;
+          where g.group_id = any (p_group_ids) and (g.paused_at is null or g.resume_at <= forebay._now())) p;
 
     if v_ended is null then
         v_ended := forebay._xid_ranges('1:1:', v_now);
@@ -130,6 +130,12 @@ begin
 
     if not v_any and v_poll.hash is not null then
         v_poll.snap := coalesce(v_poll.snap, v_now);
+        -- The end of a pause makes lanes ready without a row of the log: the memory ends with it.
+        if pg_sequence_last_value('forebay.timed_pause_seq') is not null then
+            v_poll.checked_at := least(v_poll.checked_at, (
+                select (extract(epoch from min(g.resume_at)) * 1000)::bigint - 5000
+                from forebay.queue_group g where g.group_id = any (p_group_ids) and g.resume_at > to_timestamp(v_poll.checked_at / 1000.0)));
+        end if;
         perform forebay._remember_poll(p_group_ids, v_idle, v_poll);
     end if;
     if not v_any and p_sleep_millis is not null then

@@ -34,7 +34,7 @@ begin
 
     -- A later statement than the lock: its snapshot sees what the last holder committed.
     select pg_current_snapshot() as now, forebay._now() as at,
-           g.start_after, g.queue, g.paused_at, l.audience, l.priority,
+           g.start_after, g.queue, forebay._paused_since(g.paused_at, g.resume_at) as paused_at, l.audience, l.priority,
            f.xid as seal_xid,
            array(select s.segment_id from forebay.segment s
                  where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)

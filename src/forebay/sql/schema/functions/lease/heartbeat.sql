@@ -2,7 +2,7 @@
 
 -- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
 -- the number of open leases in all, at most 1,000; null while the process runs jobs; the time of the server; the concurrency
--- that an operator has set for this worker, null for none; and the muted causes of death.
+-- that an operator has set for this worker, null for none; the muted causes of death; and the maximum attempts of queues that have one.
 --
 -- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
 -- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
@@ -13,7 +13,7 @@
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}',
                                      p_memory_kb integer default null)
 returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[], lease_count integer, server_time timestamptz,
-               concurrency integer, muted_causes text[])
+               concurrency integer, muted_causes text[], queue_attempts jsonb)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
@@ -44,6 +44,9 @@ begin
                     join forebay.lease l on l.worker = s.worker where l.lease_id = any (p_lease_ids) limit 1);
     server_time := clock_timestamp();
     muted_causes := (select array_agg(m.cause) from forebay.muted_cause m where m.until > server_time or m.until is null);
+    if pg_sequence_last_value('forebay.queue_attempts_seq') is not null then
+        queue_attempts := (select jsonb_object_agg(a.queue, a.max_attempts) from forebay.queue_attempts a);
+    end if;
     return next;
 end
 $$;

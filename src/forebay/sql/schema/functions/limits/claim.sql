@@ -18,7 +18,7 @@ declare
 begin
     perform set_config('synchronous_commit', 'off', true), forebay._lock_limiter(p_group_id, false);
     -- Later statements than the lock: they see what its last holder committed.
-    select l.queue, l.sort, g.group_id, g.paused_at into v_lane
+    select l.queue, l.sort, g.group_id, forebay._paused_since(g.paused_at, g.resume_at) as paused_at into v_lane
     from forebay.lane l left join forebay.queue_group g on g.group_id = p_group_id
     where l.lane = p_lane limit 1;
     if v_lane.group_id is null then

@@ -33,7 +33,7 @@ begin
     items := '{}';
     foreach v_lane in array v_lanes loop
         -- A later statement than the locks.
-        select f.xid as seal_xid, g.paused_at,
+        select f.xid as seal_xid, forebay._paused_since(g.paused_at, g.resume_at) as paused_at,
                array(select s.segment_id from forebay.segment s
                      where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
                      order by s.lo) as unsealed,

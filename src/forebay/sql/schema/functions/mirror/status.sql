@@ -84,7 +84,7 @@ begin
                     where d.queue = mirror_status.queue and d.kind = v_kind and d.reason = 'expired' and d.redriven_at is null),
         'dead', (select count(*) from forebay.dead_letter d
                  where d.queue = mirror_status.queue and d.kind = v_kind and d.reason <> 'expired' and d.redriven_at is null),
-        'paused_at', (select g.paused_at from forebay.queue_group g
+        'paused_at', (select forebay._paused_since(g.paused_at, g.resume_at) from forebay.queue_group g
                       where g.queue = mirror_status.queue and g.name = mirror_status.group_name),
         'breakers', coalesce((
             select jsonb_agg(jsonb_build_object('who', o.who, 'place', o.place, 'open_until', o.open_until, 'why', o.why)

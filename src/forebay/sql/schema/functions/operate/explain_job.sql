@@ -7,7 +7,7 @@
 -- with such numbers were removed; writers, sessions with an open transaction that has written jobs.
 -- Else facts has:
 --   is_same_cluster        false: the log was restored from another cluster, and nothing runs
---   paused_at, closing_at  of the group
+--   paused_at, resume_at, closing_at  of the group
 --   is_served              a living worker serves the group: it says so, has jobs of it, or looks for some
 --   workers, others        names of living workers that serve the group, and of other living workers, at most 5 each
 --   kind_queue, has_kinds  the queue that workers have declared for the job's kind; whether they have declared any kind
@@ -37,7 +37,7 @@ declare
     v_row   record;
 begin
     for v_group in
-        select q.queue, g.group_id, g.name, g.paused_at, g.closing_at
+        select q.queue, g.group_id, g.name, forebay._paused_since(g.paused_at, g.resume_at) as paused_at, g.resume_at, g.closing_at
         from (select i.queue from forebay.lane i
               where i.lane in (select r.lane from forebay._rows_of(v_id) r
                                union select d.lane from forebay.deferred d where d.job_id = v_id)
@@ -52,7 +52,7 @@ begin
         order by r.seq desc limit 1;
         group_name := coalesce(v_group.name, 'default');
         facts := jsonb_build_object(
-                     'is_same_cluster', forebay._belongs_here(), 'paused_at', v_group.paused_at, 'closing_at', v_group.closing_at,
+                     'is_same_cluster', forebay._belongs_here(), 'paused_at', v_group.paused_at, 'resume_at', v_group.resume_at, 'closing_at', v_group.closing_at,
                      'is_suspect', coalesce(v_row.audience < 0, false),
                      'kind_queue', (select k.queue from forebay.kind_queue k where k.kind = v_row.kind),
                      'has_kinds', exists (select from forebay.kind_queue))

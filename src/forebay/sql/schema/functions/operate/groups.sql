@@ -4,13 +4,13 @@
 --
 -- is_served: a worker serves the group now: an idle one leads it, or one has jobs of it. unread: jobs that wait for the group, and
 -- oldest_unread_at, when the oldest of them was enqueued; retrying and snoozed jobs are not counted. running: jobs that workers
--- have. held_segments, held_bytes: segments of the log that could be emptied without this group, whatever their age. claimed_at:
+-- have. paused_at and resume_at: of a pause that lasts. held_segments, held_bytes: segments of the log that could be emptied without this group, whatever their age. claimed_at:
 -- the last claim of a worker.
 --
 -- Visits every waiting job.
 create function forebay.groups(only_queue text default null)
 returns table (queue text, group_name text, is_implied boolean, is_served boolean, created_at timestamptz, paused_at timestamptz,
-               closing_at timestamptz, unread bigint, oldest_unread_at timestamptz, running bigint, open_batches bigint,
+               resume_at timestamptz, closing_at timestamptz, unread bigint, oldest_unread_at timestamptz, running bigint, open_batches bigint,
                held_segments bigint, held_bytes bigint, claimed_at timestamptz)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -50,7 +50,8 @@ begin
               group by i.segment_id having count(distinct i.group_id) = 1) h
         group by 1)
     select g.queue, g.name, g.is_implied, o.jobs is not null or forebay._leader_of(g.group_id) is not null, g.created_at,
-           case when g.closing_at is null then g.paused_at end, g.closing_at,
+           case when g.closing_at is null then forebay._paused_since(g.paused_at, g.resume_at) end,
+           case when g.resume_at > forebay._now() then g.resume_at end, g.closing_at,
            (coalesce(u.unread, 0) + coalesce(p.parked, 0))::bigint, u.oldest, coalesce(o.jobs, 0), coalesce(o.batches, 0),
            coalesce(h.segments, 0), coalesce(h.bytes, 0),
            (select max(b.claimed_at) from (select distinct c.lane from cursors c where c.group_id = g.group_id) c

@@ -117,7 +117,7 @@ begin
                 state := 'cancelled';
                 attempt := attempt - 1;
             end if;
-            max_attempts := coalesce(max_attempts, forebay._attempts_known(v_id, v_group.group_id, enqueued_at));
+            max_attempts := coalesce(max_attempts, forebay._queue_attempts(v_group.queue), forebay._attempts_known(v_id, v_group.group_id, enqueued_at));
             return next;
             continue;
         end if;

@@ -150,7 +150,7 @@ begin
         left join pauses x on x.sort = 'limit' and x.key = k.limit_key
         cross join lateral (
             select case when g.closing_at is not null then 'group_closing'
-                        when g.paused_at is not null then 'group_paused'
+                        when forebay._paused_since(g.paused_at, g.resume_at) is not null then 'group_paused'
                         when z.is_on then 'paused'
                         when k.held_by is not null then 'held'
                         when k.head is not null then 'retry'

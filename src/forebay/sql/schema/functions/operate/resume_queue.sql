@@ -10,8 +10,9 @@ declare
     v_count integer;
 begin
     perform forebay._require_group(resume_queue.queue, group_name);
-    update forebay.queue_group g set paused_at = null
-    where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) and g.paused_at is not null and g.closing_at is null;
+    update forebay.queue_group g set paused_at = null, resume_at = null
+    where g.queue = resume_queue.queue and (group_name is null or g.name = group_name) 
+      and forebay._paused_since(g.paused_at, g.resume_at) is not null and g.closing_at is null;
     get diagnostics v_count = row_count;
     if v_count > 0 then
         perform forebay._forget_polls();

@@ -15,6 +15,7 @@
 --   An entry of "ended" with outcome done has the handler's return value, which is kept for some seconds.
 --   outcome: retried (costs an attempt), lost (the same, returns as a suspect), snoozed, unknown (kind),
 --   released, cancelled, dead (reason exhausted, permanent or worker lost; with "holds_key": true it holds its ordering key).
+--   In a queue with a maximum of attempts, that decides whether a failed attempt is retried: see forebay.set_max_attempts().
 --   A job with a request to cancel is cancelled instead of retried, snoozed or released.
 --   A job with an ordering key that would run again while an earlier one of its key in the lease has not ended is requeued
 --   behind it instead, whatever its outcome, without using an attempt.
@@ -98,6 +99,11 @@ begin
             continue;
         end if;
 
+        if v_ended <> '[]'::jsonb then
+            if pg_sequence_last_value('forebay.queue_attempts_seq') is not null then
+                v_ended := forebay._with_queue_attempts(v_batch.lane, v_batch.lanes, v_batch.xids, v_batch.seqs, v_ended);
+            end if;
+        end if;
         if jsonb_typeof(v_flush -> 'done') = 'array' or v_ended <> '[]'::jsonb then
             if jsonb_typeof(v_flush -> 'done') = 'array' then
                 v_offsets := array(select o::smallint from jsonb_array_elements_text(v_flush -> 'done') o);
@@ -217,6 +223,7 @@ declare
     v_attempt integer := coalesce(p_row.attempt, 0) + case when p_code in ('r', 'l', 'x', 'y') then 1 else 0 end;
     v_target  bigint;
     v_run_at  timestamptz;
+    v_dead_id bigint;
 begin
     -- Jobs with limit keys that were parked may be of another lane than the batch.
     select l.queue, i.priority, l.audience into v_lane
@@ -229,8 +236,11 @@ begin
             p_item -> 'error', p_worker);
     end if;
     if p_code in ('x', 'y') then
-        perform forebay._write_dead_letter(
+        v_dead_id := forebay._write_dead_letter(
             p_group_id, v_lane.queue, v_lane.priority, p_row, coalesce(p_item ->> 'reason', 'permanent'), v_attempt, p_code = 'y');
+        if p_item ? 'is_decided_here' then
+            perform forebay._report_deaths(array[v_dead_id]);  -- The worker expects a retry.
+        end if;
     elsif p_code in ('r', 'l', 's', 'u', 'h') then
         -- A suspect that is released unstarted remains a suspect; a suspect that ended normally is cleared.
         v_target := forebay._record_private_lane(

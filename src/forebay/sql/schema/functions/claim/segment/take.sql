@@ -42,7 +42,7 @@ begin
                and (pg_snapshot_xmin(b.snap_from) = pg_snapshot_xmax(b.snap_from)
                     or not exists (select from pg_snapshot_xip(b.snap_from) late (xid)
                                    where pg_visible_in_snapshot(late.xid, b.snap_to))))
-          and exists (select from forebay.queue_group g where g.group_id = p_group_id and g.paused_at is null)
+          and exists (select from forebay.queue_group g where g.group_id = p_group_id and (g.paused_at is null or g.resume_at <= forebay._now()))
           and not exists (select from forebay.lane l where l.lane = p_lane and l.audience < 0)
     ), taken as materialized (
         select count(*)::integer as size, array_agg(t.seq) as seqs, array_agg(t.xid) as xids, max(t.seq) as high,

@@ -1,0 +1,92 @@
+-- grant: operator
+
+-- Drop a queue, in the caller's transaction: cancel the jobs that wait, close its consumer groups, and remove its settings: limits of the
+-- queue and of its keys, shards, pauses, maximum attempts, the time for which dead letters are kept, what an application declared,
+-- and that kinds belong to it.
+--
+-- forebay.close_groups() does the rest of closing the groups: workers call it, and so does `forebay queues drop`. Dead letters, results and
+-- events stay, with their own times. A job that is enqueued later makes the queue anew, and a worker that serves it opens its group again.
+--
+-- Parameters: token, of forebay.plan_change('truncate', ...): refuse if more jobs wait now; force, although workers serve it: their running
+--   jobs finish; dry_run, change nothing.
+-- Returns: cancelled, jobs that waited; running, jobs that workers have; groups, closed; settings, removed: limits, key limits, shards,
+--   paused keys, max attempts, dead letters, declared, kinds.
+-- Errors: JQ001 no queue is given, or one of Forebay; JQ014 no such queue; JQ017 workers serve it; JQ042 more jobs than those of the token.
+-- Locks, until the transaction ends: rows of its groups, and those of forebay.limit_queue(), limit_key() and resume_key().
+create function forebay.drop_queue(
+    queue text, token text default null, force boolean default false, dry_run boolean default false,
+    out cancelled bigint, out running bigint, out groups text[], out settings text[])
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: short
+as $$
+declare
+    v_queue   constant text := drop_queue.queue;
+    v_state   record;
+    v_key     record;
+begin
+    if v_queue is null or starts_with(v_queue, 'forebay.') then
+        raise exception using errcode = 'JQ001', column = 'queue',
+            message = format('queue %s cannot be dropped', coalesce(quote_literal(left(v_queue, 40)), 'null')),
+            hint = 'Give the name of a queue that is not one of Forebay.';
+    end if;
+    perform from forebay.queue_group g where g.queue = v_queue order by g.group_id for no key update;
+    settings := array_remove(array[
+        case when exists (select from forebay.queue_limits l where l.queue = v_queue) then 'limits' end,
+        case when exists (select from forebay.key_limits l where l.queue = v_queue) then 'key limits' end,
+        case when exists (select from forebay.queue_shards s where s.queue = v_queue) then 'shards' end,
+        case when exists (select from forebay.key_pause p where p.queue = v_queue) then 'paused keys' end,
+        case when exists (select from forebay.queue_attempts a where a.queue = v_queue) then 'max attempts' end,
+        case when exists (select from forebay.dead_retention r where r.queue = v_queue) then 'dead letters' end,
+        case when exists (select from forebay.applied_setting a where a.queue = v_queue) then 'declared' end,
+        case when exists (select from forebay.kind_queue k where k.queue = v_queue) then 'kinds' end], null);
+    select coalesce(array_agg(g.group_name order by g.group_name) filter (where not g.is_implied and g.closing_at is null), '{}') as names,
+           coalesce(sum(g.running), 0) as running, string_agg(g.group_name, ', ' order by g.group_name) filter (where g.is_served) as served, count(*) as count
+    into v_state from forebay.groups(v_queue) g;
+    groups := v_state.names;
+    running := v_state.running;
+    if v_state.count = 0 and settings = '{}' and not exists (select from forebay.lane l where l.queue = v_queue) then
+        raise exception using errcode = 'JQ014',
+            message = format('there is no queue %s', quote_literal(left(v_queue, 128))),
+            detail = jsonb_build_object('queue', v_queue, 'group', null),
+            hint = 'Nothing was changed. `forebay queues list` lists the queues.';
+    elsif v_state.served is not null and drop_queue.force is not true and drop_queue.dry_run is not true then
+        raise exception using errcode = 'JQ017',
+            message = format('workers serve queue %s: they have %s jobs of it', v_queue, running),
+            detail = jsonb_build_object('queue', v_queue, 'group', v_state.served),
+            hint = 'Nothing was changed. Stop the workers of this queue first, or force it: running jobs finish, and the workers get no more.';
+    end if;
+    if drop_queue.dry_run then
+        cancelled := (select coalesce(sum(p.jobs), 0) from forebay.plan_change('truncate', jsonb_build_object('queue', v_queue)) p
+                      where p.answer = 'cancelled');
+        return;
+    end if;
+    cancelled := forebay.truncate_queue(v_queue, drop_queue.token);
+    perform forebay.close_group(v_queue, g.name, force => true)
+    from (select u.name from unnest(groups) u (name) order by u.name) g;
+    perform forebay.resume_queue(v_queue) from (select) s where v_state.count > cardinality(groups);
+
+    for v_key in select l.key from forebay.key_limits l where l.queue = v_queue order by l.key loop
+        perform forebay.limit_key(v_queue, v_key.key, remove => true);
+    end loop;
+    if exists (select from forebay.queue_limits l where l.queue = v_queue) then
+        perform forebay.limit_queue(v_queue, remove => '{all}');
+    end if;
+    for v_key in select p.sort, p.key from forebay.key_pause p where p.queue = v_queue order by p.sort, p.key loop
+        perform forebay.resume_key(v_queue, case v_key.sort when 'ordering' then v_key.key end, case v_key.sort when 'limit' then v_key.key end);
+    end loop;
+    delete from forebay.key_pause p where p.queue = v_queue;  -- Those that had ended.
+    if 'shards' = any (settings) then
+        perform forebay.shard_queue(v_queue, 1);
+        delete from forebay.queue_shards s where s.queue = v_queue;
+    end if;
+    if 'dead letters' = any (settings) then
+        perform forebay.keep_dead(v_queue, inherit => true);
+    end if;
+    perform forebay.set_max_attempts(v_queue);
+    delete from forebay.applied_setting a where a.queue = v_queue;
+    delete from forebay.kind_queue k where k.queue = v_queue;
+    perform forebay._record_event('queues.drop', v_queue, p_count => cancelled,
+                                  p_new => jsonb_build_object('groups', groups, 'settings', settings, 'running', running));
+end
+$$;
