@@ -18,9 +18,12 @@ import forebay
 
 app = forebay.App()
 
-@app.job
-def greet(n: int) -> None:
-    pass
+@app.job(transaction=True)
+def greet(ctx: forebay.Context, n: int) -> None:
+    for number in range(n):
+        ctx.conn.execute(
+            "select forebay.publish('order.paid', jsonb_build_object('n', %s::integer))", [number]
+        )
 """
 
 
@@ -64,3 +67,24 @@ def test_a_bad_number_of_deliveries_is_refused(database, tmp_path):
     with running(database, tmp_path, "deliver", "--concurrency", "0") as process:
         assert process.wait(20) == 2
         assert "not within 1 to 10,000" in process.stderr.read()
+
+
+def test_until_idle_ends_when_what_handlers_published_is_delivered(
+    database, conn, http_endpoint, far_name, tmp_path
+):
+    """
+    Handlers, router and deliverer end in this order: each makes work for the next.
+    """
+    create_endpoint(conn, "shop", "http", http_config(http_endpoint, far_name))
+    one(conn, "select forebay.create_event_type('order.paid')")
+    one(conn, "select forebay.subscribe('shop', 'order.paid', start => 'beginning')")
+    one(conn, "select forebay.enqueue('greet', '{\"n\": 300}')")
+    with running(
+        database, tmp_path, "worker", "shop:app", "--endpoints", "--until-idle"
+    ) as process:
+        assert process.wait(60) == 0, process.stderr.read()
+    assert len(http_endpoint.requests[far_name]) == 300
+    one(conn, "select event_id from forebay.publish('order.paid', '{\"n\": 1}')")
+    with running(database, tmp_path, "deliver", "--until-idle") as process:
+        assert process.wait(60) == 0, process.stderr.read()
+    assert len(http_endpoint.requests[far_name]) == 301

@@ -11,8 +11,7 @@ from forebay.cli._worker import (
     LogForm,
     LogLevel,
     delivering_workers,
-    report,
-    run_until_signal,
+    run_and_report,
     set_up_log,
 )
 from forebay.cli.options import Dsn, Json, with_settings
@@ -30,6 +29,10 @@ def deliver(
         int,
         typer.Option("--concurrency", metavar="N", help="Deliveries in hand at once: 1 to 10,000."),
     ] = SLOTS_DEFAULT,
+    until_idle: Annotated[
+        bool,
+        typer.Option("--until-idle", help="Exit when all events are expanded and sent."),
+    ] = False,
     log_level: LogLevel = "info",
     log_format: LogForm = "text",
     dsn: Dsn = None,
@@ -47,5 +50,5 @@ def deliver(
     app = App(dsn, name="deliver")
     app._internals.use(dsn=dsn, settings=load_settings(flags))
     settings = app.settings.worker
-    workers = delivering_workers(app.dsn, settings, slots=concurrency)
-    report(workers, run_until_signal(workers, settings), as_json=as_json)
+    stages = delivering_workers(app.dsn, settings, slots=concurrency)
+    run_and_report(stages, settings, until_idle=until_idle, as_json=as_json)

@@ -15,7 +15,7 @@ from forebay.cli._apply import print_differences
 from forebay.cli._load import check_place, load_app
 from forebay.cli._reload import end_with_parent, run_reloading
 from forebay.cli._served import check_queues_of_worker
-from forebay.cli._worker import LogForm, LogLevel, run_until_signal, set_up_log, workers_of
+from forebay.cli._worker import LogForm, LogLevel, run_and_report, set_up_log, workers_of
 from forebay.cli.options import with_settings
 from forebay.cli.output import console
 from forebay.config import load_settings
@@ -129,7 +129,7 @@ def _work(app: str, dsn: str, settings: Settings) -> None:
     differences = found.apply()
     if differences:
         print_differences(found, differences, dry_run=False)
-    run_until_signal(workers_of(found, app, location), settings.worker)
+    run_and_report(workers_of(found, app, location), settings.worker, as_json=False)
 
 
 def _stop_unless_used(server: EmbeddedServer, out: Console) -> None:

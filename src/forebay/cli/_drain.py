@@ -10,7 +10,7 @@ import typer
 
 from forebay.app import App
 from forebay.cli._load import load_app
-from forebay.cli._worker import LogForm, LogLevel, announced, report, run_until_signal, set_up_log
+from forebay.cli._worker import LogForm, LogLevel, announced, run_and_report, set_up_log
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import AppDir, Dsn, Json, with_settings
 from forebay.cli.output import console, print_json, table
@@ -103,9 +103,7 @@ def drain(
         _audit(drains, found.dsn, as_json=as_json)
         return
     workers = [announced(one, found.dsn, settings.worker) for one in drains]
-    report(
-        workers, run_until_signal(workers, settings.worker, until_idle=until_idle), as_json=as_json
-    )
+    run_and_report([workers], settings.worker, until_idle=until_idle, as_json=as_json)
 
 
 def _audit(drains: list[Drain], dsn: str, *, as_json: bool) -> None:

@@ -77,16 +77,16 @@ def worker(
     check_queues_of_worker(found)
     report_differences(found, app)
     settings = found.settings.worker
-    workers = workers_of(found, app, location, group=group)
+    stages = workers_of(found, app, location, group=group)
     if endpoints:
-        workers += delivering_workers(found.dsn, settings)
-    report(workers, run_until_signal(workers, settings, until_idle=until_idle), as_json=as_json)
+        stages += delivering_workers(found.dsn, settings)
+    run_and_report(stages, settings, until_idle=until_idle, as_json=as_json)
 
 
 def workers_of(
     app: App, place: str, location: tuple[str, str, bool] | None, *, group: str = "default"
-) -> list[Worker]:
-    """Return the worker of an application's handlers and, unless queues or a group were chosen, those of its drains.
+) -> list[list[Worker]]:
+    """Return the worker of an application's handlers, then, unless queues or a group were chosen, those of its drains.
 
     Raises:
         ConfigError: a drain and the handlers read the same queue in the same group.
@@ -103,7 +103,7 @@ def workers_of(
                 " sent or run, not both",
                 hint=f"Give the drain a consumer group: group={drain.name!r}.",
             )
-    workers = []
+    stages = []
     if queues or not drains:
         made = Worker(
             app._internals,
@@ -114,8 +114,10 @@ def workers_of(
             answers_probes=False,
         )
         announce(app, made, place)
-        workers.append(made)
-    return workers + [announced(each, app.dsn, settings) for each in drains]
+        stages.append([made])
+    if drains:
+        stages.append([announced(each, app.dsn, settings) for each in drains])
+    return stages
 
 
 def announced(drain: Drain, dsn: str, settings: WorkerSettings) -> Worker:
@@ -134,8 +136,8 @@ def announced(drain: Drain, dsn: str, settings: WorkerSettings) -> Worker:
 
 def delivering_workers(
     dsn: str, settings: WorkerSettings, *, slots: int = SLOTS_DEFAULT
-) -> list[Worker]:
-    """Return a router and a deliverer, and log that they run."""
+) -> list[list[Worker]]:
+    """Return a router, then a deliverer, and log that they run."""
     workers = [
         made.worker(dsn, settings, answers_probes=False)
         for made in (Router(), Deliverer(slots=slots))
@@ -145,16 +147,31 @@ def delivering_workers(
         ", ".join(worker.name for worker in workers),
         counted(slots, "delivery", "deliveries"),
     )
-    return workers
+    return [[worker] for worker in workers]
 
 
-def report(workers: Sequence[Worker], found: Sequence[Stats], *, as_json: bool) -> None:
-    """Print or log what workers did: with JSON, one object for one worker, else a list."""
+def run_and_report(
+    stages: Sequence[Sequence[Worker]],
+    settings: WorkerSettings,
+    *,
+    until_idle: bool = False,
+    as_json: bool,
+) -> None:
+    """Run workers in this process until a signal, then print or log what each did: with JSON, one object for one worker, else a list.
+
+    Args:
+        stages: the workers; those of one stage make work for those of the next ones.
+        settings: where the process answers probes, and how long running jobs may take to end.
+        until_idle: run the stages one after another, each until its workers have nothing to do.
+        as_json: print JSON.
+    """
+    together = stages if until_idle else [[worker for stage in stages for worker in stage]]
+    found = _run_until_signal(together, settings, until_idle=until_idle)
     if as_json:
-        print_json(found[0] if len(found) == 1 else found)
+        print_json(found[0][1] if len(found) == 1 else [stats for _, stats in found])
         return
-    for worker, stats in zip(workers, found, strict=True):
-        log.info("worker %s stopped: %s", worker.name, _totals(stats))
+    for name, stats in found:
+        log.info("worker %s stopped: %s", name, _totals(stats))
 
 
 def announce(app: App, worker: Worker, place: str) -> None:
@@ -178,14 +195,15 @@ def announce(app: App, worker: Worker, place: str) -> None:
         log.debug("%s (queue %s): %s", kind.name, kind.queue, kind.retry.lifetime())
 
 
-def run_until_signal(
-    workers: Sequence[Worker], settings: WorkerSettings, *, until_idle: bool = False
-) -> list[Stats]:
-    """Run workers in this process; the first SIGTERM or SIGINT stops them, the second stops them immediately."""
+def _run_until_signal(
+    stages: Sequence[Sequence[Worker]], settings: WorkerSettings, *, until_idle: bool
+) -> list[tuple[str, Stats]]:
+    """Run the stages; return the workers that ran. The first SIGTERM or SIGINT stops the stage that runs, the second stops it immediately."""
 
-    async def main() -> list[Stats]:
+    async def main() -> list[tuple[str, Stats]]:
         loop = asyncio.get_running_loop()
         received = 0
+        running: Sequence[Worker] = ()
 
         def on_signal(name: str) -> None:
             nonlocal received
@@ -196,20 +214,27 @@ def run_until_signal(
                     name,
                     settings.grace_seconds,
                 )
-                for worker in workers:
+                for worker in running:
                     worker.stop()
             else:
                 log.warning("%s again: stopping now", name)
-                for worker in workers:
+                for worker in running:
                     worker.stop_now()
 
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, on_signal, number.name)
+        found: list[tuple[str, Stats]] = []
         try:
-            return await run_workers(workers, settings, until_idle=until_idle)
+            for running in stages:
+                all_stats = await run_workers(running, settings, until_idle=until_idle)
+                names = [worker.name for worker in running]
+                found += zip(names, all_stats, strict=True)
+                if received:
+                    break
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
+        return found
 
     return run_to_the_end(main())
 
