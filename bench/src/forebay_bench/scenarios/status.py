@@ -30,7 +30,7 @@ _QUICK_JOBS: Final = 20_000
 _FULL_JOBS: Final = 100_000
 _BATCH: Final = 10
 
-#: The tables and indexes of a queue of FetchQ 4, under names of our own. Status: 0 planned, 1 pending, 2 active, 3 completed.
+#: The tables and indexes of a queue of FetchQ 4, with other names. Status: 0 planned, 1 pending, 2 active, 3 completed.
 _SCHEMA: Final = """
 create table docs (
     subject        varchar(50) primary key,
