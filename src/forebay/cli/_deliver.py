@@ -50,5 +50,5 @@ def deliver(
     app = App(dsn, name="deliver")
     app._internals.use(dsn=dsn, settings=load_settings(flags))
     settings = app.settings.worker
-    stages = delivering_workers(app.dsn, settings, slots=concurrency)
-    run_and_report(stages, settings, until_idle=until_idle, as_json=as_json)
+    phases = delivering_workers(app.dsn, settings, slots=concurrency)
+    run_and_report(phases, settings, until_idle=until_idle, as_json=as_json)

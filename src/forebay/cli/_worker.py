@@ -77,10 +77,10 @@ def worker(
     check_queues_of_worker(found)
     report_differences(found, app)
     settings = found.settings.worker
-    stages = workers_of(found, app, location, group=group)
+    phases = workers_of(found, app, location, group=group)
     if endpoints:
-        stages += delivering_workers(found.dsn, settings)
-    run_and_report(stages, settings, until_idle=until_idle, as_json=as_json)
+        phases += delivering_workers(found.dsn, settings)
+    run_and_report(phases, settings, until_idle=until_idle, as_json=as_json)
 
 
 def workers_of(
@@ -103,7 +103,7 @@ def workers_of(
                 " sent or run, not both",
                 hint=f"Give the drain a consumer group: group={drain.name!r}.",
             )
-    stages = []
+    phases = []
     if queues or not drains:
         made = Worker(
             app._internals,
@@ -114,10 +114,10 @@ def workers_of(
             answers_probes=False,
         )
         announce(app, made, place)
-        stages.append([made])
+        phases.append([made])
     if drains:
-        stages.append([announced(each, app.dsn, settings) for each in drains])
-    return stages
+        phases.append([announced(each, app.dsn, settings) for each in drains])
+    return phases
 
 
 def announced(drain: Drain, dsn: str, settings: WorkerSettings) -> Worker:
@@ -151,7 +151,7 @@ def delivering_workers(
 
 
 def run_and_report(
-    stages: Sequence[Sequence[Worker]],
+    phases: Sequence[Sequence[Worker]],
     settings: WorkerSettings,
     *,
     until_idle: bool = False,
@@ -160,12 +160,12 @@ def run_and_report(
     """Run workers in this process until a signal, then print or log what each did: with JSON, one object for one worker, else a list.
 
     Args:
-        stages: the workers; those of one stage make work for those of the next ones.
+        phases: the workers; those of one phase make work for those of the next ones.
         settings: where the process answers probes, and how long running jobs may take to end.
-        until_idle: run the stages one after another, each until its workers have nothing to do.
+        until_idle: run the phases one after another, each until its workers have nothing to do.
         as_json: print JSON.
     """
-    together = stages if until_idle else [[worker for stage in stages for worker in stage]]
+    together = phases if until_idle else [[worker for phase in phases for worker in phase]]
     found = _run_until_signal(together, settings, until_idle=until_idle)
     if as_json:
         print_json(found[0][1] if len(found) == 1 else [stats for _, stats in found])
@@ -196,9 +196,9 @@ def announce(app: App, worker: Worker, place: str) -> None:
 
 
 def _run_until_signal(
-    stages: Sequence[Sequence[Worker]], settings: WorkerSettings, *, until_idle: bool
+    phases: Sequence[Sequence[Worker]], settings: WorkerSettings, *, until_idle: bool
 ) -> list[tuple[str, Stats]]:
-    """Run the stages; return the workers that ran. The first SIGTERM or SIGINT stops the stage that runs, the second stops it immediately."""
+    """Run the phases; return the workers that ran. The first SIGTERM or SIGINT stops the phase that runs, the second stops it immediately."""
 
     async def main() -> list[tuple[str, Stats]]:
         loop = asyncio.get_running_loop()
@@ -225,7 +225,7 @@ def _run_until_signal(
             loop.add_signal_handler(number, on_signal, number.name)
         found: list[tuple[str, Stats]] = []
         try:
-            for running in stages:
+            for running in phases:
                 all_stats = await run_workers(running, settings, until_idle=until_idle)
                 names = [worker.name for worker in running]
                 found += zip(names, all_stats, strict=True)
