@@ -30,8 +30,9 @@ begin
         perform setval('forebay.result_wakeup', v_now + wait_millis + 5000);
     end if;
     select 'done', r.value, r.problem, r.kept_until into state, value, problem, kept_until
-    from forebay.result r join forebay.queue_group g on g.group_id = r.group_id
-    where r.job_id = result.job_id and g.name = result.group_name and r.kept_until > forebay._now()
+    from (select i.* from forebay.result i where i.job_id = result.job_id offset 0) r  -- First, whatever the statistics.
+    cross join lateral (select from forebay.queue_group i where i.group_id = r.group_id and i.name = result.group_name offset 0) g
+    where r.kept_until > forebay._now()
     order by r.kept_at desc limit 1;
     if state is not null then
         return next;
