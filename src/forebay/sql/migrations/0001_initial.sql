@@ -15563,9 +15563,13 @@ begin
                          l.tag, v_ends)::forebay._new_delivery order by l.route_no)
                filter (where l.published_at >= r.since and l.published_at < r.until and (l.filter is null or l.payload @> l.filter))
     into v_seen, v_last, v_new from looked l;
+    -- By their places, since a join with the events may read all of the table.
     update forebay.published p set keep_until = v_ends
-    from unnest(v_new) n
-    where p.event_id = n.event_id and p.published_at = n.published_at and p.keep_until < v_ends;
+    where p.ctid = any (array(
+        select f.place from unnest(v_new) n
+        cross join lateral (select i.ctid as place from forebay.published i
+                            where i.event_id = n.event_id and i.published_at = n.published_at and i.keep_until < v_ends
+                            for no key update) f));
     v_count := forebay._add_deliveries(v_new);
     update forebay.replay i
     set routed_to = case when v_seen >= v_most then v_last else r.routed_bound end, deliveries = i.deliveries + v_count,
