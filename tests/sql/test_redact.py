@@ -133,6 +133,8 @@ def worked(database: str, seed: int) -> None:
             jobs.append({"kind": "work", "queue": "mail", "args": {"n": n}, **key})
         ids = enqueue_many(conn, jobs)
         with Reader(database, "mail", "a") as first, Reader(database, "mail", "b") as second:
+            for reader in (first, second):
+                reader.finish(reader.claim(10))  # Jobs that have ended for both groups.
             for _ in range(rng.randrange(10, 40)):
                 reader = rng.choice((first, second))
                 batch = reader.claim_ready(rng.choice((1, 3, 10)))
