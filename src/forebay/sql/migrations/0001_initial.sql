@@ -4932,7 +4932,7 @@ $$;
 --
 -- Parameters: p_after_until and p_after_job_id, of the last row of the page before; null: the first page. p_most, 1 to 10000.
 -- Errors: JQ001 a bad number, JQ014 no such group.
--- pages: 40 + 1 a proof + 1 a result of another group
+-- pages: 60 + 6 a proof + 1 a result of another group
 create function forebay.proofs_v1(
     p_queue text, p_group_name text, p_after_until timestamptz default null, p_after_job_id bigint default null, p_most integer default 1000)
 returns table (job_id bigint, enqueued_at timestamptz, kept_until timestamptz, proof jsonb)
@@ -4973,7 +4973,7 @@ $$;
 -- Parameters: p_drain, the drain whose counters get the losses. p_job_ids and p_enqueued_at, which belong together, at most 10000.
 -- Errors: JQ001 too many, JQ014 no such group.
 -- Locks: the proofs' rows, and the group's row (SHARE).
--- pages: 500 + 25 a job + 50 a segment
+-- pages: 300 + 100 a job + 600 a segment
 create function forebay.resend_v1(
     p_drain text, p_queue text, p_group_name text, p_job_ids bigint[], p_enqueued_at timestamptz[])
 returns integer

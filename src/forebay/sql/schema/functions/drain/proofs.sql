@@ -7,7 +7,7 @@
 --
 -- Parameters: p_after_until and p_after_job_id, of the last row of the page before; null: the first page. p_most, 1 to 10000.
 -- Errors: JQ001 a bad number, JQ014 no such group.
--- pages: 40 + 1 a proof + 1 a result of another group
+-- pages: 60 + 6 a proof + 1 a result of another group
 create function forebay.proofs_v1(
     p_queue text, p_group_name text, p_after_until timestamptz default null, p_after_job_id bigint default null, p_most integer default 1000)
 returns table (job_id bigint, enqueued_at timestamptz, kept_until timestamptz, proof jsonb)
