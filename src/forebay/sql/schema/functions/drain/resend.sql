@@ -8,7 +8,7 @@
 -- Parameters: p_drain, the drain whose counters get the losses. p_job_ids and p_enqueued_at, which belong together, at most 10000.
 -- Errors: JQ001 too many, JQ014 no such group.
 -- Locks: the proofs' rows, and the group's row (SHARE).
--- pages: 300 + 100 a job + 600 a segment
+-- pages: 300 + 200 a job + 1000 a segment
 create function forebay.resend_v1(
     p_drain text, p_queue text, p_group_name text, p_job_ids bigint[], p_enqueued_at timestamptz[])
 returns integer
