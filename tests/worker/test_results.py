@@ -318,6 +318,20 @@ async def test_progress_can_be_watched_and_is_written_seldom(app, conn):
     assert one(conn, "select count(*) from forebay.progress") <= 3
 
 
+async def test_the_last_report_is_written_when_the_worker_ends_at_once(app, conn):
+    """A second has not passed since the report before."""
+
+    @app.job()
+    async def work(ctx: forebay.Context) -> None:
+        ctx.progress(0.5, "first")
+        await wait_for_async(lambda: (p := handle.progress()) and p.note == "first")
+        ctx.progress(1, "last")
+
+    handle = app.handle(work.enqueue(conn))
+    await run_until_idle(app)
+    assert handle.progress().note == "last"
+
+
 async def test_progress_must_be_a_share(app, conn):
     """
     Anything else is a mistake of the handler, and fails the attempt.

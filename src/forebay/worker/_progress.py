@@ -48,12 +48,16 @@ class ProgressReports:
         """Write the collected reports, until cancelled."""
         while True:
             await self._some.wait()
-            self._some.clear()
-            with self._lock:
-                reports, self._reports = self._reports, {}
-            for lease_id, of_lease in reports.items():
-                try:
-                    await session.run(protocol.record_progress(lease_id, list(of_lease.values())))
-                except Exception as error:
-                    log.debug("progress of %s jobs not recorded: %s", len(of_lease), error)
+            await self.flush(session)
             await asyncio.sleep(_EVERY_SECONDS)
+
+    async def flush(self, session: Session) -> None:
+        """Write what was reported since the last write."""
+        self._some.clear()
+        with self._lock:
+            reports, self._reports = self._reports, {}
+        for lease_id, of_lease in reports.items():
+            try:
+                await session.run(protocol.record_progress(lease_id, list(of_lease.values())))
+            except Exception as error:
+                log.debug("progress of %s jobs not recorded: %s", len(of_lease), error)

@@ -462,6 +462,7 @@ class Worker:
         if not await self._settler.drained(1.0 if is_short else 3.0):
             log.warning("some jobs could not be settled; they come back when the lease is revoked")
             return
+        await self._progress.flush(self._maintenance_session)  # A closed lease records nothing.
         if await self._leases.close_all() and not self._until_idle:
             await self._leadership.resign()
 
