@@ -31,6 +31,9 @@ ForebayError
 │   ├── EndpointExists        the name is taken
 │   ├── EndpointDisabled      the endpoint takes no messages
 │   └── EndpointInUse         deliveries wait for the endpoint that should be dropped
+├── ScheduleError
+│   ├── ScheduleNotFound      the schedule does not exist
+│   └── ScheduleChanged       the backfill of a schedule is not the one that was counted
 ├── DeadLetterError
 │   ├── DeadLetterNotFound
 │   └── AlreadyRedriven       has the new job
@@ -70,7 +73,7 @@ __all__ = [
     "EndpointExists", "EndpointInUse", "EndpointNotFound", "EnqueueError", "ForebayError", "ForeignCluster", "GroupInUse",
     "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled", "JobDied", "JobNotFound", "JobsChanged", "KeyBusy",
     "LaneTaken", "LeaseLost", "NoResult", "PayloadDiffers", "PayloadTooDeep", "PayloadTooLarge", "PermissionDenied", "QueueFull",
-    "ResultError", "ResultTimeout", "SchemaError", "ServerStartError", "SinkUnavailable", "SoftTimeout", "TargetUnavailable",
+    "ResultError", "ResultTimeout", "ScheduleChanged", "ScheduleError", "ScheduleNotFound", "SchemaError", "ServerStartError", "SinkUnavailable", "SoftTimeout", "TargetUnavailable",
     "TransactionStateError", "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection", "error_from_sqlstate", "shown",
 ]  # fmt: skip
 
@@ -422,6 +425,28 @@ class EndpointInUse(EndpointError):
     sqlstate = "JQ053"
     template = "endpoint {endpoint!r} has {waiting} waiting deliveries"
     waiting: int | None = None
+
+
+class ScheduleError(ForebayError):
+    """A schedule cannot be used or changed as requested."""
+
+    template = "schedule {schedule!r}"
+    schedule: str | None
+
+
+class ScheduleNotFound(ScheduleError):
+    """No schedule has the name."""
+
+    sqlstate = "JQ060"
+    template = "schedule {schedule!r} not found"
+
+
+class ScheduleChanged(ScheduleError):
+    """The schedule was changed, or the instants of a backfill differ from those of the token; nothing was enqueued."""
+
+    sqlstate = "JQ061"
+    template = "schedule {schedule!r} or the instants of its backfill have changed"
+    default_hint = "Do a new dry run."
 
 
 class DeadLetterError(ForebayError):

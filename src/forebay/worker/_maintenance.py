@@ -77,6 +77,7 @@ _TRIMMED: Final = {
     "unique_keys": 600.0,
     "published": 60.0,
     "replays": 3600.0,
+    "occurrences": 600.0,
 }
 
 #: The first passes of trimming are spread over this time.

@@ -1213,6 +1213,59 @@ create index progress_by_age on forebay.progress (recorded_at);
 alter table forebay.progress replica identity full;
 
 
+-- tables/schedule.sql
+
+-- Schedules, and the instants that were decided. See docs/design/schedules.md.
+
+create table forebay.schedule (
+    schedule_id      bigint generated always as identity primary key,
+    name             text collate "C" not null unique,
+    kind             text not null,              -- of the jobs, also the following
+    args             jsonb not null,
+    queue            text,                       -- null: forebay.queue_of() the kind, or default
+    priority         integer not null,
+    options          jsonb not null,             -- tag, correlation_id, headers, max_attempts, limit_key, expires_in (seconds)
+    cron             text,                       -- five fields, or six with seconds
+    every            interval,                   -- exactly one of the two; whole seconds
+    tz               text not null,
+    starts_at        timestamptz not null,       -- no instant before it; intervals count from it
+    jitter           interval not null,          -- a job starts up to this much after its instant
+    overlap          text not null check (overlap in ('allow', 'skip', 'queue', 'cancel', 'replace')),
+    missed           text not null check (missed in ('skip', 'latest', 'all')),
+    catch_up         interval not null,
+    missed_max       integer not null,
+    pause_on_failure boolean not null,
+    declared_by      text,                       -- the application; null: made by hand
+    declared         jsonb,                      -- what it declared
+    vanished_at      timestamptz,                -- since then the application does not declare it any more; null: it does
+    paused_at        timestamptz,                -- null: not paused
+    pause_note       text,
+    problem          text,                       -- why a scheduler cannot use it; null: it can
+    created_at       timestamptz not null,
+    revision         integer not null,           -- rises with each change but the following two
+    decided_to       timestamptz not null,       -- all instants up to this one are decided
+    decisions        bigint not null,            -- number of rows of occurrence that it has had
+    constraint schedule_is_timed check (num_nonnulls(cron, every) = 1)
+) with (fillfactor = 50);
+
+comment on table forebay.schedule is 'Schedules; change them with forebay.create_schedule() and its relatives.';
+
+-- Decided instants. Maintenance deletes old ones, never one at or after decided_to of its schedule.
+create table forebay.occurrence (
+    schedule_id   bigint not null references forebay.schedule on delete cascade,
+    scheduled_for timestamptz not null,
+    occurrence    bigint not null,               -- its number among the decisions of the schedule, from 1
+    status        text not null check (status in ('enqueued', 'skipped', 'missed', 'manual', 'backfilled')),
+    instants      bigint not null default 1,     -- a row with status missed counts also instants before it
+    job_id        bigint,                        -- null: no job
+    reason        text,
+    is_open       boolean not null default false,  -- the job may not have ended, and the next decision looks at it
+    decided_at    timestamptz not null,
+    constraint occurrence_pkey primary key (schedule_id, scheduled_for)
+);
+create index occurrence_open on forebay.occurrence (schedule_id, scheduled_for) where is_open;
+
+
 -- tables/segment.sql
 
 -- Segments: the partitions of the log. Each is a range of seq with its read functions.
@@ -11780,7 +11833,8 @@ $$;
 -- commit, or a call that was rolled back, left behind; promotions, old cursors of the promoter; batches, whose jobs left the
 -- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limit_runs; limiters; counts; heartbeats;
 -- leases; failures; events; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
--- mirror_breakers; mirror_audits; unique_keys; endpoint_activities; published, events past their keep_until; replays.
+-- mirror_breakers; mirror_audits; unique_keys; endpoint_activities; published, events past their keep_until; replays; occurrences, old
+-- decisions of schedules.
 --
 -- Parameters: p_part; p_after, next of the call before, null: begin a pass; p_most, 1 to 1000000.
 -- Errors: JQ001 an unknown part or a bad number, JQ030 foreign cluster.
@@ -11817,7 +11871,7 @@ as $$
     select array[
         'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limit_runs', 'limiters', 'counts', 'heartbeats', 'leases', 'failures',
         'events', 'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
-        'unique_keys', 'endpoint_activities', 'published', 'replays']
+        'unique_keys', 'endpoint_activities', 'published', 'replays', 'occurrences']
 $$;
 
 
@@ -16482,35 +16536,39 @@ begin
                 'enqueue_each', 'enqueue_many', 'enqueue_unique', 'publish', 'publish_many', 'queue_known',
                 'queue_of', 'record_direct', 'send', 'throttled']
             when 'forebay_worker' then array[
-                'activate_v1', 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1',
-                'backfill_enqueued_v1', 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1',
-                'backfill_take_v1', 'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel',
-                'claim_v1', 'close_groups', 'close_lease_v1', 'compare_queues', 'count_v1', 'drop_segments_v1',
-                'endpoint_settings_v1', 'enqueue', 'enqueue_each', 'enqueue_many', 'enqueue_unique',
-                'event_payloads_v1', 'extend_v1', 'forget_v1', 'heartbeat_v1', 'job', 'lead_v1', 'mirror_audits',
-                'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'proofs_v1',
-                'publish', 'publish_many', 'queue_known', 'queue_of', 'ready_v1', 'record_audit', 'record_direct',
-                'record_duty_v1', 'record_kinds_v1', 'record_progress_v1', 'record_repair', 'record_sink_types_v1',
-                'renew_counts_v1', 'replay_step_v1', 'report_deliveries_v1', 'resend_v1', 'resign_v1', 'result',
-                'retain_v1', 'revoke_lost_v1', 'route_v1', 'sample_mirror', 'schema_version', 'seal_v1', 'send',
-                'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
+                'activate_v1', 'apply_schedules', 'backfill', 'backfill_begin', 'backfill_count_v1',
+                'backfill_done_v1', 'backfill_enqueued_v1', 'backfill_next', 'backfill_plan', 'backfill_record_v1',
+                'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1', 'backfill_waiting_v1',
+                'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1', 'compare_queues',
+                'count_v1', 'drop_segments_v1', 'endpoint_settings_v1', 'enqueue', 'enqueue_each', 'enqueue_many',
+                'enqueue_unique', 'event_payloads_v1', 'extend_v1', 'fire_v1', 'forget_v1', 'heartbeat_v1', 'job',
+                'lead_v1', 'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1',
+                'promote_v1', 'proofs_v1', 'publish', 'publish_many', 'queue_known', 'queue_of', 'ready_v1',
+                'record_audit', 'record_direct', 'record_duty_v1', 'record_kinds_v1', 'record_progress_v1',
+                'record_repair', 'record_sink_types_v1', 'renew_counts_v1', 'replay_step_v1',
+                'report_deliveries_v1', 'resend_v1', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1',
+                'route_v1', 'sample_mirror', 'schedule_problem_v1', 'schedules_v1', 'schema_version', 'seal_v1',
+                'send', 'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
-                'alter_endpoint', 'apply_queues', 'cancel', 'change_jobs', 'close_group', 'close_groups',
-                'compare_queues', 'create_endpoint', 'create_event_type', 'dead_groups', 'dead_summary', 'depth',
-                'disable_endpoint', 'drop_endpoint', 'drop_event_type', 'drop_queue', 'enable_endpoint',
-                'endpoints', 'event_types', 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs',
-                'keep_dead', 'key', 'keys', 'limit_key', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status',
-                'mute_cause', 'open_group', 'pause_key', 'pause_queue', 'plan_change', 'purge_dead', 'queue_known',
+                'alter_endpoint', 'apply_queues', 'apply_schedules', 'backfill_schedule', 'cancel', 'change_jobs',
+                'close_group', 'close_groups', 'compare_queues', 'create_endpoint', 'create_event_type',
+                'create_schedule', 'dead_groups', 'dead_summary', 'depth', 'disable_endpoint', 'drop_endpoint',
+                'drop_event_type', 'drop_queue', 'drop_schedule', 'enable_endpoint', 'endpoints', 'event_types',
+                'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'keep_dead', 'key', 'keys',
+                'limit_key', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'mute_cause', 'open_group',
+                'pause_key', 'pause_queue', 'pause_schedule', 'plan_change', 'purge_dead', 'queue_known',
                 'queue_of', 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redact_queue',
                 'redrive', 'redrive_endpoint', 'redrive_matching', 'replay_endpoint', 'reset_endpoint', 'result',
-                'resume_key', 'resume_queue', 'rotate_secret', 'sample_mirror', 'schema_version', 'segment_held_by',
+                'resume_key', 'resume_queue', 'resume_schedule', 'rotate_secret', 'run_schedule', 'sample_mirror',
+                'schedule_history', 'schedule_starts', 'schedules', 'schema_version', 'segment_held_by',
                 'set_concurrency', 'set_max_attempts', 'shard_queue', 'skip_dead', 'subscribe', 'subscriptions',
                 'test_endpoint', 'truncate_queue', 'unfinished', 'unmute_cause', 'unsubscribe', 'workers']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'event_types', 'events',
                 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits',
-                'mirror_status', 'queue_known', 'queue_of', 'result', 'schema_version', 'segment_held_by',
-                'subscriptions', 'throttled', 'unfinished', 'workers']
+                'mirror_status', 'queue_known', 'queue_of', 'result', 'schedule_history', 'schedule_starts',
+                'schedules', 'schema_version', 'segment_held_by', 'subscriptions', 'throttled', 'unfinished',
+                'workers']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -16525,6 +16583,961 @@ begin
             execute format('revoke select on sequence forebay.lane_secret from %I', v_role);
         end if;
     end loop;
+end
+$$;
+
+
+-- functions/schedules/apply_schedules.sql
+
+-- grant: worker, operator
+
+-- Make schedules what an application declares. Returns a row for each schedule that is not, or was not, as declared; action:
+--
+--   create, change  done
+--   kept      changed by hand since it was declared so; the declaration did not change. The database's definition stays
+--   conflict  made by hand, or declared by another application: not touched
+--   vanished  no longer declared. It still runs; forebay.drop_schedule() removes it
+--
+-- A declaration that changes replaces what was changed by hand. Pauses are never changed.
+--
+-- Parameters: app, the name of the application; schedules, a JSON array of objects with the members name, kind, args, queue, priority,
+--   options, cron, every, tz, jitter, overlap, missed, catch_up, missed_max, pause_on_failure and starts_at, see forebay.create_schedule();
+--   times in seconds. overwrite, take the declaration also for what is kept or in conflict. dry_run, change nothing.
+-- Errors: JQ001 a declaration is refused.
+-- Locks: the rows of the schedules; calls for one application wait for each other.
+create function forebay.apply_schedules(app text, schedules jsonb, overwrite boolean default false, dry_run boolean default false)
+returns table (name text, action text, detail text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_one    record;
+    v_new    forebay.schedule;
+    v_before forebay.schedule;
+    v_facts  jsonb;
+begin
+    if (length(apply_schedules.app) between 1 and 200 and apply_schedules.app !~ '[[:cntrl:]]') is not true then
+        raise exception using errcode = 'JQ001', column = 'app',
+            message = format('app %s is not a name of 1 to 200 characters', coalesce(quote_literal(left(apply_schedules.app, 40)), 'null'));
+    elsif jsonb_typeof(apply_schedules.schedules) is distinct from 'array' then
+        raise exception using errcode = 'JQ001', column = 'schedules',
+            message = format('schedules must be a JSON array, not %s', coalesce(jsonb_typeof(apply_schedules.schedules), 'null'));
+    end if;
+    perform pg_advisory_xact_lock(hashtextextended('forebay.apply_schedules ' || apply_schedules.app, 0));
+    for v_one in select e.value from jsonb_array_elements(apply_schedules.schedules) e order by e.value ->> 'name' loop
+        v_new := forebay._schedule_of(v_one.value);
+        v_new.cron := regexp_replace(btrim(v_new.cron), '\s+', ' ', 'g');
+        perform forebay._check_schedule(v_new);
+        v_facts := forebay._schedule_facts(v_new) || jsonb_build_object('starts_at', v_new.starts_at);
+        name := v_new.name;
+        detail := null;
+        select s.* into v_before from forebay.schedule s where s.name = v_new.name for update;
+        action := case
+            when v_before.schedule_id is null then 'create'
+            when apply_schedules.overwrite is not true and v_before.declared_by is distinct from apply_schedules.app then 'conflict'
+            when forebay._schedule_facts(v_before) = forebay._schedule_facts(v_new)
+                 and v_before.starts_at = coalesce(v_new.starts_at, v_before.starts_at) then 'same'
+            when apply_schedules.overwrite is not true and v_before.declared = v_facts then 'kept'
+            else 'change' end;
+        if action = 'conflict' then
+            detail := coalesce('declared by ' || v_before.declared_by, 'made by hand');
+        end if;
+        if apply_schedules.dry_run is not true and action <> 'conflict' then
+            if action in ('create', 'change') then
+                perform forebay._put_schedule(v_new);
+            end if;
+            update forebay.schedule s set declared_by = apply_schedules.app, declared = v_facts, vanished_at = null
+            where s.name = v_new.name
+              and (s.declared_by, s.declared, s.vanished_at) is distinct from (apply_schedules.app, v_facts, null::timestamptz);
+        end if;
+        if action <> 'same' then
+            return next;
+        end if;
+    end loop;
+    for v_one in
+        select s.schedule_id, s.name, s.vanished_at from forebay.schedule s
+        where s.declared_by = apply_schedules.app
+          and not exists (select from jsonb_array_elements(apply_schedules.schedules) e where e.value ->> 'name' = s.name)
+        order by s.name
+    loop
+        if apply_schedules.dry_run is not true and v_one.vanished_at is null then
+            update forebay.schedule s set vanished_at = forebay._now() where s.schedule_id = v_one.schedule_id;
+            perform forebay._record_event('schedules.vanish', p_subject_id => v_one.schedule_id, p_detail => v_one.name);
+        end if;
+        name := v_one.name;
+        action := 'vanished';
+        detail := null;
+        return next;
+    end loop;
+end
+$$;
+
+
+-- functions/schedules/backfill_schedule.sql
+
+-- grant: operator
+
+-- Enqueue the jobs of past instants of a schedule that have none; with token null, only count them.
+--
+-- Instants with a job in the history are left out, and so are those after decided_to: the schedulers decide them. Instants that are no longer in the history count as
+-- without a job. The overlap of the schedule is not looked at, except that the jobs of overlap queue run one at a time.
+--
+-- Parameters: instants, which a client computed, at most 10000; revision, of the schedule that it computed them from; token, from the
+--   call that counted: exactly those instants are enqueued, or nothing.
+-- Returns: jobs, their number; token, of these instants.
+-- Errors: JQ001 bad instants; JQ060 no schedule has this name; JQ061 the schedule has another revision, or the instants are not those of the token.
+-- Locks: the schedule's row.
+create function forebay.backfill_schedule(
+    name text, instants timestamptz[], revision integer, inout token text default null, out jobs integer)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    s      constant forebay.schedule := forebay._lock_schedule(backfill_schedule.name);
+    v_now  constant timestamptz := forebay._now();
+    v_all  timestamptz[];
+    v_made text;
+    v_no   bigint := s.decisions;
+    v_at   timestamptz;
+    v_job  bigint;
+begin
+    if (cardinality(backfill_schedule.instants) <= 10000) is not true then
+        raise exception using errcode = 'JQ001', column = 'instants',
+            message = format('%s instants are more than 10000', coalesce(cardinality(backfill_schedule.instants)::text, 'no'));
+    elsif s.revision is distinct from backfill_schedule.revision then
+        raise exception using errcode = 'JQ061', message = format('schedule %s was changed', quote_literal(s.name)),
+            detail = jsonb_build_object('schedule', s.name), hint = 'Do a new dry run.';
+    end if;
+    v_all := array(
+        select distinct a.at from unnest(backfill_schedule.instants) a (at)
+        where a.at <= s.decided_to
+          and not exists (select from forebay.occurrence o where o.schedule_id = s.schedule_id and o.scheduled_for = a.at and o.job_id is not null)
+        order by a.at);
+    jobs := cardinality(v_all);
+    v_made := left(encode(sha256(convert_to(format('%s %s %s', s.schedule_id, s.revision, array(
+        select (extract(epoch from a) * 1000000)::bigint from unnest(v_all) a order by a)), 'UTF8')), 'hex'), 16);
+    if backfill_schedule.token is null then
+        token := v_made;
+        return;
+    elsif backfill_schedule.token <> v_made then
+        raise exception using errcode = 'JQ061', message = format('the instants of schedule %s are not those of the token', quote_literal(s.name)),
+            detail = jsonb_build_object('schedule', s.name), hint = 'Do a new dry run.';
+    end if;
+    foreach v_at in array v_all loop
+        v_no := v_no + 1;
+        v_job := forebay._enqueue_occurrence(s, v_at, v_no, v_now);
+        insert into forebay.occurrence (schedule_id, scheduled_for, occurrence, status, job_id, is_open, decided_at)
+        values (s.schedule_id, v_at, v_no, 'backfilled', v_job, s.overlap <> 'allow' or s.pause_on_failure, v_now)
+        on conflict on constraint occurrence_pkey do update
+        set occurrence = excluded.occurrence, status = excluded.status, instants = 1, job_id = excluded.job_id, reason = null,
+            is_open = excluded.is_open, decided_at = excluded.decided_at;
+    end loop;
+    if jobs > 0 then
+        update forebay.schedule i set decisions = v_no where i.schedule_id = s.schedule_id;
+        perform forebay._record_event('schedules.backfill', s.queue, p_kind => s.kind, p_subject_id => s.schedule_id, p_detail => s.name,
+                                      p_count => jobs, p_new => jsonb_build_object('from', v_all[1], 'to', v_all[jobs]));
+    end if;
+end
+$$;
+
+
+-- functions/schedules/check.sql
+
+-- Refuse a definition of a schedule.
+--
+-- SQL does not compute cron expressions. What passes here and is still wrong, a scheduler reports in `problem`.
+-- Errors: JQ001.
+create function forebay._check_schedule(s forebay.schedule) returns void
+language plpgsql stable
+as $$
+declare
+    v_options constant text[] := array['tag', 'correlation_id', 'headers', 'max_attempts', 'limit_key', 'expires_in'];
+    v_problem text;
+    v_field   text;
+begin
+    if (s.name ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$') is not true then
+        v_field := 'name';
+        v_problem := format('schedule %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(s.name, 40)), 'null'));
+    elsif num_nonnulls(s.cron, s.every) <> 1 then
+        v_field := 'cron';
+        v_problem := 'exactly one of cron and every is needed';
+    elsif length(s.cron) > 200 or s.cron !~ '^[0-9A-Za-z*/,#-]+( [0-9A-Za-z*/,#-]+){4,5}$' then
+        v_field := 'cron';
+        v_problem := format('cron %s does not have five or six fields of digits, names and * / , - #', quote_literal(left(s.cron, 40)));
+    elsif s.every is not null and (s.every not between interval '1 second' and interval '366 days'
+                                   or extract(epoch from s.every) % 1 <> 0) then
+        v_field := 'every';
+        v_problem := format('every %s is not a whole number of seconds within 1 second to 366 days', s.every);
+    elsif (s.tz ~ '^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$' and length(s.tz) <= 64) is not true then
+        v_field := 'tz';
+        v_problem := format('tz %s is not the name of a time zone', coalesce(quote_literal(left(s.tz, 40)), 'null'));
+    elsif (s.jitter between interval '0' and interval '1 day') is not true then
+        v_field := 'jitter';
+        v_problem := format('jitter %s is outside 0 to 1 day', coalesce(s.jitter::text, 'null'));
+    elsif s.jitter > s.every then
+        v_field := 'jitter';
+        v_problem := format('jitter %s is longer than every %s', s.jitter, s.every);
+    elsif (s.overlap in ('allow', 'skip', 'queue', 'cancel', 'replace')) is not true then
+        v_field := 'overlap';
+        v_problem := format('overlap %s is not one of allow, skip, queue, cancel, replace', coalesce(quote_literal(left(s.overlap, 40)), 'null'));
+    elsif (s.missed in ('skip', 'latest', 'all')) is not true then
+        v_field := 'missed';
+        v_problem := format('missed %s is not one of skip, latest, all', coalesce(quote_literal(left(s.missed, 40)), 'null'));
+    elsif (s.catch_up between interval '0' and interval '366 days') is not true then
+        v_field := 'catch_up';
+        v_problem := format('catch_up %s is outside 0 to 366 days', coalesce(s.catch_up::text, 'null'));
+    elsif (s.missed_max between 1 and 10000) is not true then
+        v_field := 'missed_max';
+        v_problem := format('missed_max %s is outside 1 to 10000', coalesce(s.missed_max::text, 'null'));
+    elsif not isfinite(s.starts_at) then
+        v_field := 'starts_at';
+        v_problem := format('starts_at %s is not a finite time', s.starts_at);
+    elsif s.pause_on_failure is null then
+        v_field := 'pause_on_failure';
+        v_problem := 'pause_on_failure is null';
+    elsif jsonb_typeof(s.options) is distinct from 'object' then
+        v_field := 'options';
+        v_problem := format('options must be a JSON object, not %s', coalesce(jsonb_typeof(s.options), 'null'));
+    elsif s.options - v_options <> '{}' then
+        v_field := 'options';
+        v_problem := format('unknown option %s', (select quote_literal(left(k, 40)) from jsonb_object_keys(s.options - v_options) k limit 1));
+    elsif exists (select from jsonb_each(s.options) o
+                  where jsonb_typeof(o.value) <> case o.key when 'headers' then 'object' when 'max_attempts' then 'number'
+                                                            when 'expires_in' then 'number' else 'string' end) then
+        v_field := 'options';
+        v_problem := 'an option has a value of the wrong type';
+    elsif (s.options ->> 'max_attempts')::numeric not between 1 and 10000 or (s.options ->> 'max_attempts')::numeric % 1 <> 0 then
+        v_field := 'options';
+        v_problem := format('max_attempts %s is not an integer within 1 to 10000', left(s.options ->> 'max_attempts', 40));
+    elsif (s.options ->> 'expires_in')::numeric not between 0.001 and 3110400000 then
+        v_field := 'options';
+        v_problem := format('expires_in %s is outside 0.001 to 3110400000 seconds', left(s.options ->> 'expires_in', 40));
+    elsif exists (select from jsonb_object_keys(s.options -> 'headers') h where h like 'forebay-%') then
+        v_field := 'options';
+        v_problem := 'headers that begin with forebay- are reserved';
+    else
+        v_problem := forebay._job_problem(
+            s.kind, s.args, coalesce(s.queue, 'default'), s.priority, null, null, null, (s.options ->> 'max_attempts')::integer, s.options ->> 'tag',
+            s.options ->> 'correlation_id', s.options -> 'headers', null, s.options ->> 'limit_key');
+    end if;
+    if v_problem is not null then
+        raise exception using errcode = 'JQ001', column = coalesce(v_field, 'schedule'), message = v_problem,
+            hint = 'Nothing was changed. See the function forebay.create_schedule in the reference.';
+    end if;
+    perform forebay._check_args(s.args, null);
+    begin
+        perform forebay._now() at time zone s.tz;
+    exception when invalid_parameter_value then
+        raise exception using errcode = 'JQ001', column = 'tz', message = format('tz %s is not the name of a time zone', quote_literal(s.tz)),
+            hint = 'Nothing was changed. Use a name such as Europe/Rome.';
+    end;
+end
+$$;
+
+
+-- What a schedule does, as JSON; times in seconds.
+create function forebay._schedule_facts(s forebay.schedule) returns jsonb
+language sql stable
+as $$
+    select jsonb_build_object(
+        'name', s.name, 'kind', s.kind, 'args', s.args, 'queue', s.queue, 'priority', s.priority, 'options', s.options, 'cron', s.cron,
+        'every', extract(epoch from s.every), 'tz', s.tz, 'jitter', extract(epoch from s.jitter), 'overlap', s.overlap,
+        'missed', s.missed, 'catch_up', extract(epoch from s.catch_up), 'missed_max', s.missed_max,
+        'pause_on_failure', s.pause_on_failure)
+$$;
+
+
+-- The schedule that JSON as of _schedule_facts() describes; a missing member has its default.
+--
+-- Errors: JQ001 it is none.
+create function forebay._schedule_of(p_facts jsonb) returns forebay.schedule
+language plpgsql stable
+as $$
+declare
+    v_known constant text[] := array['name', 'kind', 'args', 'queue', 'priority', 'options', 'cron', 'every', 'tz', 'jitter', 'overlap',
+                                     'missed', 'catch_up', 'missed_max', 'pause_on_failure', 'starts_at'];
+    v_given constant jsonb := case when jsonb_typeof(p_facts) = 'object' then jsonb_strip_nulls(p_facts - 'args') end;
+    s       forebay.schedule;
+begin
+    if v_given is null or v_given - v_known <> '{}' then
+        raise exception using errcode = 'JQ001', column = 'schedules', message = 'a schedule is not an object with known members',
+            hint = format('The members are %s.', array_to_string(v_known, ', '));
+    end if;
+    s.name := v_given ->> 'name';
+    s.kind := v_given ->> 'kind';
+    s.args := coalesce(p_facts -> 'args', '{}');
+    s.queue := v_given ->> 'queue';
+    s.priority := coalesce((v_given ->> 'priority')::integer, 100);
+    s.options := coalesce(v_given -> 'options', '{}');
+    s.cron := v_given ->> 'cron';
+    s.every := make_interval(secs => (v_given ->> 'every')::double precision);
+    s.tz := coalesce(v_given ->> 'tz', 'UTC');
+    s.jitter := make_interval(secs => coalesce((v_given ->> 'jitter')::double precision, 0));
+    s.overlap := coalesce(v_given ->> 'overlap', 'skip');
+    s.missed := coalesce(v_given ->> 'missed', 'latest');
+    s.catch_up := make_interval(secs => coalesce((v_given ->> 'catch_up')::double precision, 86400));
+    s.missed_max := coalesce((v_given ->> 'missed_max')::integer, 100);
+    s.pause_on_failure := coalesce((v_given ->> 'pause_on_failure')::boolean, false);
+    s.starts_at := (v_given ->> 'starts_at')::timestamptz;
+    return s;
+exception when data_exception then
+    raise exception using errcode = 'JQ001', column = 'schedules', message = format('a schedule is refused: %s', sqlerrm);
+end
+$$;
+
+
+-- The schedule of a name, locked.
+--
+-- Errors: JQ060 there is none.
+create function forebay._lock_schedule(p_name text) returns forebay.schedule
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    s forebay.schedule;
+begin
+    select i.* into s from forebay.schedule i where i.name = p_name for update;
+    if not found then
+        raise exception using errcode = 'JQ060', message = format('schedule %s not found', coalesce(quote_literal(left(p_name, 100)), 'null')),
+            detail = jsonb_build_object('schedule', left(p_name, 100)), hint = 'forebay.schedules() lists all schedules.';
+    end if;
+    return s;
+end
+$$;
+
+
+-- functions/schedules/create_schedule.sql
+
+-- grant: operator
+
+-- Create a schedule, or change the one of this name; returns created, changed or unchanged. All of its definition is replaced, except
+-- starts_at if it is null. With another cron, every, tz or starts_at, earlier instants are not caught up.
+--
+-- Parameters:
+--   kind, args, queue, priority  of its jobs, see forebay.enqueue()
+--   cron              five fields, minute to day of week, or six with seconds first; names and * / , - # L as in Debian's cron
+--   every             instead of cron: this time apart, counted from starts_at in real time; whole seconds, 1 second to 366 days
+--   tz                the time zone of cron
+--   overlap           when the job before has not ended in each group: allow, enqueue another; skip; queue, enqueue it to run after,
+--                     if none waits; cancel, cancel the job before; replace, cancel it only if it waits
+--   missed            instants that no scheduler decided within 60 seconds: skip; latest, enqueue the newest; all
+--   jitter            a job starts up to this much after its instant; all schedulers compute the same time. At most 1 day
+--   catch_up          missed instants older than this are not enqueued; at most 366 days
+--   missed_max        with missed => 'all': maximum number of jobs, the newest instants; 1 to 10000
+--   starts_at         no instant before it; null: now, or as it is
+--   options           of the jobs: tag, correlation_id, headers, max_attempts, limit_key, expires_in in seconds
+--   pause_on_failure  pause the schedule before its next instant when one of its jobs is dead
+-- Errors: JQ001 a bad parameter, JQ002 and JQ003 args too large or too deep.
+-- Locks: the schedule's row.
+create function forebay.create_schedule(
+    name text, kind text, cron text default null, every interval default null, tz text default 'UTC', args jsonb default '{}',
+    queue text default null, priority integer default 100, overlap text default 'skip', missed text default 'latest',
+    jitter interval default '0', catch_up interval default '1 day', missed_max integer default 100, starts_at timestamptz default null,
+    options jsonb default '{}', pause_on_failure boolean default false)
+returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    s forebay.schedule;
+begin
+    s.name := create_schedule.name;
+    s.kind := create_schedule.kind;
+    s.args := create_schedule.args;
+    s.queue := create_schedule.queue;
+    s.priority := create_schedule.priority;
+    s.options := create_schedule.options;
+    s.cron := create_schedule.cron;
+    s.every := create_schedule.every;
+    s.tz := create_schedule.tz;
+    s.jitter := create_schedule.jitter;
+    s.overlap := create_schedule.overlap;
+    s.missed := create_schedule.missed;
+    s.catch_up := create_schedule.catch_up;
+    s.missed_max := create_schedule.missed_max;
+    s.starts_at := create_schedule.starts_at;
+    s.pause_on_failure := create_schedule.pause_on_failure;
+    return forebay._put_schedule(s);
+end
+$$;
+
+
+-- Create or change a schedule; see forebay.create_schedule().
+create function forebay._put_schedule(p_new forebay.schedule) returns text
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    s        forebay.schedule := p_new;
+    v_now    constant timestamptz := forebay._now();
+    v_before forebay.schedule;
+begin
+    s.cron := regexp_replace(btrim(s.cron), '\s+', ' ', 'g');
+    perform forebay._check_schedule(s);
+    -- Without months and days, whose length would depend on the zone of the session.
+    s.every := make_interval(secs => extract(epoch from s.every)::double precision);
+    s.jitter := make_interval(secs => extract(epoch from s.jitter)::double precision);
+    s.catch_up := make_interval(secs => extract(epoch from s.catch_up)::double precision);
+    insert into forebay.schedule (
+        name, kind, args, queue, priority, options, cron, every, tz, starts_at, jitter, overlap, missed, catch_up, missed_max,
+        pause_on_failure, created_at, revision, decided_to, decisions)
+    values (s.name, s.kind, s.args, s.queue, s.priority, s.options, s.cron, s.every, s.tz, coalesce(s.starts_at, date_trunc('second', v_now)),
+            s.jitter, s.overlap, s.missed, s.catch_up, s.missed_max, s.pause_on_failure, v_now, 1,
+            greatest(v_now, s.starts_at - interval '1 microsecond'), 0)
+    on conflict on constraint schedule_name_key do nothing;
+    if found then
+        perform forebay._record_event('schedules.create', s.queue, p_kind => s.kind, p_detail => s.name, p_new => forebay._schedule_facts(s));
+        return 'created';
+    end if;
+    v_before := forebay._lock_schedule(s.name);
+    if forebay._schedule_facts(v_before) = forebay._schedule_facts(s) and coalesce(s.starts_at, v_before.starts_at) = v_before.starts_at then
+        return 'unchanged';
+    end if;
+    update forebay.schedule i
+    set kind = s.kind, args = s.args, queue = s.queue, priority = s.priority, options = s.options, cron = s.cron, every = s.every,
+        tz = s.tz, starts_at = coalesce(s.starts_at, i.starts_at), jitter = s.jitter, overlap = s.overlap, missed = s.missed,
+        catch_up = s.catch_up, missed_max = s.missed_max, pause_on_failure = s.pause_on_failure, problem = null,
+        revision = i.revision + 1,
+        -- The instants of another timing were not due under the old one.
+        decided_to = case when (i.cron, i.every, i.tz, i.starts_at) is not distinct from (s.cron, s.every, s.tz, coalesce(s.starts_at, i.starts_at))
+                          then i.decided_to else greatest(v_now, i.decided_to, s.starts_at - interval '1 microsecond') end
+    where i.schedule_id = v_before.schedule_id;
+    perform forebay._record_event('schedules.change', s.queue, p_kind => s.kind, p_subject_id => v_before.schedule_id, p_detail => s.name,
+                                  p_old => forebay._schedule_facts(v_before), p_new => forebay._schedule_facts(s));
+    return 'changed';
+end
+$$;
+
+
+-- functions/schedules/drop_schedule.sql
+
+-- grant: operator
+
+-- Drop a schedule with its history; returns whether there was one. Its jobs stay.
+--
+-- Errors: none.
+-- Locks: the schedule's row.
+create function forebay.drop_schedule(name text) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    s forebay.schedule;
+begin
+    delete from forebay.schedule i where i.name = drop_schedule.name returning i.* into s;
+    if s.schedule_id is null then
+        return false;
+    end if;
+    perform forebay._record_event('schedules.drop', s.queue, p_kind => s.kind, p_subject_id => s.schedule_id, p_detail => s.name,
+                                  p_old => forebay._schedule_facts(s));
+    return true;
+end
+$$;
+
+
+-- functions/schedules/fire.sql
+
+-- grant: worker
+
+-- Decide instants of a schedule, in one transaction: enqueue their jobs, and record them as decided.
+--
+-- Invariants "one instant, one job": the primary key of forebay.occurrence; "decided once, in order": the caller names the revision and
+-- the position that it computed the instants from, and is refused when one of the two has changed.
+--
+-- Parameters: p_instants, all instants after p_decided_to, ascending, or the newest of them; the last one is not in the future of the
+--   database's clock. 1 to 20000. p_older, an instant after p_decided_to and before p_instants; null: there is none.
+-- Returns: status
+--     decided  enqueued has the number of jobs
+--     stale    another scheduler decided first, or the schedule was changed, paused or dropped: look again
+--     busy     another transaction has the schedule: try again soon
+--     paused   a job of the schedule is dead, and pause_on_failure is set; nothing was decided
+--   decided_to, how far it is decided now; null unless status is decided.
+-- Errors: JQ001 bad instants, JQ030 foreign cluster, 53400 the queue is full. On an error nothing is decided.
+-- Locks: the schedule's row; not waited for.
+-- pages: 12000 + 1500 an instant
+create function forebay.fire_v1(
+    p_schedule_id bigint, p_revision integer, p_decided_to timestamptz, p_instants timestamptz[], p_older timestamptz default null,
+    out status text, out enqueued integer, out decided_to timestamptz)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_now    timestamptz;
+    s        forebay.schedule;
+    v_open   bigint[];
+    v_dead   bigint;
+    v_chosen timestamptz[];
+    v_left   timestamptz[];  -- missed, and not chosen
+    v_no     bigint;
+    v_at     timestamptz;
+    v_reason text;
+    v_job_id bigint;
+begin
+    perform forebay._require_same_cluster();
+    enqueued := 0;
+    select i.* into s from forebay.schedule i where i.schedule_id = p_schedule_id for update skip locked;
+    if not found then
+        status := case when exists (select from forebay.schedule i where i.schedule_id = p_schedule_id) then 'busy' else 'stale' end;
+        return;
+    elsif s.paused_at is not null or (s.revision, s.decided_to) is distinct from (p_revision, p_decided_to) then
+        status := 'stale';
+        return;
+    end if;
+    v_now := forebay._now();  -- After the lock.
+    if (cardinality(p_instants) between 1 and 20000 and array_position(p_instants, null) is null
+        and coalesce(p_older, p_instants[1]) > s.decided_to and coalesce(p_older, p_instants[1]) >= s.starts_at
+        and coalesce(p_older < p_instants[1], true) and p_instants[cardinality(p_instants)] <= v_now
+        and not exists (select from unnest(p_instants) with ordinality a (at, nr) where a.at >= p_instants[a.nr + 1])) is not true then
+        raise exception using errcode = 'JQ001', column = 'p_instants',
+            message = format('the instants of schedule %s are not ascending, from after %s to now', quote_literal(s.name), s.decided_to);
+    end if;
+
+    select o.open, o.dead into v_open, v_dead from forebay._open_occurrences(s.schedule_id) o;
+    if s.pause_on_failure and v_dead is not null then
+        perform forebay._pause_schedule(s, format('job %s is dead', v_dead));
+        status := 'paused';
+        return;
+    end if;
+    v_chosen := forebay._chosen_instants(s, p_instants, v_now);
+    v_left := array(select a from unnest(p_instants) a where a <> all (v_chosen) order by a);
+    v_no := s.decisions;
+    if v_left <> '{}' or p_older is not null then
+        v_no := v_no + 1;
+        insert into forebay.occurrence (schedule_id, scheduled_for, occurrence, status, instants, reason, decided_at)
+        values (s.schedule_id, coalesce(v_left[cardinality(v_left)], p_older), v_no, 'missed', cardinality(v_left) + (p_older is not null)::integer,
+                concat_ws(', ', format('missed: %s', s.missed), case when p_older is not null then format('at least: also from %s on', p_older) end), v_now)
+        on conflict do nothing;
+    end if;
+    foreach v_at in array v_chosen loop
+        v_reason := case s.overlap
+            when 'skip' then case when v_open <> '{}' then format('job %s has not ended', v_open[1]) end
+            when 'queue' then forebay._queued_behind(v_open) end;
+        v_no := v_no + 1;
+        insert into forebay.occurrence (schedule_id, scheduled_for, occurrence, status, reason, is_open, decided_at)
+        values (s.schedule_id, v_at, v_no, case when v_reason is null then 'enqueued' else 'skipped' end, v_reason,
+                v_reason is null and (s.overlap <> 'allow' or s.pause_on_failure), v_now)
+        on conflict do nothing;
+        continue when not found or v_reason is not null;
+        if s.overlap in ('cancel', 'replace') then
+            v_open := forebay._cancel_before(v_open, s.overlap = 'cancel');
+        end if;
+        v_job_id := forebay._enqueue_occurrence(s, v_at, v_no, v_at + forebay._jitter_of(s.name, v_at, s.jitter));
+        update forebay.occurrence o set job_id = v_job_id where o.schedule_id = s.schedule_id and o.scheduled_for = v_at;
+        v_open := v_open || v_job_id;
+        enqueued := enqueued + 1;
+    end loop;
+    update forebay.schedule i
+    set decided_to = p_instants[cardinality(p_instants)], decisions = v_no, problem = null
+    where i.schedule_id = s.schedule_id
+    returning i.decided_to into decided_to;
+    status := 'decided';
+end
+$$;
+
+
+-- Which instants get a job? Those of the last minute, and of the missed ones what the schedule says.
+create function forebay._chosen_instants(s forebay.schedule, p_instants timestamptz[], p_now timestamptz) returns timestamptz[]
+language sql stable
+as $$
+    select coalesce(array_agg(c.at order by c.at), '{}')
+    from (select a.at, a.at >= p_now - interval '60 seconds' as is_fresh,
+                 row_number() over (partition by a.at >= p_now - interval '60 seconds' order by a.at desc) as place
+          from unnest(p_instants) a (at)) c
+    where c.is_fresh
+       or c.at >= p_now - s.catch_up
+          and case s.missed
+              when 'all' then c.place <= s.missed_max
+              -- An instant that is not missed is newer.
+              when 'latest' then c.place = 1 and p_instants[cardinality(p_instants)] < p_now - interval '60 seconds'
+              else false end
+$$;
+
+
+-- Jobs of a schedule that have not ended in some group, oldest first, at most 20; dead, one that is dead in some group. Those that ended
+-- otherwise are not looked at again.
+create function forebay._open_occurrences(p_schedule_id bigint, out open bigint[], out dead bigint)
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_one    record;
+    v_states text[];
+begin
+    open := '{}';
+    for v_one in
+        select o.scheduled_for, o.job_id from forebay.occurrence o
+        where o.schedule_id = p_schedule_id and o.is_open order by o.scheduled_for limit 20
+    loop
+        v_states := array(select j.state from forebay.job(v_one.job_id) j);
+        if not v_states <@ array['done', 'cancelled', 'expired', 'dead'] then
+            open := open || v_one.job_id;
+            continue;
+        elsif 'dead' = any (v_states) then
+            dead := coalesce(dead, v_one.job_id);
+        end if;
+        update forebay.occurrence o set is_open = false
+        where o.schedule_id = p_schedule_id and o.scheduled_for = v_one.scheduled_for;
+    end loop;
+end
+$$;
+
+
+-- Why may no job of a schedule with overlap queue be added behind these? null: it may.
+create function forebay._queued_behind(p_open bigint[]) returns text
+language sql volatile
+as $$
+    select case
+        when cardinality(p_open) > 1 then format('job %s waits', p_open[cardinality(p_open)])
+        when exists (select from forebay.job(p_open[1]) j where j.state in ('ready', 'scheduled')) then format('job %s waits', p_open[1]) end
+$$;
+
+
+-- Cancel jobs, or with p_running false those of them that no worker has; returns the ones that were not cancelled.
+create function forebay._cancel_before(p_open bigint[], p_running boolean) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    v_id   bigint;
+    v_left bigint[] := '{}';
+begin
+    foreach v_id in array p_open loop
+        if p_running or not exists (select from forebay.job(v_id) j where j.state in ('claimed', 'running')) then
+            perform forebay.cancel(v_id);
+        else
+            v_left := v_left || v_id;
+        end if;
+    end loop;
+    return v_left;
+end
+$$;
+
+
+-- Enqueue the job of an instant; returns its id.
+create function forebay._enqueue_occurrence(s forebay.schedule, p_at timestamptz, p_no bigint, p_run_at timestamptz) returns bigint
+language sql volatile
+as $$
+    select forebay.enqueue(
+        kind => s.kind, args => s.args, queue => s.queue, priority => s.priority,
+        run_at => case when p_run_at > n.at then p_run_at end,
+        expires_at => greatest(p_run_at, n.at) + make_interval(secs => (s.options ->> 'expires_in')::double precision),
+        max_attempts => (s.options ->> 'max_attempts')::integer, tag => s.options ->> 'tag', correlation_id => s.options ->> 'correlation_id',
+        headers => coalesce(s.options -> 'headers', '{}') || jsonb_build_object(
+            'forebay-schedule', s.name,
+            'forebay-scheduled-for', to_char(p_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'),
+            'forebay-occurrence', p_no::text),
+        ordering_key => case when s.overlap = 'queue' then 'schedule:' || s.name end, limit_key => s.options ->> 'limit_key')
+    from (select forebay._now() as at offset 0) n
+$$;
+
+
+-- How much after an instant its job starts: from 0 to below p_most, the same for all that compute it.
+create function forebay._jitter_of(p_name text, p_at timestamptz, p_most interval) returns interval
+language sql immutable
+as $$
+    select p_most * (('x' || left(encode(sha256(convert_to(
+        p_name || ' ' || (extract(epoch from p_at) * 1000000)::bigint, 'UTF8')), 'hex'), 12))::bit(48)::bigint / 281474976710656.0)
+$$;
+
+
+-- functions/schedules/lists.sql
+
+-- grant: operator, reader
+
+-- The schedules, or the one of a name. Times are in seconds.
+--
+-- Returns: starts_at, decided_to, see forebay.create_schedule(); vanished_at, since then its application does not declare it any more;
+--   problem, why schedulers cannot use it; last_for, last_job, last_status: its newest decision.
+-- Errors: none.
+create function forebay.schedules(only_name text default null)
+returns table (name text, kind text, args jsonb, queue text, priority integer, options jsonb, cron text, every double precision, tz text,
+               jitter double precision, overlap text, missed text, catch_up double precision, missed_max integer,
+               pause_on_failure boolean, starts_at timestamptz, declared_by text, vanished_at timestamptz, paused_at timestamptz,
+               pause_note text, problem text, created_at timestamptz, revision integer, decided_to timestamptz, decisions bigint,
+               last_for timestamptz, last_job bigint, last_status text, server_time timestamptz)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select s.name, s.kind, s.args, s.queue, s.priority, s.options, s.cron, extract(epoch from s.every)::double precision, s.tz,
+           extract(epoch from s.jitter)::double precision, s.overlap, s.missed, extract(epoch from s.catch_up)::double precision,
+           s.missed_max, s.pause_on_failure, s.starts_at, s.declared_by, s.vanished_at, s.paused_at, s.pause_note, s.problem,
+           s.created_at, s.revision, s.decided_to, s.decisions, o.scheduled_for, o.job_id, o.status, forebay._now()
+    from forebay.schedule s
+    left join lateral (select i.* from forebay.occurrence i where i.schedule_id = s.schedule_id order by i.scheduled_for desc limit 1) o on true
+    where schedules.only_name is null or s.name = schedules.only_name
+    order by s.name
+$$;
+
+
+-- The decisions of a schedule, newest instant first. They are kept for 30 days, and at most the newest 10,000.
+--
+-- Returns: status: enqueued; skipped, by its overlap; missed; manual, by forebay.run_schedule(); backfilled. instants, a row with status
+--   missed counts also missed instants before it.
+-- Parameters: most, 1 to 10000; before, only earlier instants.
+-- Errors: JQ060 no schedule has this name.
+create function forebay.schedule_history(name text, most integer default 50, before timestamptz default null)
+returns table (scheduled_for timestamptz, occurrence bigint, status text, instants bigint, job_id bigint, reason text, decided_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_id constant bigint := forebay._schedule_id(schedule_history.name);
+begin
+    return query
+        select o.scheduled_for, o.occurrence, o.status, o.instants, o.job_id, o.reason, o.decided_at
+        from forebay.occurrence o
+        where o.schedule_id = v_id and o.scheduled_for < coalesce(schedule_history.before, 'infinity')
+        order by o.scheduled_for desc limit least(greatest(schedule_history.most, 1), 10000);
+end
+$$;
+
+
+-- When the jobs of instants of a schedule start, with its jitter, and what was decided about each; null: nothing.
+--
+-- Parameters: instants, which a client computed.
+-- Errors: JQ060 no schedule has this name.
+create function forebay.schedule_starts(name text, instants timestamptz[])
+returns table (scheduled_for timestamptz, starts_at timestamptz, status text, job_id bigint)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_id     constant bigint := forebay._schedule_id(schedule_starts.name);
+    v_jitter constant interval := (select s.jitter from forebay.schedule s where s.schedule_id = v_id);
+begin
+    return query
+        select a.at, a.at + forebay._jitter_of(schedule_starts.name, a.at, v_jitter), o.status, o.job_id
+        from unnest(schedule_starts.instants) with ordinality a (at, nr)
+        left join forebay.occurrence o on o.schedule_id = v_id and o.scheduled_for = a.at
+        order by a.nr;
+end
+$$;
+
+
+-- The id of a schedule.
+--
+-- Errors: JQ060 no schedule has this name.
+create function forebay._schedule_id(p_name text) returns bigint
+language plpgsql stable
+as $$
+declare
+    v_id bigint;
+begin
+    select s.schedule_id into v_id from forebay.schedule s where s.name = p_name;
+    if not found then
+        raise exception using errcode = 'JQ060', message = format('schedule %s not found', coalesce(quote_literal(left(p_name, 100)), 'null')),
+            detail = jsonb_build_object('schedule', left(p_name, 100)), hint = 'forebay.schedules() lists all schedules.';
+    end if;
+    return v_id;
+end
+$$;
+
+
+-- functions/schedules/pause_schedule.sql
+
+-- grant: operator
+
+-- Pause a schedule: its instants are not decided. Jobs that it enqueued run. Returns whether that changed anything; a pause with another note does.
+--
+-- Parameters: note, for people, at most 1000 characters.
+-- Errors: JQ060 no schedule has this name.
+-- Locks: the schedule's row.
+create function forebay.pause_schedule(name text, note text default null) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    s constant forebay.schedule := forebay._lock_schedule(pause_schedule.name);
+begin
+    if s.paused_at is not null and s.pause_note is not distinct from left(pause_schedule.note, 1000) then
+        return false;
+    end if;
+    perform forebay._pause_schedule(s, pause_schedule.note);
+    return true;
+end
+$$;
+
+
+create function forebay._pause_schedule(s forebay.schedule, p_note text) returns void
+language plpgsql volatile
+as $$
+begin
+    update forebay.schedule i
+    set paused_at = coalesce(i.paused_at, forebay._now()), pause_note = left(p_note, 1000), revision = i.revision + 1
+    where i.schedule_id = s.schedule_id;
+    perform forebay._record_event('schedules.pause', s.queue, p_kind => s.kind, p_subject_id => s.schedule_id, p_detail => s.name,
+                                  p_new => jsonb_build_object('note', left(p_note, 1000)));
+end
+$$;
+
+
+-- functions/schedules/problem.sql
+
+-- grant: worker
+
+-- Record why a scheduler cannot use a schedule; null: it can. Nothing is written if the schedule was changed, or has this problem already.
+--
+-- Errors: none.
+-- Locks: the schedule's row.
+-- pages: 20
+create function forebay.schedule_problem_v1(p_schedule_id bigint, p_revision integer, p_problem text) returns void
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    update forebay.schedule s set problem = left(p_problem, 1000)
+    where s.schedule_id = p_schedule_id and s.revision = p_revision and s.problem is distinct from left(p_problem, 1000)
+$$;
+
+
+-- functions/schedules/resume_schedule.sql
+
+-- grant: operator
+
+-- Resume a paused schedule; returns whether it was paused. Instants of the pause are not decided, and have no row in the history.
+--
+-- Errors: JQ060 no schedule has this name.
+-- Locks: the schedule's row.
+create function forebay.resume_schedule(name text) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    s constant forebay.schedule := forebay._lock_schedule(resume_schedule.name);
+begin
+    if s.paused_at is null then
+        return false;
+    end if;
+    update forebay.schedule i
+    set paused_at = null, pause_note = null, revision = i.revision + 1, decided_to = greatest(i.decided_to, forebay._now())
+    where i.schedule_id = s.schedule_id;
+    -- The failure that paused it does not pause it again.
+    update forebay.occurrence o set is_open = false
+    where o.schedule_id = s.schedule_id and o.is_open
+      and exists (select from forebay.job(o.job_id) j where j.state = 'dead');
+    perform forebay._record_event('schedules.resume', s.queue, p_kind => s.kind, p_subject_id => s.schedule_id, p_detail => s.name);
+    return true;
+end
+$$;
+
+
+-- functions/schedules/run_schedule.sql
+
+-- grant: operator
+
+-- Enqueue a job of a schedule now, also of a paused one, whatever its overlap; returns the id of the job. It is in the history as manual.
+--
+-- Errors: JQ060 no schedule has this name; others as forebay.enqueue().
+-- Locks: the schedule's row.
+create function forebay.run_schedule(name text) returns bigint
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    s        constant forebay.schedule := forebay._lock_schedule(run_schedule.name);
+    v_at     timestamptz := forebay._now();
+    v_job_id bigint;
+begin
+    if date_trunc('second', v_at) = v_at then
+        v_at := v_at + interval '1 microsecond';  -- It must not take the place of an instant of the schedule.
+    end if;
+    v_job_id := forebay._enqueue_occurrence(s, v_at, s.decisions + 1, v_at);
+    insert into forebay.occurrence (schedule_id, scheduled_for, occurrence, status, job_id, is_open, decided_at)
+    values (s.schedule_id, v_at, s.decisions + 1, 'manual', v_job_id, s.overlap <> 'allow' or s.pause_on_failure, v_at);
+    update forebay.schedule i set decisions = i.decisions + 1 where i.schedule_id = s.schedule_id;
+    perform forebay._record_event('schedules.run', s.queue, p_kind => s.kind, p_subject_id => v_job_id, p_detail => s.name);
+    return v_job_id;
+end
+$$;
+
+
+-- functions/schedules/schedules.sql
+
+-- grant: worker
+
+-- The time of the database, and the definitions of the schedules that are not paused, unless they are the same as at an earlier call.
+--
+-- Parameters: p_digest, what the earlier call returned; null: return them all.
+-- Returns: schedules, a JSON array; null: nothing changed. digest also covers decided_to, which each firing moves.
+-- Errors: JQ030 foreign cluster.
+-- pages: 40 + 2 a schedule
+create function forebay.schedules_v1(p_digest text default null, out server_time timestamptz, out digest text, out schedules text)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+begin
+    perform forebay._require_same_cluster();
+    select coalesce(sum(hashtextextended(format('%s %s %s', s.schedule_id, s.revision, s.decided_to at time zone 'UTC'), 0)), 0)::text
+    into digest from forebay.schedule s where s.paused_at is null;
+    if digest is distinct from p_digest then
+        select coalesce(json_agg(json_build_object(
+                   'schedule_id', s.schedule_id, 'name', s.name, 'revision', s.revision, 'cron', s.cron, 'every', extract(epoch from s.every),
+                   'tz', s.tz, 'starts_at', s.starts_at, 'decided_to', s.decided_to, 'catch_up', extract(epoch from s.catch_up),
+                   'missed_max', s.missed_max, 'has_problem', s.problem is not null)), '[]')::text
+        into schedules from forebay.schedule s where s.paused_at is null;
+    end if;
+    server_time := forebay._now();
+end
+$$;
+
+
+-- functions/schedules/trim.sql
+
+-- Delete old decisions: past 30 days, or beyond the newest 10,000 of their schedule. Never one that is at or after decided_to, nor one
+-- whose job the next decision looks at.
+create function forebay._trim_occurrences(p_after text, p_most integer, out rows bigint, out next text)
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_gone tid[];
+    v_seen integer;
+    v_id   bigint;
+    v_at   timestamptz;
+begin
+    select array_agg(o.ctid) filter (where o.is_old), count(*), max(o.schedule_id), (array_agg(o.scheduled_for order by o.schedule_id desc, o.scheduled_for desc))[1]
+    into v_gone, v_seen, v_id, v_at
+    from (select i.ctid, i.schedule_id, i.scheduled_for,
+                 i.scheduled_for < s.decided_to and (not i.is_open or s.overlap = 'allow')
+                 and (i.decided_at < forebay._now() - interval '30 days' or i.occurrence <= s.decisions - 10000) as is_old
+          from (select o.ctid, o.* from forebay.occurrence o
+                where (o.schedule_id, o.scheduled_for)
+                      > (coalesce((p_after::jsonb ->> 0)::bigint, 0), coalesce((p_after::jsonb ->> 1)::timestamptz, '-infinity'))
+                order by o.schedule_id, o.scheduled_for limit p_most) i
+          cross join lateral (select * from forebay.schedule s where s.schedule_id = i.schedule_id limit 1) s) o;
+    delete from forebay.occurrence o where o.ctid = any (v_gone);
+    get diagnostics rows = row_count;
+    next := case when v_seen >= p_most then jsonb_build_array(v_id, v_at) end;
 end
 $$;
 
