@@ -39,6 +39,7 @@ from forebay.model.change import ChangePlan, ChangeResult, JobFilter
 from forebay.model.context import Context, TransactionContext
 from forebay.model.declared import Queue, QueueDifference
 from forebay.model.middleware import Attempt, Middleware, NewJob
+from forebay.model.schedules import Schedule, Scheduled, ScheduleDifference
 from forebay.ops.enqueue import Call
 from forebay.ops.events import acting_as
 from forebay.policy.retry import RetryPolicy
@@ -88,6 +89,9 @@ __all__ = [
     "Retry",
     "RetryPolicy",
     "Rows",
+    "Schedule",
+    "ScheduleDifference",
+    "Scheduled",
     "Snooze",
     "Throttle",
     "TransactionContext",

@@ -28,6 +28,7 @@ from forebay.app._handler import Handler, P, Q
 from forebay.app._internals import Declaration, Internals
 from forebay.app._middleware import enqueue_each, enqueue_each_async
 from forebay.app._queues import AppQueues
+from forebay.app._schedules import AppSchedules
 from forebay.app._unique_by import unique_by as made_unique_by
 from forebay.arguments.kinds import QUEUE_DEFAULT, Kind, Kinds
 from forebay.client import AsyncClient, Client
@@ -101,10 +102,10 @@ class BatchDecorator(Protocol):
     ) -> Handler[[TransactionContext[C], list[T]], [T], R]: ...
 
 
-class App(AppQueues, AppEvents):
+class App(AppQueues, AppSchedules, AppEvents):
     """Handlers, and everything needed to enqueue and run them.
 
-    The methods for queues are in the base class ``AppQueues``, in a module beside this one.
+    The methods for queues and schedules are in the base classes ``AppQueues`` and ``AppSchedules``, in modules beside this one.
 
     Args:
         dsn: the database address. Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*.

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from forebay.model.declared import Queue, QueueSettings
     from forebay.model.middleware import Middleware
+    from forebay.model.schedules import Schedule
 
 APP_NAME_CHARACTERS_MAX: Final = 200
 
@@ -69,6 +70,7 @@ class Internals:
         middlewares: what runs around enqueues, attempts and settlements.
         listeners: the functions to call after an event, by its name: failed, dead, done, worker_lost.
         queues: the queues declared with it, by name.
+        schedules: the schedules declared with it, by name.
         found_at: where a child process finds the app, if its module does not tell.
     """
 
@@ -87,6 +89,7 @@ class Internals:
         self.middlewares = Middlewares()
         self.listeners: dict[str, list[Callable[[Any], Any]]] = {}
         self.queues: dict[str, Queue] = {}
+        self.schedules: dict[str, Schedule] = {}
         self.found_at: tuple[str, str, bool] | None = None
         self._owner = owner
         self._module = module
@@ -170,6 +173,19 @@ class Internals:
             raise ConfigError(
                 f"queue {queue}",
                 f"is declared twice: with {_in_words(before)}, and with {_in_words(queue.settings)}",
+            )
+
+    def add_schedule(self, schedule: Schedule) -> None:
+        """Add a schedule.
+
+        Raises:
+            ConfigError: another schedule has this name.
+        """
+        if self.schedules.setdefault(schedule.name, schedule) != schedule:
+            raise ConfigError(
+                f"schedule {schedule.name}",
+                "is declared twice",
+                hint="Give one of them another name.",
             )
 
     def use(self, *, dsn: str | None = None, settings: Settings | None = None) -> None:

@@ -18,6 +18,7 @@ T = TypeVar("T")
 
 POOLERS: Final = ("auto", "session", "transaction")
 LISTENS: Final = ("auto", "never")
+SCHEDULES: Final = ("on", "off")
 WITHOUT_SCHEMA: Final = ("wait", "fail")
 STRATEGIES: Final = ("fixed", "linear", "exponential", "polynomial")
 
@@ -87,6 +88,7 @@ class WorkerSettings:
     app_version: str | None = setting(
         None, "version of your application, shown by `forebay workers list`"
     )
+    schedules: str = setting("on", "on: the worker also enqueues the jobs of schedules; off: not")
     health: str | None = setting(
         None, "answer the probes /live and /ready at this HOST:PORT, or at unix:PATH"
     )
@@ -105,6 +107,7 @@ class WorkerSettings:
         within("claim_rows_max", self.claim_rows_max, 1, 10_000)
         one_of("pooler", self.pooler, POOLERS)
         one_of("listen", self.listen, LISTENS)
+        one_of("schedules", self.schedules, SCHEDULES)
         one_of("without_schema", self.without_schema, WITHOUT_SCHEMA)
         if self.health is not None:
             listen_address(self.health)

@@ -7,6 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from forebay.model.schedules import Scheduled
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping, Sequence
 
@@ -90,6 +92,11 @@ class Context:
     def attempt(self) -> int:
         """Number of this attempt, from 1."""
         return self.job.attempt
+
+    @property
+    def scheduled(self) -> Scheduled | None:
+        """The instant that a schedule enqueued the job for; None: no schedule did."""
+        return Scheduled.of(self.job.headers, self.job.enqueued_at)
 
     @property
     def cancelled(self) -> bool:

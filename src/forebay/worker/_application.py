@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from forebay.arguments.kinds import Kind, Kinds
     from forebay.model.middleware import Middleware
+    from forebay.model.schedules import Schedule
 
 
 class Intake(Protocol):
@@ -41,6 +42,14 @@ class Application(Protocol):
     @property
     def listeners(self) -> Mapping[str, Sequence[Callable[[Any], Any]]]:
         """The functions to call after an event, by its name: failed, dead, done, worker_lost."""
+
+    @property
+    def name(self) -> str:
+        """The name of the application among those that declare schedules."""
+
+    @property
+    def schedules(self) -> Mapping[str, Schedule] | None:
+        """The declared schedules, by name; None: its workers decide no instants."""
 
     def location(self) -> tuple[str, str, bool] | None:
         """Return module or script, attribute, and whether it is a script; None when the app cannot be imported."""
@@ -73,6 +82,16 @@ class OneHandlerApplication:
     def listeners(self) -> Mapping[str, Sequence[Callable[[Any], Any]]]:
         """None."""
         return {}
+
+    @property
+    def name(self) -> str:
+        """The kind."""
+        return self._kind.name
+
+    @property
+    def schedules(self) -> None:
+        """None."""
+        return
 
     def location(self) -> None:
         """Return None: its jobs run in this process, also after the death of a worker that had them."""

@@ -44,6 +44,7 @@ from forebay.worker._maintenance import Maintenance
 from forebay.worker._polling import PollLeadership
 from forebay.worker._probes import answer_probes
 from forebay.worker._progress import ProgressReports
+from forebay.worker._scheduler import Scheduler
 from forebay.worker._settler import Settler
 from forebay.worker._signals import Signals
 from forebay.worker._stats import RecordedOutcomes, Stats
@@ -357,6 +358,11 @@ class Worker:
         ]
         if not self._leadership.without_notifications:
             services.append(self._listen)
+        declared = self._app.schedules
+        if declared is not None and self._settings.schedules == "on" and not self._until_idle:
+            app = (self._app.name, list(declared.values()))
+            scheduler = Scheduler(self._maintenance_session, app, self._signals.outage)
+            services.append(scheduler.run)
         return services
 
     # --- what the parts report ---

@@ -14,6 +14,7 @@ from forebay.client._async.events import AsyncEvents
 from forebay.client._async.jobs import AsyncJobs
 from forebay.client._async.publishing import AsyncPublishing
 from forebay.client._async.queues import AsyncQueues
+from forebay.client._async.schedules import AsyncSchedules
 from forebay.client._async.workers import AsyncWorkers
 from forebay.db.drivers import AsyncConnection, run_async
 from forebay.model import JobId, JobOptionChanges
@@ -31,6 +32,7 @@ class AsyncClient(
     AsyncEvents,
     AsyncEndpoints,
     AsyncPublishing,
+    AsyncSchedules,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -47,6 +49,7 @@ class AsyncClient(
         AsyncEvents: what operators did.
         AsyncEndpoints: endpoints, and messages to them.
         AsyncPublishing: published events, their types, and subscriptions.
+        AsyncSchedules: schedules, their instants and their history.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

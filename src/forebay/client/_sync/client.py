@@ -15,6 +15,7 @@ from forebay.client._sync.events import Events
 from forebay.client._sync.jobs import Jobs
 from forebay.client._sync.publishing import Publishing
 from forebay.client._sync.queues import Queues
+from forebay.client._sync.schedules import AsyncSchedules
 from forebay.client._sync.workers import AsyncWorkers
 from forebay.db.drivers import SyncConnection, run
 from forebay.model import JobId, JobOptionChanges
@@ -32,6 +33,7 @@ class Client(
     Events,
     Endpoints,
     Publishing,
+    AsyncSchedules,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -48,6 +50,7 @@ class Client(
         Events: what operators did.
         Endpoints: endpoints, and messages to them.
         Publishing: published events, their types, and subscriptions.
+        AsyncSchedules: schedules, their instants and their history.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that
