@@ -62,6 +62,8 @@ EXAMPLES = [
     errors.EndpointExists("shop"),
     errors.EndpointDisabled("shop", why="moving"),
     errors.EndpointInUse("shop", waiting=3),
+    errors.ScheduleNotFound("nightly"),
+    errors.ScheduleChanged("nightly"),
     errors.LaneTaken("mail", priority=100),
     errors.QueueFull("mail", waiting=10, max_waiting=10),
     errors.BackfillChanged("7-ab"),

@@ -269,6 +269,10 @@ class Internals:
             encode = self._encoders[kind.name] = replace(kind, limits=bounds).encode
         return encode
 
+    def declared_schedules(self) -> tuple[str, Sequence[Schedule]]:
+        """Return the name of the app, and the schedules that it declares."""
+        return self.name, list(self.schedules.values())
+
     async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
         """Build every resource and return them by name; the stack closes them."""
         return await self.resources.open(stack)

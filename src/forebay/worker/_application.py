@@ -43,13 +43,8 @@ class Application(Protocol):
     def listeners(self) -> Mapping[str, Sequence[Callable[[Any], Any]]]:
         """The functions to call after an event, by its name: failed, dead, done, worker_lost."""
 
-    @property
-    def name(self) -> str:
-        """The name of the application among those that declare schedules."""
-
-    @property
-    def schedules(self) -> Mapping[str, Schedule] | None:
-        """The declared schedules, by name; None: its workers decide no instants."""
+    def declared_schedules(self) -> tuple[str, Sequence[Schedule]] | None:
+        """Return the name of the application and the schedules that it declares; None: its workers decide no instants."""
 
     def location(self) -> tuple[str, str, bool] | None:
         """Return module or script, attribute, and whether it is a script; None when the app cannot be imported."""
@@ -83,14 +78,8 @@ class OneHandlerApplication:
         """None."""
         return {}
 
-    @property
-    def name(self) -> str:
-        """The kind."""
-        return self._kind.name
-
-    @property
-    def schedules(self) -> None:
-        """None."""
+    def declared_schedules(self) -> None:
+        """Return None: the workers of applications decide the instants."""
         return
 
     def location(self) -> None:

@@ -358,10 +358,9 @@ class Worker:
         ]
         if not self._leadership.without_notifications:
             services.append(self._listen)
-        declared = self._app.schedules
+        declared = self._app.declared_schedules()
         if declared is not None and self._settings.schedules == "on" and not self._until_idle:
-            app = (self._app.name, list(declared.values()))
-            scheduler = Scheduler(self._maintenance_session, app, self._signals.outage)
+            scheduler = Scheduler(self._maintenance_session, declared, self._signals.outage)
             services.append(scheduler.run)
         return services
 
