@@ -218,12 +218,6 @@ def test_instants_in_the_future_or_out_of_order_are_refused(conn, clock):
     assert (history(conn), jobs(conn)) == ([], [])
 
 
-def run_first(database, conn, **options):
-    """Let a reader have the first job of a schedule; return the reader and the batch."""
-    reader = Reader(database, "default")
-    return reader, reader.claim_ready()
-
-
 @pytest.mark.parametrize("is_running", [False, True])
 @pytest.mark.parametrize("overlap", ["allow", "skip", "queue", "cancel", "replace"])
 def test_overlap(database, conn, clock, overlap, is_running):
@@ -238,11 +232,7 @@ def test_overlap(database, conn, clock, overlap, is_running):
         enqueued = fire(conn, instant(clock, minutes=1))[1]
         waits = not is_running
         assert enqueued == (0 if overlap == "skip" or (overlap == "queue" and waits) else 1)
-        states = {
-            "cancel": "claimed" if is_running else "cancelled",
-            "replace": "claimed" if is_running else "cancelled",
-        }
-        assert state(conn, first) == states.get(overlap, "claimed" if is_running else "ready")
+        assert state(conn, first) == ("claimed" if is_running else "ready")
         requested = one(
             conn, "select exists (select from forebay.tombstone where job_id = %s)", first
         )
@@ -250,7 +240,8 @@ def test_overlap(database, conn, clock, overlap, is_running):
         if overlap == "queue" and is_running:
             assert fire(conn, instant(clock, minutes=1)) == ("decided", 0)
             assert "waits" in one(conn, "select reason from forebay.schedule_history('nightly', 1)")
-            assert reader.claim_ready().jobs == []
+            with Reader(database, "default") as other:
+                assert other.claim_ready().jobs == []
         for left in [batch] if batch else reader.claim_all():
             reader.finish(left)
         for left in reader.claim_all():
@@ -315,7 +306,8 @@ def test_the_jitter_depends_on_name_and_instant_only(conn, clock):
     ]
     assert found[0] == found[1] != found[2]
     late = sorted((starts - at) / HOUR for at, starts in found[0])
-    assert late[0] >= 0 and late[-1] < 1
+    assert late[0] >= 0
+    assert late[-1] < 1
     assert 0.4 < sum(late) / 400 < 0.6
     at = instant(clock, hours=1)
     fire(conn, at)
@@ -380,7 +372,9 @@ def test_a_pause_decides_nothing_and_a_resume_begins_now(conn, clock):
     assert one(conn, "select forebay.resume_schedule('nightly')") is True
     assert one(conn, "select forebay.resume_schedule('nightly')") is False
     assert look(conn)[2] > at
-    acts = conn.execute("select act, detail from forebay.events() order by event_id").fetchall()
+    acts = conn.execute(
+        "select act, detail from forebay.events() where act like 'schedules.%' order by event_id"
+    ).fetchall()
     assert [act for act, _ in acts] == ["schedules.create", "schedules.pause", "schedules.resume"]
 
 

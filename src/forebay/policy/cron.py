@@ -8,7 +8,7 @@ whenever the clock of the zone shows a matching time. Intervals count in real ti
 from __future__ import annotations
 
 from collections import deque
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 _MINUTE: Final = timedelta(minutes=1)
 _HOUR_MINUTES: Final = 60
 _FIELDS_WITHOUT_SECONDS: Final = 5
-#: A date that does not come within this time never comes.
-_DAYS_MAX: Final = 50 * 366
+_DAY_MINUTES: Final = 24 * 60
+#: A time that does not come within this one never comes.
+_NEVER: Final = timedelta(days=50 * 366)
 _YEAR_MAX: Final = 9990
 
 
@@ -168,34 +169,31 @@ class _Cron:
         """Return the instants at which the clock of the zone shows a matching time."""
         fields = self._fields
         seconds = [timedelta(seconds=second) for second in sorted(fields.seconds)]
-        day = instant.astimezone(self._zone).date() - timedelta(days=1)
-        empty = 0
-        while empty < _DAYS_MAX and day.year < _YEAR_MAX:
-            empty += 1
-            if day.month in fields.months and fields.match_day(day):
-                for minute in self._minutes(day):
-                    empty = 0
-                    for second in seconds:
-                        yield minute + second
-            day += timedelta(days=1)
+        at = last = instant.replace(second=0, microsecond=0)
+        day, is_day = None, False
+        while at - last < _NEVER and at.year < _YEAR_MAX:
+            local = at.astimezone(self._zone)
+            if day != local.date():
+                day = local.date()
+                is_day = day.month in fields.months and fields.match_day(day)
+            ahead = 1
+            if not is_day:
+                ahead = _DAY_MINUTES - local.hour * _HOUR_MINUTES - local.minute
+            elif local.hour not in fields.hours:
+                ahead = _HOUR_MINUTES - local.minute
+            elif local.minute in fields.minutes:
+                last = at
+                for second in seconds:
+                    yield at + second
+            at += self._jump(at, local, ahead)
 
-    def _minutes(self, day: date) -> Iterator[datetime]:
-        """Return the matching minutes of a day of the zone, in UTC."""
-        zone, fields = self._zone, self._fields
-        at = datetime(day.year, day.month, day.day, tzinfo=zone).astimezone(UTC)
-        at = at.replace(second=0, microsecond=0) - timedelta(hours=3)
-        end = at + timedelta(hours=31)
-        while at < end:
-            local = at.astimezone(zone)
-            if local.date() == day and local.hour in fields.hours:
-                if local.minute in fields.minutes:
-                    yield at
-                at += _MINUTE
-                continue
-            # To the next hour of the clock, unless the clock changes on the way.
-            ahead = at + timedelta(minutes=_HOUR_MINUTES - local.minute)
-            same = ahead.astimezone(zone).utcoffset() == local.utcoffset()
-            at = ahead if same else at + _MINUTE
+    def _jump(self, at: datetime, local: datetime, minutes: int) -> timedelta:
+        """Return how far to go: this many minutes, less if the clock changes on the way."""
+        for ahead in (minutes, min(minutes, _HOUR_MINUTES - local.minute)):
+            jump = ahead * _MINUTE
+            if (at + jump).astimezone(self._zone).utcoffset() == local.utcoffset():
+                return jump
+        return _MINUTE
 
 
 @lru_cache(maxsize=4096)

@@ -17183,7 +17183,9 @@ begin
         select o.scheduled_for, o.job_id from forebay.occurrence o
         where o.schedule_id = p_schedule_id and o.is_open order by o.scheduled_for limit 20
     loop
-        v_states := array(select j.state from forebay.job(v_one.job_id) j);
+        -- A cancelled job that waits has this state only after the next claim.
+        v_states := array(select case when j.cancel_requested and j.state not in ('claimed', 'running') then 'cancelled' else j.state end
+                          from forebay.job(v_one.job_id) j);
         if not v_states <@ array['done', 'cancelled', 'expired', 'dead'] then
             open := open || v_one.job_id;
             continue;
