@@ -1,4 +1,4 @@
-"""forebay apply: make the settings of queues in the database what an application declares."""
+"""forebay apply: make queues and schedules in the database what an application declares."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 from rich.text import Text
 
 from forebay.cli._load import load_app
+from forebay.cli._schedules import print_schedules
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import AppDir, Dsn, Json
 from forebay.cli.output import ago, console, print_json, table
@@ -46,7 +47,7 @@ def apply(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Apply the queues of an application: limits, shards, retention, groups.
+    """Apply the queues and schedules of an application.
 
     The command is safe to repeat. What was changed by hand since it was applied is kept and shown.
     """
@@ -54,11 +55,24 @@ def apply(
     found._internals.use(dsn=dsn)
     dry_run = dry_run or check
     differences = found.apply(overwrite=overwrite, dry_run=dry_run)
+    schedules = found.apply_schedules(overwrite=overwrite, dry_run=dry_run)
     if as_json:
-        print_json({"app": found.name, "dry_run": dry_run, "differences": differences})
+        print_json(
+            {
+                "app": found.name,
+                "dry_run": dry_run,
+                "differences": differences,
+                "schedules": schedules,
+            }
+        )
     else:
-        print_differences(found, differences, dry_run=dry_run)
-    if check and differences:
+        if differences or found.queues or not (schedules or found.schedules):
+            print_differences(found, differences, dry_run=dry_run)
+        if found.schedules and not schedules:
+            count = counted(len(found.schedules), "schedule")
+            console().print(f"{count} of {found.name}: as declared", style="dim")
+        print_schedules(schedules, dry_run=dry_run)
+    if check and (differences or schedules):
         raise typer.Exit(ExitCode.FAILED)
 
 

@@ -33,6 +33,7 @@ from forebay.cli import (
     _mirror,
     _publish,
     _queues,
+    _schedules,
     _schema,
     _worker,
     _workers,
@@ -92,6 +93,7 @@ program.command("guard", rich_help_panel=_OPERATE)(_guard.guard)
 program.add_typer(_jobs.commands, name="jobs", rich_help_panel=_OPERATE)
 program.add_typer(_dead.commands, name="dead", rich_help_panel=_OPERATE)
 program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)
+program.add_typer(_schedules.commands, name="schedules", rich_help_panel=_OPERATE)
 program.add_typer(_keys.commands, name="keys", rich_help_panel=_OPERATE)
 program.add_typer(_groups.commands, name="groups", rich_help_panel=_OPERATE)
 program.add_typer(_workers.commands, name="workers", rich_help_panel=_OPERATE)

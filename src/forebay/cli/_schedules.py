@@ -1,0 +1,293 @@
+"""forebay schedules: create, preview, pause, run and backfill schedules."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from forebay.cli._help import Commands
+from forebay.cli.exit import ExitCode
+from forebay.cli.options import Dsn, Json, duration, instant, instant_or_age, json_object
+from forebay.cli.output import ago, console, facts_table, moment, one_line, print_json, table
+from forebay.client import Client
+from forebay.errors import ConfigError
+from forebay.model.schedules import ScheduleDifference, ScheduleStatus
+from forebay.policy.retry import human_duration
+
+commands = Commands(help="Schedules: list, show, create, preview, pause, run, backfill and more.")
+
+Name = Annotated[str, typer.Argument(metavar="SCHEDULE", help="The schedule.")]
+
+
+def _option(name: str, metavar: str, text: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=text, show_default=False)
+
+
+From = Annotated[str | None, _option("--from", "TIME", "ISO 8601. Default: now.")]
+To = Annotated[str | None, _option("--to", "TIME", "ISO 8601; before it.")]
+
+
+@commands.command("list")
+def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
+    """List the schedules, with their last decision."""
+    found = Client(dsn).schedules()
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    if not found:
+        out.print("No schedules.", style="dim")
+        return
+    rows = table("schedule", "kind", "when", "last", "state", loose=("schedule", "kind", "state"))
+    for each in found:
+        last = "-" if each.last_for is None else f"{ago(each.last_for)}, {each.last_status}"
+        rows.add_row(each.name, each.kind, _when(each), last, _state(each))
+    out.print(rows)
+
+
+@commands.command("show")
+def show(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Show the definition and the state of a schedule."""
+    found = Client(dsn).schedule(name)
+    if as_json:
+        print_json(found)
+        return
+    rows = facts_table()
+    for fact, value in (
+        ("schedule", found.name),
+        ("state", _state(found)),
+        ("when", _when(found)),
+        ("from", moment(found.starts_at)),
+        ("job", f"{found.kind} in queue {found.queue or 'of its kind'}, priority {found.priority}"),
+        ("args", json.dumps(found.args)),
+        ("options", json.dumps(found.options)),
+        ("jitter", human_duration(found.jitter) if found.jitter else "-"),
+        ("overlap", found.overlap + (", pause on failure" if found.pause_on_failure else "")),
+        (
+            "missed",
+            f"{found.missed}, within {human_duration(found.catch_up)}, {found.missed_max:,}",
+        ),
+        ("declared by", found.declared_by or "-"),
+        ("decided to", moment(found.decided_to)),
+        ("decisions", f"{found.decisions:,}"),
+    ):
+        rows.add_row(fact, value)
+    console().print(rows)
+
+
+@commands.command("create")
+def create(
+    name: Name,
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind of its jobs.")],
+    cron: Annotated[
+        str | None,
+        typer.Argument(metavar="[CRON]", help='As "0 9 * * MON-FRI".', show_default=False),
+    ] = None,
+    *,
+    every: Annotated[
+        str | None, _option("--every", "TIME", "Instead of CRON: 90, 15m, 2h.")
+    ] = None,
+    tz: Annotated[str, typer.Option("--tz", metavar="ZONE", help="Time zone.")] = "UTC",
+    args: Annotated[str | None, _option("--args", "JSON", "Arguments of its jobs.")] = None,
+    queue: Annotated[str | None, _option("--queue", "QUEUE", "Default: that of the kind.")] = None,
+    overlap: Annotated[
+        str, typer.Option("--overlap", metavar="RULE", help="allow, skip, queue, cancel, replace.")
+    ] = "skip",
+    missed: Annotated[
+        str, typer.Option("--missed", metavar="RULE", help="skip, latest or all.")
+    ] = "latest",
+    jitter: Annotated[str | None, _option("--jitter", "TIME", "Start up to this late.")] = None,
+    options: Annotated[str | None, _option("--options", "JSON", "Options of its jobs.")] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Create a schedule, or replace its definition."""
+    given: dict[str, Any] = {"overlap": overlap, "missed": missed, "tz": tz, "queue": queue}
+    if jitter is not None:
+        given["jitter"] = duration(jitter, "--jitter")
+    result = Client(dsn).create_schedule(
+        name,
+        kind,
+        cron,
+        every=duration(every, "--every"),
+        args=json_object(args, "--args"),
+        options=json_object(options, "--options"),
+        **given,
+    )
+    if as_json:
+        print_json({"schedule": name, "result": result})
+    else:
+        console().print(f"schedule {name}: {result}")
+
+
+@commands.command("drop")
+def drop(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Drop a schedule with its history. Its jobs stay."""
+    dropped = Client(dsn).drop_schedule(name)
+    if as_json:
+        print_json({"schedule": name, "dropped": dropped})
+    else:
+        console().print(f"schedule {name}: {'dropped' if dropped else 'does not exist'}")
+
+
+@commands.command("pause")
+def pause(
+    name: Name,
+    *,
+    note: Annotated[str | None, _option("--note", "TEXT", "Why, for people.")] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Pause a schedule. Jobs that it enqueued run."""
+    changed = Client(dsn).pause_schedule(name, note)
+    if as_json:
+        print_json({"schedule": name, "changed": changed})
+    else:
+        console().print(f"schedule {name}: {'paused' if changed else 'was paused already'}")
+
+
+@commands.command("resume")
+def resume(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Resume a schedule. Instants of the pause are not caught up."""
+    changed = Client(dsn).resume_schedule(name)
+    if as_json:
+        print_json({"schedule": name, "changed": changed})
+    else:
+        console().print(f"schedule {name}: {'resumed' if changed else 'was not paused'}")
+
+
+@commands.command("run")
+def run(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Enqueue a job of a schedule now, also if it is paused."""
+    job_id = Client(dsn).run_schedule(name)
+    if as_json:
+        print_json({"schedule": name, "job_id": job_id})
+    else:
+        console().print(f"enqueued job {job_id} of schedule {name}")
+
+
+@commands.command("history")
+def history(
+    name: Name,
+    *,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", help="Maximum number of rows.")
+    ] = 20,
+    before: Annotated[
+        str | None, _option("--before", "TIME", "Earlier instants; an age, or ISO 8601.")
+    ] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """List decisions of a schedule, newest first."""
+    found = Client(dsn).schedule_history(
+        name, limit=limit, before=instant_or_age(before, "--before")
+    )
+    if as_json:
+        print_json(found)
+        return
+    rows = table(
+        "instant", "number", "status", "job", "reason", right=("number",), loose=("reason",)
+    )
+    for each in found:
+        reason = each.reason or "-"
+        if each.instants > 1:
+            reason = f"{each.instants:,} instants, {reason}"
+        job = "-" if each.job_id is None else str(each.job_id)
+        rows.add_row(
+            moment(each.scheduled_for), f"{each.occurrence:,}", each.status, job, one_line(reason)
+        )
+    console().print(rows if found else Text("No decisions.", style="dim"))
+
+
+@commands.command("preview")
+def preview(
+    name: Name,
+    *,
+    start: From = None,
+    end: To = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", help="Maximum number of rows.")
+    ] = 20,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Show the instants of a schedule, by the clock of the database."""
+    found = Client(dsn).preview_schedule(
+        name, instant(start, "--from"), instant(end, "--to"), limit=limit
+    )
+    if as_json:
+        print_json(found)
+        return
+    rows = table("instant", "job starts", "decided")
+    for each in found:
+        rows.add_row(moment(each.scheduled_for), moment(each.starts_at), each.status or "-")
+    console().print(rows if found else Text("No instants.", style="dim"))
+
+
+@commands.command("backfill")
+def backfill(
+    name: Name,
+    *,
+    start: Annotated[str, _option("--from", "TIME", "ISO 8601.")],
+    end: Annotated[str, _option("--to", "TIME", "ISO 8601; before it.")],
+    token: Annotated[
+        str | None, _option("--token", "TOKEN", "Of the dry run: enqueue what it counted.")
+    ] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Enqueue jobs for past instants that have none. Without a token: a dry run."""
+    done = Client(dsn).backfill_schedule(
+        name, _required(start, "--from"), _required(end, "--to"), token=token
+    )
+    if as_json:
+        print_json(done)
+    elif done.is_done:
+        console().print(f"enqueued {done.jobs:,} jobs of schedule {name}")
+    else:
+        console().print(f"{done.jobs:,} jobs; to enqueue them, add --token {done.token}")
+    if not done.jobs and not as_json:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def print_schedules(differences: list[ScheduleDifference], *, dry_run: bool) -> None:
+    """Print what was done about each declared schedule, or would be."""
+    words = {
+        "create": "would create" if dry_run else "created",
+        "change": "would change" if dry_run else "changed",
+        "kept": "kept: changed by hand",
+        "vanished": "not declared any more, still runs: forebay schedules drop",
+    }
+    out = console()
+    for each in differences:
+        text = words.get(each.action, f"kept: {each.detail}")
+        out.print(f"schedule {each.name}: {text}")
+
+
+def _required(text: str, name: str) -> datetime:
+    found = instant(text, name)
+    if found is None:
+        raise ConfigError(name, "is empty")
+    return found
+
+
+def _when(each: ScheduleStatus) -> str:
+    if each.every is not None:
+        return f"every {human_duration(each.every)}"
+    return f"{each.cron} {each.tz}"
+
+
+def _state(each: ScheduleStatus) -> Text:
+    if each.problem is not None:
+        return Text(f"problem: {each.problem}", style="red")
+    if each.paused_at is not None:
+        note = f": {each.pause_note}" if each.pause_note else ""
+        return Text(f"paused {ago(each.paused_at)}{note}", style="yellow")
+    if each.vanished_at is not None:
+        return Text(f"not declared any more, {ago(each.vanished_at)}", style="yellow")
+    return Text("active", style="green")
