@@ -10,7 +10,6 @@ import typer
 from rich.text import Text
 
 from forebay.cli._help import Commands
-from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, duration, instant, instant_or_age, json_object
 from forebay.cli.output import ago, console, facts_table, moment, one_line, print_json, table
 from forebay.client import Client
@@ -251,8 +250,6 @@ def backfill(
         console().print(f"enqueued {done.jobs:,} jobs of schedule {name}")
     else:
         console().print(f"{done.jobs:,} jobs; to enqueue them, add --token {done.token}")
-    if not done.jobs and not as_json:
-        raise typer.Exit(ExitCode.FAILED)
 
 
 def print_schedules(differences: list[ScheduleDifference], *, dry_run: bool) -> None:
