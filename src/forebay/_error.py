@@ -127,3 +127,25 @@ def shown(value: object) -> str:
     except Exception:
         text = f"<{type(value).__name__}>"
     return text.replace("\n", " ").replace("\x00", "\\x00")
+
+
+class ScheduleError(ForebayError):
+    """A schedule cannot be used or changed as requested."""
+
+    template = "schedule {schedule!r}"
+    schedule: str | None
+
+
+class ScheduleNotFound(ScheduleError):  # noqa: N818 - as in forebay.errors
+    """No schedule has the name."""
+
+    sqlstate = "JQ060"
+    template = "schedule {schedule!r} not found"
+
+
+class ScheduleChanged(ScheduleError):  # noqa: N818 - as in forebay.errors
+    """The schedule was changed, or the instants of a backfill differ from those of the token; nothing was enqueued."""
+
+    sqlstate = "JQ061"
+    template = "schedule {schedule!r} or the instants of its backfill have changed"
+    default_hint = "Do a new dry run."

@@ -31,9 +31,7 @@ ForebayError
 │   ├── EndpointExists        the name is taken
 │   ├── EndpointDisabled      the endpoint takes no messages
 │   └── EndpointInUse         deliveries wait for the endpoint that should be dropped
-├── ScheduleError
-│   ├── ScheduleNotFound      the schedule does not exist
-│   └── ScheduleChanged       the backfill of a schedule is not the one that was counted
+├── ScheduleError             also ScheduleNotFound, and ScheduleChanged: a backfill is not the one that was counted
 ├── DeadLetterError
 │   ├── DeadLetterNotFound
 │   └── AlreadyRedriven       has the new job
@@ -65,7 +63,7 @@ import dataclasses
 from dataclasses import KW_ONLY
 from typing import Final, Self
 
-from forebay._error import ForebayError, facts_in, shown
+from forebay._error import ForebayError, ScheduleChanged, ScheduleError, ScheduleNotFound, facts_in, shown  # fmt: skip
 
 __all__ = [
     "SQLSTATES", "AdoptRefused", "AlreadyRedriven", "AttemptError", "BackfillChanged", "BackfillError", "BackfillNotFound",
@@ -425,28 +423,6 @@ class EndpointInUse(EndpointError):
     sqlstate = "JQ053"
     template = "endpoint {endpoint!r} has {waiting} waiting deliveries"
     waiting: int | None = None
-
-
-class ScheduleError(ForebayError):
-    """A schedule cannot be used or changed as requested."""
-
-    template = "schedule {schedule!r}"
-    schedule: str | None
-
-
-class ScheduleNotFound(ScheduleError):
-    """No schedule has the name."""
-
-    sqlstate = "JQ060"
-    template = "schedule {schedule!r} not found"
-
-
-class ScheduleChanged(ScheduleError):
-    """The schedule was changed, or the instants of a backfill differ from those of the token; nothing was enqueued."""
-
-    sqlstate = "JQ061"
-    template = "schedule {schedule!r} or the instants of its backfill have changed"
-    default_hint = "Do a new dry run."
 
 
 class DeadLetterError(ForebayError):

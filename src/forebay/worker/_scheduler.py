@@ -20,13 +20,16 @@ from forebay.ops import schedules
 from forebay.policy.cron import Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
     from datetime import datetime
 
+    from forebay.config import WorkerSettings
     from forebay.db.session import Session
     from forebay.model.schedules import Schedule
     from forebay.ops.schedules import Definition
+    from forebay.worker._application import Application
     from forebay.worker._outage import Outage
+    from forebay.worker._signals import Signals
 
 log = logger("forebay.scheduler")
 
@@ -183,6 +186,16 @@ class Scheduler:
         if text not in self._reported:
             self._reported.add(text)
             log.warning("%s", text)
+
+
+def firing(
+    app: Application, settings: WorkerSettings, session: Session, signals: Signals
+) -> list[Callable[[], Awaitable[None]]]:
+    """Return the service of a worker that decides instants, if its settings and its application say so."""
+    declared = app.declared_schedules()
+    if declared is None or settings.schedules == "off":
+        return []
+    return [Scheduler(session, declared, signals.outage).run]
 
 
 class _Known:

@@ -44,7 +44,7 @@ from forebay.worker._maintenance import Maintenance
 from forebay.worker._polling import PollLeadership
 from forebay.worker._probes import answer_probes
 from forebay.worker._progress import ProgressReports
-from forebay.worker._scheduler import Scheduler
+from forebay.worker._scheduler import firing
 from forebay.worker._settler import Settler
 from forebay.worker._signals import Signals
 from forebay.worker._stats import RecordedOutcomes, Stats
@@ -71,8 +71,6 @@ class Worker:
 
     Owns the parts of a worker process and its connections. It guarantees that every claimed job is settled, released, or left to
     a lease that another worker revokes, and that stopping takes a bounded time, even without the database.
-
-    After a crash another worker revokes the lease, and the unsettled jobs come back as suspects.
 
     Args:
         app: the part of the application that workers use.
@@ -358,10 +356,8 @@ class Worker:
         ]
         if not self._leadership.without_notifications:
             services.append(self._listen)
-        declared = self._app.declared_schedules()
-        if declared is not None and self._settings.schedules == "on" and not self._until_idle:
-            scheduler = Scheduler(self._maintenance_session, declared, self._signals.outage)
-            services.append(scheduler.run)
+        if not self._until_idle:
+            services += firing(self._app, self._settings, self._maintenance_session, self._signals)
         return services
 
     # --- what the parts report ---
