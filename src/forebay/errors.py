@@ -63,7 +63,14 @@ import dataclasses
 from dataclasses import KW_ONLY
 from typing import Final, Self
 
-from forebay._error import ForebayError, ScheduleChanged, ScheduleError, ScheduleNotFound, facts_in, shown  # fmt: skip
+from forebay._error import (  # fmt: skip
+    ForebayError,
+    ScheduleChanged,
+    ScheduleError,
+    ScheduleNotFound,
+    facts_in,
+    shown,
+)
 
 __all__ = [
     "SQLSTATES", "AdoptRefused", "AlreadyRedriven", "AttemptError", "BackfillChanged", "BackfillError", "BackfillNotFound",
