@@ -160,19 +160,20 @@ def test_instants_are_those_of_a_search_minute_by_minute(zone):
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_all_zones_over_twenty_years():
+@pytest.mark.parametrize("part", range(24))
+def test_all_zones_over_twenty_years(part):
     """
     Each change of the clock of each zone in twenty years, for each expression in turn: more than 100,000 instants.
     """
     count = 0
     turns = itertools.cycle((*FIXED, *FREE))
-    for zone in sorted(zoneinfo.available_timezones() - {"localtime", "Factory"}):
+    for zone in sorted(zoneinfo.available_timezones() - {"localtime", "Factory"})[part::24]:
         if zone.startswith(("posix/", "right/")):
             continue
         for day in changes_of(zone, 2010, 2030) or [datetime(2020, 3, 1, tzinfo=UTC)]:
             for expression in itertools.islice(turns, 3):
                 count += compare(expression, zone, day - timedelta(days=1), 3)
-    assert count > 100_000
+    assert count > 5_000
 
 
 def test_a_time_in_the_gap_runs_right_after_it_and_one_in_the_fold_once():
