@@ -63,7 +63,7 @@ import dataclasses
 from dataclasses import KW_ONLY
 from typing import Final, Self
 
-from forebay._error import ForebayError, ScheduleChanged, ScheduleError, ScheduleNotFound, facts_in, shown  # noqa: I001  # fmt: skip
+from forebay._error import ForebayError, ScheduleChanged, ScheduleError, ScheduleNotFound, facts_in, shown  # isort: skip  # fmt: skip
 
 __all__ = [
     "SQLSTATES", "AdoptRefused", "AlreadyRedriven", "AttemptError", "BackfillChanged", "BackfillError", "BackfillNotFound",
