@@ -61,8 +61,8 @@ def test_arrivals_are_random_and_repeatable():
     """
     Rising moments with gaps that vary, about as many as the rate says, the same at each call.
     """
-    moments = latency._arrivals(200, 2.0)
-    assert moments == sorted(moments) == latency._arrivals(200, 2.0)
+    moments = latency.arrivals(200, 2.0)
+    assert moments == sorted(moments) == latency.arrivals(200, 2.0)
     assert 300 < len(moments) < 500
     gaps = [b - a for a, b in pairwise(moments)]
     assert max(gaps) > 5 * min(gaps)

@@ -140,7 +140,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
 
 def _load(dsn: str, case: Case, seconds: float, numbers: Iterator[int], notes: Journal) -> None:
     """Let producers commit jobs at the case's rate; add the figures to the case."""
-    _set_wakeup(dsn, on=case.way != "poll")
+    set_wakeup(dsn, on=case.way != "poll")
     is_held = case.way == "slow_commit"
     jobs_each = math.ceil(case.per_s / _HELD_PER_SECOND_MAX) if is_held else 1
     transactions_per_s = case.per_s / jobs_each
@@ -149,9 +149,9 @@ def _load(dsn: str, case: Case, seconds: float, numbers: Iterator[int], notes: J
     )
     before = notes.count
     committed: dict[int, float] = {}
-    arrivals = _arrivals(transactions_per_s, seconds)
+    moments = arrivals(transactions_per_s, seconds)
     failures: list[BaseException] = []
-    turns = iter(arrivals)
+    turns = iter(moments)
     lock = threading.Lock()
     ready = threading.Barrier(connections + 1)
     began = 0.0
@@ -205,7 +205,7 @@ def _load(dsn: str, case: Case, seconds: float, numbers: Iterator[int], notes: J
     case.seconds += max(committed.values()) - began
 
 
-def _arrivals(per_s: float, seconds: float) -> list[float]:
+def arrivals(per_s: float, seconds: float) -> list[float]:
     """Return random moments, at least four of them."""
     rng = random.Random(f"{per_s} {seconds}")
     moments: list[float] = []
@@ -216,7 +216,7 @@ def _arrivals(per_s: float, seconds: float) -> list[float]:
     return moments
 
 
-def _set_wakeup(dsn: str, *, on: bool) -> None:
+def set_wakeup(dsn: str, *, on: bool) -> None:
     """Set for sessions that begin from now on whether enqueues notify."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         statement = sql.SQL("alter database {} set forebay.wakeup = {}").format(
