@@ -4,7 +4,6 @@ import ast
 import os
 import re
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -271,6 +270,6 @@ class Commands:
 
     def close(self) -> None:
         for server in self.servers:
-            server.send_signal(signal.SIGINT)
+            server.terminate()
         for server in self.servers:
             server.wait(30)
