@@ -16604,7 +16604,7 @@ $$;
 --   options, cron, every, tz, jitter, overlap, missed, catch_up, missed_max, pause_on_failure and starts_at, see forebay.create_schedule();
 --   times in seconds. overwrite, take the declaration also for what is kept or in conflict. dry_run, change nothing.
 -- Errors: JQ001 a declaration is refused.
--- Locks: the rows of the schedules; calls for one application wait for each other.
+-- Locks: the rows of the schedules; two calls wait for each other.
 create function forebay.apply_schedules(app text, schedules jsonb, overwrite boolean default false, dry_run boolean default false)
 returns table (name text, action text, detail text)
 language plpgsql volatile security definer
@@ -16626,7 +16626,7 @@ begin
         raise exception using errcode = 'JQ001', column = 'schedules',
             message = format('schedules must be a JSON array, not %s', coalesce(jsonb_typeof(apply_schedules.schedules), 'null'));
     end if;
-    perform pg_advisory_xact_lock(hashtextextended('forebay.apply_schedules ' || apply_schedules.app, 0));
+    lock table forebay.schedule in share update exclusive mode;  -- One call at a time. Schedulers do not wait for it.
     for v_one in select e.value from jsonb_array_elements(apply_schedules.schedules) e order by e.value ->> 'name' loop
         v_new := forebay._schedule_of(v_one.value);
         v_new.cron := regexp_replace(btrim(v_new.cron), '\s+', ' ', 'g');
