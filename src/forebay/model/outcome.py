@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import InvalidJob
 from forebay.model import checks
+from forebay.model.again import Again, Complete, Drop
 from forebay.model.text import bounded_text
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Keep:
     seconds: float
 
 
-Outcome = Snooze | Retry | Cancel | Dead
+Outcome = Snooze | Retry | Cancel | Dead | Again | Complete | Drop
 
 
 class Endings(list["Outcome | Release | BaseException | None"]):
