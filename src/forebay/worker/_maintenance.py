@@ -56,6 +56,8 @@ _TRIMMED: Final = {
     "deferred": 15.0,
     "late_deferred": 3600.0,
     "promotions": 600.0,
+    "subject_states": 60.0,
+    "subject_counts": 60.0,
     "batches": 600.0,
     "key_runs": 600.0,
     "limit_runs": 600.0,

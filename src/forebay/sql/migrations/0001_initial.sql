@@ -195,6 +195,16 @@ create view forebay.code (column_name, code, meaning) as values
     ('unique_key.mode', 'r', 'replace'),
     ('unique_key.mode', 'd', 'debounce'),
     ('unique_key.mode', 't', 'throttle'),
+    ('subject_state.state', 's', 'scheduled'),
+    ('subject_state.state', 'i', 'a run was issued'),
+    ('subject_state.state', 'c', 'completed'),
+    ('subject_state.state', 'x', 'dead'),
+    ('subject_state.state', 'k', 'killed'),
+    ('subject_state.state', 'g', 'dropped'),
+    ('subject_count.state', 'a', 'scheduled, or with a run'),
+    ('subject_count.state', 'c', 'completed'),
+    ('subject_count.state', 'x', 'dead'),
+    ('subject_count.state', 'k', 'killed'),
     ('count_change.states', 's', 'scheduled: promoted or moved'),
     ('count_change.states', 'r', 'retrying: promoted or moved'),
     ('count_change.states', 'w', 'ready: moved, or ended before a claim');
@@ -1345,6 +1355,91 @@ create table forebay.queue_shards (
 create sequence forebay.shard_seq as bigint cache 1;
 
 
+-- tables/subject.sql
+
+-- Subjects: standing jobs, each with a name in its queue, arguments, a state, and the time at which it is due again. A run of a subject is
+-- a job of the log. See docs/design/subjects.md.
+
+-- The name. The row is inserted once and never updated; locking it locks the subject.
+create table forebay.subject (
+    subject_id bigint generated always as identity primary key,
+    queue      text collate "C" not null,
+    subject    text collate "C" not null,
+    created_at timestamptz not null,
+    constraint subject_name unique (queue, subject)
+);
+comment on table forebay.subject is 'Subjects; use forebay.push_subjects() and its relatives.';
+
+create sequence forebay.subject_row_seq as bigint cache 1;
+
+-- What is known of a subject, appended; the newest row by (no, part) counts. Part 0 is written under the lock of the subject, part 1 by
+-- the settlement of the run that part 0 of this number issued.
+create table forebay.subject_state (
+    subject_id bigint not null,
+    no         bigint not null,
+    part       smallint not null,
+    row_no     bigint not null default nextval('forebay.subject_row_seq'),
+    state      "char" not null,              -- named in forebay.code
+    at         timestamptz not null,
+    due_at     timestamptz,                  -- of s and i: when it is, or was, due
+    wake_at    timestamptz,                  -- of s: while this is in the future, a wake row of this time waits
+    kind       text not null,
+    version    integer not null,
+    priority   integer not null,
+    args       jsonb not null,
+    data       jsonb,                        -- the state that handlers change; null: none yet
+    options    jsonb not null,               -- tag, correlation_id, headers, max_attempts, limit_key, ordering_key, expires_at
+    iterations bigint not null,              -- runs that ended well
+    last_at    timestamptz,                  -- when the last of these ended
+    -- The run that part 0 issued; or a run that may not have ended when this row replaced it.
+    job_id     bigint,                       -- in part 1: the run that ended
+    run_no     bigint,                       -- the number of its row i
+    lane       bigint,                       -- where that row of the log is; null: the row names no run that may not have ended
+    job_xid    xid8,
+    reason     text,
+    constraint subject_state_pkey primary key (subject_id, no, part)
+);
+create unique index subject_state_by_row on forebay.subject_state (row_no);
+
+-- Where trimming of subject_state continues.
+create sequence forebay.subject_trim_seq as bigint minvalue 0 start 0 cache 1;
+
+-- Changes of the number of subjects in the states a (scheduled, or with a run), c, x and k, appended and added up by maintenance.
+create table forebay.subject_count (
+    queue    text collate "C" not null,
+    state    "char" not null,
+    subjects bigint not null
+);
+alter table forebay.subject_count replica identity full;
+
+-- One subject of a call, checked.
+create type forebay._subject_input as (
+    nr integer, queue text, subject text, kind text, args jsonb, start_at timestamptz, priority integer, version integer, options jsonb);
+
+-- A subject under its lock: its newest row, the state of the run that this names, and how that run ended.
+create type forebay._subject_look as (
+    subject_id bigint, queue text, subject text, newest forebay.subject_state, run_state text, ended forebay.subject_state);
+
+-- A subject of a call, what was known of it, and what becomes of it.
+create type forebay._subject_change as (
+    new forebay._subject_input, subject_id bigint, old forebay.subject_state, run_state text, answer text);
+
+-- What became of it: created, updated, unchanged or skipped, and why.
+create type forebay._subject_put as (nr integer, result text, reason text);
+
+-- Progress of forebay.upgrade_subject() for a queue, kind and version.
+create table forebay.subject_upgrade (
+    queue        text collate "C" not null,
+    kind         text not null,
+    from_version integer not null,
+    to_version   integer not null,
+    after        text collate "C" not null,  -- subjects up to this one were looked at in the present pass
+    upgraded     bigint not null,
+    changed_at   timestamptz not null,
+    primary key (queue, kind, from_version)
+);
+
+
 -- tables/tombstone.sql
 
 -- Requests to cancel, expiries decided by the sweep, and records of unique keys: that a newer job of its key replaced a job, and
@@ -1657,6 +1752,10 @@ begin
     -- The rows written above are younger than the border.
     delete from forebay.deferred d where age(d.xmin) >= age(v_border);
     delete from forebay.promotion;
+    -- Subjects are no jobs that wait: they stay in the calendar, which looks at each of them.
+    perform forebay._wake_subjects(array_agg(s.subject_id), array_agg(coalesce(n.due_at, forebay._now())))
+    from forebay.subject s cross join lateral forebay._newest_state(s.subject_id) n
+    where n.state in ('s', 'g') or n.state = 'k' and n.lane is not null;
 
     -- An enqueue that drew its number before the move and writes its row after this commit would write to a segment that is
     -- no longer read: refuse the row, and the transaction with it.
@@ -4807,7 +4906,7 @@ $$;
 
 -- grant: worker
 
--- Append at most p_limit due jobs to the log; returns how many.
+-- Append at most p_limit due jobs to the log, and issue runs of due subjects, whose wake rows stand among them; returns how many.
 --
 -- Promoted rows are those visible in a snapshot at or below a position (run_at, deferred_id). A promotion takes two
 -- disjoint sets: rows between the old position and the new one, and rows at or below the old position that became visible
@@ -4816,7 +4915,7 @@ $$;
 -- Invariant "nothing lost".
 -- Parameters: p_limit, 1 to 100000.
 -- Errors: JQ001 a bad limit, JQ012 not called alone, JQ030 foreign cluster.
--- Locks: the promotion lock, or returns 0 when another promoter has it.
+-- Locks: the promotion lock, or returns 0 when another promoter has it; then rows of subjects (skips locked ones).
 -- pages: 60 + 20 a job + 3 an open transaction
 create function forebay.promote_v1(p_limit integer default 5000) returns integer
 language plpgsql volatile security definer
@@ -4838,6 +4937,7 @@ declare
     v_due    integer := 0;
     v_late   integer := 0;
     v_lanes  bigint[];
+    v_subjects bigint[];
     v_left   record;
 begin
     -- With a limit of 0 the position would move past jobs that were not promoted.
@@ -4911,14 +5011,17 @@ begin
             select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
                    d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
             from due d
+            where d.job_id >= 0
             order by d.run_at, d.deferred_id
         )
         select count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
                array_agg(d.xid) filter (where d.kind <> '') as xids,
-               array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states
+               array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states,
+               array_agg(-d.job_id) filter (where d.job_id < 0) as subjects
         into v_left from due d;
         v_due := v_left.jobs;
         v_lanes := v_left.all_lanes;
+        v_subjects := v_left.subjects;
         perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
     end if;
 
@@ -4936,21 +5039,28 @@ begin
         select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
                d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
         from late d
+        where d.job_id >= 0
         order by d.run_at, d.deferred_id
     )
     select count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
                array_agg(d.xid) filter (where d.kind <> '') as xids,
-           array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states
+           array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states,
+           array_agg(-d.job_id) filter (where d.job_id < 0) as subjects
     into v_left from late d;
     v_late := v_left.jobs;
     if v_late > 0 then
         v_lanes := v_lanes || v_left.all_lanes;
+        v_subjects := v_subjects || v_left.subjects;
         perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
     end if;
     v_lanes := array(select distinct u from unnest(v_lanes) u);
     -- The lanes may have become dormant while the jobs waited.
     if v_lanes <> '{}' then
         perform forebay._use_lanes(v_lanes);
+    end if;
+
+    if v_subjects <> '{}' then
+        perform forebay._wake_due_subjects(v_subjects);
     end if;
 
     if v_due + v_late > 0
@@ -11834,7 +11944,7 @@ $$;
 -- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limit_runs; limiters; counts; heartbeats;
 -- leases; failures; events; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
 -- mirror_breakers; mirror_audits; unique_keys; endpoint_activities; published, events past their keep_until; replays; occurrences, old
--- decisions of schedules.
+-- decisions of schedules; subject_states, superseded a day ago; subject_counts, which are added up.
 --
 -- Parameters: p_part; p_after, next of the call before, null: begin a pass; p_most, 1 to 1000000.
 -- Errors: JQ001 an unknown part or a bad number, JQ030 foreign cluster.
@@ -11871,7 +11981,7 @@ as $$
     select array[
         'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limit_runs', 'limiters', 'counts', 'heartbeats', 'leases', 'failures',
         'events', 'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
-        'unique_keys', 'endpoint_activities', 'published', 'replays', 'occurrences']
+        'unique_keys', 'endpoint_activities', 'published', 'replays', 'occurrences', 'subject_states', 'subject_counts']
 $$;
 
 
@@ -13071,7 +13181,7 @@ $$;
 
 -- Drop a queue, in the caller's transaction: cancel the jobs that wait, close its consumer groups, and remove its settings: limits of the
 -- queue and of its keys, shards, pauses, maximum attempts, the time for which dead letters are kept, what an application declared,
--- and that kinds belong to it.
+-- and that kinds belong to it. Its subjects are dropped too, all in this call: with many, call forebay.drop_subjects() first.
 --
 -- forebay.close_groups() does the rest of closing the groups: workers call it, and so does `forebay queues drop`. Dead letters, results and
 -- events stay, with their own times. A job that is enqueued later makes the queue anew, and a worker that serves it opens its group again.
@@ -13079,7 +13189,7 @@ $$;
 -- Parameters: token, of forebay.plan_change('truncate', ...): refuse if more jobs wait now; force, although workers serve it: their running
 --   jobs finish; dry_run, change nothing.
 -- Returns: cancelled, jobs that waited; running, jobs that workers have; groups, closed; settings, removed: limits, key limits, shards,
---   paused keys, max attempts, dead letters, declared, kinds.
+--   paused keys, max attempts, dead letters, declared, kinds, subjects.
 -- Errors: JQ001 no queue is given, or one of Forebay; JQ014 no such queue; JQ017 workers serve it; JQ042 more jobs than those of the token.
 -- Locks, until the transaction ends: rows of its groups, and those of forebay.limit_queue(), limit_key() and resume_key().
 create function forebay.drop_queue(
@@ -13108,7 +13218,8 @@ begin
         case when exists (select from forebay.queue_attempts a where a.queue = v_queue) then 'max attempts' end,
         case when exists (select from forebay.dead_retention r where r.queue = v_queue) then 'dead letters' end,
         case when exists (select from forebay.applied_setting a where a.queue = v_queue) then 'declared' end,
-        case when exists (select from forebay.kind_queue k where k.queue = v_queue) then 'kinds' end], null);
+        case when exists (select from forebay.kind_queue k where k.queue = v_queue) then 'kinds' end,
+        case when exists (select from forebay.subject s where s.queue = v_queue) then 'subjects' end], null);
     select coalesce(array_agg(g.group_name order by g.group_name) filter (where not g.is_implied and g.closing_at is null), '{}') as names,
            coalesce(sum(g.running), 0) as running, string_agg(g.group_name, ', ' order by g.group_name) filter (where g.is_served) as served, count(*) as count
     into v_state from forebay.groups(v_queue) g;
@@ -13130,6 +13241,8 @@ begin
                       where p.answer = 'cancelled');
         return;
     end if;
+    perform forebay.drop_subject(v_queue, s.subject) from forebay.subject s
+    where s.queue = v_queue and (forebay._newest_state(s.subject_id)).state <> 'g';
     cancelled := forebay.truncate_queue(v_queue, drop_queue.token);
     perform forebay.close_group(v_queue, g.name, force => true)
     from (select u.name from unnest(groups) u (name) order by u.name) g;
@@ -14746,6 +14859,7 @@ as $$
 declare
     d        forebay.dead_letter;
     v_job_id bigint;
+    v_lane   bigint;
 begin
     select i.* into d from forebay.dead_letter i where i.dead_id = p_dead_id for update;
     if not found then
@@ -14769,11 +14883,15 @@ begin
             detail = jsonb_build_object('queue', d.queue, 'group', forebay._group_name(d.group_id)),
             hint = 'The dead letter can be read. To run the job again, enqueue it with the arguments that the dead letter shows.';
     end if;
+    v_lane := forebay._record_private_lane(d.queue, d.priority, d.group_id, d.ordering_key, d.limit_key);
+    v_job_id := case when pg_current_xact_id() is not null then nextval('forebay.log_seq') end;
+    if d.headers ? 'forebay-subject' then
+        d.headers := forebay._redrive_subject(d, v_job_id, v_lane);
+    end if;
     insert into forebay.log (
-        lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
-    values (forebay._record_private_lane(d.queue, d.priority, d.group_id, d.ordering_key, d.limit_key), forebay._now(), d.max_attempts,
-            d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.limit_key)
-    returning seq into v_job_id;
+        seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
+    values (v_job_id, v_lane, forebay._now(), case when d.headers ? 'forebay-subject' then greatest(d.expires_at, forebay._now() + interval '30 days') end,
+            d.max_attempts, d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.limit_key);
     update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
     perform forebay._notify(d.queue);
     d.redriven_as := v_job_id;
@@ -16532,43 +16650,52 @@ begin
             when 'forebay_producer' then array[
                 'backfill', 'backfill_begin', 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1',
                 'backfill_next', 'backfill_plan', 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1',
-                'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'enqueue',
-                'enqueue_each', 'enqueue_many', 'enqueue_unique', 'publish', 'publish_many', 'queue_known',
-                'queue_of', 'record_direct', 'send', 'throttled']
+                'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'drop_subject',
+                'drop_subjects', 'enqueue', 'enqueue_each', 'enqueue_many', 'enqueue_unique', 'kill_subject',
+                'publish', 'publish_many', 'push_subject', 'push_subjects', 'queue_known', 'queue_of',
+                'record_direct', 'revive_subject', 'send', 'subject', 'subject_counts', 'subject_history',
+                'subjects', 'throttled', 'trace_subject', 'upsert_subject', 'upsert_subjects']
             when 'forebay_worker' then array[
                 'activate_v1', 'apply_schedules', 'backfill', 'backfill_begin', 'backfill_count_v1',
                 'backfill_done_v1', 'backfill_enqueued_v1', 'backfill_next', 'backfill_plan', 'backfill_record_v1',
                 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1', 'backfill_waiting_v1',
                 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1', 'compare_queues',
-                'count_v1', 'drop_segments_v1', 'endpoint_settings_v1', 'enqueue', 'enqueue_each', 'enqueue_many',
-                'enqueue_unique', 'event_payloads_v1', 'extend_v1', 'fire_v1', 'forget_v1', 'heartbeat_v1', 'job',
-                'lead_v1', 'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1',
-                'promote_v1', 'proofs_v1', 'publish', 'publish_many', 'queue_known', 'queue_of', 'ready_v1',
-                'record_audit', 'record_direct', 'record_duty_v1', 'record_kinds_v1', 'record_progress_v1',
-                'record_repair', 'record_sink_types_v1', 'renew_counts_v1', 'replay_step_v1',
-                'report_deliveries_v1', 'resend_v1', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1',
-                'route_v1', 'sample_mirror', 'schedule_problem_v1', 'schedules_v1', 'schema_version', 'seal_v1',
-                'send', 'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
+                'count_v1', 'drop_segments_v1', 'drop_subject', 'drop_subjects', 'endpoint_settings_v1', 'enqueue',
+                'enqueue_each', 'enqueue_many', 'enqueue_unique', 'event_payloads_v1', 'extend_v1', 'fire_v1',
+                'forget_v1', 'heartbeat_v1', 'job', 'kill_subject', 'lead_v1', 'lock_subjects_for_upgrade',
+                'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1',
+                'proofs_v1', 'publish', 'publish_many', 'push_subject', 'push_subjects', 'queue_known', 'queue_of',
+                'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_kinds_v1',
+                'record_progress_v1', 'record_repair', 'record_sink_types_v1', 'record_upgrade', 'renew_counts_v1',
+                'replay_step_v1', 'report_deliveries_v1', 'resend_v1', 'resign_v1', 'result', 'retain_v1',
+                'revive_subject', 'revoke_lost_v1', 'route_v1', 'sample_mirror', 'schedule_problem_v1',
+                'schedules_v1', 'schema_version', 'seal_v1', 'send', 'settle_v1', 'start_suspect_v1', 'subject',
+                'subject_counts', 'subject_history', 'subjects', 'summarize_v1', 'sweep_v1', 'trace_subject',
+                'trim_v1', 'unfinished', 'upgrade_subject', 'upsert_subject', 'upsert_subjects']
             when 'forebay_operator' then array[
                 'alter_endpoint', 'apply_queues', 'apply_schedules', 'backfill_schedule', 'cancel', 'change_jobs',
                 'close_group', 'close_groups', 'compare_queues', 'create_endpoint', 'create_event_type',
                 'create_schedule', 'dead_groups', 'dead_summary', 'depth', 'disable_endpoint', 'drop_endpoint',
-                'drop_event_type', 'drop_queue', 'drop_schedule', 'enable_endpoint', 'endpoints', 'event_types',
-                'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'keep_dead', 'key', 'keys',
-                'limit_key', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'mute_cause', 'open_group',
-                'pause_key', 'pause_queue', 'pause_schedule', 'plan_change', 'purge_dead', 'queue_known',
-                'queue_of', 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redact_queue',
-                'redrive', 'redrive_endpoint', 'redrive_matching', 'replay_endpoint', 'reset_endpoint', 'result',
-                'resume_key', 'resume_queue', 'resume_schedule', 'rotate_secret', 'run_schedule', 'sample_mirror',
+                'drop_event_type', 'drop_queue', 'drop_schedule', 'drop_subject', 'drop_subjects',
+                'enable_endpoint', 'endpoints', 'event_types', 'events', 'explain_job', 'groups', 'job',
+                'job_history', 'jobs', 'keep_dead', 'key', 'keys', 'kill_subject', 'limit_key', 'limit_queue',
+                'limits', 'lock_subjects_for_upgrade', 'mirror_audits', 'mirror_status', 'mute_cause', 'open_group',
+                'pause_key', 'pause_queue', 'pause_schedule', 'plan_change', 'purge_dead', 'push_subject',
+                'push_subjects', 'queue_known', 'queue_of', 'record_act', 'record_audit', 'record_outcome',
+                'record_repair', 'record_upgrade', 'redact_queue', 'redrive', 'redrive_endpoint',
+                'redrive_matching', 'replay_endpoint', 'reset_endpoint', 'result', 'resume_key', 'resume_queue',
+                'resume_schedule', 'revive_subject', 'rotate_secret', 'run_schedule', 'sample_mirror',
                 'schedule_history', 'schedule_starts', 'schedules', 'schema_version', 'segment_held_by',
-                'set_concurrency', 'set_max_attempts', 'shard_queue', 'skip_dead', 'subscribe', 'subscriptions',
-                'test_endpoint', 'truncate_queue', 'unfinished', 'unmute_cause', 'unsubscribe', 'workers']
+                'set_concurrency', 'set_max_attempts', 'shard_queue', 'skip_dead', 'subject', 'subject_counts',
+                'subject_history', 'subjects', 'subscribe', 'subscriptions', 'test_endpoint', 'trace_subject',
+                'truncate_queue', 'unfinished', 'unmute_cause', 'unsubscribe', 'upgrade_subject', 'upsert_subject',
+                'upsert_subjects', 'workers']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'event_types', 'events',
                 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits',
                 'mirror_status', 'queue_known', 'queue_of', 'result', 'schedule_history', 'schedule_starts',
-                'schedules', 'schema_version', 'segment_held_by', 'subscriptions', 'throttled', 'unfinished',
-                'workers']
+                'schedules', 'schema_version', 'segment_held_by', 'subject', 'subject_counts', 'subject_history',
+                'subjects', 'subscriptions', 'throttled', 'trace_subject', 'unfinished', 'workers']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -17577,7 +17704,8 @@ $$;
 -- Parameters: p_flushes, a JSON array of
 --   {"claim_no", "flush_no", "done": null (the whole batch) or [offsets], "millis": [..] or null,
 --    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback", "max_attempts"}, "millis",
---              "kept": {"value", "seconds", "problem"}}],
+--              "kept": {"value", "seconds", "problem"},
+--              "subject": {"then": again, complete or drop, "at" or "after" or "interval" or "every", "data", "args"}}],
 --    "counters": [..], for forebay._record_counters(), counted if and only if the flush is settled}
 --   An entry of "ended" with outcome done has the handler's return value, which is kept for some seconds.
 --   outcome: retried (costs an attempt), lost (the same, returns as a suspect), snoozed, unknown (kind),
@@ -17828,6 +17956,9 @@ begin
     if p_code = 'd' and p_item ? 'kept' then
         perform forebay._keep_result(p_row, p_group_id, p_item -> 'kept');
     end if;
+    if p_row.headers ? 'forebay-subject' and (p_code = 'd' and p_item ? 'subject' or p_code = 'c') then
+        perform forebay._end_subject(p_row, p_code, p_item, p_item ->> 'reason');
+    end if;
     if p_code in ('d', 'x', 'y', 'c') then
         perform forebay._announce_ended(coalesce(p_row.job_id, p_row.seq));
     end if;
@@ -18015,6 +18146,7 @@ create function forebay._write_dead_letter(
 returns bigint
 language sql volatile
 as $$
+    select forebay._end_subject(p_row, 'x', null, p_reason) where p_row.headers ? 'forebay-subject';
     insert into forebay.dead_letter (
         group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, expires_at, attempt, max_attempts,
         kind, args, tag, correlation_id, headers, ordering_key, unique_key, limit_key, cause, place, holds_key, errors)
@@ -18614,6 +18746,1289 @@ begin
             using v_piece.lanes, v_piece.xids, v_piece.seqs;
     end loop;
 end
+$$;
+
+
+-- functions/subjects/change_subject.sql
+
+-- grant: producer, worker, operator
+
+-- Drop a subject, in the caller's transaction: its name is free. Returns dropped; or requested, when a worker has a run of it: its handler
+-- is requested to stop, and a subject that is made again under this name runs after that has ended.
+--
+-- Parameters: queue, subject.
+-- Errors: JQ065 no such subject.
+-- Locks: the row of the subject.
+-- pages: 300
+create function forebay.drop_subject(queue text, subject text) returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_variable
+declare
+    v_look constant forebay._subject_look := forebay._locked_subject(queue, subject);
+begin
+    perform forebay._append_subject_state(v_look, 'g', null);
+    perform forebay._count_subjects(queue, forebay._counted_as((v_look.newest).state), null);
+    if v_look.run_state <> 'running' then
+        perform forebay._issue_subjects(array[v_look.subject_id], false);  -- Deletes it, unless a claim may start its run.
+        return 'dropped';
+    end if;
+    perform forebay._wake_subjects(array[v_look.subject_id], array[forebay._now() + interval '1 second']);
+    return 'requested';
+end
+$$;
+
+
+-- Kill a subject, in the caller's transaction: it is not due again until it is revived, and a push of its name is skipped. Returns killed;
+-- requested, when a worker has a run of it: its handler is requested to stop, and what it returns changes nothing; or unchanged, when it
+-- is killed already.
+--
+-- Parameters: reason, for operators.
+-- Errors: JQ065 no such subject.
+-- Locks: the row of the subject.
+-- pages: 300
+create function forebay.kill_subject(queue text, subject text, reason text default null) returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_variable
+declare
+    v_look constant forebay._subject_look := forebay._locked_subject(queue, subject);
+begin
+    if (v_look.newest).state = 'k' then
+        return 'unchanged';
+    end if;
+    perform forebay._append_subject_state(v_look, 'k', left(reason, 1000));
+    perform forebay._count_subjects(queue, forebay._counted_as((v_look.newest).state), 'k');
+    perform forebay._record_event('subjects.kill', queue, p_kind => (v_look.newest).kind, p_subject_id => v_look.subject_id,
+                                  p_detail => left(subject, 200));
+    if v_look.run_state <> 'ended' then
+        perform forebay._wake_subjects(array[v_look.subject_id], array[forebay._now() + interval '1 second']);
+    end if;
+    return case v_look.run_state when 'running' then 'requested' else 'killed' end;
+end
+$$;
+
+
+-- Schedule a subject that is completed, dead or killed, in the caller's transaction. Returns revived; or unchanged, when it is scheduled,
+-- ready or running.
+--
+-- Parameters: run_at, when it is due; null: now.
+-- Errors: JQ001 a bad run_at, JQ065 no such subject.
+-- Locks: the row of the subject.
+-- pages: 300
+create function forebay.revive_subject(queue text, subject text, run_at timestamptz default null) returns text
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_variable
+declare
+    v_look constant forebay._subject_look := forebay._locked_subject(queue, subject);
+    v_put  forebay._subject_put[];
+begin
+    if (v_look.newest).state not in ('c', 'x', 'k') and not ((v_look.newest).state = 'i' and v_look.run_state in ('ended', 'withdrawn')) then
+        return 'unchanged';
+    end if;
+    v_put := forebay._put_subjects(
+        forebay._subject_inputs(jsonb_build_array(jsonb_strip_nulls(
+            jsonb_build_object('queue', queue, 'subject', subject, 'run_at', run_at)))), true, true);
+    perform forebay._record_event('subjects.revive', queue, p_kind => (v_look.newest).kind, p_subject_id => v_look.subject_id,
+                                  p_detail => left(subject, 200));
+    return 'revived';
+end
+$$;
+
+
+-- Drop subjects of a queue in the order of their names, at most p_most of them; returns their number, and in next the name after which the
+-- next call continues, null at the end.
+--
+-- Parameters: queue; after, next of the call before; most, 1 to 100000.
+-- Errors: JQ001 a bad number.
+-- Locks: the rows of these subjects.
+create function forebay.drop_subjects(queue text, after text default '', most integer default 1000, out dropped bigint, out next text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_variable
+declare
+    v_one record;
+begin
+    if most is null or most not between 1 and 100000 then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 100000', coalesce(most::text, 'null'));
+    end if;
+    dropped := 0;
+    for v_one in
+        select s.subject, s.subject_id from forebay.subject s
+        where s.queue = drop_subjects.queue and s.subject > coalesce(drop_subjects.after, '') order by s.subject limit most
+    loop
+        next := v_one.subject;
+        continue when (forebay._newest_state(v_one.subject_id)).state = 'g';
+        perform forebay.drop_subject(drop_subjects.queue, v_one.subject);
+        dropped := dropped + 1;
+    end loop;
+    if dropped > 0 then
+        perform forebay._record_event('subjects.drop', drop_subjects.queue, p_count => dropped);
+    end if;
+    if next is not null and not exists (select from forebay.subject s where s.queue = drop_subjects.queue and s.subject > next) then
+        next := null;
+    end if;
+end
+$$;
+
+
+-- Lock a subject and look at it.
+--
+-- Errors: JQ065 no such subject.
+create function forebay._locked_subject(p_queue text, p_subject text) returns forebay._subject_look
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    l forebay._subject_look;
+begin
+    select s.subject_id into l.subject_id from forebay.subject s where s.queue = p_queue and s.subject = p_subject for no key update;
+    if l.subject_id is not null then
+        l.newest := forebay._newest_state(l.subject_id);
+    end if;
+    if l.subject_id is null or (l.newest).state = 'g' then
+        raise exception using errcode = 'JQ065',
+            message = format('subject %s not found in queue %s', coalesce(quote_literal(left(p_subject, 100)), 'null'), coalesce(quote_literal(left(p_queue, 100)), 'null')),
+            detail = jsonb_build_object('queue', left(p_queue, 128), 'subject', left(p_subject, 512)),
+            hint = 'forebay.subjects() lists the subjects of a queue.';
+    end if;
+    l.queue := p_queue;
+    l.subject := p_subject;
+    l.run_state := forebay._run_state(p_queue, l.newest);
+    l.ended := forebay._end_of_carried(l.newest);
+    return l;
+end
+$$;
+
+
+-- Append a row that ends what a subject does: its run that has not ended is cancelled, and the row names it.
+create function forebay._append_subject_state(p_look forebay._subject_look, p_state "char", p_reason text) returns void
+language plpgsql volatile
+as $$
+declare
+    n      constant forebay.subject_state := p_look.newest;
+    v_runs constant boolean := n.lane is not null and p_look.run_state <> 'ended';
+begin
+    if v_runs and not forebay._is_cancelled(n.job_id) then
+        insert into forebay.tombstone (job_id, reason, recorded_at) values (n.job_id, 'c', forebay._now());
+        perform forebay._withdraw(array[n.job_id]);
+    elsif not v_runs and n.state <> 'i' then
+        perform forebay._forget_carried(p_look);
+    end if;
+    insert into forebay.subject_state (
+        subject_id, no, part, state, at, kind, version, priority, args, data, options, iterations, last_at, job_id, run_no, lane, job_xid, reason)
+    values (
+        n.subject_id, n.no + 1, 0, p_state, forebay._now(), n.kind, n.version, n.priority, n.args, n.data, n.options, n.iterations, n.last_at,
+        case when v_runs then n.job_id end, case when v_runs then n.run_no end, case when v_runs then n.lane end,
+        case when v_runs then n.job_xid end, p_reason);
+end
+$$;
+
+
+-- The state in which forebay.subject_count counts a subject.
+create function forebay._counted_as(p_state "char") returns "char"
+language sql immutable
+as $$ select case when p_state in ('s', 'i') then 'a' else p_state end $$;
+
+
+-- functions/subjects/end.sql
+
+-- Record how a run of a subject ended, with its settlement or dead letter: a row of part 1.
+--
+-- Takes no lock and waits for nobody. Invariant "no revival": a newer row of part 0 hides this one. The header may be forged, so the run
+-- must be the one that part 0 issued.
+--
+-- Parameters: p_code of the outcome, d, c or x; p_item, see forebay.settle_v1(); p_reason, for operators.
+create function forebay._end_subject(p_row forebay.log, p_code "char", p_item jsonb, p_reason text) returns void
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_now   constant timestamptz := forebay._now();
+    v_name  constant text[] := regexp_match(p_row.headers ->> 'forebay-subject', '^\{"id": (\d{1,18}), "no": (\d{1,18}),');
+    v_what  constant jsonb := p_item -> 'subject';
+    v_queue text;
+    r       forebay.subject_state;
+    v_state "char";
+    v_due   timestamptz;
+begin
+    select * into r from forebay.subject_state s
+    where s.subject_id = v_name[1]::bigint and s.no = v_name[2]::bigint and s.part = 0 and s.state = 'i'
+      and s.job_id = coalesce(p_row.job_id, p_row.seq);
+    if not found then
+        return;
+    end if;
+    if p_code = 'd' and v_what ->> 'then' = 'again' then
+        v_state := 's';
+        v_due := least(forebay._next_due(v_what, r.due_at, v_now), v_now + interval '100 years');
+    else
+        v_state := case when p_code = 'd' then case v_what ->> 'then' when 'drop' then 'g' else 'c' end when p_code = 'c' then 'k' else 'x' end;
+    end if;
+    insert into forebay.subject_state (
+        subject_id, no, part, state, at, due_at, wake_at, kind, version, priority, args, data, options, iterations, last_at, job_id, reason)
+    values (
+        r.subject_id, r.no, 1, v_state, v_now, v_due, v_due, r.kind, r.version, r.priority,
+        case when jsonb_typeof(v_what -> 'args') = 'object' then v_what -> 'args' else r.args end,
+        case when v_what ? 'data' then nullif(v_what -> 'data', 'null') else r.data end, r.options,
+        r.iterations + case when p_code = 'd' then 1 else 0 end, case when p_code = 'd' then v_now else r.last_at end, r.job_id, p_reason)
+    on conflict do nothing;
+    if not found then
+        return;  -- Another group ended the run before.
+    end if;
+    if v_state in ('s', 'g') then
+        perform forebay._wake_subjects(array[r.subject_id], array[coalesce(v_due, v_now)]);
+    end if;
+    if v_state <> 's' then
+        select s.queue into v_queue from forebay.subject s where s.subject_id = r.subject_id;
+        perform forebay._count_subjects(v_queue, 'a', nullif(v_state, 'g'));
+    end if;
+end
+$$;
+
+
+-- When a subject is due again: p_what has one of at, after (seconds), interval and every (seconds: the next instant of the grid that p_due
+-- begins, after p_now).
+create function forebay._next_due(p_what jsonb, p_due timestamptz, p_now timestamptz) returns timestamptz
+language sql stable
+as $$
+    select case
+        when p_what ? 'at' then (p_what ->> 'at')::timestamptz
+        when p_what ? 'interval' then p_now + (p_what ->> 'interval')::interval
+        when p_what ? 'every' then p_due + make_interval(secs => (p_what ->> 'every')::double precision
+            * (floor(extract(epoch from greatest(p_now, p_due) - p_due)::double precision / (p_what ->> 'every')::double precision) + 1))
+        else p_now + make_interval(secs => coalesce((p_what ->> 'after')::double precision, 0)) end
+$$;
+
+
+-- A dead letter of a run is redriven as a new job: name that in the subject; returns the headers of the new job.
+--
+-- Errors: JQ016 the subject was revived, changed or dropped since.
+create function forebay._redrive_subject(p_letter forebay.dead_letter, p_job_id bigint, p_lane bigint) returns jsonb
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_header constant text := p_letter.headers ->> 'forebay-subject';
+    v_name   constant text[] := regexp_match(v_header, '^\{"id": (\d{1,18}), "no": (\d{1,18}),');
+    v_queue  text;
+    n        forebay.subject_state;
+begin
+    if v_name is null then
+        return p_letter.headers;
+    end if;
+    select s.queue into v_queue from forebay.subject s where s.subject_id = v_name[1]::bigint for no key update;
+    n := forebay._newest_state(v_name[1]::bigint);
+    if v_queue is null or (n.no, n.state, n.job_id) is distinct from (v_name[2]::bigint, 'x'::"char", p_letter.job_id) then
+        raise exception using errcode = 'JQ016',
+            message = format('dead letter %s is of a subject that was revived, changed or dropped since', p_letter.dead_id),
+            detail = jsonb_build_object('job_id', p_letter.job_id),
+            hint = 'Look at the subject: forebay subjects show. Revive it if it is not due again.';
+    end if;
+    insert into forebay.subject_state (
+        subject_id, no, part, state, at, due_at, kind, version, priority, args, data, options, iterations, last_at, job_id, run_no, lane,
+        job_xid, reason)
+    values (
+        n.subject_id, n.no + 1, 0, 'i', forebay._now(), n.due_at, n.kind, n.version, n.priority, n.args, n.data, n.options, n.iterations,
+        n.last_at, p_job_id, n.no + 1, p_lane, pg_current_xact_id(), 'redriven');
+    perform forebay._count_subjects(v_queue, 'x', 'a');
+    return p_letter.headers || jsonb_build_object('forebay-subject', jsonb_set(v_header::jsonb, '{no}', to_jsonb(n.no + 1))::text);
+end
+$$;
+
+
+-- functions/subjects/issue.sql
+
+-- The newest row of a subject.
+create function forebay._newest_state(p_subject_id bigint) returns forebay.subject_state
+language sql stable
+as $$
+    select s from forebay.subject_state s where s.subject_id = p_subject_id order by s.no desc, s.part desc limit 1
+$$;
+
+
+-- State of the run that a row names: waiting, running, ended; or withdrawn: it waited when it was cancelled or replaced, but a claim at
+-- the same moment may still start it.
+create function forebay._run_state(p_queue text, p_row forebay.subject_state) returns text
+language plpgsql stable
+as $$
+declare
+    v_key      constant forebay.unique_key := row(
+        p_row.job_xid, p_queue, 'o', '', 0, p_row.job_id, p_row.lane, false, p_row.at, 'infinity', null, null, null, 0);
+    v_audience bigint;
+    v_state    text;
+begin
+    if p_row.lane is null then
+        return 'ended';
+    end if;
+    select l.audience into v_audience from forebay.lane l where l.lane = p_row.lane limit 1;
+    if v_audience <> 0 then  -- Redriven: its group alone has it.
+        v_state := (select forebay._key_state_in(v_key, g.group_id, g.start_after) from forebay.queue_group g where g.group_id = abs(v_audience));
+    else
+        v_state := forebay._key_state(v_key);
+    end if;
+    if coalesce(v_state, 'ended') = 'ended'
+       and exists (select from forebay.tombstone t where t.job_id = p_row.job_id and t.reason in ('c', 'r')) then
+        return 'withdrawn';
+    end if;
+    return coalesce(v_state, 'ended');
+end
+$$;
+
+
+-- Can no claim start a withdrawn run any more? Claims that began before its withdrawal was committed hold locks; later ones see it.
+-- False when one of the locks is not free: try again. A later statement sees what these claims did.
+--
+-- Locks: of each group of the queue, tries those that a claim of the run has.
+create function forebay._is_fenced(p_queue text, p_row forebay.subject_state) returns boolean
+language plpgsql volatile
+as $$
+declare
+    v_keyed   constant boolean := p_row.options ? 'ordering_key';
+    v_limited constant boolean := p_row.options ? 'limit_key';
+    v_group   bigint;
+    v_lane    bigint;
+begin
+    for v_group in select g.group_id from forebay.queue_group g where g.queue = p_queue order by g.group_id loop
+        if v_limited and not forebay._try_lock('limiter_' || (hashint8(v_group) & 63)) then
+            return false;
+        end if;
+        for v_lane in
+            select p_row.lane
+            union
+            select case when v_keyed then forebay._keyed_lane_id(p_queue, p_row.priority, a)
+                        when v_limited then forebay._limited_lane_id(p_queue, p_row.priority, a)
+                        else forebay._lane_id(p_queue, p_row.priority, a) end
+            from unnest(array[v_group, -v_group]) a
+        loop
+            if not forebay._try_lock_lane(v_group, v_lane) then
+                return false;
+            end if;
+        end loop;
+        if v_keyed and not forebay._try_lock('keys_' || (hashint8(v_group) & 63)) then
+            return false;
+        end if;
+    end loop;
+    return true;
+end
+$$;
+
+
+-- Write wake rows: the calendar looks at these subjects when the times have come.
+create function forebay._wake_subjects(p_ids bigint[], p_at timestamptz[]) returns void
+language sql volatile
+as $$
+    insert into forebay.deferred (run_at, lane, enqueued_at, job_id, kind, args)
+    select u.at, 0, forebay._now(), -u.id, '', '{}'
+    from unnest(p_ids, p_at) u (id, at)
+$$;
+
+
+-- Add to the number of subjects of a queue in a state.
+create function forebay._count_subjects(p_queue text, p_from "char", p_to "char", p_subjects bigint default 1) returns void
+language sql volatile
+as $$
+    insert into forebay.subject_count (queue, state, subjects)
+    select p_queue, c.state, c.subjects
+    from (values (p_from, -p_subjects), (p_to, p_subjects)) c (state, subjects)
+    where c.state is not null and p_from is distinct from p_to and p_subjects <> 0
+$$;
+
+
+-- Wake rows of these subjects were promoted: issue a run of each that is due. Returns the number of runs.
+--
+-- Invariants "one run at a time", "nothing forgotten": a subject that another transaction has locked is looked at again in a second.
+create function forebay._wake_due_subjects(p_ids bigint[]) returns integer
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_ids    constant bigint[] := array(select distinct u from unnest(p_ids) u);
+    v_locked bigint[];
+    v_busy   bigint[];
+begin
+    v_locked := array(select i.subject_id
+                      from (select s.subject_id from forebay.subject s where s.subject_id = any (v_ids)
+                            order by s.subject_id for no key update skip locked) i);
+    v_busy := array(select s.subject_id from forebay.subject s where s.subject_id = any (v_ids) and s.subject_id <> all (v_locked));
+    if v_busy <> '{}' then
+        perform forebay._wake_subjects(v_busy, array_fill(forebay._now() + interval '1 second', array[cardinality(v_busy)]));
+    end if;
+    return forebay._issue_subjects(v_locked, true);
+end
+$$;
+
+
+-- Issue a run of each of these subjects that is due; the caller has locked them. Returns the number of runs.
+--
+-- A subject that is not due, or whose run before has not ended, gets a wake row.
+--
+-- Parameters: p_decides, the call may decide that no claim starts a withdrawn run any more; a call in a producer's transaction may not,
+--   since claims do not see yet what it wrote.
+create function forebay._issue_subjects(p_ids bigint[], p_decides boolean) returns integer
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_now   constant timestamptz := forebay._now();
+    v_xid   constant xid8 := pg_current_xact_id();  -- Drawn before the numbers of the log.
+    v_all   forebay._subject_look[];
+    v_due   forebay._subject_look[];
+    v_ids   bigint[];
+    v_fenced bigint[];
+    v_at    timestamptz[];
+    v_shards jsonb;
+    v_target record;
+begin
+    v_all := array(
+        select row(s.subject_id, s.queue, s.subject, n.newest,
+                   case when (n.newest).state in ('k', 'g') or (n.newest).state = 's' and (n.newest).due_at <= v_now
+                        then forebay._run_state(s.queue, n.newest) end,
+                   forebay._end_of_carried(n.newest))::forebay._subject_look
+        from unnest(p_ids) u (id)
+        cross join lateral (select * from forebay.subject i where i.subject_id = u.id offset 0) s
+        cross join lateral (select forebay._newest_state(s.subject_id) as newest offset 0) n);
+    if p_decides and exists (select from unnest(v_all) l where l.run_state = 'withdrawn') then
+        v_fenced := array(select l.subject_id from unnest(v_all) l where l.run_state = 'withdrawn' and forebay._is_fenced(l.queue, l.newest));
+        v_all := array(
+            select row(l.subject_id, l.queue, l.subject, l.newest,
+                       case when l.subject_id = any (v_fenced)
+                            then case when forebay._run_state(l.queue, l.newest) = 'running' then 'running' else 'ended' end
+                            else l.run_state end,
+                       forebay._end_of_carried(l.newest))::forebay._subject_look
+            from unnest(v_all) l);
+    end if;
+    -- Not due yet, or behind a run that has not ended.
+    select array_agg(l.subject_id),
+           array_agg(case when (l.newest).state = 's' and (l.newest).due_at > v_now then (l.newest).due_at
+                          when l.run_state = 'withdrawn' and (l.newest).at > v_now - interval '1 second' then v_now
+                          else v_now + greatest(interval '0.25 seconds', least(interval '10 seconds', (v_now - (l.newest).at) / 4)) end)
+    into v_ids, v_at
+    from unnest(v_all) l
+    where (l.newest).state = 's' and (l.newest).due_at > v_now or l.run_state <> 'ended';
+    perform forebay._wake_subjects(v_ids, v_at);
+
+    -- A run that had not ended when its subject was changed has ended.
+    perform forebay._forget_carried(l) from unnest(v_all) l where l.run_state = 'ended';
+    delete from forebay.subject s using unnest(v_all) l
+    where s.subject_id = l.subject_id and (l.newest).state = 'g' and l.run_state = 'ended';
+    insert into forebay.subject_state (
+        subject_id, no, part, state, at, kind, version, priority, args, data, options, iterations, last_at, reason)
+    select l.subject_id, (l.newest).no + 1, 0, 'k', v_now, (l.newest).kind, (l.newest).version, (l.newest).priority, (l.newest).args,
+           (l.newest).data, (l.newest).options, (l.newest).iterations, (l.newest).last_at,
+           case (l.newest).state when 's' then 'expired' else (l.newest).reason end
+    from unnest(v_all) l
+    where l.run_state = 'ended'
+      and ((l.newest).state = 'k' and (l.newest).lane is not null
+           or (l.newest).state = 's' and ((l.newest).options ->> 'expires_at')::timestamptz <= v_now);
+
+    v_due := array(
+        select l from unnest(v_all) l
+        where (l.newest).state = 's' and l.run_state = 'ended'
+          and (((l.newest).options ->> 'expires_at')::timestamptz <= v_now) is not true);
+    perform forebay._count_subjects(l.queue, 'a', 'k', count(*))
+    from unnest(v_all) l
+    where (l.newest).state = 's' and l.run_state = 'ended' and ((l.newest).options ->> 'expires_at')::timestamptz <= v_now
+    group by l.queue;
+    if v_due = '{}' then
+        return 0;
+    end if;
+
+    v_shards := forebay._shards(array(select distinct l.queue from unnest(v_due) l));
+    for v_target in
+        select distinct l.queue, (l.newest).priority, (l.newest).options ? 'ordering_key' as is_keyed, (l.newest).options ? 'limit_key' as is_limited
+        from unnest(v_due) l
+    loop
+        if v_target.is_keyed then
+            perform forebay._record_keyed_lane(v_target.queue, v_target.priority, 0);
+        elsif v_target.is_limited then
+            perform forebay._record_limited_lane(v_target.queue, v_target.priority, 0);
+        else
+            perform forebay._record_lanes(v_target.queue, v_target.priority, v_shards);
+        end if;
+    end loop;
+    with run as materialized (
+        select l.queue, l.subject, (l.newest).*, (l.ended).no as ended_no, (l.ended).data as ended_data,
+               (l.ended).iterations as ended_iterations, (l.ended).last_at as ended_at, nextval('forebay.log_seq') as seq,
+               case when (l.newest).options ? 'ordering_key' then forebay._keyed_lane_id(l.queue, (l.newest).priority, 0)
+                    when (l.newest).options ? 'limit_key' then forebay._limited_lane_id(l.queue, (l.newest).priority, 0)
+                    else forebay._lane_for_place(l.queue, (l.newest).priority, l.ordinality, v_shards) end as target
+        from unnest(v_due) with ordinality l),
+    known as materialized (
+        select r.*, case when r.ended_no is null then r.data else r.ended_data end as data_now,
+               coalesce(r.ended_iterations, r.iterations) as iterations_now, coalesce(r.ended_at, r.last_at) as last_now
+        from run r),
+    written as (
+        insert into forebay.log (
+            seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
+        select k.seq, k.target, v_now,
+               -- A subject does not expire unless told, and neither do its runs.
+               coalesce((k.options ->> 'expires_at')::timestamptz, v_now + interval '100 years'),
+               (k.options ->> 'max_attempts')::integer, k.kind || case when k.version > 0 then '.v' || k.version else '' end, k.args,
+               k.options ->> 'tag', k.options ->> 'correlation_id',
+               coalesce(k.options -> 'headers', '{}') || jsonb_build_object('forebay-subject', jsonb_build_object(
+                   'id', k.subject_id, 'no', k.no + 1, 'subject', k.subject, 'iterations', k.iterations_now, 'version', k.version,
+                   'state', k.data_now, 'due_at', forebay._iso(k.due_at), 'last_at', forebay._iso(k.last_now))::text),
+               k.options ->> 'ordering_key', k.options ->> 'limit_key'
+        from known k order by k.seq)
+    insert into forebay.subject_state (
+        subject_id, no, part, state, at, due_at, kind, version, priority, args, data, options, iterations, last_at, job_id, run_no, lane,
+        job_xid)
+    select k.subject_id, k.no + 1, 0, 'i', v_now, k.due_at, k.kind, k.version, k.priority, k.args, k.data_now, k.options, k.iterations_now,
+           k.last_now, k.seq, k.no + 1, k.target, v_xid
+    from known k;
+    perform forebay._notify(q.queue) from (select distinct l.queue from unnest(v_due) l) q;
+    return cardinality(v_due);
+end
+$$;
+
+
+-- How the run ended that a row names and that had not ended when the row was written; null: not yet, or without a row.
+create function forebay._end_of_carried(p_row forebay.subject_state) returns forebay.subject_state
+language sql stable
+as $$
+    select s from forebay.subject_state s
+    where p_row.state <> 'i' and s.subject_id = p_row.subject_id and s.no = p_row.run_no and s.part = 1
+$$;
+
+
+-- Take back what the end of such a run changed in the number of subjects: another row had decided about the subject.
+--
+-- Called once for each, under the lock, when a row that names the run is followed by one that does not.
+create function forebay._forget_carried(p_look forebay._subject_look) returns void
+language sql volatile
+as $$
+    select forebay._count_subjects(p_look.queue, case when (p_look.ended).state in ('c', 'x', 'k') then (p_look.ended).state
+                                                      when (p_look.ended).state = 's' then 'a' end, 'a')
+    where (p_look.newest).lane is not null and (p_look.ended).no is not null
+$$;
+
+
+-- A time as text for programs.
+create function forebay._iso(p_at timestamptz) returns text
+language sql stable
+as $$ select to_char(p_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"') $$;
+
+
+-- functions/subjects/lists.sql
+
+-- grant: operator, reader, producer, worker
+
+-- A subject; no row if there is none.
+--
+-- Returns: state: scheduled, ready (its run waits, also for a retry), running, completed, dead, killed; due_at, when it is due again, or when its
+--   run was; iterations, runs that ended well, the last of them at last_at; attempts, failed ones of the present or last run, job_id; data,
+--   what handlers keep between runs; reason, why it is dead or killed.
+-- Errors: none.
+-- pages: 300
+create function forebay.subject(of_queue text, name text)
+returns table (queue text, subject text, kind text, state text, due_at timestamptz, last_at timestamptz, iterations bigint, attempts integer,
+               version integer, priority integer, args jsonb, data jsonb, options jsonb, job_id bigint, reason text,
+               created_at timestamptz, changed_at timestamptz)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+    select v.*
+    from (select * from forebay.subject s where s.queue = $1 and s.subject = $2 offset 0) s
+    cross join lateral forebay._subject_view(s) v
+    where v.state <> 'dropped'
+$$;
+
+
+-- Subjects of a queue, in the order of their names.
+--
+-- Parameters: only_state, only those in this state; after, the name after which the page begins; most, 1 to 10000 rows. With a state, at most
+--   100,000 subjects are looked at: a page may be short.
+-- Returns: see forebay.subject().
+-- Errors: JQ001 a bad state or number.
+create function forebay.subjects(of_queue text, only_state text default null, after text default null, most integer default 100)
+returns table (queue text, subject text, kind text, state text, due_at timestamptz, last_at timestamptz, iterations bigint, attempts integer,
+               version integer, priority integer, args jsonb, data jsonb, options jsonb, job_id bigint, reason text,
+               created_at timestamptz, changed_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_states constant text[] := array['scheduled', 'ready', 'running', 'completed', 'dead', 'killed'];
+begin
+    if subjects.most is null or subjects.most not between 1 and 10000 then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 10000', coalesce(subjects.most::text, 'null'));
+    elsif subjects.only_state <> all (v_states) then
+        raise exception using errcode = 'JQ001', column = 'only_state',
+            message = format('state %s is unknown', quote_literal(left(subjects.only_state, 40))),
+            hint = 'One of ' || array_to_string(v_states, ', ') || '.';
+    end if;
+    return query
+        select v.*
+        from (select * from forebay.subject s
+              where s.queue = subjects.of_queue and s.subject > coalesce(subjects.after, '') order by s.subject limit 100000) s
+        cross join lateral forebay._subject_view(s) v
+        where v.state <> 'dropped' and (subjects.only_state is null or v.state = subjects.only_state)
+        limit subjects.most;
+end
+$$;
+
+
+-- What happened to a subject, newest first. Maintenance keeps a day, and always the newest row.
+--
+-- Returns: what: scheduled (pushed, upserted or revived), issued, again, completed, dead, killed, dropped; due_at; job_id, the run.
+-- Parameters: most, 1 to 10000.
+-- Errors: JQ065 no such subject.
+create function forebay.subject_history(of_queue text, name text, most integer default 100)
+returns table (at timestamptz, what text, due_at timestamptz, iterations bigint, job_id bigint, reason text, data jsonb)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_id bigint;
+begin
+    select s.subject_id into v_id from forebay.subject s where s.queue = subject_history.of_queue and s.subject = subject_history.name;
+    if v_id is null then
+        raise exception using errcode = 'JQ065',
+            message = format('subject %s not found in queue %s', coalesce(quote_literal(left(subject_history.name, 100)), 'null'),
+                             coalesce(quote_literal(left(subject_history.of_queue, 100)), 'null')),
+            detail = jsonb_build_object('queue', left(subject_history.of_queue, 128), 'subject', left(subject_history.name, 512)),
+            hint = 'forebay.subjects() lists the subjects of a queue.';
+    end if;
+    return query
+        select s.at, forebay._what_happened(s.state, s.part), s.due_at, s.iterations, s.job_id, s.reason, s.data
+        from forebay.subject_state s where s.subject_id = v_id
+        order by s.no desc, s.part desc limit least(greatest(subject_history.most, 1), 10000);
+end
+$$;
+
+
+-- What happened under a name: history and errors of the subjects of this name in all queues, newest first.
+--
+-- Parameters: name, a subject; most, 1 to 10000.
+-- Returns: what, as of forebay.subject_history(), or the outcome of a failed attempt, with its number and its error.
+-- Errors: none.
+create function forebay.trace_subject(name text, most integer default 200)
+returns table (at timestamptz, queue text, subject text, job_id bigint, kind text, what text, attempt integer, error text)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+    with recursive queues (queue) as (
+        (select s.queue from forebay.subject s order by s.queue limit 1)
+        union all
+        select n.queue from queues q
+        cross join lateral (select s.queue from forebay.subject s where s.queue > q.queue order by s.queue limit 1) n),
+    states as materialized (
+        select q.queue, s.*
+        from queues q
+        cross join lateral (select i.subject_id from forebay.subject i where i.queue = q.queue and i.subject = trace_subject.name offset 0) n
+        cross join lateral (select * from forebay.subject_state i where i.subject_id = n.subject_id
+                            order by i.no desc, i.part desc limit least(greatest(trace_subject.most, 1), 10000)) s)
+    select t.at, t.queue, trace_subject.name, t.job_id, t.kind, t.what, t.attempt, t.error
+    from (select s.at, s.queue, s.job_id, s.kind, forebay._what_happened(s.state, s.part) as what, null::integer as attempt, s.reason as error
+          from states s
+          union all
+          select f.failed_at, j.queue, f.job_id, j.kind, f.outcome, f.attempt, concat_ws(': ', f.error_type, f.message)
+          from (select distinct s.queue, s.job_id, s.kind from states s where s.job_id is not null) j
+          cross join lateral (select * from forebay.failure i where i.job_id = j.job_id offset 0) f) t
+    order by t.at desc limit least(greatest(trace_subject.most, 1), 10000)
+$$;
+
+
+-- Numbers of subjects by queue and state: active (scheduled, ready or running), completed, dead, killed. Exact, except that a subject
+-- that was killed or dropped while it ran may count twice until its run has ended. A run that ended because its job was cancelled counts
+-- as active until the subject is revived.
+--
+-- Errors: none.
+create function forebay.subject_counts(only_queue text default null) returns table (queue text, state text, subjects bigint)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select c.queue, case c.state when 'a' then 'active' when 'c' then 'completed' when 'x' then 'dead' else 'killed' end, sum(c.subjects)::bigint
+    from forebay.subject_count c
+    where subject_counts.only_queue is null or c.queue = subject_counts.only_queue
+    group by 1, 2 having sum(c.subjects) <> 0 order by 1, 2
+$$;
+
+
+-- A row of forebay.subjects().
+create function forebay._subject_view(p_subject forebay.subject)
+returns table (queue text, subject text, kind text, state text, due_at timestamptz, last_at timestamptz, iterations bigint, attempts integer,
+               version integer, priority integer, args jsonb, data jsonb, options jsonb, job_id bigint, reason text,
+               created_at timestamptz, changed_at timestamptz)
+language sql stable
+as $$
+    select p_subject.queue, p_subject.subject, s.kind,
+           case s.state when 's' then 'scheduled' when 'c' then 'completed' when 'x' then 'dead' when 'k' then 'killed' when 'g' then 'dropped'
+               else case r.run_state when 'waiting' then 'ready' when 'running' then 'running'
+                                     else case when forebay._is_cancelled(s.job_id) then 'killed' else 'completed' end end end,
+           s.due_at, s.last_at, s.iterations,
+           coalesce((select max(f.attempt) from forebay.failure f where f.job_id = s.job_id and f.outcome in ('retried', 'worker lost', 'dead')), 0),
+           s.version, s.priority, s.args, s.data, s.options, s.job_id, s.reason, p_subject.created_at, s.at
+    from forebay._newest_state(p_subject.subject_id) s
+    cross join lateral (select case when s.state = 'i' then forebay._run_state(p_subject.queue, s) end as run_state offset 0) r
+$$;
+
+
+-- What a row of forebay.subject_state records.
+create function forebay._what_happened(p_state "char", p_part smallint) returns text
+language sql immutable
+as $$
+    select case p_state when 's' then case p_part when 0 then 'scheduled' else 'again' end when 'i' then 'issued' when 'c' then 'completed'
+                        when 'x' then 'dead' when 'k' then 'killed' else 'dropped' end
+$$;
+
+
+-- functions/subjects/put.sql
+
+-- grant: producer, worker, operator
+
+-- Create subjects, in the caller's transaction; those that exist are left as they are. Returns a row for each, in input order.
+--
+-- A subject that is due now is issued at once; one that is due later waits in the calendar.
+--
+-- Parameters: subjects, a JSON array of objects:
+--     kind, args       of its runs, see forebay.enqueue()
+--     subject          its name in the queue, at most 512 bytes; null: a random one
+--     queue            null: forebay.queue_of() the kind, or default
+--     delay or run_at  when it is due first: seconds, or a time; neither: now
+--     priority, version (0 to 9999), tag, correlation_id, headers, max_attempts, limit_key, ordering_key
+--     expires_at       the subject is killed instead of being issued at or after this; null: it never expires
+-- Returns: result created; or skipped, with the reason exists.
+-- Errors: JQ001 a bad subject, with its index, or the same subject twice; JQ002 and JQ003 args too large or too deep. Nothing is written then.
+-- Locks: rows of the subjects. A call waits for another transaction that is creating one of them.
+-- pages: 100 + 80 a job
+create function forebay.push_subjects(subjects jsonb) returns table (subject text, result text, reason text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_new constant forebay._subject_input[] := forebay._subject_inputs(push_subjects.subjects);
+begin
+    return query
+        select u.subject, p.result, p.reason
+        from unnest(v_new) u join unnest(forebay._put_subjects(v_new, false, false)) p on p.nr = u.nr
+        order by u.nr;
+end
+$$;
+
+
+-- Create subjects, or change those that exist, in the caller's transaction. Returns a row for each, in input order.
+--
+-- A key of an object that is absent leaves what it names unchanged. A run that a worker has is not disturbed; one that waits, also for a
+-- retry, is replaced.
+--
+-- Parameters: subjects, see forebay.push_subjects(); kind is needed for new ones. revive, schedule those that are completed, dead or killed.
+-- Returns: result created, updated, unchanged; or skipped, with the reason running, completed, dead or killed.
+-- Errors: as forebay.push_subjects().
+-- Locks: as forebay.push_subjects(). No run of these subjects is issued until the transaction ends.
+-- pages: 100 + 250 a job
+create function forebay.upsert_subjects(subjects jsonb, revive boolean default false) returns table (subject text, result text, reason text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_new constant forebay._subject_input[] := forebay._subject_inputs(upsert_subjects.subjects);
+begin
+    return query
+        select u.subject, p.result, p.reason
+        from unnest(v_new) u join unnest(forebay._put_subjects(v_new, true, coalesce(upsert_subjects.revive, false))) p on p.nr = u.nr
+        order by u.nr;
+end
+$$;
+
+
+-- Create one subject; returns created or skipped. See forebay.push_subjects().
+--
+-- Parameters: options, of its runs: tag, correlation_id, headers, max_attempts, limit_key, ordering_key, expires_at.
+-- Errors: as forebay.push_subjects().
+-- pages: 180
+create function forebay.push_subject(
+    kind text, subject text, args jsonb default '{}', queue text default null, delay interval default null, run_at timestamptz default null,
+    priority integer default 100, version integer default 0, options jsonb default '{}')
+returns text
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select p.result
+    from forebay.push_subjects(jsonb_build_array(forebay._subject_object(
+        push_subject.kind, push_subject.subject, push_subject.args, push_subject.queue, push_subject.delay, push_subject.run_at,
+        push_subject.priority, push_subject.version, push_subject.options))) p
+$$;
+
+
+-- Create one subject or change it; returns created, updated, unchanged, or skipped: why. A parameter that is null leaves what it names
+-- unchanged. See forebay.upsert_subjects().
+--
+-- Errors: as forebay.push_subjects().
+-- pages: 350
+create function forebay.upsert_subject(
+    kind text, subject text, args jsonb default null, queue text default null, delay interval default null, run_at timestamptz default null,
+    priority integer default null, version integer default null, options jsonb default null, revive boolean default false)
+returns text
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select p.result || coalesce(': ' || p.reason, '')
+    from forebay.upsert_subjects(jsonb_build_array(forebay._subject_object(
+        upsert_subject.kind, upsert_subject.subject, upsert_subject.args, upsert_subject.queue, upsert_subject.delay, upsert_subject.run_at,
+        upsert_subject.priority, upsert_subject.version, upsert_subject.options)), upsert_subject.revive) p
+$$;
+
+
+-- One element of the argument of forebay.push_subjects().
+create function forebay._subject_object(
+    p_kind text, p_subject text, p_args jsonb, p_queue text, p_delay interval, p_run_at timestamptz, p_priority integer, p_version integer,
+    p_options jsonb)
+returns jsonb
+language plpgsql stable
+as $$
+begin
+    if jsonb_typeof(p_options) <> 'object' or p_options ?| array['kind', 'subject', 'args', 'queue', 'delay', 'run_at', 'priority', 'version'] then
+        raise exception using errcode = 'JQ001', column = 'options',
+            message = 'options must be a JSON object of tag, correlation_id, headers, max_attempts, limit_key, ordering_key and expires_at';
+    end if;
+    return jsonb_strip_nulls(jsonb_build_object(
+        'kind', p_kind, 'subject', coalesce(p_subject, ''), 'queue', p_queue, 'delay', extract(epoch from p_delay), 'run_at', p_run_at,
+        'priority', p_priority, 'version', p_version))
+        || case when p_args is null then '{}' else jsonb_build_object('args', p_args) end || coalesce(p_options, '{}');
+end
+$$;
+
+
+-- Read and check subjects from JSON.
+--
+-- Errors: JQ001, JQ002, JQ003.
+create function forebay._subject_inputs(p_subjects jsonb) returns forebay._subject_input[]
+language plpgsql volatile
+as $$
+declare
+    v_options constant text[] := array['tag', 'correlation_id', 'headers', 'max_attempts', 'limit_key', 'ordering_key', 'expires_at'];
+    v_keys    constant text[] := array['kind', 'subject', 'args', 'queue', 'delay', 'run_at', 'priority', 'version'] || v_options;
+    v_now     constant timestamptz := forebay._now();
+    v_all     forebay._subject_input[];
+    v_one     record;
+    v_problem text;
+begin
+    if jsonb_typeof(p_subjects) is distinct from 'array' then
+        raise exception using errcode = 'JQ001',
+            message = format('subjects must be a JSON array, not %s', coalesce(jsonb_typeof(p_subjects), 'null')),
+            hint = 'Pass an array of objects, one for each subject.';
+    end if;
+    for v_one in select e.value, e.ordinality - 1 as index from jsonb_array_elements(p_subjects) with ordinality e order by e.ordinality loop
+        v_problem := case
+            when jsonb_typeof(v_one.value) <> 'object' then format('must be a JSON object, not %s', jsonb_typeof(v_one.value))
+            when v_one.value - v_keys <> '{}' then
+                format('unknown key %s', (select quote_literal(left(k, 40)) from jsonb_object_keys(v_one.value - v_keys) k limit 1)) end;
+        if v_problem is not null then
+            perform forebay._refuse_subject(v_one.index, v_problem);
+        end if;
+    end loop;
+    begin
+        select array_agg(row(
+            r.ordinality, coalesce(r.queue, (select k.queue from forebay.kind_queue k where k.kind = r.kind), 'default'),
+            coalesce(r.subject, gen_random_uuid()::text), r.kind, r.args, coalesce(r.run_at, v_now + make_interval(secs => r.delay)), r.priority,
+            r.version, e.value - array['kind', 'subject', 'args', 'queue', 'delay', 'run_at', 'priority', 'version'])::forebay._subject_input
+            order by r.ordinality)
+        into v_all
+        from rows from (jsonb_to_recordset(p_subjects) as (
+                kind text, subject text, args jsonb, queue text, delay double precision, run_at timestamptz, priority integer, version integer))
+             with ordinality r
+        join jsonb_array_elements(p_subjects) with ordinality e on e.ordinality = r.ordinality;
+        -- Reads each option once, so that a wrong type is refused here.
+        for v_one in
+            select u.nr - 1 as index, e.value as given,
+                   case
+                       when u.subject = '' or octet_length(u.subject) > 512 or u.subject ~ E'[\x01-\x1f\x7f]'
+                           then format('subject %s must have 1 to 512 bytes, and no control character', quote_literal(left(u.subject, 40)))
+                       when u.version not between 0 and 9999 then format('version %s is outside 0 to 9999', u.version)
+                       when length(u.kind) > 120 then format('kind %s has more than 120 characters', quote_literal(left(u.kind, 40)))
+                       when (e.value ->> 'delay')::double precision not between 0 and 3155760000 then
+                           format('delay %s is outside 0 to 100 years', e.value ->> 'delay')
+                       when e.value ?& array['delay', 'run_at'] then 'delay and run_at exclude each other'
+                       else forebay._job_problem(
+                           coalesce(u.kind, 'kind'), coalesce(u.args, '{}'), u.queue, coalesce(u.priority, 100), null,
+                           case when e.value ? 'run_at' then u.start_at end, (u.options ->> 'expires_at')::timestamptz,
+                           (u.options ->> 'max_attempts')::integer, u.options ->> 'tag', u.options ->> 'correlation_id', u.options -> 'headers',
+                           u.options ->> 'ordering_key', u.options ->> 'limit_key') end as problem, u.args
+            from unnest(v_all) u join jsonb_array_elements(p_subjects) with ordinality e on e.ordinality = u.nr
+            order by u.nr
+        loop
+            if v_one.problem is not null then
+                perform forebay._refuse_subject(v_one.index, v_one.problem);
+            end if;
+            if octet_length(v_one.args::text) > 500 then
+                perform forebay._check_args(v_one.args, v_one.index);
+            end if;
+        end loop;
+    exception when data_exception then
+        raise exception using errcode = 'JQ001',
+            message = format('a value of a subject has the wrong type: %s', sqlerrm),
+            hint = 'Nothing was written: a bulk call is all or none.';
+    end;
+    select u.queue, u.subject, max(u.nr) - 1 as index into v_one
+    from unnest(v_all) u group by u.queue, u.subject having count(*) > 1 order by max(u.nr) limit 1;
+    if found then
+        perform forebay._refuse_subject(v_one.index, format('subject %s of queue %s stands twice in this call', quote_literal(left(v_one.subject, 40)), v_one.queue));
+    end if;
+    return coalesce(v_all, '{}');
+end
+$$;
+
+
+-- Errors: JQ001 a subject of a call is wrong.
+create function forebay._refuse_subject(p_index bigint, p_problem text) returns void
+language plpgsql stable
+as $$
+begin
+    raise exception using errcode = 'JQ001', message = format('subject %s: %s', p_index, p_problem),
+        detail = jsonb_build_object('index', p_index), hint = 'Nothing was written: a bulk call is all or none.';
+end
+$$;
+
+
+-- Create subjects, and with p_change change those that exist. Checked input; returns what became of each.
+create function forebay._put_subjects(p_new forebay._subject_input[], p_change boolean, p_revive boolean) returns forebay._subject_put[]
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_now     constant timestamptz := forebay._now();
+    v_changes forebay._subject_change[];
+    v_runs    bigint[];
+    v_problem record;
+    v_done    record;
+begin
+    -- In the order of their names, so that two calls do not wait for each other.
+    insert into forebay.subject (queue, subject, created_at)
+    select u.queue, u.subject, v_now from unnest(p_new) u order by u.queue collate "C", u.subject collate "C"
+    on conflict on constraint subject_name do nothing;
+    if p_change then
+        perform from unnest(p_new) u
+        cross join lateral (select i.subject_id from forebay.subject i where i.queue = u.queue and i.subject = u.subject offset 0) k
+        join forebay.subject s on s.subject_id = k.subject_id
+        order by u.queue collate "C", u.subject collate "C" for no key update of s;
+    else
+        -- A dropped subject whose run has not ended yet is made again.
+        perform from unnest(p_new) u
+        cross join lateral (select i.subject_id from forebay.subject i where i.queue = u.queue and i.subject = u.subject offset 0) k
+        join forebay.subject s on s.subject_id = k.subject_id
+        where (forebay._newest_state(k.subject_id)).state = 'g'
+        order by u.queue collate "C", u.subject collate "C" for no key update of s;
+    end if;
+    -- A later statement: it sees what was committed before the locks were granted.
+    v_changes := array(
+        select row(c.new, c.subject_id, c.old, c.run_state,
+                   case when (c.old).no is null or (c.old).state = 'g' then 'created'
+                        when not p_change then 'exists'
+                        when (c.old).state in ('c', 'x', 'k') or c.run_state in ('ended', 'withdrawn') and (c.old).state = 'i' then
+                            case when p_revive then 'updated'
+                                 when (c.old).state = 'x' then 'dead'
+                                 when (c.old).state = 'k' or (c.old).state = 'i' and forebay._is_cancelled((c.old).job_id) then 'killed'
+                                 else 'completed' end
+                        when c.run_state = 'running' then 'running'
+                        when forebay._changes_subject(c.new, c.old) then 'updated'
+                        else 'unchanged' end)::forebay._subject_change
+        from (select u as new, s.subject_id, n.old,
+                     case when (n.old).lane is not null then forebay._run_state(u.queue, n.old) end as run_state
+              from unnest(p_new) u
+              left join lateral (select i.subject_id from forebay.subject i where i.queue = u.queue and i.subject = u.subject offset 0) s on true
+              left join lateral (select forebay._newest_state(s.subject_id) as old offset 0) n on true
+              offset 0) c);
+    select (c.new).nr - 1 as index into v_problem
+    from unnest(v_changes) c
+    where (c.new).kind is null and c.answer = 'created' order by (c.new).nr limit 1;
+    if found then
+        perform forebay._refuse_subject(v_problem.index, 'a new subject needs a kind');
+    elsif exists (select from unnest(v_changes) c where c.subject_id is null) then
+        -- Another transaction dropped it between the two statements.
+        return forebay._put_subjects(p_new, p_change, p_revive);
+    end if;
+
+    -- A run that waits is replaced.
+    v_runs := array(select (c.old).job_id from unnest(v_changes) c
+                    where c.answer = 'updated' and (c.old).state = 'i' and c.run_state = 'waiting');
+    if v_runs <> '{}' then
+        insert into forebay.tombstone (job_id, reason, recorded_at) select u, 'r', v_now from unnest(v_runs) u;
+        perform forebay._withdraw(v_runs);
+    end if;
+    perform forebay._forget_carried(row(c.subject_id, (c.new).queue, (c.new).subject, c.old, c.run_state, forebay._end_of_carried(c.old))::forebay._subject_look)
+    from unnest(v_changes) c
+    where c.answer in ('created', 'updated') and (c.old).state in ('k', 'g') and c.run_state = 'ended';
+    with row as materialized (
+        select c.subject_id, c.old, c.new,
+               case when c.answer <> 'created' then c.old end as kept,
+               -- The run that may not have ended. Of a scheduled subject, how it ended is read when the next one is issued.
+               case when (c.old).state = 's' or c.run_state <> 'ended' then c.old end as run,
+               coalesce((c.new).start_at, case when (c.old).state in ('s', 'i') and c.answer <> 'created' then (c.old).due_at end, v_now) as due_at
+        from unnest(v_changes) c
+        where c.answer in ('created', 'updated')),
+    timed as materialized (
+        select r.*, r.due_at > v_now
+               and ((r.old).state is distinct from 's'
+                    or r.due_at < (r.old).due_at and (r.old).wake_at between v_now and r.due_at is not true) as needs_wake
+        from row r),
+    written as (
+        insert into forebay.subject_state (
+            subject_id, no, part, state, at, due_at, wake_at, kind, version, priority, args, data, options, iterations, last_at, job_id, run_no,
+            lane, job_xid)
+        select t.subject_id, coalesce((t.old).no, 0) + 1, 0, 's', v_now, t.due_at, case when t.needs_wake then t.due_at else (t.old).wake_at end,
+               coalesce((t.new).kind, (t.kept).kind), coalesce((t.new).version, (t.kept).version, 0),
+               coalesce((t.new).priority, (t.kept).priority, 100), coalesce((t.new).args, (t.kept).args, '{}'), (t.kept).data,
+               jsonb_strip_nulls(coalesce((t.kept).options, '{}') || (t.new).options), coalesce((t.kept).iterations, 0), (t.kept).last_at,
+               (t.run).job_id, (t.run).run_no, (t.run).lane, (t.run).job_xid
+        from timed t)
+    select array_agg(t.subject_id) filter (where t.due_at <= v_now) as due, array_agg(t.subject_id) filter (where t.needs_wake) as later,
+           array_agg(t.due_at) filter (where t.needs_wake) as times
+    into v_done from timed t;
+    perform forebay._wake_subjects(v_done.later, v_done.times);
+    perform forebay._issue_subjects(v_done.due, false);
+    perform forebay._count_subjects(n.queue, n.state, 'a', n.subjects)
+    from (select (c.new).queue as queue, case when c.answer = 'updated' then (c.old).state end as state, count(*) as subjects
+          from unnest(v_changes) c
+          where c.answer = 'created' or c.answer = 'updated' and (c.old).state in ('c', 'x', 'k') group by 1, 2) n;
+    return array(
+        select row((c.new).nr, case when c.answer in ('created', 'updated', 'unchanged') then c.answer else 'skipped' end,
+                   case when c.answer not in ('created', 'updated', 'unchanged') then c.answer end)::forebay._subject_put
+        from unnest(v_changes) c);
+end
+$$;
+
+
+-- Would an upsert change a subject that is scheduled or whose run waits?
+create function forebay._changes_subject(p_new forebay._subject_input, p_old forebay.subject_state) returns boolean
+language sql stable
+as $$
+    select p_new.start_at is not null and (p_old.state = 'i' or p_new.start_at <> p_old.due_at)
+        or coalesce(p_new.kind, p_old.kind) <> p_old.kind or coalesce(p_new.version, p_old.version) <> p_old.version
+        or coalesce(p_new.priority, p_old.priority) <> p_old.priority or coalesce(p_new.args, p_old.args) <> p_old.args
+        or jsonb_strip_nulls(p_old.options || p_new.options) <> p_old.options
+$$;
+
+
+-- Was the cancellation of a job requested?
+create function forebay._is_cancelled(p_job_id bigint) returns boolean
+language sql stable
+as $$ select exists (select from forebay.tombstone t where t.job_id = p_job_id and t.reason = 'c') $$;
+
+
+-- functions/subjects/trim.sql
+
+-- Delete rows of subjects that newer ones superseded a day ago or earlier, from a stored position on; see docs/design/subjects.md.
+create function forebay._trim_subject_states(p_after text, p_most integer, out rows bigint, out next text)
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_from constant bigint := coalesce(pg_sequence_last_value('forebay.subject_trim_seq'), 0);
+    v_seen record;
+begin
+    rows := 0;
+    select count(*) as rows, max(i.row_no) as last, array_agg(i.subject_id) as subjects, array_agg(i.no) as numbers, array_agg(i.part) as parts,
+           array_agg(i.is_gone) as gone
+    into v_seen
+    from (select s.subject_id, s.no, s.part, s.row_no,
+                 not exists (select from forebay.subject o where o.subject_id = s.subject_id) as is_gone
+          from (select * from forebay.subject_state a where a.row_no > v_from order by a.row_no limit p_most) s
+          where s.at < forebay._now() - interval '1 day') i;
+    if v_seen.rows = 0 then
+        return;
+    end if;
+    delete from forebay.subject_state s
+    where s.ctid = any (array(
+        select o.ctid from unnest(v_seen.subjects, v_seen.numbers, v_seen.parts, v_seen.gone) u (subject_id, no, part, is_gone)
+        cross join lateral (select i.ctid from forebay.subject_state i
+                            where i.subject_id = u.subject_id and ((i.no, i.part) < (u.no, u.part) or u.is_gone) offset 0) o));
+    get diagnostics rows = row_count;
+    perform setval('forebay.subject_trim_seq', v_seen.last);
+    next := case when v_seen.rows >= p_most then '[]' end;
+end
+$$;
+
+
+-- Add up the changes of the number of subjects.
+create function forebay._trim_subject_counts(p_after text, p_most integer, out rows bigint, out next text)
+language plpgsql volatile
+as $$
+begin
+    with gone as (
+        delete from forebay.subject_count c
+        where c.ctid = any (array(select i.ctid from forebay.subject_count i limit p_most))
+        returning c.queue, c.state, c.subjects),
+    added as (
+        insert into forebay.subject_count (queue, state, subjects)
+        select g.queue, g.state, sum(g.subjects) from gone g group by g.queue, g.state having sum(g.subjects) <> 0
+        returning 1)
+    select (select count(*) from gone) - (select count(*) from added) into rows;
+end
+$$;
+
+
+-- functions/subjects/upgrade.sql
+
+-- grant: operator, worker
+
+-- Lock some subjects of a version until the transaction ends, so that their arguments can be migrated, in the order of their names.
+--
+-- Parameters: queue, kind, from_version; after, the name after which to continue; null: where the last upgrade of these stopped; most,
+--   1 to 10000 subjects that are looked at.
+-- Returns: is_running: its run waits or runs, or another transaction has it; it is not locked. passed, the last name that was looked at,
+--   null at the end; one row without a subject when none of these has the version.
+-- Errors: JQ001 a bad number.
+-- Locks: the rows of the subjects that are returned, except with is_running. No run of them is issued until the transaction ends.
+create function forebay.lock_subjects_for_upgrade(queue text, kind text, from_version integer, after text default null, most integer default 100)
+returns table (subject_id bigint, subject text, args jsonb, data jsonb, is_running boolean, passed text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_after  text := coalesce(
+        lock_subjects_for_upgrade.after,
+        (select u.after from forebay.subject_upgrade u
+         where u.queue = lock_subjects_for_upgrade.queue and u.kind = lock_subjects_for_upgrade.kind
+           and u.from_version = lock_subjects_for_upgrade.from_version), '');
+    v_looked bigint[];
+    v_locked bigint[];
+    v_passed text;
+    v_any    boolean := false;
+begin
+    if lock_subjects_for_upgrade.most is null or lock_subjects_for_upgrade.most not between 1 and 10000 then
+        raise exception using errcode = 'JQ001', column = 'most',
+            message = format('most %s is outside 1 to 10000', coalesce(lock_subjects_for_upgrade.most::text, 'null'));
+    end if;
+    select array_agg(i.subject_id order by i.subject), max(i.subject) into v_looked, v_passed
+    from (select s.subject_id, s.subject from forebay.subject s
+          where s.queue = lock_subjects_for_upgrade.queue and s.subject > v_after order by s.subject
+          limit lock_subjects_for_upgrade.most) i;
+    v_locked := array(
+        select i.subject_id from (
+            select s.subject_id from forebay.subject s
+            where s.subject_id = any (v_looked)
+              and ((forebay._newest_state(s.subject_id)).kind, (forebay._newest_state(s.subject_id)).version)
+                  = (lock_subjects_for_upgrade.kind, lock_subjects_for_upgrade.from_version)
+            order by s.subject for no key update skip locked) i);
+    for subject_id, subject, args, data, is_running in
+        select s.subject_id, s.subject, n.args, n.data,
+               s.subject_id <> all (v_locked) or n.lane is not null and forebay._run_state(s.queue, n) <> 'ended'
+        from unnest(v_looked) with ordinality u (id, nr)
+        cross join lateral (select * from forebay.subject i where i.subject_id = u.id offset 0) s
+        cross join lateral (select * from forebay._newest_state(s.subject_id) offset 0) n
+        where n.kind = lock_subjects_for_upgrade.kind and n.version = lock_subjects_for_upgrade.from_version and n.state <> 'g'
+        order by u.nr
+    loop
+        v_any := true;
+        passed := v_passed;
+        return next;
+    end loop;
+    if not v_any then
+        subject_id := null; subject := null; args := null; data := null; is_running := null; passed := v_passed;
+        return next;
+    end if;
+end
+$$;
+
+
+-- Give a subject that forebay.lock_subjects_for_upgrade() locked new arguments and data, with another version. Returns whether it had the
+-- earlier version.
+--
+-- Its next time does not change. data null: no state.
+-- Errors: JQ001 a bad version, JQ002 and JQ003 args or data too large or too deep.
+-- Locks: the row of the subject.
+create function forebay.upgrade_subject(subject_id bigint, from_version integer, to_version integer, args jsonb, data jsonb) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_variable
+declare
+    n forebay.subject_state;
+begin
+    if to_version is null or to_version not between 0 and 9999 then
+        raise exception using errcode = 'JQ001', column = 'to_version', message = format('version %s is outside 0 to 9999', coalesce(to_version::text, 'null'));
+    elsif jsonb_typeof(args) is distinct from 'object' or jsonb_typeof(data) not in ('object', 'null') then
+        raise exception using errcode = 'JQ001', column = 'args', message = 'args and data must be JSON objects; data may be null';
+    end if;
+    perform forebay._check_args(args, null);
+    perform forebay._check_args(data, null) from (select) d where jsonb_typeof(data) = 'object';
+    perform from forebay.subject s where s.subject_id = upgrade_subject.subject_id for no key update;
+    n := forebay._newest_state(subject_id);
+    if n.version is distinct from from_version or n.state in ('i', 'g') then
+        return false;
+    end if;
+    insert into forebay.subject_state (
+        subject_id, no, part, state, at, due_at, wake_at, kind, version, priority, args, data, options, iterations, last_at, job_id, run_no,
+        lane, job_xid, reason)
+    values (
+        n.subject_id, n.no + 1, 0, n.state, forebay._now(), n.due_at, n.wake_at, n.kind, to_version, n.priority, args, nullif(data, 'null'),
+        n.options, n.iterations, n.last_at, n.job_id, n.run_no, n.lane, n.job_xid, n.reason);
+    return true;
+end
+$$;
+
+
+-- Record up to which name an upgrade has come; with passed null it begins again with its next call.
+--
+-- Errors: none.
+create function forebay.record_upgrade(queue text, kind text, from_version integer, to_version integer, passed text, upgraded bigint) returns void
+language sql volatile security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    insert into forebay.subject_upgrade as u (queue, kind, from_version, to_version, after, upgraded, changed_at)
+    values (record_upgrade.queue, record_upgrade.kind, record_upgrade.from_version, record_upgrade.to_version, coalesce(record_upgrade.passed, ''),
+            record_upgrade.upgraded, forebay._now())
+    on conflict (queue, kind, from_version) do update
+    set to_version = excluded.to_version, after = excluded.after, upgraded = u.upgraded + excluded.upgraded, changed_at = excluded.changed_at
 $$;
 
 

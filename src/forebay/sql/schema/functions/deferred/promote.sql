@@ -1,6 +1,6 @@
 -- grant: worker
 
--- Append at most p_limit due jobs to the log; returns how many.
+-- Append at most p_limit due jobs to the log, and issue runs of due subjects, whose wake rows stand among them; returns how many.
 --
 -- Promoted rows are those visible in a snapshot at or below a position (run_at, deferred_id). A promotion takes two
 -- disjoint sets: rows between the old position and the new one, and rows at or below the old position that became visible
@@ -9,7 +9,7 @@
 -- Invariant "nothing lost".
 -- Parameters: p_limit, 1 to 100000.
 -- Errors: JQ001 a bad limit, JQ012 not called alone, JQ030 foreign cluster.
--- Locks: the promotion lock, or returns 0 when another promoter has it.
+-- Locks: the promotion lock, or returns 0 when another promoter has it; then rows of subjects (skips locked ones).
 -- pages: 60 + 20 a job + 3 an open transaction
 create function forebay.promote_v1(p_limit integer default 5000) returns integer
 language plpgsql volatile security definer
@@ -28,6 +28,7 @@ declare
     v_due    integer := 0;
     v_late   integer := 0;
     v_lanes  bigint[];
+    v_subjects bigint[];
     v_left   record;
 begin
     -- With a limit of 0 the position would move past jobs that were not promoted.
@@ -101,14 +102,17 @@ begin
             select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
                    d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
             from due d
+            where d.job_id >= 0
             order by d.run_at, d.deferred_id
         )
         select count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
                array_agg(d.xid) filter (where d.kind <> '') as xids,
-               array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states
+               array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states,
+               array_agg(-d.job_id) filter (where d.job_id < 0) as subjects
         into v_left from due d;
         v_due := v_left.jobs;
         v_lanes := v_left.all_lanes;
+        v_subjects := v_left.subjects;
         perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
     end if;
 
@@ -126,21 +130,28 @@ begin
         select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind, d.args,
                d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
         from late d
+        where d.job_id >= 0
         order by d.run_at, d.deferred_id
     )
     select count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
                array_agg(d.xid) filter (where d.kind <> '') as xids,
-           array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states
+           array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states,
+           array_agg(-d.job_id) filter (where d.job_id < 0) as subjects
     into v_left from late d;
     v_late := v_left.jobs;
     if v_late > 0 then
         v_lanes := v_lanes || v_left.all_lanes;
+        v_subjects := v_subjects || v_left.subjects;
         perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
     end if;
     v_lanes := array(select distinct u from unnest(v_lanes) u);
     -- The lanes may have become dormant while the jobs waited.
     if v_lanes <> '{}' then
         perform forebay._use_lanes(v_lanes);
+    end if;
+
+    if v_subjects <> '{}' then
+        perform forebay._wake_due_subjects(v_subjects);
     end if;
 
     if v_due + v_late > 0

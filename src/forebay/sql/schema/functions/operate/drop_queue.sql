@@ -2,7 +2,7 @@
 
 -- Drop a queue, in the caller's transaction: cancel the jobs that wait, close its consumer groups, and remove its settings: limits of the
 -- queue and of its keys, shards, pauses, maximum attempts, the time for which dead letters are kept, what an application declared,
--- and that kinds belong to it.
+-- and that kinds belong to it. Its subjects are dropped too, all in this call: with many, call forebay.drop_subjects() first.
 --
 -- forebay.close_groups() does the rest of closing the groups: workers call it, and so does `forebay queues drop`. Dead letters, results and
 -- events stay, with their own times. A job that is enqueued later makes the queue anew, and a worker that serves it opens its group again.
@@ -10,7 +10,7 @@
 -- Parameters: token, of forebay.plan_change('truncate', ...): refuse if more jobs wait now; force, although workers serve it: their running
 --   jobs finish; dry_run, change nothing.
 -- Returns: cancelled, jobs that waited; running, jobs that workers have; groups, closed; settings, removed: limits, key limits, shards,
---   paused keys, max attempts, dead letters, declared, kinds.
+--   paused keys, max attempts, dead letters, declared, kinds, subjects.
 -- Errors: JQ001 no queue is given, or one of Forebay; JQ014 no such queue; JQ017 workers serve it; JQ042 more jobs than those of the token.
 -- Locks, until the transaction ends: rows of its groups, and those of forebay.limit_queue(), limit_key() and resume_key().
 create function forebay.drop_queue(
@@ -39,7 +39,8 @@ begin
         case when exists (select from forebay.queue_attempts a where a.queue = v_queue) then 'max attempts' end,
         case when exists (select from forebay.dead_retention r where r.queue = v_queue) then 'dead letters' end,
         case when exists (select from forebay.applied_setting a where a.queue = v_queue) then 'declared' end,
-        case when exists (select from forebay.kind_queue k where k.queue = v_queue) then 'kinds' end], null);
+        case when exists (select from forebay.kind_queue k where k.queue = v_queue) then 'kinds' end,
+        case when exists (select from forebay.subject s where s.queue = v_queue) then 'subjects' end], null);
     select coalesce(array_agg(g.group_name order by g.group_name) filter (where not g.is_implied and g.closing_at is null), '{}') as names,
            coalesce(sum(g.running), 0) as running, string_agg(g.group_name, ', ' order by g.group_name) filter (where g.is_served) as served, count(*) as count
     into v_state from forebay.groups(v_queue) g;
@@ -61,6 +62,8 @@ begin
                       where p.answer = 'cancelled');
         return;
     end if;
+    perform forebay.drop_subject(v_queue, s.subject) from forebay.subject s
+    where s.queue = v_queue and (forebay._newest_state(s.subject_id)).state <> 'g';
     cancelled := forebay.truncate_queue(v_queue, drop_queue.token);
     perform forebay.close_group(v_queue, g.name, force => true)
     from (select u.name from unnest(groups) u (name) order by u.name) g;

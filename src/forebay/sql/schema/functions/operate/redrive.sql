@@ -30,6 +30,7 @@ as $$
 declare
     d        forebay.dead_letter;
     v_job_id bigint;
+    v_lane   bigint;
 begin
     select i.* into d from forebay.dead_letter i where i.dead_id = p_dead_id for update;
     if not found then
@@ -53,11 +54,15 @@ begin
             detail = jsonb_build_object('queue', d.queue, 'group', forebay._group_name(d.group_id)),
             hint = 'The dead letter can be read. To run the job again, enqueue it with the arguments that the dead letter shows.';
     end if;
+    v_lane := forebay._record_private_lane(d.queue, d.priority, d.group_id, d.ordering_key, d.limit_key);
+    v_job_id := case when pg_current_xact_id() is not null then nextval('forebay.log_seq') end;
+    if d.headers ? 'forebay-subject' then
+        d.headers := forebay._redrive_subject(d, v_job_id, v_lane);
+    end if;
     insert into forebay.log (
-        lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
-    values (forebay._record_private_lane(d.queue, d.priority, d.group_id, d.ordering_key, d.limit_key), forebay._now(), d.max_attempts,
-            d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.limit_key)
-    returning seq into v_job_id;
+        seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
+    values (v_job_id, v_lane, forebay._now(), case when d.headers ? 'forebay-subject' then greatest(d.expires_at, forebay._now() + interval '30 days') end,
+            d.max_attempts, d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.limit_key);
     update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
     perform forebay._notify(d.queue);
     d.redriven_as := v_job_id;

@@ -10,7 +10,8 @@
 -- Parameters: p_flushes, a JSON array of
 --   {"claim_no", "flush_no", "done": null (the whole batch) or [offsets], "millis": [..] or null,
 --    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback", "max_attempts"}, "millis",
---              "kept": {"value", "seconds", "problem"}}],
+--              "kept": {"value", "seconds", "problem"},
+--              "subject": {"then": again, complete or drop, "at" or "after" or "interval" or "every", "data", "args"}}],
 --    "counters": [..], for forebay._record_counters(), counted if and only if the flush is settled}
 --   An entry of "ended" with outcome done has the handler's return value, which is kept for some seconds.
 --   outcome: retried (costs an attempt), lost (the same, returns as a suspect), snoozed, unknown (kind),
@@ -257,6 +258,9 @@ begin
     end if;
     if p_code = 'd' and p_item ? 'kept' then
         perform forebay._keep_result(p_row, p_group_id, p_item -> 'kept');
+    end if;
+    if p_row.headers ? 'forebay-subject' and (p_code = 'd' and p_item ? 'subject' or p_code = 'c') then
+        perform forebay._end_subject(p_row, p_code, p_item, p_item ->> 'reason');
     end if;
     if p_code in ('d', 'x', 'y', 'c') then
         perform forebay._announce_ended(coalesce(p_row.job_id, p_row.seq));

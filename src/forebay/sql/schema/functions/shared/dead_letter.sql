@@ -12,6 +12,7 @@ create function forebay._write_dead_letter(
 returns bigint
 language sql volatile
 as $$
+    select forebay._end_subject(p_row, 'x', null, p_reason) where p_row.headers ? 'forebay-subject';
     insert into forebay.dead_letter (
         group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, expires_at, attempt, max_attempts,
         kind, args, tag, correlation_id, headers, ordering_key, unique_key, limit_key, cause, place, holds_key, errors)
