@@ -135,6 +135,7 @@ class OutcomeRefused(ForebayError):  # noqa: N818 - as in forebay.errors
     template = "{field} {problem}"
     field: str
     problem: str
+    hint: str | None = None
 
 
 class SubjectNotFound(ForebayError, kw_only=True):  # noqa: N818 - as in forebay.errors

@@ -172,7 +172,7 @@ def _seconds(value: object, field: str) -> float:
         raise ValueError(error.message) from None
 
 
-def _clean_reason(outcome: Outcome | Exhausted) -> None:
+def _clean_reason(outcome: Snooze | Retry | Cancel | Dead | Exhausted) -> None:
     reason: object = outcome.reason
     if reason is None:
         return

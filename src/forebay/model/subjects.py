@@ -227,7 +227,7 @@ class UpgradeProgress:
     is_done: bool
 
 
-def checked_state(value: object) -> str | None:
+def checked_state(value: str | None) -> str | None:
     """Return the name of a state; None stays None.
 
     Raises:
@@ -235,7 +235,7 @@ def checked_state(value: object) -> str | None:
     """
     if value is not None and value not in SUBJECT_STATES:
         raise InvalidJob("state", f"is {shown(value)}, not one of {', '.join(SUBJECT_STATES)}")
-    return value  # type: ignore[return-value]
+    return value
 
 
 def checked_version(value: object, field: str = "version") -> int:
