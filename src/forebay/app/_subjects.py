@@ -58,10 +58,16 @@ class SubjectHandler(Handler[P, Q, R_co]):
         def __getattribute__(self, name: str) -> Any:
             """Refuse the enqueue methods of jobs: a run without a subject has no state and no next time."""
             if name in _ENQUEUES:
-                kind = object.__getattribute__(self, "__name__")
-                message = f"{kind} is a handler of subjects, and has no {name}; use {kind}.push(conn, subject, ...)"
-                raise AttributeError(message)
+                raise AttributeError(name)
             return object.__getattribute__(self, name)
+
+        def __getattr__(self, attribute: str) -> Any:
+            """Refuse an attribute; for the verbs of jobs, name the call for subjects."""
+            if attribute not in _ENQUEUES:
+                return super().__getattr__(attribute)
+            kind = self.__dict__["__name__"]
+            message = f"{kind} is a handler of subjects, and has no {attribute}; use {kind}.push(conn, subject, ...)"
+            raise AttributeError(message)
 
     def __repr__(self) -> str:
         return f"<handler of subjects of kind {self.kind.name!r}>"
