@@ -12,14 +12,17 @@ In a psycopg transaction, call ``send_welcome.enqueue(conn, user_id=42)``.
 
 from typing import TYPE_CHECKING, Any
 
-from forebay.app import App, Handler, JobHandle
+from forebay.app import App, Handler, JobHandle, SubjectHandler
 from forebay.client import AsyncClient, Client, abackfill, backfill
 from forebay.errors import ForebayError
 from forebay.model import (
+    Again,
     Cancel,
     Coalesce,
+    Complete,
     Dead,
     Debounce,
+    Drop,
     Idempotent,
     Job,
     JobId,
@@ -40,6 +43,7 @@ from forebay.model.context import Context, TransactionContext
 from forebay.model.declared import Queue, QueueDifference
 from forebay.model.middleware import Attempt, Middleware, NewJob
 from forebay.model.schedules import Schedule, Scheduled, ScheduleDifference
+from forebay.model.subjects import SubjectResult, SubjectRun, SubjectStatus, UpgradeProgress
 from forebay.ops.enqueue import Call
 from forebay.ops.events import acting_as
 from forebay.policy.retry import RetryPolicy
@@ -52,6 +56,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Again",
     "App",
     "AsyncClient",
     "Attempt",
@@ -64,10 +69,12 @@ __all__ = [
     "ChangeResult",
     "Client",
     "Coalesce",
+    "Complete",
     "Context",
     "Dead",
     "Debounce",
     "Drain",
+    "Drop",
     "ForebayError",
     "Handler",
     "Idempotent",
@@ -93,9 +100,14 @@ __all__ = [
     "ScheduleDifference",
     "Scheduled",
     "Snooze",
+    "SubjectHandler",
+    "SubjectResult",
+    "SubjectRun",
+    "SubjectStatus",
     "Throttle",
     "TransactionContext",
     "Unique",
+    "UpgradeProgress",
     "abackfill",
     "acting_as",
     "backfill",

@@ -129,6 +129,24 @@ def shown(value: object) -> str:
     return text.replace("\n", " ").replace("\x00", "\\x00")
 
 
+class OutcomeRefused(ForebayError):  # noqa: N818 - as in forebay.errors
+    """A run of a subject returned a state, arguments or a time that cannot be saved. The attempt has failed."""
+
+    template = "{field} {problem}"
+    field: str
+    problem: str
+    hint: str | None = None
+
+
+class SubjectNotFound(ForebayError, kw_only=True):  # noqa: N818 - as in forebay.errors
+    """The subject does not exist, or it was dropped."""
+
+    sqlstate = "JQ065"
+    template = "subject {subject!r} not found in queue {queue!r}"
+    queue: str | None
+    subject: str | None
+
+
 class ScheduleError(ForebayError):
     """A schedule cannot be used or changed as requested."""
 

@@ -32,6 +32,7 @@ ForebayError
 │   ├── EndpointDisabled      the endpoint takes no messages
 │   └── EndpointInUse         deliveries wait for the endpoint that should be dropped
 ├── ScheduleError             also ScheduleNotFound, and ScheduleChanged: a backfill is not the one that was counted
+├── SubjectNotFound           also OutcomeRefused: state or args that a run returned cannot be saved
 ├── DeadLetterError
 │   ├── DeadLetterNotFound
 │   └── AlreadyRedriven       has the new job
@@ -63,16 +64,15 @@ import dataclasses
 from dataclasses import KW_ONLY
 from typing import Final, Self
 
-from forebay._error import ForebayError, ScheduleChanged, ScheduleError, ScheduleNotFound, facts_in, shown  # isort: skip  # fmt: skip
+from forebay._error import ForebayError, OutcomeRefused, ScheduleChanged, ScheduleError, ScheduleNotFound, SubjectNotFound, facts_in, shown  # isort: skip  # fmt: skip
 
 __all__ = [
-    "SQLSTATES", "AdoptRefused", "AlreadyRedriven", "AttemptError", "BackfillChanged", "BackfillError", "BackfillNotFound",
-    "ConfigError", "DatabaseUnavailable", "DeadLetterError", "DeadLetterNotFound", "EndpointDisabled", "EndpointError",
-    "EndpointExists", "EndpointInUse", "EndpointNotFound", "EnqueueError", "ForebayError", "ForeignCluster", "GroupInUse",
-    "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled", "JobDied", "JobNotFound", "JobsChanged", "KeyBusy",
-    "LaneTaken", "LeaseLost", "NoResult", "PayloadDiffers", "PayloadTooDeep", "PayloadTooLarge", "PermissionDenied", "QueueFull",
-    "ResultError", "ResultTimeout", "ScheduleChanged", "ScheduleError", "ScheduleNotFound", "SchemaError", "ServerStartError", "SinkUnavailable", "SoftTimeout", "TargetUnavailable",
-    "TransactionStateError", "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection", "error_from_sqlstate", "shown",
+    "SQLSTATES", "AdoptRefused", "AlreadyRedriven", "AttemptError", "BackfillChanged", "BackfillError", "BackfillNotFound", "ConfigError", "DatabaseUnavailable", "DeadLetterError",
+    "DeadLetterNotFound", "EndpointDisabled", "EndpointError", "EndpointExists", "EndpointInUse", "EndpointNotFound", "EnqueueError", "ForebayError", "ForeignCluster",
+    "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled", "JobDied", "JobNotFound", "JobsChanged", "KeyBusy", "LaneTaken", "LeaseLost",
+    "NoResult", "OutcomeRefused", "PayloadDiffers", "PayloadTooDeep", "PayloadTooLarge", "PermissionDenied", "QueueFull", "ResultError", "ResultTimeout", "ScheduleChanged",
+    "ScheduleError", "ScheduleNotFound", "SchemaError", "ServerStartError", "SinkUnavailable", "SoftTimeout", "SubjectNotFound", "TargetUnavailable", "TransactionStateError",
+    "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection", "error_from_sqlstate", "shown",
 ]  # fmt: skip
 
 

@@ -4,5 +4,6 @@ from forebay.app._app import App
 from forebay.app._handle import JobHandle
 from forebay.app._handler import Handler, HandlerOptions
 from forebay.app._internals import Internals
+from forebay.app._subjects import SubjectHandler
 
-__all__ = ["App", "Handler", "HandlerOptions", "Internals", "JobHandle"]
+__all__ = ["App", "Handler", "HandlerOptions", "Internals", "JobHandle", "SubjectHandler"]

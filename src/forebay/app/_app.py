@@ -29,6 +29,7 @@ from forebay.app._internals import Declaration, Internals
 from forebay.app._middleware import enqueue_each, enqueue_each_async
 from forebay.app._queues import AppQueues
 from forebay.app._schedules import AppSchedules
+from forebay.app._subjects import AppSubjects
 from forebay.app._unique_by import unique_by as made_unique_by
 from forebay.arguments.kinds import QUEUE_DEFAULT, Kind, Kinds
 from forebay.client import AsyncClient, Client
@@ -102,10 +103,11 @@ class BatchDecorator(Protocol):
     ) -> Handler[[TransactionContext[C], list[T]], [T], R]: ...
 
 
-class App(AppQueues, AppSchedules, AppEvents):
+class App(AppQueues, AppSchedules, AppSubjects, AppEvents):
     """Handlers, and everything needed to enqueue and run them.
 
-    The methods for queues and schedules are in the base classes ``AppQueues`` and ``AppSchedules``, in modules beside this one.
+    The methods for queues, schedules and subjects are in the base classes ``AppQueues``, ``AppSchedules`` and ``AppSubjects``, in modules
+    beside this one.
 
     Args:
         dsn: the database address. Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*.
@@ -451,6 +453,7 @@ class App(AppQueues, AppSchedules, AppEvents):
         expires_in: float | timedelta | None = None,
         unique_by: Sequence[str] = (),
         unique: Callable[[str], Unique] = Once,
+        made: type[Handler[..., ..., Any]] = Handler,
         **declared: Any,
     ) -> Handler[..., ..., Any]:
         if isinstance(function, Handler):
@@ -482,7 +485,7 @@ class App(AppQueues, AppSchedules, AppEvents):
         self._internals.add_kind(kind)
         if retry is None:
             self._internals.leave_retry_to_settings(kind.name, max_attempts)
-        handler: Handler[..., ..., Any] = Handler(self, kind, expires_in=expires, unique_by=keys)
+        handler = made(self, kind, expires_in=expires, unique_by=keys)
         self._internals.add_options(kind.name, handler.options, expires)
         return handler
 

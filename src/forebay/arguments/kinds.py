@@ -37,6 +37,21 @@ TIMEOUT_SECONDS_MAX: Final = 30 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectKind:
+    """What a kind of runs of subjects has in addition.
+
+    Attributes:
+        name: the kind of the subjects, without the version.
+        version: of their arguments.
+        every: a run that returns None is due again at the next instant of this grid, in seconds; None: the subject is completed.
+    """
+
+    name: str
+    version: int = 0
+    every: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """One handler as declared; made by ``Kind.declare``.
 
@@ -61,6 +76,7 @@ class Kind:
         cpu_seconds: maximum processor time of a call in that process; None for no limit.
         takes_context: whether its first parameter is a context.
         limits: maximum size and depth of its arguments.
+        subject: with a handler of subjects: their kind and version; None for a handler of jobs.
     """
 
     name: str
@@ -84,6 +100,7 @@ class Kind:
     cpu_seconds: float | None = None
     takes_context: bool = False
     limits: ArgumentLimits = DEFAULT_LIMITS
+    subject: SubjectKind | None = None
 
     @classmethod
     def declare(
@@ -106,6 +123,7 @@ class Kind:
         memory_bytes: int | None = None,
         cpu_seconds: float | None = None,
         limits: ArgumentLimits = DEFAULT_LIMITS,
+        subject: SubjectKind | None = None,
     ) -> Kind:
         """Return the kind of a function; the default name is that of the function.
 
@@ -153,6 +171,7 @@ class Kind:
             cpu_seconds=cpu_seconds,
             takes_context=takes_context,
             limits=limits,
+            subject=subject,
         )
 
     @property

@@ -35,6 +35,7 @@ from forebay.cli import (
     _queues,
     _schedules,
     _schema,
+    _subjects,
     _worker,
     _workers,
 )
@@ -94,6 +95,7 @@ program.add_typer(_jobs.commands, name="jobs", rich_help_panel=_OPERATE)
 program.add_typer(_dead.commands, name="dead", rich_help_panel=_OPERATE)
 program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)
 program.add_typer(_schedules.commands, name="schedules", rich_help_panel=_SEND)
+program.add_typer(_subjects.commands, name="subjects", rich_help_panel=_SEND)
 program.add_typer(_keys.commands, name="keys", rich_help_panel=_OPERATE)
 program.add_typer(_groups.commands, name="groups", rich_help_panel=_OPERATE)
 program.add_typer(_workers.commands, name="workers", rich_help_panel=_OPERATE)

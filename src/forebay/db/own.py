@@ -24,7 +24,7 @@ from forebay.ops.enqueue import Chunks, database_clock
 from forebay.ops.events import with_actor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 
     from forebay.ops.enqueue import Call
     from forebay.ops.operation import Operation
@@ -98,6 +98,38 @@ async def run_own_async(dsn: str, operation: Operation[T]) -> T:
         if ours is None:
             raise
         raise ours from error
+
+
+@contextlib.contextmanager
+def own_transaction(dsn: str) -> Iterator[Callable[[Operation[Any]], Any]]:
+    """Connect, and yield a function that runs operations in one transaction, which the end of the block commits.
+
+    Raises:
+        DatabaseUnavailable: no connection, or it was lost: then the outcome is unknown.
+        ForebayError: Forebay's SQL function refused; nothing was written.
+    """
+    with (
+        _translated(),
+        psycopg.connect(dsn, **_options(dsn), row_factory=tuple_row) as conn,
+        conn.transaction(),
+    ):
+        yield lambda operation: _call(conn, operation)
+
+
+@contextlib.asynccontextmanager
+async def own_transaction_async(
+    dsn: str,
+) -> AsyncIterator[Callable[[Operation[Any]], Awaitable[Any]]]:
+    """Do as ``own_transaction``, asynchronously."""
+    connecting = psycopg.AsyncConnection.connect(dsn, **_options(dsn), row_factory=tuple_row)
+    with _translated():
+        async with await connecting as conn, conn.transaction():
+            yield lambda operation: _call_async(conn, operation)
+
+
+#: A pause between transactions, in seconds.
+pause = time.sleep
+pause_async = asyncio.sleep
 
 
 def await_own(

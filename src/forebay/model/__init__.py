@@ -1,5 +1,6 @@
 """Values that all packages exchange: jobs, options, outcomes, states. No behaviour, no I/O."""
 
+from forebay.model.again import Again, Complete, Drop
 from forebay.model.job import Job, JobState
 from forebay.model.options import JobOptionChanges, JobOptions
 from forebay.model.outcome import Cancel, Dead, Outcome, Retry, Snooze
@@ -15,10 +16,13 @@ from forebay.model.unique import (
 )
 
 __all__ = [
+    "Again",
     "Cancel",
     "Coalesce",
+    "Complete",
     "Dead",
     "Debounce",
+    "Drop",
     "Idempotent",
     "Job",
     "JobId",

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from forebay.model.schedules import Scheduled
+from forebay.model.subjects import SubjectRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -65,6 +66,7 @@ class Context:
         self._logger: logging.LoggerAdapter[logging.Logger] | None = None
         self._stop: threading.Event | None = None  # created by the first wait
         self._why: HandlerError | None = None
+        self._subject: SubjectRun | None = None
 
     @property
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -97,6 +99,30 @@ class Context:
     def scheduled(self) -> Scheduled | None:
         """The instant that a schedule enqueued the job for; None: no schedule did."""
         return Scheduled.of(self.job.headers, self.job.enqueued_at)
+
+    @property
+    def subject(self) -> SubjectRun | None:
+        """The subject whose run this is; None: the job is not a run of a subject."""
+        if self._subject is None:
+            self._subject = SubjectRun.of(self.job.headers)
+        return self._subject
+
+    @property
+    def used_subject(self) -> SubjectRun | None:
+        """The subject, if the handler has looked at it; None else. For the worker."""
+        return self._subject
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """What handlers of the subject keep between its runs, empty at first: see ``SubjectRun``. Change it in place.
+
+        Raises:
+            TypeError: the job is not a run of a subject.
+        """
+        if self.subject is None:
+            message = "the job is not a run of a subject: it has no state"
+            raise TypeError(message)
+        return self.subject.state
 
     @property
     def cancelled(self) -> bool:

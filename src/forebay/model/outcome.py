@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import InvalidJob
 from forebay.model import checks
+from forebay.model.again import Again, Complete, Drop
 from forebay.model.text import bounded_text
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ class Keep:
     seconds: float
 
 
-Outcome = Snooze | Retry | Cancel | Dead
+Outcome = Snooze | Retry | Cancel | Dead | Again | Complete | Drop
 
 
 class Endings(list["Outcome | Release | BaseException | None"]):
@@ -171,7 +172,7 @@ def _seconds(value: object, field: str) -> float:
         raise ValueError(error.message) from None
 
 
-def _clean_reason(outcome: Outcome | Exhausted) -> None:
+def _clean_reason(outcome: Snooze | Retry | Cancel | Dead | Exhausted) -> None:
     reason: object = outcome.reason
     if reason is None:
         return

@@ -154,6 +154,29 @@ class Kept:
 
 
 @dataclass(slots=True)
+class SubjectEnd:
+    """What a run that ended well means for its subject; see ``forebay.settle_v1``.
+
+    Attributes:
+        then: again, complete or drop; unset for a run that was cancelled.
+        after: seconds until it is due again; or ``at``, ``interval`` or ``every``.
+        at: the instant.
+        interval: an interval in the words of PostgreSQL.
+        every: seconds of the grid whose next instant is meant.
+        data: the state that the next run finds; unset: unchanged.
+        args: arguments of the runs from now on; unset: unchanged.
+    """
+
+    then: Literal["again", "complete", "drop"] | msgspec.UnsetType = msgspec.UNSET
+    after: float | msgspec.UnsetType = msgspec.UNSET
+    at: str | msgspec.UnsetType = msgspec.UNSET
+    interval: str | msgspec.UnsetType = msgspec.UNSET
+    every: float | msgspec.UnsetType = msgspec.UNSET
+    data: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+    args: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+@dataclass(slots=True)
 class Ended:
     """How one job of a batch ended, if not simply done.
 
@@ -165,6 +188,7 @@ class Ended:
         error: type, message, traceback and max_attempts, kept in the job's history.
         kept: with the outcome done: the result of the handler.
         holds_key: with the outcome dead: later jobs of its ordering key wait until the dead letter is redriven or skipped.
+        subject: with the outcome done or cancelled: what the run means for its subject.
     """
 
     offset: int
@@ -174,6 +198,7 @@ class Ended:
     error: dict[str, Any] | None = None
     kept: Kept | msgspec.UnsetType = msgspec.UNSET
     holds_key: bool | msgspec.UnsetType = msgspec.UNSET
+    subject: SubjectEnd | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(slots=True)

@@ -47,6 +47,7 @@ from forebay.policy.cause import cause_of, without_values
 from forebay.policy.error_text import calls_handlers, describe_exception
 from forebay.policy.retry import GiveUp, RetryPolicy
 from forebay.worker._held import Raised
+from forebay.worker._subjects import refuse_without_subject, with_subject
 
 if TYPE_CHECKING:
     from forebay.arguments.kinds import Kind, Kinds
@@ -267,13 +268,14 @@ def endings(call: Call, result: Any) -> list[Ended | None]:
     Raises:
         TypeError: the sequence does not fit the jobs.
     """
-    keeps_nothing = call.kind.keep_result_seconds is None
+    keeps_nothing = call.kind.keep_result_seconds is None and call.kind.subject is None
     if keeps_nothing and (
         result is None or (isinstance(result, Endings) and result.are_done(len(call.helds)))
     ):
         return [None] * len(call.helds)
     if not call.kind.is_batch:
-        return [ending(call.kind, call.jobs[0], result)]
+        ended = ending(call.kind, call.jobs[0], result)
+        return [ended if call.kind.subject is None else with_subject(call, ended, result)]
     if isinstance(result, Snooze | Retry | Cancel | Dead):
         return [ending(call.kind, job, result) for job in call.jobs]
     if (
@@ -296,6 +298,7 @@ def endings(call: Call, result: Any) -> list[Ended | None]:
 
 def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
     """Return how a job ended after its handler returned; None means done. The offset is set later."""
+    refuse_without_subject(kind, result)
     if isinstance(result, Snooze):
         after = result.delay_seconds
         if after is None and result.until is not None:

@@ -1,0 +1,453 @@
+"""forebay subjects: push, upsert, list, show, drop, kill, revive and upgrade subjects."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from forebay.cli._help import Commands
+from forebay.cli._load import check_place
+from forebay.cli.exit import ExitCode
+from forebay.cli.options import Dsn, Json, Limit, duration, instant, json_object
+from forebay.cli.output import (
+    ago,
+    compact,
+    console,
+    facts_table,
+    json_text,
+    moment,
+    one_line,
+    print_json,
+    table,
+)
+from forebay.client import Client
+from forebay.errors import ConfigError, InvalidJob, shown
+from forebay.model.subjects import SubjectResult, UpgradeProgress
+
+commands = Commands(help="Subjects, jobs that come due again: push, upsert, list, show, kill, revive, upgrade and more.")  # fmt: skip
+
+
+def _option(name: str, metavar: str, text: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=text, show_default=False)
+
+
+Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue of the subject.")]
+Subject = Annotated[str, typer.Argument(metavar="SUBJECT", help="The subject.")]
+Kind = Annotated[str, typer.Argument(metavar="KIND", help="The kind of its runs.")]
+Named = Annotated[
+    str | None,
+    typer.Argument(metavar="[SUBJECT]", help="The subject. Not with --file.", show_default=False),
+]
+Args = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[JSON]", help="Arguments of its runs; - reads them from stdin.", show_default=False
+    ),
+]
+Of = Annotated[str | None, _option("--queue", "QUEUE", "Default: that of the kind.")]
+Delay = Annotated[str | None, _option("--delay", "TIME", "Due no earlier than: 90, 15m, 2h.")]
+RunAt = Annotated[str | None, _option("--run-at", "TIME", "Due at this time, ISO 8601.")]
+Priority = Annotated[int | None, _option("--priority", "N", "Lower numbers run first.")]
+Version = Annotated[int | None, _option("--version", "N", "Version of the arguments.")]
+Tag = Annotated[str | None, _option("--tag", "TEXT", "Where its runs come from.")]
+File = Annotated[
+    str | None,
+    _option(
+        "--file",
+        "FILE",
+        'Many: a JSON object a line, {"subject": ..., "args": {...}, "delay": ...}; - reads stdin.',
+    ),
+]
+
+
+@commands.command("push")
+def push(
+    kind: Kind,
+    subject: Named = None,
+    args: Args = None,
+    *,
+    file: File = None,
+    queue: Of = None,
+    delay: Delay = None,
+    run_at: RunAt = None,
+    priority: Priority = None,
+    version: Version = None,
+    tag: Tag = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Create subjects. Those that exist, in any state, are left as they are."""
+    common = _common(kind, queue, delay, run_at, priority=priority, version=version, tag=tag)
+    items = _items(common, subject, args, file)
+    _print_results(Client(dsn).push_subjects(items), as_json=as_json, many=file is not None)
+
+
+@commands.command("upsert")
+def upsert(
+    kind: Kind,
+    subject: Named = None,
+    args: Args = None,
+    *,
+    file: File = None,
+    revive: Annotated[
+        bool, typer.Option("--revive", help="Schedule completed, dead and killed ones.")
+    ] = False,
+    queue: Of = None,
+    delay: Delay = None,
+    run_at: RunAt = None,
+    priority: Priority = None,
+    version: Version = None,
+    tag: Tag = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Create subjects, or change what is given of those that exist."""
+    common = _common(kind, queue, delay, run_at, priority=priority, version=version, tag=tag)
+    items = _items(common, subject, args, file)
+    _print_results(
+        Client(dsn).upsert_subjects(items, revive=revive), as_json=as_json, many=file is not None
+    )
+
+
+@commands.command("append")
+def append(
+    kind: Kind,
+    args: Args = None,
+    *,
+    queue: Of = None,
+    delay: Delay = None,
+    run_at: RunAt = None,
+    priority: Priority = None,
+    version: Version = None,
+    tag: Tag = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Create a subject with a random name."""
+    common = _common(kind, queue, delay, run_at, priority=priority, version=version, tag=tag)
+    results = Client(dsn).push_subjects([common | {"args": json_object(args, "args")}])
+    _print_results(results, as_json=as_json, many=False)
+
+
+@commands.command("list")
+def list_(
+    queue: Queue,
+    *,
+    state: Annotated[
+        str | None,
+        _option("--state", "STATE", "scheduled, ready, running, completed, dead or killed."),
+    ] = None,
+    after: Annotated[str | None, _option("--after", "SUBJECT", "Begin after this name.")] = None,
+    limit: Limit = 50,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """List the subjects of a queue, in the order of their names."""
+    found = Client(dsn).subjects(queue, state=state, after=after, limit=limit)
+    if as_json:
+        print_json(found)
+        return
+    rows = table(
+        "subject", "state", "due", "last", "iterations", "kind", "args", right=("iterations",), loose=("subject", "args"),
+    )  # fmt: skip
+    for each in found:
+        kind = each.kind if each.version == 0 else f"{each.kind}, version {each.version}"
+        rows.add_row(
+            each.subject,
+            _state_text(each.state),
+            ago(each.due_at),
+            ago(each.last_at),
+            f"{each.iterations:,}",
+            kind,
+            one_line(compact(each.args)),
+        )
+    out = console()
+    out.print(rows if found else Text("No subjects.", style="dim"))
+    if len(found) == limit:
+        out.print(f"More: --after {shown(found[-1].subject)}", style="dim")
+
+
+@commands.command("show")
+def show(queue: Queue, subject: Subject, *, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Show a subject: state, times, arguments and what its handlers keep."""
+    found = Client(dsn).subject(queue, subject)
+    if as_json:
+        print_json(found)
+        return
+    rows = facts_table()
+    for fact, value in (
+        ("subject", f"{found.subject} in queue {found.queue}"),
+        ("state", _state_text(found.state)),
+        ("reason", found.reason),
+        ("due", moment(found.due_at)),
+        ("last run", moment(found.last_at)),
+        ("iterations", f"{found.iterations:,}"),
+        ("failed attempts", f"{found.attempts:,}"),
+        ("job", None if found.job_id is None else str(found.job_id)),
+        ("kind", f"{found.kind}, version {found.version}, priority {found.priority}"),
+        ("args", json_text(found.args)),
+        ("state of handlers", json_text(found.data)),
+        ("options", json.dumps(found.options) if found.options else None),
+        ("created", moment(found.created_at)),
+        ("changed", moment(found.changed_at)),
+    ):
+        if value is not None:
+            rows.add_row(fact, value)
+    console().print(rows)
+
+
+@commands.command("history")
+def history(
+    queue: Queue, subject: Subject, *, limit: Limit = 50, dsn: Dsn = None, as_json: Json = False
+) -> None:
+    """List what happened to a subject, newest first. About a day is kept."""
+    found = Client(dsn).subject_history(queue, subject, limit=limit)
+    if as_json:
+        print_json(found)
+        return
+    rows = table("at", "what", "due", "iterations", "job", "reason", right=("iterations",), loose=("reason",))  # fmt: skip
+    for each in found:
+        job = "-" if each.job_id is None else str(each.job_id)
+        rows.add_row(
+            moment(each.at),
+            each.what,
+            ago(each.due_at),
+            f"{each.iterations:,}",
+            job,
+            one_line(each.reason or "-"),
+        )
+    console().print(rows)
+
+
+@commands.command("trace")
+def trace(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A subject.")],
+    *,
+    limit: Limit = 50,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """List history and errors of the subjects of a name, in all queues, newest first."""
+    found = Client(dsn).trace(name, limit=limit)
+    if as_json:
+        print_json(found)
+        return
+    rows = table("at", "queue", "job", "kind", "what", "attempt", "error", loose=("error",))
+    for each in found:
+        rows.add_row(
+            moment(each.at),
+            each.queue,
+            "-" if each.job_id is None else str(each.job_id),
+            each.kind or "-",
+            each.what,
+            "-" if each.attempt is None else str(each.attempt),
+            one_line(each.error or "-"),
+        )
+    console().print(rows if found else Text("Nothing.", style="dim"))
+
+
+@commands.command("drop")
+def drop(queue: Queue, subject: Subject, *, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Drop a subject: its name is free."""
+    _print_act(queue, subject, Client(dsn).drop_subject(queue, subject), as_json=as_json)
+
+
+@commands.command("kill")
+def kill(
+    queue: Queue,
+    subject: Subject,
+    *,
+    reason: Annotated[str | None, _option("--reason", "TEXT", "Why, for people.")] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Kill a subject: it is not due until it is revived."""
+    _print_act(queue, subject, Client(dsn).kill_subject(queue, subject, reason), as_json=as_json)
+
+
+@commands.command("revive")
+def revive(
+    queue: Queue,
+    subject: Subject,
+    *,
+    run_at: RunAt = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Schedule a subject that is completed, dead or killed; now, or at a time."""
+    result = Client(dsn).revive_subject(queue, subject, instant(run_at, "--run-at"))
+    _print_act(queue, subject, result, as_json=as_json)
+
+
+@commands.command("counts")
+def counts(
+    *,
+    queue: Annotated[str | None, _option("--queue", "QUEUE", "Only this queue.")] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Show the numbers of subjects by queue and state."""
+    found = Client(dsn).subject_counts(queue)
+    if as_json:
+        print_json(found)
+        return
+    rows = table("queue", "state", "subjects", right=("subjects",))
+    for each in found:
+        rows.add_row(each.queue, each.state, f"{each.subjects:,}")
+    console().print(rows if found else Text("No subjects.", style="dim"))
+
+
+@commands.command("upgrade")
+def upgrade(
+    queue: Queue,
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="Their kind, without a version.")],
+    *,
+    from_version: Annotated[int, _option("--from", "N", "The version of their arguments.")],
+    to_version: Annotated[int, _option("--to", "N", "The new version.")],
+    function: Annotated[
+        str,
+        _option(
+            "--with",
+            "MODULE:FUNCTION",
+            "Gets arguments and state; returns new arguments, or a tuple of both.",
+        ),
+    ],
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="TIME", help="Wait this long for runs to end.")
+    ] = "60s",
+    chunk: Annotated[
+        int, typer.Option("--chunk", metavar="N", help="Subjects per transaction.")
+    ] = 100,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Migrate the arguments of subjects to another version, under a lock of each. Continues where an earlier call stopped."""
+
+    def report(step: UpgradeProgress) -> None:
+        console(stderr=True).print(
+            f"pass {step.passes}: {step.upgraded:,} upgraded, {step.running:,} not yet", style="dim"
+        )
+
+    done = Client(dsn).upgrade_subjects(
+        queue,
+        kind,
+        from_version,
+        to_version,
+        _function(function),
+        wait=duration(wait, "--wait") or 0.0,
+        chunk=chunk,
+        progress=None if as_json else report,
+    )
+    if as_json:
+        print_json(done)
+    elif done.is_done:
+        console().print(f"{done.upgraded:,} subjects upgraded; none of version {from_version} left")
+    else:
+        console().print(
+            f"{done.upgraded:,} subjects upgraded; {done.running:,} still run: repeat the command"
+        )
+    if not done.is_done:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+def _common(
+    kind: str,
+    queue: str | None,
+    delay: str | None,
+    run_at: str | None,
+    **others: Any,
+) -> dict[str, Any]:
+    given = {
+        "kind": kind,
+        "queue": queue,
+        "delay": duration(delay, "--delay"),
+        "run_at": instant(run_at, "--run-at"),
+        **others,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _items(
+    common: dict[str, Any], subject: str | None, args: str | None, file: str | None
+) -> Iterator[dict[str, Any]]:
+    if (subject is None) == (file is None):
+        raise ConfigError(
+            "SUBJECT", "or --file must be given, and only one of them", hint="Without a name: forebay subjects append."
+        )  # fmt: skip
+    if file is not None:
+        return _lines(file, common)
+    given = {} if args is None else {"args": json_object(args, "args")}
+    return iter([common | {"subject": subject} | given])
+
+
+def _lines(file: str, common: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a file, a JSON object a line; empty lines are skipped."""
+    for number, line in enumerate(_text(file).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except ValueError as error:
+            raise InvalidJob(f"line {number}", f"is not JSON: {error}") from None
+        if not isinstance(found, dict):
+            raise InvalidJob(f"line {number}", f"must be a JSON object, not {shown(found)}")
+        if {"delay", "run_at"} & found.keys():
+            yield {k: v for k, v in common.items() if k not in ("delay", "run_at")} | found
+        else:
+            yield common | found
+
+
+def _text(file: str) -> str:
+    if file == "-":
+        return sys.stdin.read()
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("--file", f"cannot be read: {error}", value=file) from None
+
+
+def _print_results(results: list[SubjectResult], *, as_json: bool, many: bool) -> None:
+    if as_json:
+        print_json(results if many else results[0])
+        return
+    out = console()
+    for each in results:
+        out.print(f"subject {each.subject}: {each}")
+    if many:
+        numbers: dict[str, int] = {}
+        for each in results:
+            numbers[str(each)] = numbers.get(str(each), 0) + 1
+        total = ", ".join(f"{number:,} {what}" for what, number in sorted(numbers.items()))
+        out.print(total or "No subjects.", style="dim")
+
+
+def _print_act(queue: str, subject: str, result: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"queue": queue, "subject": subject, "result": result})
+        return
+    text = {"requested": "requested: its run is asked to stop", "unchanged": "nothing to change"}
+    console().print(f"subject {subject} in queue {queue}: {text.get(result, result)}")
+
+
+def _state_text(state: str) -> Text:
+    styles = {"scheduled": "yellow", "ready": "blue", "running": "cyan", "completed": "green", "dead": "red", "killed": "dim"}  # fmt: skip
+    return Text(state, style=styles.get(state, "default"))
+
+
+def _function(place: str) -> Callable[[dict[str, Any], dict[str, Any] | None], Any]:
+    if ":" not in place:
+        raise ConfigError("--with", f"is {shown(place)}, not MODULE:FUNCTION", value=place)
+    module_name, attribute = check_place(place)
+    found: Any = importlib.import_module(module_name)
+    for part in attribute.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise ConfigError("--with", f"names {place}, which is not a function", value=place)
+    return found  # type: ignore[no-any-return]
