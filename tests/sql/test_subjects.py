@@ -406,8 +406,7 @@ def test_without_the_fence_two_runs_would_meet(database, name, guard, without):
 # No revival.
 
 
-@pytest.mark.parametrize("end_first", [True, False])
-def test_a_late_run_revives_no_killed_subject(conn, reader, clock, end_first):
+def test_a_late_run_revives_no_killed_subject(conn, reader, clock):
     push(conn, "a")
     batch, _ = claim_one(reader)
     assert one(conn, "select forebay.kill_subject('crawl', 'a', 'enough')") == "requested"

@@ -18954,7 +18954,7 @@ as $$ select case when p_state in ('s', 'i') then 'a' else p_state end $$;
 
 -- Record how a run of a subject ended, with its settlement or dead letter: a row of part 1.
 --
--- Takes no lock and waits for nobody. Invariant "no revival": a newer row of part 0 hides this one. The header may be forged, so the run
+-- Takes no lock and never waits. Invariant "no revival": a newer row of part 0 hides this one. The header may be forged, so the run
 -- must be the one that part 0 issued.
 --
 -- Parameters: p_code of the outcome, d, c or x; p_item, see forebay.settle_v1(); p_reason, for operators.
