@@ -87,7 +87,7 @@ async def test_the_methods_of_a_handler(app, crawl, conn, database):
         assert (await later.apush(other, "b", "x")).result == "created"
         assert (await later.aupsert(other, "b", "y")).result == "updated"
         assert (await later.apush_many(other, [("c", {"url": "x"})]))[0].result == "created"
-        assert (await later.aupsert_many(None, [later.item("c", "x")]))[0].result == "unchanged"
+        assert (await later.aupsert_many(None, [crawl.item("c", "x")]))[0].result == "unchanged"
         assert len(await later.aappend(other, "x")) == 36
 
 

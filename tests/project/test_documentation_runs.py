@@ -60,6 +60,7 @@ LONG = {
     "docs/howto/several-groups.md",
     "docs/howto/testing.md",
     "docs/tutorial/first-job.md",
+    "docs/tutorial/subjects.md",
 }
 NOT_RUN = [block for file in FILES for block in read_blocks(file) if block.directive == "not run"]
 
