@@ -44,6 +44,9 @@ _CRONS = (
 )
 _INTERVALS = (30, 45, 60, 61, 90, 120, 150, 300, 600, 3600)
 
+#: After a step of so many seconds there is something to decide, even if the steps before took a minute.
+_LONG_STEP = 200
+
 _HOSTILE_SECONDS = (3600, -3600, 86_400 * 3653, -86_400 * 3653, 7, -7, 0)
 
 
@@ -150,29 +153,30 @@ class Storm:
         """
         moment = self.first
         while moment < end:
-            moment = min(end, moment + timedelta(seconds=self.rng.choice(steps)))
+            before = self.decisions()
+            step = self.rng.choice(steps)
+            moment = min(end, moment + timedelta(seconds=step))
             self.set_clock(moment)
-            if self.rng.random() < 0.1:
+            is_back = self.rng.random() < 0.1
+            if is_back:
                 self.set_clock(moment - timedelta(minutes=self.rng.randint(1, 90)))
                 self.acts["back"] += 1
             for _ in range(self.rng.randint(1, 4)):
                 self.hurt()
+            self.thaw()
             # Somebody decides something before the next step, so that not all is decided at the end.
-            before = one(self.conn, "select sum(decisions) from forebay.schedule")
-            wait_for(
-                lambda before=before: (
-                    self.thaw()
-                    or one(self.conn, "select sum(decisions) from forebay.schedule") > before
-                    or one(
-                        self.conn,
-                        "select min(decided_to) > forebay._now() - interval '1 hour' from forebay.schedule",
-                    )
-                ),
-                60,
-                self.describe,
-            )
+            if step >= _LONG_STEP and not is_back and moment < end:
+                wait_for(
+                    lambda before=before: self.thaw() or self.decisions() > before,
+                    60,
+                    self.describe,
+                )
         self.set_clock(end)
         self.thaw(everyone=True)
+
+    def decisions(self) -> int:
+        """Return how many instants are decided."""
+        return one(self.conn, "select sum(decisions) from forebay.schedule")
 
     def instants(self, name: str, end: datetime) -> list[datetime]:
         """Return the instants that a schedule has, by the oracle."""

@@ -135,7 +135,14 @@ class Maintenance:
         self._swept_all_at: float | None = None
         self._schedule = Schedule(
             [
-                Duty("promote", promote_seconds, self._promote, _PROMOTE_ROWS, is_urgent=True, rest=_PROMOTE_REST),
+                Duty(
+                    "promote",
+                    promote_seconds,
+                    self._promote,
+                    _PROMOTE_ROWS,
+                    is_urgent=True,
+                    rest=_PROMOTE_REST,
+                ),
                 Duty("revoke", revoke_seconds, self._revoke, is_urgent=True),
                 Duty("seal", 1.0, self._seal, is_urgent=True),
                 Duty("extend", 5.0, self._extend, is_urgent=True),
