@@ -1,7 +1,7 @@
-"""Jobs, dead letters and queues in Django's admin: read, cancel, retry, pause and resume.
+"""Jobs, dead letters, queues, workers and schedules in Django's admin: read, cancel, retry, pause, resume and run.
 
 The pages use the same operations as the command line: newest first and bounded; only the page of queues counts jobs.
-The permission "view" allows reading; "change" allows cancelling jobs, retrying dead letters, and pausing queues.
+The permission "view" allows reading; "change" allows cancelling jobs, retrying dead letters, pausing queues and schedules, and running schedules.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from forebay.django._admin_base import (
     short,
 )
 from forebay.django._app import app
-from forebay.django.models import DeadLetter, Job, Queue, Worker
+from forebay.django._schedules import ScheduleAdmin
+from forebay.django.models import DeadLetter, Job, Queue, Schedule, Worker
 from forebay.doctor import human_bytes
 from forebay.errors import ForebayError, InvalidJob, JobNotFound
 from forebay.model import JobState
@@ -232,6 +233,7 @@ class QueueAdmin(LogAdmin):
         "Queue", "State", "Scheduled", "Ready", "Claimed", "Running", "Retrying", "Dead", "Last claim",
     )  # fmt: skip
     verbs = {"Pause": "paused", "Resume": "resumed"}  # noqa: RUF012
+    has_pages = False
 
     def get_urls(self) -> list[Any]:
         """Omit the page of one queue: its jobs are a filter of the jobs."""
@@ -289,6 +291,7 @@ class WorkerAdmin(LogAdmin):
     """Running workers."""
 
     heads = ("Worker", "Heartbeat", "Queues", "Running", "Slots", "Memory", "Version", "Started")
+    has_pages = False
 
     def get_urls(self) -> list[Any]:
         """Omit the page of one worker."""
@@ -329,6 +332,9 @@ class WorkerAdmin(LogAdmin):
     def act(self, key: Any, verb: str) -> str:
         """Refuse: nothing is done with workers here."""
         raise InvalidJob(verb, f"is not possible for worker {key}")
+
+
+admin.site.register(Schedule, ScheduleAdmin)
 
 
 def known_choices() -> dict[str, Sequence[str] | None]:
