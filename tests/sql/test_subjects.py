@@ -436,7 +436,7 @@ def test_a_late_run_revives_no_dropped_subject(conn, reader, clock):
     end(reader, batch, again(after=1, data={"life": 1}))
     clock.ahead(seconds=20)
     promote(conn)
-    batch, header = claim_one(reader)
+    batch, _ = claim_one(reader)
     assert batch.jobs[0]["args"] == {"life": 2}
     end(reader, batch, {"then": "drop"})
     promote(conn)
