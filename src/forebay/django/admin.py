@@ -28,6 +28,7 @@ from forebay.django._admin_base import (
     short,
 )
 from forebay.django._app import app
+from forebay.django._subjects import SubjectAdmin
 from forebay.django.models import DeadLetter, Job, Queue, Worker
 from forebay.doctor import human_bytes
 from forebay.errors import ForebayError, InvalidJob, JobNotFound
@@ -35,6 +36,8 @@ from forebay.model import JobState
 from forebay.model.text import call_text
 from forebay.ops.dead import REASONS
 from forebay.ops.overview import QueueOverview, known_names, queue_overview
+
+__all__ = ["DeadLetterAdmin", "JobAdmin", "QueueAdmin", "SubjectAdmin", "WorkerAdmin"]
 
 
 @admin.register(Job)
