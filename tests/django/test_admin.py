@@ -163,6 +163,54 @@ def test_running_workers_are_listed(send_welcome):
         assert admin.post("/admin/forebay/worker/", {"chosen": ["x"]}).status_code == 403
 
 
+def test_schedules_are_listed_paused_and_run(send_welcome):
+    """
+    With their next instants and, on the page of one, its occurrences; who may only view changes nothing.
+    """
+    from django.contrib.auth.models import Permission, User
+
+    client = app.client()
+    client.create_schedule("yearly", "send_welcome", "0 0 1 1 *", args={"user_id": 7}, queue="mail")
+    with connection.cursor() as cursor:
+        cursor.execute("select forebay.create_schedule('bad', 'work', '61 * * * *')")
+        cursor.execute(
+            "update forebay.schedule set problem = 'not an expression' where name = 'bad'"
+        )
+    admin = browser(is_superuser=True)
+    where = "/admin/forebay/schedule/"
+    text = page(admin.get(where))
+    assert "0 0 1 1 * UTC" in text
+    assert re.search(r"send_welcome 20\d\d-01-01 00:00:00 UTC never", text)
+    assert "problem: not an expression" in text
+    text = page(admin.post(where, {"chosen": ["yearly"], "verb": "Run"}, follow=True))
+    assert "1 schedule run now" in text
+    (job,) = client.jobs(kind="send_welcome")
+    text = page(admin.get(f"{where}yearly/change/"))
+    assert f"manual, job {job.job_id}" in text
+    assert len(re.findall(r"20\d\d-01-01 00:00:00 UTC job starts", text)) == 10
+    text = page(admin.post(f"{where}yearly/change/", {"verb": "Pause"}, follow=True))
+    assert "1 schedule paused" in text
+    assert "job starts" not in text
+    assert client.schedule("yearly").paused_at is not None
+    text = page(admin.post(where, {"chosen": ["yearly"], "verb": "Resume"}, follow=True))
+    assert "1 schedule resumed" in text
+    assert client.schedule("yearly").paused_at is None
+    assert "manual" not in page(admin.get(f"{where}bad/change/"))
+    assert admin.get(f"{where}nothing/change/").status_code == 404
+    assert [(one.act, one.actor) for one in client.events(act="schedules.run")] == [
+        ("schedules.run", "django ann")
+    ]
+    reader = browser("reader")
+    user = User.objects.get(username="reader")
+    assert reader.get(where).status_code == 403
+    user.user_permissions.set(Permission.objects.filter(codename="view_schedule"))
+    text = page(reader.get(where))
+    assert "yearly" in text
+    assert "Pause" not in text
+    assert reader.post(where, {"chosen": ["yearly"], "verb": "Run"}).status_code == 403
+    assert len(client.jobs(kind="send_welcome")) == 1
+
+
 def test_jobs_are_cancelled(send_welcome):
     """
     One from its page, several from the list, each with an entry in the admin's log.

@@ -340,6 +340,7 @@ def test_the_job_carries_its_instant_and_options(conn, clock):
     ).fetchone()
     headers = row[7]
     assert datetime.fromisoformat(headers.pop("forebay-scheduled-for")) == at
+    assert 0.9 < float(headers.pop("forebay-late-by")) < 60
     assert headers == {"x": "y", "forebay-schedule": "nightly", "forebay-occurrence": "1"}
     assert row[:7] == ("work", {"a": 1}, "mail", 7, "t", "c", 3)
     assert abs(row[8] - timedelta(seconds=90)) < timedelta(seconds=1)
@@ -440,6 +441,8 @@ def test_a_schedule_that_starts_later(conn, clock):
         {"options": {"headers": {"forebay-schedule": "x"}}},
         {"args": None},
         {"starts_at": "infinity"},
+        {"starts_at": "294276-01-01"},
+        {"starts_at": "0001-01-01 BC"},
     ],
 )
 def test_a_bad_definition_is_refused(conn, wrong):

@@ -2,15 +2,14 @@
 
 import itertools
 import random
-import zoneinfo
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from forebay.errors import InvalidJob
 from forebay.policy.cron import Timing
-
-MINUTE = timedelta(minutes=1)
+from tests.support.cron_oracle import MINUTE, Oracle, all_zones, changes_of, offsets_of
 
 #: Zones with unusual changes of the clock: of half an hour, at midnight, of a whole day, negative ones, in Ramadan, none.
 ZONES = (
@@ -48,71 +47,6 @@ FREE = (
 )
 
 
-def values(text: str, low: int, high: int, names: tuple[str, ...] = ()) -> set[int]:
-    """Read one field of an expression."""
-    found: set[int] = set()
-    for term in text.split(","):
-        span, _, step = term.partition("/")
-        if span == "*":
-            first, last = low, high
-        else:
-            begin, _, end = span.partition("-")
-            first = names.index(begin) if begin in names else int(begin)
-            last = first if not end else names.index(end) if end in names else int(end)
-        found |= set(range(first, last + 1, int(step or 1)))
-    return found
-
-
-class Oracle:
-    """All instants of an expression, by looking at each minute."""
-
-    def __init__(self, expression: str, zone: str) -> None:
-        minute, hour, day, month, weekday = expression.split()
-        self.is_fixed = minute[0] != "*" and hour[0] != "*"
-        self.days_meet = day[0] == "*" or weekday[0] == "*"
-        self.minutes, self.hours = values(minute, 0, 59), values(hour, 0, 23)
-        self.days, self.months = values(day, 1, 31), values(month, 1, 12)
-        names = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
-        self.weekdays = {number % 7 for number in values(weekday, 0, 7, names)}
-        self.zone = zoneinfo.ZoneInfo(zone)
-
-    def matches(self, local: datetime) -> bool:
-        in_month, in_week = local.day in self.days, (local.weekday() + 1) % 7 in self.weekdays
-        is_day = in_month and in_week if self.days_meet else in_month or in_week
-        return (
-            is_day
-            and local.minute in self.minutes
-            and local.hour in self.hours
-            and local.month in self.months
-        )
-
-    def between(self, start: datetime, end: datetime) -> list[datetime]:
-        """Return the instants from start to before end, which are whole minutes in UTC."""
-        if not self.is_fixed:
-            minutes = itertools.takewhile(
-                lambda at: at < end, (start + n * MINUTE for n in itertools.count())
-            )
-            return [at for at in minutes if self.matches(at.astimezone(self.zone))]
-        found = set()
-        # Each minute of the calendar once, whether the clock shows it never, once or twice.
-        local = start.replace(tzinfo=None) - timedelta(days=2)
-        while local < end.replace(tzinfo=None) + timedelta(days=2):
-            if self.matches(local):
-                at = self.first_at(local)
-                if start <= at < end:
-                    found.add(at)
-            local += MINUTE
-        return sorted(found)
-
-    def first_at(self, local: datetime) -> datetime:
-        """Return when the clock first shows a time, or the first one after it that it shows."""
-        while True:
-            at = local.replace(tzinfo=self.zone, fold=0).astimezone(UTC)
-            if at.astimezone(self.zone).replace(tzinfo=None) == local:
-                return at
-            local += MINUTE
-
-
 def compare(expression: str, zone: str, start: datetime, days: int) -> int:
     """Compare a continuous search, and searches that begin anew, with the oracle; return the number of instants."""
     end = start + timedelta(days=days)
@@ -132,20 +66,6 @@ def compare(expression: str, zone: str, start: datetime, days: int) -> int:
     return len(wanted)
 
 
-def changes_of(zone: str, first: int, last: int) -> list[datetime]:
-    """Return days in which the clock of a zone changes."""
-    clock = zoneinfo.ZoneInfo(zone)
-    day, found = datetime(first, 1, 1, tzinfo=UTC), []
-    while day.year < last:
-        if (
-            day.astimezone(clock).utcoffset()
-            != (day + timedelta(days=1)).astimezone(clock).utcoffset()
-        ):
-            found.append(day)
-        day += timedelta(days=1)
-    return found
-
-
 @pytest.mark.parametrize("zone", ZONES)
 def test_instants_are_those_of_a_search_minute_by_minute(zone):
     """
@@ -161,19 +81,84 @@ def test_instants_are_those_of_a_search_minute_by_minute(zone):
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize("part", range(24))
-def test_all_zones_over_twenty_years(part):
+def test_each_change_of_the_clock_in_twenty_years(part):
     """
-    Each change of the clock of each zone in twenty years, for each expression in turn: more than 100,000 instants.
+    Of each zone, for three of the expressions in turn, minute by minute.
     """
     count = 0
     turns = itertools.cycle((*FIXED, *FREE))
-    for zone in sorted(zoneinfo.available_timezones() - {"localtime", "Factory"})[part::24]:
-        if zone.startswith(("posix/", "right/")):
-            continue
+    for zone in all_zones()[part::24]:
         for day in changes_of(zone, 2010, 2030) or [datetime(2020, 3, 1, tzinfo=UTC)]:
             for expression in itertools.islice(turns, 3):
                 count += compare(expression, zone, day - timedelta(days=1), 3)
     assert count > 5_000
+
+
+def compare_years(
+    zones: Iterable[str], first: int, last: int, expressions: Iterable[str]
+) -> tuple[int, int]:
+    """Compare all instants of these years with the oracle; return the number of different clocks, and of instants."""
+    start, end = datetime(first, 1, 1, tzinfo=UTC), datetime(last, 1, 1, tzinfo=UTC)
+    known = set()
+    count = 0
+    for zone in zones:
+        offsets = offsets_of(zone, start, end)
+        if (clock := hash(tuple(offsets))) in known:  # Another name of a clock that was compared.
+            continue
+        known.add(clock)
+        for expression in expressions:
+            oracle = Oracle(expression, zone)
+            wanted = (
+                oracle.between(start, end) if oracle.is_fixed else oracle.of_hours(start, offsets)
+            )
+            found = Timing(expression, None, zone).between(start, end, 10**9)
+            assert found == wanted, (expression, zone, sorted(set(found) ^ set(wanted))[:5])
+            count += len(wanted)
+    return len(known), count
+
+
+#: Together they have instants in each hour of the day, and in each minute of some hours.
+OF_YEARS = (
+    "30 2 * * *",
+    "0,45 0,1,3,23 * * *",
+    "5 3 1-7 * MON",
+    "*/15 0-3 * * *",
+    "7 * * * *",
+    "*/30 22-23 * * SAT",
+)
+
+
+def test_the_quick_oracle_is_the_slow_one():
+    """
+    The one for years looks at whole quarters of an hour where the clock does not change.
+    """
+    for zone in ("Australia/Lord_Howe", "America/St_Johns", "Pacific/Chatham"):
+        for day in changes_of(zone, 2010, 2012):
+            start, end = day - timedelta(days=2), day + timedelta(days=3)
+            for expression in FREE:
+                oracle = Oracle(expression, zone)
+                quick = oracle.of_hours(start, offsets_of(zone, start, end))
+                assert quick == oracle.between(start, end)
+
+
+def test_some_zones_over_a_year():
+    zones = random.Random(datetime.now(UTC).toordinal()).sample(all_zones(), 12)
+    print("zones:", zones)
+    assert compare_years(zones, 2026, 2027, OF_YEARS)[1] > 10_000
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+@pytest.mark.parametrize("part", range(24))
+def test_all_zones_over_twenty_years(part, record_property):
+    """
+    Every instant of 2010 to 2029 of each zone of the tz database.
+    """
+    clocks, instants = compare_years(all_zones()[part::24], 2010, 2030, OF_YEARS)
+    print(f"{clocks} different clocks, {instants:,} instants")
+    record_property("clocks", clocks)
+    record_property("instants", instants)
+    assert instants > 100_000
 
 
 def test_a_time_in_the_gap_runs_right_after_it_and_one_in_the_fold_once():

@@ -36,6 +36,7 @@ SCENARIOS: Final = {
     "large": "jobs of a megabyte: the worker's memory, and the wait of small jobs of another queue",
     "held": "the cost of a claim while a transaction is held open",
     "status": "picks from a table with a status column and partial indexes, beside claims from the log",
+    "subjects": "a million standing subjects, one per cent due in a minute, beside the rows of a table with a status",
     "backlog": "claims and enqueues by the number of waiting jobs",
     "archive": "claims and enqueues by the number of old segments",
     "cancel": "a tenth of the waiting jobs cancelled by a filter, beside claims of another queue",

@@ -18,7 +18,13 @@ from django.urls import reverse
 
 from forebay.client import Client
 from forebay.django._app import app
-from forebay.errors import DeadLetterNotFound, ForebayError, InvalidJob, JobNotFound
+from forebay.errors import (
+    DeadLetterNotFound,
+    ForebayError,
+    InvalidJob,
+    JobNotFound,
+    ScheduleNotFound,
+)
 from forebay.model.status import Failure
 from forebay.ops.events import acting_as
 
@@ -38,6 +44,8 @@ class LogAdmin(admin.ModelAdmin):
     unfiltered: dict[str, str] = {}  # noqa: RUF012
     #: What can be done with entries, and how that is reported.
     verbs: dict[str, str] = {}  # noqa: RUF012
+    #: Whether a list shows ``PAGE`` entries and a link to older ones; False: all that ``newest`` returns.
+    has_pages = True
 
     def get_urls(self) -> list[Any]:
         """Omit the pages that need a table."""
@@ -76,7 +84,7 @@ class LogAdmin(admin.ModelAdmin):
         except ForebayError as error:
             messages.error(request, f"{error} {error.hint or ''}")
         older = ""
-        if len(rows) > PAGE:
+        if self.has_pages and len(rows) > PAGE:
             rows = rows[:PAGE]
             given = {name: value for name, value in chosen.items() if value}
             older = urlencode({**given, "before": self.place(rows[-1])})
@@ -117,8 +125,8 @@ class LogAdmin(admin.ModelAdmin):
             self._act_on(request, [object_id])
             return redirect(request.get_full_path())
         try:
-            title, can_act, sections = self.detail(int(object_id))
-        except (ValueError, InvalidJob, JobNotFound, DeadLetterNotFound) as error:
+            title, can_act, sections = self.detail(self.key(object_id))
+        except (ValueError, InvalidJob, JobNotFound, DeadLetterNotFound, ScheduleNotFound) as error:
             raise Http404(str(error)) from error
         context = {
             **self.admin_site.each_context(request),
@@ -172,7 +180,7 @@ class LogAdmin(admin.ModelAdmin):
         """Return the cells of an entry."""
 
     @abstractmethod
-    def detail(self, number: int) -> tuple[str, bool, list[Any]]:
+    def detail(self, number: Any) -> tuple[str, bool, list[Any]]:
         """Return the title of an entry's page, whether its action is available, and its sections."""
 
     @abstractmethod
@@ -187,7 +195,7 @@ class LogAdmin(admin.ModelAdmin):
         """Return filters whose choices are names that the database has."""
         return {}
 
-    def url(self, number: int) -> str:
+    def url(self, number: Any) -> str:
         """Return the address of an entry's page."""
         name = f"admin:forebay_{self.opts.model_name}_change"
         return str(reverse(name, args=[number], current_app=self.admin_site.name))

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlencode
 
-from django.contrib import admin
 from django.urls import reverse
 
 from forebay.django._admin_base import PAGE, LogAdmin, client, short
-from forebay.django.models import Subject
 from forebay.errors import JobNotFound
 from forebay.model.subjects import SUBJECT_STATES
 from forebay.model.text import call_text
@@ -19,7 +17,6 @@ from forebay.model.text import call_text
 _COLOURS = {"completed": "done", "killed": "cancelled"}
 
 
-@admin.register(Subject)
 class SubjectAdmin(LogAdmin):
     """Subjects of a queue, in the order of their names."""
 

@@ -1,7 +1,7 @@
-"""Jobs, dead letters and queues in Django's admin: read, cancel, retry, pause and resume.
+"""Jobs, dead letters, queues, workers and schedules in Django's admin: read, cancel, retry, pause, resume and run.
 
 The pages use the same operations as the command line: newest first and bounded; only the page of queues counts jobs.
-The permission "view" allows reading; "change" allows cancelling jobs, retrying dead letters, and pausing queues.
+The permission "view" allows reading; "change" allows cancelling jobs, retrying dead letters, pausing queues and schedules, and running schedules.
 """
 
 from __future__ import annotations
@@ -28,16 +28,15 @@ from forebay.django._admin_base import (
     short,
 )
 from forebay.django._app import app
+from forebay.django._schedules import ScheduleAdmin
 from forebay.django._subjects import SubjectAdmin
-from forebay.django.models import DeadLetter, Job, Queue, Worker
+from forebay.django.models import DeadLetter, Job, Queue, Schedule, Subject, Worker
 from forebay.doctor import human_bytes
 from forebay.errors import ForebayError, InvalidJob, JobNotFound
 from forebay.model import JobState
 from forebay.model.text import call_text
 from forebay.ops.dead import REASONS
 from forebay.ops.overview import QueueOverview, known_names, queue_overview
-
-__all__ = ["DeadLetterAdmin", "JobAdmin", "QueueAdmin", "SubjectAdmin", "WorkerAdmin"]
 
 
 @admin.register(Job)
@@ -235,6 +234,7 @@ class QueueAdmin(LogAdmin):
         "Queue", "State", "Scheduled", "Ready", "Claimed", "Running", "Retrying", "Dead", "Last claim",
     )  # fmt: skip
     verbs = {"Pause": "paused", "Resume": "resumed"}  # noqa: RUF012
+    has_pages = False
 
     def get_urls(self) -> list[Any]:
         """Omit the page of one queue: its jobs are a filter of the jobs."""
@@ -292,6 +292,7 @@ class WorkerAdmin(LogAdmin):
     """Running workers."""
 
     heads = ("Worker", "Heartbeat", "Queues", "Running", "Slots", "Memory", "Version", "Started")
+    has_pages = False
 
     def get_urls(self) -> list[Any]:
         """Omit the page of one worker."""
@@ -332,6 +333,10 @@ class WorkerAdmin(LogAdmin):
     def act(self, key: Any, verb: str) -> str:
         """Refuse: nothing is done with workers here."""
         raise InvalidJob(verb, f"is not possible for worker {key}")
+
+
+admin.site.register(Schedule, ScheduleAdmin)
+admin.site.register(Subject, SubjectAdmin)
 
 
 def known_choices() -> dict[str, Sequence[str] | None]:

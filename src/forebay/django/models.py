@@ -67,3 +67,16 @@ class Worker(models.Model):
 
     def __str__(self) -> str:
         return f"worker {self.name}"
+
+
+class Schedule(models.Model):
+    """A schedule. The permission "change" allows pausing, resuming and running it."""
+
+    name = models.CharField(primary_key=True, max_length=128)
+
+    class Meta:
+        managed = False
+        default_permissions = ("view", "change")
+
+    def __str__(self) -> str:
+        return f"schedule {self.name}"

@@ -98,7 +98,7 @@ class Context:
     @property
     def scheduled(self) -> Scheduled | None:
         """The instant that a schedule enqueued the job for; None: no schedule did."""
-        return Scheduled.of(self.job.headers, self.job.enqueued_at)
+        return Scheduled.of(self.job.headers)
 
     @property
     def subject(self) -> SubjectRun | None:

@@ -27,6 +27,7 @@ OPTIONS: Final = ("tag", "correlation_id", "headers", "max_attempts", "limit_key
 _NAME_HEADER: Final = "forebay-schedule"
 _FOR_HEADER: Final = "forebay-scheduled-for"
 _OCCURRENCE_HEADER: Final = "forebay-occurrence"
+_LATE_HEADER: Final = "forebay-late-by"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,7 +255,7 @@ class Scheduled:
         name: of the schedule.
         scheduled_for: the instant, in UTC.
         occurrence: its number among the decisions of the schedule, from 1.
-        late_by: from the instant to the enqueue of the job.
+        late_by: from the instant to the enqueue of the job, to the millisecond. A redriven job has that of the first one.
     """
 
     name: str
@@ -263,12 +264,16 @@ class Scheduled:
     late_by: timedelta
 
     @classmethod
-    def of(cls, headers: Mapping[str, str], enqueued_at: datetime) -> Scheduled | None:
+    def of(cls, headers: Mapping[str, str]) -> Scheduled | None:
         """Return what the headers of a job tell; None: no schedule enqueued it.
 
-        >>> at = datetime(2026, 1, 1, 9, 0, 1, tzinfo=UTC)
-        >>> headers = {"forebay-schedule": "a", "forebay-scheduled-for": "2026-01-01T09:00:00+00:00", "forebay-occurrence": "3"}
-        >>> Scheduled.of(headers, at).late_by
+        >>> headers = {
+        ...     "forebay-schedule": "a",
+        ...     "forebay-scheduled-for": "2026-01-01T09:00:00+00:00",
+        ...     "forebay-occurrence": "3",
+        ...     "forebay-late-by": "1.000",
+        ... }
+        >>> Scheduled.of(headers).late_by
         datetime.timedelta(seconds=1)
         """
         try:
@@ -277,7 +282,7 @@ class Scheduled:
                 name=headers[_NAME_HEADER],
                 scheduled_for=instant,
                 occurrence=int(headers[_OCCURRENCE_HEADER]),
-                late_by=enqueued_at - instant,
+                late_by=timedelta(seconds=float(headers[_LATE_HEADER])),
             )
-        except (KeyError, ValueError):
+        except (KeyError, ValueError, OverflowError):
             return None

@@ -169,6 +169,12 @@ class _Cron:
         """Return the instants at which the clock of the zone shows a matching time."""
         fields = self._fields
         seconds = [timedelta(seconds=second) for second in sorted(fields.seconds)]
+        # From each minute, how far the next one is that matches, or the next hour.
+        to_next = [
+            min((other for other in fields.minutes if other > minute), default=_HOUR_MINUTES)
+            - minute
+            for minute in range(_HOUR_MINUTES)
+        ]
         at = last = instant.replace(second=0, microsecond=0)
         day, is_day = None, False
         while at - last < _NEVER and at.year < _YEAR_MAX:
@@ -176,19 +182,22 @@ class _Cron:
             if day != local.date():
                 day = local.date()
                 is_day = day.month in fields.months and fields.match_day(day)
-            ahead = 1
             if not is_day:
                 ahead = _DAY_MINUTES - local.hour * _HOUR_MINUTES - local.minute
             elif local.hour not in fields.hours:
                 ahead = _HOUR_MINUTES - local.minute
-            elif local.minute in fields.minutes:
-                last = at
-                for second in seconds:
-                    yield at + second
+            else:
+                if local.minute in fields.minutes:
+                    last = at
+                    for second in seconds:
+                        yield at + second
+                ahead = to_next[local.minute]
             at += self._jump(at, local, ahead)
 
     def _jump(self, at: datetime, local: datetime, minutes: int) -> timedelta:
         """Return how far to go: this many minutes, less if the clock changes on the way."""
+        if minutes == 1:
+            return _MINUTE
         for ahead in (minutes, min(minutes, _HOUR_MINUTES - local.minute)):
             jump = ahead * _MINUTE
             if (at + jump).astimezone(self._zone).utcoffset() == local.utcoffset():

@@ -31,7 +31,7 @@ _FULL_JOBS: Final = 100_000
 _BATCH: Final = 10
 
 #: The tables and indexes of a queue of FetchQ 4, with other names. Status: 0 planned, 1 pending, 2 active, 3 completed.
-_SCHEMA: Final = """
+SCHEMA: Final = """
 create table docs (
     subject        varchar(50) primary key,
     version        integer not null default 0,
@@ -76,7 +76,7 @@ class _Docs:
 
     def __init__(self, dsn: str) -> None:
         self.conn = psycopg.connect(dsn, autocommit=True)
-        self.conn.execute(_SCHEMA)
+        self.conn.execute(SCHEMA)
 
     def fill(self, jobs: int) -> None:
         self.conn.execute(_PUSH, [jobs])

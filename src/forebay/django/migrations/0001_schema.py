@@ -61,4 +61,11 @@ class Migration(migrations.Migration):
             ],
             options={"managed": False, "default_permissions": ("view",)},
         ),
+        migrations.CreateModel(
+            name="Schedule",
+            fields=[
+                ("name", models.CharField(max_length=128, primary_key=True, serialize=False)),
+            ],
+            options={"managed": False, "default_permissions": ("view", "change")},
+        ),
     ]

@@ -1393,7 +1393,7 @@ create table forebay.subject_state (
     last_at    timestamptz,                  -- when the last of these ended
     -- The run that part 0 issued; or a run that may not have ended when this row replaced it.
     job_id     bigint,                       -- in part 1: the run that ended
-    run_no     bigint,                       -- the number of its row i
+    run_no     bigint,                       -- the number of its row i; negative: of a subject of this name that was dropped
     lane       bigint,                       -- where that row of the log is; null: the row names no run that may not have ended
     job_xid    xid8,
     reason     text,
@@ -16922,9 +16922,9 @@ begin
     elsif (s.missed_max between 1 and 10000) is not true then
         v_field := 'missed_max';
         v_problem := format('missed_max %s is outside 1 to 10000', coalesce(s.missed_max::text, 'null'));
-    elsif not isfinite(s.starts_at) then
+    elsif s.starts_at not between '0001-01-02 00:00+00' and '9990-01-01 00:00+00' then  -- Schedulers read no other times.
         v_field := 'starts_at';
-        v_problem := format('starts_at %s is not a finite time', s.starts_at);
+        v_problem := format('starts_at %s is outside the years 1 to 9989', s.starts_at);
     elsif s.pause_on_failure is null then
         v_field := 'pause_on_failure';
         v_problem := 'pause_on_failure is null';
@@ -17368,7 +17368,8 @@ as $$
         headers => coalesce(s.options -> 'headers', '{}') || jsonb_build_object(
             'forebay-schedule', s.name,
             'forebay-scheduled-for', to_char(p_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'),
-            'forebay-occurrence', p_no::text),
+            'forebay-occurrence', p_no::text,
+            'forebay-late-by', round(extract(epoch from n.at - p_at), 3)::text),
         ordering_key => case when s.overlap = 'queue' then 'schedule:' || s.name end, limit_key => s.options ->> 'limit_key')
     from (select forebay._now() as at offset 0) n
 $$;
@@ -18809,7 +18810,7 @@ begin
     perform forebay._count_subjects(queue, forebay._counted_as((v_look.newest).state), 'k');
     perform forebay._record_event('subjects.kill', queue, p_kind => (v_look.newest).kind, p_subject_id => v_look.subject_id,
                                   p_detail => left(subject, 200));
-    if v_look.run_state <> 'ended' then
+    if (v_look.newest).lane is not null then
         perform forebay._wake_subjects(array[v_look.subject_id], array[forebay._now() + interval '1 second']);
     end if;
     return case v_look.run_state when 'running' then 'requested' else 'killed' end;
@@ -18926,20 +18927,16 @@ language plpgsql volatile
 as $$
 declare
     n      constant forebay.subject_state := p_look.newest;
-    v_runs constant boolean := n.lane is not null and p_look.run_state <> 'ended';
 begin
-    if v_runs and not forebay._is_cancelled(n.job_id) then
+    if n.lane is not null and p_look.run_state <> 'ended' and not forebay._is_cancelled(n.job_id) then
         insert into forebay.tombstone (job_id, reason, recorded_at) values (n.job_id, 'c', forebay._now());
         perform forebay._withdraw(array[n.job_id]);
-    elsif not v_runs and n.state <> 'i' then
-        perform forebay._forget_carried(p_look);
     end if;
     insert into forebay.subject_state (
         subject_id, no, part, state, at, kind, version, priority, args, data, options, iterations, last_at, job_id, run_no, lane, job_xid, reason)
     values (
         n.subject_id, n.no + 1, 0, p_state, forebay._now(), n.kind, n.version, n.priority, n.args, n.data, n.options, n.iterations, n.last_at,
-        case when v_runs then n.job_id end, case when v_runs then n.run_no end, case when v_runs then n.lane end,
-        case when v_runs then n.job_xid end, p_reason);
+        case when n.lane is not null then n.job_id end, n.run_no, n.lane, n.job_xid, p_reason);
 end
 $$;
 
@@ -19241,9 +19238,11 @@ begin
     insert into forebay.subject_state (
         subject_id, no, part, state, at, kind, version, priority, args, data, options, iterations, last_at, reason)
     select l.subject_id, (l.newest).no + 1, 0, 'k', v_now, (l.newest).kind, (l.newest).version, (l.newest).priority, (l.newest).args,
-           (l.newest).data, (l.newest).options, (l.newest).iterations, (l.newest).last_at,
+           case when l.keeps_end then (l.ended).data else (l.newest).data end, (l.newest).options,
+           case when l.keeps_end then (l.ended).iterations else (l.newest).iterations end,
+           case when l.keeps_end then (l.ended).last_at else (l.newest).last_at end,
            case (l.newest).state when 's' then 'expired' else (l.newest).reason end
-    from unnest(v_all) l
+    from (select i.*, (i.newest).run_no > 0 and (i.ended).no is not null as keeps_end from unnest(v_all) i) l
     where l.run_state = 'ended'
       and ((l.newest).state = 'k' and (l.newest).lane is not null
            or (l.newest).state = 's' and ((l.newest).options ->> 'expires_at')::timestamptz <= v_now);
@@ -19274,7 +19273,7 @@ begin
         end if;
     end loop;
     with run as materialized (
-        select l.queue, l.subject, (l.newest).*, (l.ended).no as ended_no, (l.ended).data as ended_data,
+        select l.queue, l.subject, (l.newest).*, case when (l.newest).run_no > 0 then (l.ended).no end as ended_no, (l.ended).data as ended_data,
                (l.ended).iterations as ended_iterations, (l.ended).last_at as ended_at, nextval('forebay.log_seq') as seq,
                case when (l.newest).options ? 'ordering_key' then forebay._keyed_lane_id(l.queue, (l.newest).priority, 0)
                     when (l.newest).options ? 'limit_key' then forebay._limited_lane_id(l.queue, (l.newest).priority, 0)
@@ -19282,7 +19281,8 @@ begin
         from unnest(v_due) with ordinality l),
     known as materialized (
         select r.*, case when r.ended_no is null then r.data else r.ended_data end as data_now,
-               coalesce(r.ended_iterations, r.iterations) as iterations_now, coalesce(r.ended_at, r.last_at) as last_now
+               case when r.ended_no is null then r.iterations else r.ended_iterations end as iterations_now,
+               case when r.ended_no is null then r.last_at else r.ended_at end as last_now
         from run r),
     written as (
         insert into forebay.log (
@@ -19314,7 +19314,7 @@ create function forebay._end_of_carried(p_row forebay.subject_state) returns for
 language sql stable
 as $$
     select s from forebay.subject_state s
-    where p_row.state <> 'i' and s.subject_id = p_row.subject_id and s.no = p_row.run_no and s.part = 1
+    where p_row.state <> 'i' and s.subject_id = p_row.subject_id and s.no = abs(p_row.run_no) and s.part = 1
 $$;
 
 
@@ -19795,14 +19795,11 @@ begin
         insert into forebay.tombstone (job_id, reason, recorded_at) select u, 'r', v_now from unnest(v_runs) u;
         perform forebay._withdraw(v_runs);
     end if;
-    perform forebay._forget_carried(row(c.subject_id, (c.new).queue, (c.new).subject, c.old, c.run_state, forebay._end_of_carried(c.old))::forebay._subject_look)
-    from unnest(v_changes) c
-    where c.answer in ('created', 'updated') and (c.old).state in ('k', 'g') and c.run_state = 'ended';
     with row as materialized (
         select c.subject_id, c.old, c.new,
                case when c.answer <> 'created' then c.old end as kept,
-               -- The run that may not have ended. Of a scheduled subject, how it ended is read when the next one is issued.
-               case when (c.old).state = 's' or c.run_state <> 'ended' then c.old end as run,
+               -- The run that may not have ended. How it ended is read when the next one is issued.
+               case when (c.old).lane is not null then c.old end as run,
                coalesce((c.new).start_at, case when (c.old).state in ('s', 'i') and c.answer <> 'created' then (c.old).due_at end, v_now) as due_at
         from unnest(v_changes) c
         where c.answer in ('created', 'updated')),
@@ -19819,7 +19816,7 @@ begin
                coalesce((t.new).kind, (t.kept).kind), coalesce((t.new).version, (t.kept).version, 0),
                coalesce((t.new).priority, (t.kept).priority, 100), coalesce((t.new).args, (t.kept).args, '{}'), (t.kept).data,
                jsonb_strip_nulls(coalesce((t.kept).options, '{}') || (t.new).options), coalesce((t.kept).iterations, 0), (t.kept).last_at,
-               (t.run).job_id, (t.run).run_no, (t.run).lane, (t.run).job_xid
+               (t.run).job_id, case when t.kept is null then -abs((t.run).run_no) else (t.run).run_no end, (t.run).lane, (t.run).job_xid
         from timed t)
     select array_agg(t.subject_id) filter (where t.due_at <= v_now) as due, array_agg(t.subject_id) filter (where t.needs_wake) as later,
            array_agg(t.due_at) filter (where t.needs_wake) as times

@@ -34,7 +34,7 @@ create table forebay.subject_state (
     last_at    timestamptz,                  -- when the last of these ended
     -- The run that part 0 issued; or a run that may not have ended when this row replaced it.
     job_id     bigint,                       -- in part 1: the run that ended
-    run_no     bigint,                       -- the number of its row i
+    run_no     bigint,                       -- the number of its row i; negative: of a subject of this name that was dropped
     lane       bigint,                       -- where that row of the log is; null: the row names no run that may not have ended
     job_xid    xid8,
     reason     text,

@@ -188,7 +188,8 @@ as $$
         headers => coalesce(s.options -> 'headers', '{}') || jsonb_build_object(
             'forebay-schedule', s.name,
             'forebay-scheduled-for', to_char(p_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'),
-            'forebay-occurrence', p_no::text),
+            'forebay-occurrence', p_no::text,
+            'forebay-late-by', round(extract(epoch from n.at - p_at), 3)::text),
         ordering_key => case when s.overlap = 'queue' then 'schedule:' || s.name end, limit_key => s.options ->> 'limit_key')
     from (select forebay._now() as at offset 0) n
 $$;

@@ -52,7 +52,7 @@ begin
     perform forebay._count_subjects(queue, forebay._counted_as((v_look.newest).state), 'k');
     perform forebay._record_event('subjects.kill', queue, p_kind => (v_look.newest).kind, p_subject_id => v_look.subject_id,
                                   p_detail => left(subject, 200));
-    if v_look.run_state <> 'ended' then
+    if (v_look.newest).lane is not null then
         perform forebay._wake_subjects(array[v_look.subject_id], array[forebay._now() + interval '1 second']);
     end if;
     return case v_look.run_state when 'running' then 'requested' else 'killed' end;
@@ -163,20 +163,16 @@ language plpgsql volatile
 as $$
 declare
     n      constant forebay.subject_state := p_look.newest;
-    v_runs constant boolean := n.lane is not null and p_look.run_state <> 'ended';
 begin
-    if v_runs and not forebay._is_cancelled(n.job_id) then
+    if n.lane is not null and p_look.run_state <> 'ended' and not forebay._is_cancelled(n.job_id) then
         insert into forebay.tombstone (job_id, reason, recorded_at) values (n.job_id, 'c', forebay._now());
         perform forebay._withdraw(array[n.job_id]);
-    elsif not v_runs and n.state <> 'i' then
-        perform forebay._forget_carried(p_look);
     end if;
     insert into forebay.subject_state (
         subject_id, no, part, state, at, kind, version, priority, args, data, options, iterations, last_at, job_id, run_no, lane, job_xid, reason)
     values (
         n.subject_id, n.no + 1, 0, p_state, forebay._now(), n.kind, n.version, n.priority, n.args, n.data, n.options, n.iterations, n.last_at,
-        case when v_runs then n.job_id end, case when v_runs then n.run_no end, case when v_runs then n.lane end,
-        case when v_runs then n.job_xid end, p_reason);
+        case when n.lane is not null then n.job_id end, n.run_no, n.lane, n.job_xid, p_reason);
 end
 $$;
 

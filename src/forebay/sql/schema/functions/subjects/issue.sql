@@ -174,9 +174,11 @@ begin
     insert into forebay.subject_state (
         subject_id, no, part, state, at, kind, version, priority, args, data, options, iterations, last_at, reason)
     select l.subject_id, (l.newest).no + 1, 0, 'k', v_now, (l.newest).kind, (l.newest).version, (l.newest).priority, (l.newest).args,
-           (l.newest).data, (l.newest).options, (l.newest).iterations, (l.newest).last_at,
+           case when l.keeps_end then (l.ended).data else (l.newest).data end, (l.newest).options,
+           case when l.keeps_end then (l.ended).iterations else (l.newest).iterations end,
+           case when l.keeps_end then (l.ended).last_at else (l.newest).last_at end,
            case (l.newest).state when 's' then 'expired' else (l.newest).reason end
-    from unnest(v_all) l
+    from (select i.*, (i.newest).run_no > 0 and (i.ended).no is not null as keeps_end from unnest(v_all) i) l
     where l.run_state = 'ended'
       and ((l.newest).state = 'k' and (l.newest).lane is not null
            or (l.newest).state = 's' and ((l.newest).options ->> 'expires_at')::timestamptz <= v_now);
@@ -207,7 +209,7 @@ begin
         end if;
     end loop;
     with run as materialized (
-        select l.queue, l.subject, (l.newest).*, (l.ended).no as ended_no, (l.ended).data as ended_data,
+        select l.queue, l.subject, (l.newest).*, case when (l.newest).run_no > 0 then (l.ended).no end as ended_no, (l.ended).data as ended_data,
                (l.ended).iterations as ended_iterations, (l.ended).last_at as ended_at, nextval('forebay.log_seq') as seq,
                case when (l.newest).options ? 'ordering_key' then forebay._keyed_lane_id(l.queue, (l.newest).priority, 0)
                     when (l.newest).options ? 'limit_key' then forebay._limited_lane_id(l.queue, (l.newest).priority, 0)
@@ -215,7 +217,8 @@ begin
         from unnest(v_due) with ordinality l),
     known as materialized (
         select r.*, case when r.ended_no is null then r.data else r.ended_data end as data_now,
-               coalesce(r.ended_iterations, r.iterations) as iterations_now, coalesce(r.ended_at, r.last_at) as last_now
+               case when r.ended_no is null then r.iterations else r.ended_iterations end as iterations_now,
+               case when r.ended_no is null then r.last_at else r.ended_at end as last_now
         from run r),
     written as (
         insert into forebay.log (
@@ -247,7 +250,7 @@ create function forebay._end_of_carried(p_row forebay.subject_state) returns for
 language sql stable
 as $$
     select s from forebay.subject_state s
-    where p_row.state <> 'i' and s.subject_id = p_row.subject_id and s.no = p_row.run_no and s.part = 1
+    where p_row.state <> 'i' and s.subject_id = p_row.subject_id and s.no = abs(p_row.run_no) and s.part = 1
 $$;
 
 

@@ -271,14 +271,11 @@ begin
         insert into forebay.tombstone (job_id, reason, recorded_at) select u, 'r', v_now from unnest(v_runs) u;
         perform forebay._withdraw(v_runs);
     end if;
-    perform forebay._forget_carried(row(c.subject_id, (c.new).queue, (c.new).subject, c.old, c.run_state, forebay._end_of_carried(c.old))::forebay._subject_look)
-    from unnest(v_changes) c
-    where c.answer in ('created', 'updated') and (c.old).state in ('k', 'g') and c.run_state = 'ended';
     with row as materialized (
         select c.subject_id, c.old, c.new,
                case when c.answer <> 'created' then c.old end as kept,
-               -- The run that may not have ended. Of a scheduled subject, how it ended is read when the next one is issued.
-               case when (c.old).state = 's' or c.run_state <> 'ended' then c.old end as run,
+               -- The run that may not have ended. How it ended is read when the next one is issued.
+               case when (c.old).lane is not null then c.old end as run,
                coalesce((c.new).start_at, case when (c.old).state in ('s', 'i') and c.answer <> 'created' then (c.old).due_at end, v_now) as due_at
         from unnest(v_changes) c
         where c.answer in ('created', 'updated')),
@@ -295,7 +292,7 @@ begin
                coalesce((t.new).kind, (t.kept).kind), coalesce((t.new).version, (t.kept).version, 0),
                coalesce((t.new).priority, (t.kept).priority, 100), coalesce((t.new).args, (t.kept).args, '{}'), (t.kept).data,
                jsonb_strip_nulls(coalesce((t.kept).options, '{}') || (t.new).options), coalesce((t.kept).iterations, 0), (t.kept).last_at,
-               (t.run).job_id, (t.run).run_no, (t.run).lane, (t.run).job_xid
+               (t.run).job_id, case when t.kept is null then -abs((t.run).run_no) else (t.run).run_no end, (t.run).lane, (t.run).job_xid
         from timed t)
     select array_agg(t.subject_id) filter (where t.due_at <= v_now) as due, array_agg(t.subject_id) filter (where t.needs_wake) as later,
            array_agg(t.due_at) filter (where t.needs_wake) as times
