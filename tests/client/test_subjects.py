@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 import forebay
+import forebay.testing
 from forebay.errors import InvalidJob, PayloadTooLarge, SubjectNotFound
 from forebay.model.subjects import SubjectRun
 from tests.support.engine import connect, one
@@ -315,3 +316,21 @@ def test_a_header_that_is_not_one_is_no_subject():
         last_at=None,
         state={},
     )
+
+
+def test_a_handler_of_subjects_is_performed_in_a_test(app):
+    """
+    Performer gives the handler a subject with a state, and the outcome is that of a worker.
+    """
+
+    @app.subject(every=60)
+    def count(ctx: forebay.Context, by: int = 1) -> forebay.Again | None:
+        ctx.state["n"] = ctx.state.get("n", 0) + by
+        return forebay.Again("+1 week") if by > 1 else None
+
+    done = forebay.testing.Performer(state={"n": 5}).perform(count, 2)
+    assert (done.outcome, done.returned) == ("done", forebay.Again("+1 week"))
+    assert done.context.state == {"n": 7}
+    ctx = forebay.testing.context(count, subject="a", state={"n": 1})
+    assert count(ctx) is None
+    assert (ctx.subject.name, ctx.state) == ("a", {"n": 2})

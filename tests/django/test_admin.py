@@ -116,6 +116,39 @@ def test_queues_are_counted_paused_and_resumed(send_welcome):
     assert reader.post("/admin/forebay/queue/", {"chosen": ["mail"]}).status_code == 403
 
 
+def test_subjects_are_listed_killed_revived_and_dropped(send_welcome):
+    """
+    Who may change subjects kills, revives and drops one from the list; who may only view sees them.
+    """
+    from django.contrib.auth.models import Permission, User
+
+    client = Client()
+    items = [
+        {"kind": "crawl", "queue": "sites", "subject": name, "args": {"n": 1}, "delay": 3600}
+        for name in ("a.org/x", "b.org")
+    ]
+    client.push_subjects(items, conn=connection)
+    admin = browser(is_superuser=True)
+    text = page(admin.get("/admin/forebay/subject/"))
+    assert "a.org/x" in text
+    assert "crawl(n=1)" in text
+    assert "b.org" in page(admin.get("/admin/forebay/subject/?queue=sites&after=a.org/x"))
+    chosen = {"chosen": ["sites/a.org/x"]}
+    for verb, done in (("Kill", "killed"), ("Revive", "revived"), ("Drop", "dropped")):
+        answer = admin.post("/admin/forebay/subject/", {**chosen, "verb": verb}, follow=True)
+        assert f"1 subject {done}" in page(answer)
+    assert "a.org/x not found" not in page(admin.get("/admin/forebay/subject/?state=scheduled"))
+    answer = admin.post("/admin/forebay/subject/", {**chosen, "verb": "Kill"}, follow=True)
+    assert "not found in queue" in page(answer)
+    reader = browser("reader")
+    user = User.objects.get(username="reader")
+    user.user_permissions.set(Permission.objects.filter(codename="view_subject"))
+    text = page(reader.get("/admin/forebay/subject/"))
+    assert "b.org" in text
+    assert "Kill" not in text
+    assert reader.post("/admin/forebay/subject/", {"chosen": ["sites/b.org"]}).status_code == 403
+
+
 def test_running_workers_are_listed(send_welcome):
     """
     Who runs, where and what; nothing can be changed there.

@@ -64,6 +64,8 @@ EXAMPLES = [
     errors.EndpointInUse("shop", waiting=3),
     errors.ScheduleNotFound("nightly"),
     errors.ScheduleChanged("nightly"),
+    errors.SubjectNotFound(queue="crawl", subject="example.org"),
+    errors.OutcomeRefused("state", "cannot be saved: has no JSON form"),
     errors.LaneTaken("mail", priority=100),
     errors.QueueFull("mail", waiting=10, max_waiting=10),
     errors.BackfillChanged("7-ab"),

@@ -2,12 +2,19 @@
 
 import asyncio
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 
+import msgspec
+import psycopg
 import pytest
 
 import forebay
 from forebay import Again, Cancel, Complete, Dead, Drop, Retry, RetryPolicy, Snooze
-from forebay.errors import SubjectNotFound
+from forebay.arguments.kinds import Kind, SubjectKind
+from forebay.db.drivers import run
+from forebay.errors import OutcomeRefused, SubjectNotFound
+from forebay.ops.protocol import Ended, Flush, SubjectEnd, settle
+from forebay.worker import _subjects
 from tests.support.engine import one
 from tests.support.fix_worker import make_effect_table, run_until_idle, running
 from tests.support.waiting import wait_for, wait_for_async
@@ -201,6 +208,7 @@ async def test_the_last_failed_attempt_makes_the_subject_dead(app, conn):
         (lambda: Complete(state={"x": object()}), "state cannot be saved"),
         (lambda: Complete(state={"x": "a" * 2_000_000}), "state cannot be saved"),
         (lambda: Complete(state={"x": float("nan")}), "state cannot be saved"),
+        (lambda: Complete(state={"x": "\0"}), "state cannot be saved"),
         (lambda: Again(1, args={"no_such": 1}), "args cannot be saved"),
         (lambda: Again(), "Again has no time"),
     ],
@@ -224,6 +232,27 @@ async def test_what_cannot_be_saved_fails_the_attempt_only(app, conn, outcome, e
     name, message = conn.execute("select error_type, message from forebay.failure").fetchone()
     assert name.endswith("OutcomeRefused")
     assert error in message
+
+
+def test_without_the_check_a_state_holds_up_other_jobs(conn):
+    """
+    The database refuses a whole flush for one state that jsonb cannot have: the check has to come before.
+    """
+    bad = Ended(1, "done", subject=SubjectEnd(data=msgspec.Raw(b'{"x": "\\u0000"}')))
+    flush = Flush(claim_no=1, flush_no=1, done=[2], ended=[bad])
+    with pytest.raises(psycopg.errors.UntranslatableCharacter):
+        run(conn, settle(1, [flush]))
+    with pytest.raises(OutcomeRefused):
+        _subjects.with_subject(a_call(), None, Complete(state={"x": "\0"}))
+
+
+def a_call():
+    """Return a call of a handler of subjects, as far as its outcome needs one."""
+
+    def crawl() -> None: ...
+
+    kind = Kind.declare(crawl, subject=SubjectKind(name="crawl"))
+    return SimpleNamespace(kind=kind, context=None, jobs=[])
 
 
 async def test_an_outcome_of_subjects_is_refused_from_a_job(app, conn):

@@ -244,7 +244,7 @@ class SubjectHandler(Handler[P, Q, R_co]):
         return AsyncClient(lambda: app.dsn)
 
     def _options(self) -> dict[str, Any]:
-        """Return the options to send. A priority that nobody has chosen is not among them: an upsert would change it."""
+        """Return the options to send. A default priority is not among them: an upsert would set it."""
         given = self.options.given()
         if "priority" not in self._given and given["priority"] == checks.PRIORITY_DEFAULT:
             del given["priority"]

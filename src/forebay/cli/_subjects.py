@@ -432,7 +432,7 @@ def _print_act(queue: str, subject: str, result: str, *, as_json: bool) -> None:
     if as_json:
         print_json({"queue": queue, "subject": subject, "result": result})
         return
-    text = {"requested": "requested: its run is asked to stop", "unchanged": "nothing to change"}
+    text = {"requested": "requested: its run has to stop first", "unchanged": "nothing to change"}
     console().print(f"subject {subject} in queue {queue}: {text.get(result, result)}")
 
 

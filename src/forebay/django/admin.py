@@ -29,7 +29,8 @@ from forebay.django._admin_base import (
 )
 from forebay.django._app import app
 from forebay.django._schedules import ScheduleAdmin
-from forebay.django.models import DeadLetter, Job, Queue, Schedule, Worker
+from forebay.django._subjects import SubjectAdmin
+from forebay.django.models import DeadLetter, Job, Queue, Schedule, Subject, Worker
 from forebay.doctor import human_bytes
 from forebay.errors import ForebayError, InvalidJob, JobNotFound
 from forebay.model import JobState
@@ -335,6 +336,7 @@ class WorkerAdmin(LogAdmin):
 
 
 admin.site.register(Schedule, ScheduleAdmin)
+admin.site.register(Subject, SubjectAdmin)
 
 
 def known_choices() -> dict[str, Sequence[str] | None]:

@@ -43,6 +43,19 @@ class Queue(models.Model):
         return f"queue {self.name}"
 
 
+class Subject(models.Model):
+    """A subject, as QUEUE/NAME. The permission "change" allows killing, reviving and dropping it."""
+
+    name = models.CharField(primary_key=True, max_length=641)
+
+    class Meta:
+        managed = False
+        default_permissions = ("view", "change")
+
+    def __str__(self) -> str:
+        return f"subject {self.name}"
+
+
 class Worker(models.Model):
     """A running worker."""
 

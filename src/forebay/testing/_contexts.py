@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from forebay.errors import JobCancelled, SoftTimeout
 from forebay.model import Job
 from forebay.model.checks import PRIORITY_DEFAULT
 from forebay.model.context import TransactionContext
+from forebay.model.subjects import HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,6 +71,8 @@ def context(
     conn: Any = None,
     resources: Mapping[str, Any] | None = None,
     deadline: float | None = None,
+    subject: str = "test",
+    state: Mapping[str, Any] | None = None,
     **facts: Any,
 ) -> RecordingContext:
     """Return a context to call a handler with: ``send_welcome(context(send_welcome), 42)``.
@@ -78,6 +82,8 @@ def context(
         conn: what ``ctx.conn`` is, for a handler with ``transaction=True``.
         resources: what ``ctx.resources`` has.
         deadline: time of the hard timeout, by ``time.monotonic()``.
+        subject: with a handler of subjects, the name of the subject.
+        state: with a handler of subjects, what ``ctx.state`` has.
         facts: fields of ``Job`` that matter to the test: ``attempt=3``, ``headers={"tenant": "acme"}``, ``args={...}``.
 
     Raises:
@@ -88,7 +94,10 @@ def context(
     (2, [Reported(done=0.5, note='half')])
     """
     return RecordingContext(
-        job=job_for(of, **facts), conn=conn, resources=resources, deadline=deadline
+        job=job_for(of, subject=subject, state=state, **facts),
+        conn=conn,
+        resources=resources,
+        deadline=deadline,
     )
 
 
@@ -97,8 +106,14 @@ def internals_of(handler: Handler[..., ..., Any]) -> Internals:
     return handler._app._internals  # noqa: SLF001
 
 
-def job_for(of: Handler[..., ..., Any] | str, **facts: Any) -> Job:
-    """Return a job of a handler, as its first attempt would see it, with some facts changed."""
+def job_for(
+    of: Handler[..., ..., Any] | str,
+    *,
+    subject: str = "test",
+    state: Mapping[str, Any] | None = None,
+    **facts: Any,
+) -> Job:
+    """Return a job of a handler, as its first attempt would see it, with some facts changed; a run of a subject for a handler of those."""
     known: dict[str, Any] = {"queue": "default", "priority": PRIORITY_DEFAULT, "max_attempts": 20}
     kind = of
     if isinstance(of, Handler):
@@ -110,6 +125,8 @@ def job_for(of: Handler[..., ..., Any] | str, **facts: Any) -> Job:
         }
         names = ("queue", "priority", "tag", "correlation_id", "ordering_key", "expires_at")
         known |= {name: value for name in names if (value := getattr(options, name)) is not None}
+        if of.kind.subject is not None:
+            known["headers"][HEADER] = _subject_header(of.kind.subject.version, subject, state)
     always: dict[str, Any] = {
         "job_id": 1,
         "kind": kind,
@@ -118,3 +135,16 @@ def job_for(of: Handler[..., ..., Any] | str, **facts: Any) -> Job:
         "enqueued_at": datetime.now(UTC),
     }
     return Job(**{**always, **known, **facts})
+
+
+def _subject_header(version: int, subject: str, state: Mapping[str, Any] | None) -> str:
+    return json.dumps(
+        {
+            "subject": subject,
+            "iterations": 0,
+            "version": version,
+            "state": None if state is None else dict(state),
+            "due_at": datetime.now(UTC).isoformat(),
+            "last_at": None,
+        }
+    )

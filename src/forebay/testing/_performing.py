@@ -67,12 +67,14 @@ class Performer:
         attempt: the number of the attempt.
         resources: what ``ctx.resources`` has.
         raise_on_failure: raise what the handler raises; with False the outcome has it.
+        state: with a handler of subjects, what ``ctx.state`` has. The context of the outcome has it as the handler left it.
     """
 
     conn: Any = None
     attempt: int = 1
     resources: Mapping[str, Any] = field(default_factory=dict)
     raise_on_failure: bool = True
+    state: Mapping[str, Any] | None = None
 
     def perform(
         self, handler: Handler[P, Q, R], /, *args: Q.args, **kwargs: Q.kwargs
@@ -122,7 +124,7 @@ class Performer:
 
     def _job(self, handler: Handler[..., ..., Any], *args: Any, **kwargs: Any) -> Job:
         call = handler.call(*args, **kwargs)
-        return job_for(handler, args=json.loads(call.args), attempt=self.attempt)
+        return job_for(handler, args=json.loads(call.args), attempt=self.attempt, state=self.state)
 
     def _jobs(self, handler: Handler[..., ..., Any], items: Iterable[Any]) -> list[Job]:
         return [self._job(handler, item) for item in items]

@@ -266,3 +266,27 @@ async def lost(worker: forebay.LostWorker) -> None: ...
 def performed() -> None:
     assert_type(perform(with_context, 1, urgent=True).returned, Outcome | None)
     RetryPolicy(delay=lambda attempt, error: 60.0 * attempt, jitter=False)
+
+
+@app.subject(queue="crawl", every=timedelta(hours=1))
+async def crawl(ctx: Context, url: str, depth: int = 1) -> forebay.Again | None:
+    ctx.state["n"] = 1
+    assert_type(ctx.subject, forebay.SubjectRun | None)
+    return forebay.Again("+1 week", state={"n": 2})
+
+
+@app.subject(name="crawl", version=1, transaction=True)
+def crawl_v1(ctx: TransactionContext[orm.Session], host: str) -> None: ...
+
+
+async def subjects(
+    conn: psycopg.Connection[Any], aconn: psycopg.AsyncConnection[Any], engine: sa.Connection
+) -> None:
+    assert_type(crawl.push(conn, "a", "https://a", depth=2), forebay.SubjectResult)
+    assert_type(await crawl.apush(aconn, "a", url="https://a"), forebay.SubjectResult)
+    assert_type(crawl.append(None, "https://a"), str)
+    assert_type(crawl_v1.using(delay=60).upsert(engine, "a", "a.org").reason, str | None)
+    assert_type(
+        crawl.push_many(conn, [("a", {"url": "x"}), "b", crawl.item("c", "x")]),
+        list[forebay.SubjectResult],
+    )

@@ -48,6 +48,13 @@ class Migration(migrations.Migration):
             options={"managed": False, "default_permissions": ("view", "change")},
         ),
         migrations.CreateModel(
+            name="Subject",
+            fields=[
+                ("name", models.CharField(max_length=641, primary_key=True, serialize=False)),
+            ],
+            options={"managed": False, "default_permissions": ("view", "change")},
+        ),
+        migrations.CreateModel(
             name="Worker",
             fields=[
                 ("name", models.CharField(max_length=200, primary_key=True, serialize=False)),
