@@ -128,14 +128,3 @@ async def test_a_report_that_fails_stops_nothing():
     duty = Duty("a", 1, doing([]))
     await made(duty, report=report).run_step(duty)
     assert not duty.is_clear
-
-
-async def test_a_duty_with_a_backlog_rests_as_long_as_its_steps_last(monkeypatch):
-    """What is paced leaves the server to others between its steps; the rest follows the duration of the step."""
-    now = iter([100.0, 103.0])
-    duty = Duty("promote", 0.1, doing([], has_more=lambda: True), rest=2.0)
-    schedule = made(duty)
-    monkeypatch.setattr(_duties.time, "monotonic", lambda: next(now))
-    await schedule.run_step(duty)
-    monkeypatch.undo()
-    assert duty.due_at == 109.0
