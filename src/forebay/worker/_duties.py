@@ -43,7 +43,6 @@ class Duty:
         step: does one step and returns whether the pass continues.
         most: maximum number of rows of a step; 0 if no parameter of the call bounds its rows.
         is_urgent: jobs wait for it, so it goes before the other duties.
-        rest: a step with more to do is followed by a pause of this multiple of its duration, which leaves the server to others.
         rows: number of rows of the next step.
         after: where the next step continues; None begins a pass.
     """
@@ -53,7 +52,6 @@ class Duty:
     step: Callable[[Duty], Awaitable[bool]]
     most: int = 0
     is_urgent: bool = False
-    rest: float = 0.0
     rows: int = field(init=False)
     after: Any = None
     due_at: float = field(default_factory=time.monotonic)
@@ -71,7 +69,7 @@ class Duty:
 class Schedule:
     """Runs duties in turn, one step at a time.
 
-    A duty with more work is due again at once, or after its rest, behind those that are due already. A duty that fails is tried again after a
+    A duty with more work is due again at once, behind those that are due already. A duty that fails is tried again after a
     pause, with half as many rows. A duty that fails or falls behind is logged and reported to the database, for the doctor.
 
     Args:
@@ -128,7 +126,7 @@ class Schedule:
             self._log.info("%s works again", duty.name)
         duty.failures = 0
         if has_more:
-            duty.due_at = now + duty.rest * (now - began_at)
+            duty.due_at = now
             await self._look_behind(duty, now)
             return
         # A little jitter, so that processes do not synchronize.

@@ -34,9 +34,8 @@ if TYPE_CHECKING:
 
 log = logger("forebay.maintenance")
 
-#: Jobs promoted by one call. After a full call the next one follows after a rest, this multiple of the duration of the call.
-_PROMOTE_ROWS = 2000
-_PROMOTE_REST = 1.0
+#: Jobs promoted by one call; after a full call the next one follows at once.
+_PROMOTE_ROWS = 5000
 _EXTEND_SEGMENTS = 64  # most segments created by one call
 _SWEEP_ROWS = 1000  # most jobs that a step of the sweep looks at
 _TRIM_ROWS = 5000  # most rows that a step of trimming looks at
@@ -137,14 +136,7 @@ class Maintenance:
         self._swept_all_at: float | None = None
         self._schedule = Schedule(
             [
-                Duty(
-                    "promote",
-                    promote_seconds,
-                    self._promote,
-                    _PROMOTE_ROWS,
-                    is_urgent=True,
-                    rest=_PROMOTE_REST,
-                ),
+                Duty("promote", promote_seconds, self._promote, _PROMOTE_ROWS, is_urgent=True),
                 Duty("revoke", revoke_seconds, self._revoke, is_urgent=True),
                 Duty("seal", 1.0, self._seal, is_urgent=True),
                 Duty("extend", 5.0, self._extend, is_urgent=True),
