@@ -110,7 +110,7 @@ class Executor:
         #: Jobs that wait for an earlier job of their ordering key in the same lease.
         self._keys = KeyQueues(self._release)
         self._threads = Threads(settings.concurrency)
-        self.transactions = HandlerTransactions(dsn, name, self._threads)
+        self.transactions = HandlerTransactions(dsn, name, self._threads, self._waiting.is_next)
         self.slots = Slots(
             settings,
             self._reporter,
