@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import forebay
+from forebay.client import Client
 from forebay.config import WorkerSettings
 from forebay.errors import ConfigError
 from forebay.worker import Worker
@@ -59,7 +60,7 @@ def test_handlers_of_every_sort_run_in_the_processes(conn, workers, effects):
     assert pids == children_of(worker.pid)
     assert one(conn, "select count(*) from forebay.lease where closed_at is null") == 1
     assert one(conn, "select count(*) from effect") == 1
-    (found,) = forebay.App(conn.info.dsn).workers()
+    (found,) = Client(conn.info.dsn).workers()
     assert found.concurrency == 3
 
 
