@@ -100,7 +100,7 @@ class Queue:
         self._pool = AsyncConnectionPool(
             dsn, min_size=0, max_size=EFFECT_CONCURRENCY, open=False, name="by hand"
         )
-        self._sync_pool = ConnectionPool(
+        self._thread_pool = ConnectionPool(
             dsn, min_size=0, max_size=EFFECT_CONCURRENCY, open=False, name="by hand, threads"
         )
 
@@ -119,7 +119,7 @@ class Queue:
 
         @app.job(name="update_in_thread_by_hand", queue="update_in_thread_by_hand")
         def update_in_thread_by_hand(number: int) -> None:
-            with self._sync_pool.connection() as conn:
+            with self._thread_pool.connection() as conn:
                 conn.execute(_UPDATE, [number % EFFECT_ROWS])
 
         async def run_in_order(number: int) -> None:
@@ -142,13 +142,13 @@ class Queue:
         """Connect."""
         self._conn = psycopg.connect(self._dsn, autocommit=True)
         await self._pool.open()
-        self._sync_pool.open()
+        self._thread_pool.open()
 
     async def close(self) -> None:
         """Disconnect."""
         self._conn.close()
         await self._pool.close()
-        self._sync_pool.close()
+        self._thread_pool.close()
 
     async def enqueue(self, number: int) -> None:
         """Enqueue a job and commit."""

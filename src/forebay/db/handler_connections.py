@@ -19,7 +19,7 @@ from forebay.db.pools import (
     handler_transaction,
     handler_transaction_sync,
     settle_and_commit_on,
-    settle_and_commit_on_sync,
+    settle_and_commit_plain,
     settle_on,
     settle_on_sync,
     sync_pool,
@@ -29,7 +29,7 @@ from forebay.ops.protocol import settle_job
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from forebay.db.pools import AsyncHandlerTransaction, SyncHandlerTransaction
+    from forebay.db.pools import AsyncHandlerTransaction, HandlerTransaction
     from forebay.ops.operation import Operation, T
     from forebay.ops.protocol import SettledJob
 
@@ -214,7 +214,7 @@ class _Psycopg:
     def __init__(self, conn: psycopg.Connection[Any], *, may_begin: bool) -> None:
         self.given = self.raw = conn
         self._may_begin = may_begin
-        self._transaction: SyncHandlerTransaction
+        self._transaction: HandlerTransaction
         #: Whether the next transaction has begun.
         self.has_begun = False
 
@@ -228,7 +228,7 @@ class _Psycopg:
 
     def settle_last(self, job: SettledJob, *, begins: bool) -> None:
         begins &= self._may_begin
-        settle_and_commit_on_sync(self.raw, settle_job(job, clears=True), begins=begins)
+        settle_and_commit_plain(self.raw, settle_job(job, clears=True), begins=begins)
         self._transaction.is_committed = True
         self.has_begun = begins
 

@@ -160,7 +160,7 @@ async def settle_and_commit_on(
         raise ours from error
 
 
-def settle_and_commit_on_sync(
+def settle_and_commit_plain(
     conn: psycopg.Connection[Any], operation: Operation[None], *, begins: bool
 ) -> None:
     """Do as ``settle_and_commit_on``, for a plain handler's connection."""
@@ -218,12 +218,12 @@ class _HandlerTransaction(BaseTransaction[Any]):
             yield from super()._get_commit_commands()
 
 
-class SyncHandlerTransaction(_HandlerTransaction, psycopg.Transaction):
+class HandlerTransaction(_HandlerTransaction, psycopg.Transaction):
     """The transaction of a plain handler, on a connection where no other one runs. ``is_committed``: the server has committed it."""
 
 
 class AsyncHandlerTransaction(_HandlerTransaction, psycopg.AsyncTransaction):
-    """The transaction of a coroutine handler; see ``SyncHandlerTransaction``."""
+    """The transaction of a coroutine handler; see ``HandlerTransaction``."""
 
 
 @contextlib.asynccontextmanager
@@ -245,11 +245,11 @@ async def handler_transaction(
 
 
 @contextlib.contextmanager
-def handler_transaction_sync(conn: psycopg.Connection[Any]) -> Iterator[SyncHandlerTransaction]:
+def handler_transaction_sync(conn: psycopg.Connection[Any]) -> Iterator[HandlerTransaction]:
     """Do as ``handler_transaction``, for a plain handler."""
     factories = _factories(conn)
     try:
-        with SyncHandlerTransaction(conn) as transaction:
+        with HandlerTransaction(conn) as transaction:
             try:
                 yield transaction
             except BaseException:
