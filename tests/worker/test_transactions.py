@@ -239,10 +239,10 @@ async def test_a_job_costs_the_messages_of_its_handler_and_one_more(app, conn, f
     sent = [line for line in lines if "\tF\t" in line and ("Query" in line or "Sync" in line)]
     last = [line for line in sent if "settle_job_v1" in line]
     assert len(last) == 5
-    assert sum(line.endswith('commit; begin"') for line in last) >= 2
-    assert not last[4].endswith('begin"')
+    assert sum(line.endswith('COMMIT; BEGIN"') for line in last) >= 2
+    assert not last[4].endswith('BEGIN"')
     for before, after in itertools.pairwise(last):
-        own_begin = 0 if before.endswith('begin"') else 1
+        own_begin = 0 if before.endswith('BEGIN"') else 1
         assert sent.index(after) - sent.index(before) == own_begin + 2
 
 

@@ -191,7 +191,7 @@ def _last_message(conn: Any, operation: Operation[None], *, begins: bool) -> byt
     # Triggers of deferred constraints still find what the handler set. The function clears the rest: it cannot reset roles.
     return (
         "set constraints all immediate; reset session authorization; reset role;"
-        f" {operation.sql}; commit{'; begin' if begins else ''}"
+        f" {operation.sql}; COMMIT{'; BEGIN' if begins else ''}"
     ).encode()
 
 
