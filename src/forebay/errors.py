@@ -462,8 +462,9 @@ class LeaseLost(AttemptError):
 
 
 class UnknownBatch(AttemptError, kw_only=True):
-    """The batch does not exist, or a settled job is not in it."""
+    """The batch does not exist, or a settled job is not in it, or was settled before."""
 
+    sqlstate = "JQ019"
     template = "batch {claim_no} of lease {lease} is unknown"
     lease: int | None
     claim_no: int | None

@@ -178,6 +178,14 @@ class Session:
         yield self._settle({"flush_no": 2, "ended": ended})
         yield self._claim(queue, self.lane)
         yield self._settle({"flush_no": 1})
+        yield self._claim(queue, self.lane)
+        for offset in (1, 2):
+            yield Call(
+                "settle_job_v1",
+                "select forebay.settle_job_v1(%s, %s, %s, 1)",
+                [reader.lease_id, reader.claim_no, offset],
+                once=True,
+            )
         yield self._claim("behind", lane_of("behind", self.conn), once=True)
         yield self._settle({"flush_no": 1})
         yield Call(

@@ -145,9 +145,42 @@ async def test_the_settlement_still_limits_the_idle_time_of_its_transaction(app,
     monkeypatch.setattr(handler_connections, "settle_on", settle_on)
 
     @app.job(transaction=True)
-    async def work() -> None: ...
+    async def work() -> object:  # Done, it would commit in the same message.
+        return forebay.Snooze(3600)
 
     work.enqueue(conn)
     await run_until_idle(app)
     assert limits == ["5s"]
     assert one(conn, "select count(*) from forebay.settlement") == 1
+
+
+@pytest.mark.usual("its handlers take the rights of other roles")
+@pytest.mark.direct
+@pytest.mark.parametrize("flavour", ["async", "thread"])
+async def test_the_next_handler_of_a_kind_finds_a_clean_session(app, conn, flavour):
+    """
+    Its transaction begins in the message that commits the one before.
+    """
+    seen: list[str] = []
+
+    if flavour == "async":
+
+        @app.job(transaction=True)
+        async def use(ctx: forebay.Context, statement: str) -> None:
+            seen.append((await (await ctx.conn.execute(SEEN)).fetchone())[0])
+            await ctx.conn.execute(statement)
+            ctx.conn.row_factory = dict_row
+
+    else:
+
+        @app.job(transaction=True)
+        def use(ctx: forebay.Context, statement: str) -> None:
+            seen.append(ctx.conn.execute(SEEN).fetchone()[0])
+            ctx.conn.execute(statement)
+            ctx.conn.row_factory = dict_row
+
+    statements = [*LEFT_BEHIND.values(), "select 1"]
+    use.enqueue_many(conn, statements)
+    await run_until_idle(app, concurrency=1)
+    assert len(seen) == len(statements)
+    assert set(seen) == {seen[0]}

@@ -192,7 +192,7 @@ async def test_a_connection_cut_at_every_statement_of_a_transaction_leaves_one_e
     app, conn, database
 ):
     """
-    Before the effect, before the settlement, between settlement and commit, during the commit: once.
+    Before the effect, in the message with settlement and commit, and after it without the answer: once.
     """
     make_effect_table(conn)
 
@@ -200,7 +200,7 @@ async def test_a_connection_cut_at_every_statement_of_a_transaction_leaves_one_e
     async def write(ctx: forebay.Context, number: int) -> None:
         await ctx.conn.execute("insert into effect values (%s, 0)", [number])
 
-    places = ["BEGIN", "insert into effect", "settle_v1", "COMMIT"]
+    places = ["BEGIN", "insert into effect", "settle_job_v1", "COMMIT"]
     with Proxy(database) as proxy:
         async with running(app, dsn=proxy.dsn):
             number = 0

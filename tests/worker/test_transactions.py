@@ -1,5 +1,7 @@
 """Handlers with a transaction: their writes, what they enqueue and how the job ended are one commit."""
 
+import itertools
+
 import psycopg
 import pytest
 
@@ -213,3 +215,79 @@ async def test_a_batch_in_a_transaction_is_settled_as_a_whole(app, conn, flavour
     assert entries(conn) == list(range(10))
     assert one(conn, "select count(*) from forebay.dead_letter where reason = 'permanent'") == 5
     assert one(conn, "select count(*) from forebay.failure where outcome = 'retried'") == 10
+
+
+@FLAVOURS
+async def test_a_job_costs_the_messages_of_its_handler_and_one_more(app, conn, flavour, tmp_path):
+    """
+    Settlement, clean-up of the session, commit and the begin of the next transaction are one message, while calls wait.
+    """
+    make_effect_table(conn)
+    traced = []
+
+    def body(ctx: forebay.Context, number: int) -> None:
+        if number == 0:
+            traced.append((tmp_path / "trace").open("w"))
+            ctx.conn.pgconn.trace(traced[0].fileno())
+
+    work = declare(app, flavour, body)
+    work.enqueue_many(conn, list(range(5)))
+    await run_until_idle(app, concurrency=1)
+    assert entries(conn) == [0, 1, 2, 3, 4]
+    traced[0].close()
+    lines = (tmp_path / "trace").read_text().splitlines()
+    sent = [line for line in lines if "\tF\t" in line and ("Query" in line or "Sync" in line)]
+    last = [line for line in sent if "settle_job_v1" in line]
+    assert len(last) == 5
+    assert sum(line.endswith('COMMIT; BEGIN"') for line in last) >= 2
+    assert not last[4].endswith('BEGIN"')
+    for before, after in itertools.pairwise(last):
+        own_begin = 0 if before.endswith('BEGIN"') else 1
+        assert sent.index(after) - sent.index(before) == own_begin + 2
+
+
+@FLAVOURS
+async def test_a_transaction_that_began_for_a_call_that_did_not_come_is_ended(app, conn, flavour):
+    """
+    Two calls end at the same time, and one waits: one connection is left over, and goes back to its pool.
+    """
+    make_effect_table(conn)
+    work = declare(app, flavour, lambda ctx, number: None)
+    open_ones = (
+        "select count(*) from pg_stat_activity where state like 'idle in transaction%%'"
+        " and application_name like 'forebay %%' and datname = current_database()"
+    )
+    async with running(app, concurrency=3):
+        work.enqueue_many(conn, list(range(40)))
+        await wait_for_async(lambda: len(entries(conn)) == 40)
+        await wait_for_async(lambda: one(conn, open_ones) == 0)
+
+
+@FLAVOURS
+async def test_a_transaction_block_that_a_handler_leaves_open_fails_its_job(app, conn, flavour):
+    """
+    The commit would take along what the handler has not confirmed.
+    """
+    make_effect_table(conn)
+    blocks = []
+
+    if flavour == "async":
+
+        @app.job(transaction=True, max_attempts=1)
+        async def leave_open(ctx: forebay.Context) -> None:
+            blocks.append(ctx.conn.transaction())
+            await blocks[0].__aenter__()
+            await ctx.conn.execute("insert into effect values (1, 0)")
+
+    else:
+
+        @app.job(transaction=True, max_attempts=1)
+        def leave_open(ctx: forebay.Context) -> None:
+            blocks.append(ctx.conn.transaction())
+            blocks[0].__enter__()
+            ctx.conn.execute("insert into effect values (1, 0)")
+
+    job = leave_open.enqueue(conn)
+    await run_until_idle(app)
+    assert state(conn, job) == "dead"
+    assert entries(conn) == []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
+from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from forebay.app import App
 from forebay.config import Settings, WorkerSettings
@@ -27,6 +28,15 @@ LIMITED_CONCURRENCY: Final = 500
 
 #: Jobs of one call of the batch handler.
 BATCH: Final = 500
+
+#: Handlers that update one row each, and how many run at a time: in the worker's transaction, or in their own on their own connection.
+EFFECTS: Final = ("update", "update_by_hand", "update_in_thread", "update_in_thread_by_hand")
+EFFECT_CONCURRENCY: Final = 20
+
+#: Rows that these handlers update in turns, so that none waits for another one's lock.
+EFFECT_ROWS: Final = 10_000
+
+_UPDATE: Final = "update effect set n = n + 1 where id = %s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +72,7 @@ from generate_series(1, %(count)s) i
 
 
 class Queue:
-    """See ``Engine``. A queue for each kind of handler, with the same name: async, thread, batch, tx, counters and those of KEYS."""
+    """See ``Engine``. A queue for each kind of handler, with the same name: async, thread, batch, tx, counters, those of KEYS and of EFFECTS."""
 
     def __init__(self, dsn: str) -> None:
         settings = Settings(worker=WorkerSettings(concurrency=CONCURRENCY))
@@ -87,6 +97,31 @@ class Queue:
         async def run_in_transaction(ctx: Context, number: int) -> None:
             del ctx, number
 
+        self._pool = AsyncConnectionPool(
+            dsn, min_size=0, max_size=EFFECT_CONCURRENCY, open=False, name="by hand"
+        )
+        self._thread_pool = ConnectionPool(
+            dsn, min_size=0, max_size=EFFECT_CONCURRENCY, open=False, name="by hand, threads"
+        )
+
+        @app.job(name="update", queue="update", transaction=True)
+        async def update(ctx: Context, number: int) -> None:
+            await ctx.conn.execute(_UPDATE, [number % EFFECT_ROWS])
+
+        @app.job(name="update_by_hand", queue="update_by_hand")
+        async def update_by_hand(number: int) -> None:
+            async with self._pool.connection() as conn:
+                await conn.execute(_UPDATE, [number % EFFECT_ROWS])
+
+        @app.job(name="update_in_thread", queue="update_in_thread", transaction=True)
+        def update_in_thread(ctx: Context, number: int) -> None:
+            ctx.conn.execute(_UPDATE, [number % EFFECT_ROWS])
+
+        @app.job(name="update_in_thread_by_hand", queue="update_in_thread_by_hand")
+        def update_in_thread_by_hand(number: int) -> None:
+            with self._thread_pool.connection() as conn:
+                conn.execute(_UPDATE, [number % EFFECT_ROWS])
+
         async def run_in_order(number: int) -> None:
             del number
 
@@ -106,10 +141,14 @@ class Queue:
     async def open(self) -> None:
         """Connect."""
         self._conn = psycopg.connect(self._dsn, autocommit=True)
+        await self._pool.open()
+        self._thread_pool.open()
 
     async def close(self) -> None:
         """Disconnect."""
         self._conn.close()
+        await self._pool.close()
+        self._thread_pool.close()
 
     async def enqueue(self, number: int) -> None:
         """Enqueue a job and commit."""
@@ -128,6 +167,8 @@ class Queue:
         """Run a worker until the queue of a kind of handler is empty; return how many jobs it ended."""
         keys = KEYS.get(handler)
         slots = LIMITED_CONCURRENCY if keys is not None and keys.limit else CONCURRENCY
+        if handler in EFFECTS:
+            slots = EFFECT_CONCURRENCY
         worker = self._app.worker(queues={handler: 1}, concurrency=slots)
         stats = await worker.run(until_idle=True)
         return stats.done
@@ -153,6 +194,17 @@ def fill(conn: psycopg.Connection[Any], handler: str, count: int) -> None:
         " %s, array(select jsonb_build_object('number', i) from generate_series(1, %s) i), %s)",
         [handler, count, handler],
     )
+
+
+def create_effects(dsn: str) -> None:
+    """Make the table whose rows the handlers of EFFECTS update."""
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        conn.execute(
+            "create table effect (id integer primary key, n integer not null) with (fillfactor = 50)"
+        )
+        conn.execute(
+            "insert into effect select g, 0 from generate_series(0, %s) g", [EFFECT_ROWS - 1]
+        )
 
 
 def set_limits(conn: psycopg.Connection[Any], handler: str) -> None:

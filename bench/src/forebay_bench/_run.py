@@ -28,6 +28,7 @@ SCENARIOS: Final = {
     "bulk": "a million jobs at once, beside COPY and INSERT ... SELECT into a plain table",
     "backfill": "a job for each row of a table, beside the bare INSERT ... SELECT, alone and under load",
     "drain": "a full queue emptied by one worker process, by kind of handler",
+    "transactional": "handlers that update a row in the transaction that completes their job, beside their own transactions",
     "sinks": "a full queue sent to a broker by one drain process, beside the plain client of the broker",
     "endpoints": "from the commit of a publish to the arrival at HTTP endpoints, 1,000 of them, also beside a dead one",
     "mixed": "producers and a worker at the same time",

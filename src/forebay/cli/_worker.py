@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -45,7 +46,7 @@ LogForm = Annotated[
 ]
 
 
-@with_settings("worker", "retry", common=("queue", "concurrency"))
+@with_settings("worker", "retry", common=("queue", "concurrency", "processes"))
 def worker(
     app: AppPlace,
     *,
@@ -116,8 +117,13 @@ def workers_of(
         announce(app, made, place)
         phases.append([made])
     if drains:
-        phases.append([announced(each, app.dsn, settings) for each in drains])
+        phases.append([announced(each, app.dsn, _in_this_process(settings)) for each in drains])
     return phases
+
+
+def _in_this_process(settings: WorkerSettings) -> WorkerSettings:
+    """Return the settings of a worker whose handler is Forebay's: child processes run those of the application."""
+    return replace(settings, processes=None)
 
 
 def announced(drain: Drain, dsn: str, settings: WorkerSettings) -> Worker:
@@ -139,7 +145,7 @@ def delivering_workers(
 ) -> list[list[Worker]]:
     """Return a router, then a deliverer, and log that they run."""
     workers = [
-        made.worker(dsn, settings, answers_probes=False)
+        made.worker(dsn, _in_this_process(settings), answers_probes=False)
         for made in (Router(), Deliverer(slots=slots))
     ]
     log.info(
@@ -189,8 +195,10 @@ def announce(app: App, worker: Worker, place: str) -> None:
         counted(len(kinds), "kind"),
         "queue" if len(queues) == 1 else "queues",
         settings.queue or ", ".join(queues),
-        counted(settings.concurrency, "job"),
+        counted(settings.slots, "job"),
     )
+    if settings.processes is not None:
+        log.info("handlers run in %s", counted(settings.processes, "process", "processes"))
     for kind in kinds:
         log.debug("%s (queue %s): %s", kind.name, kind.queue, kind.retry.lifetime())
 

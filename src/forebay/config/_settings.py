@@ -37,6 +37,10 @@ class WorkerSettings:
         None, "queues to serve, with weights: `mail,reports=3`; if not set, all queues of the app"
     )
     concurrency: int = setting(10, "maximum number of concurrent jobs")
+    processes: int | None = setting(
+        None,
+        "run all handlers in this number of child processes, one call in each; replaces `concurrency`",
+    )
     poll_seconds: float = setting(
         0.05,
         "interval between polls without a wake-up; of all idle workers one polls",
@@ -97,6 +101,8 @@ class WorkerSettings:
         if self.queue is not None:
             parse_queue_weights(self.queue)
         within("concurrency", self.concurrency, 1, 10_000)
+        if self.processes is not None:
+            within("processes", self.processes, 1, 1_000)
         within("poll_seconds", self.poll_seconds, 0.001, 60)
         within("lease_seconds", self.lease_seconds, 1, 3600)
         within("lease_margin_seconds", self.lease_margin_seconds, 0.1, 3600)
@@ -116,6 +122,11 @@ class WorkerSettings:
         within("reconnect_seconds_max", self.reconnect_seconds_max, 0.1, 3600)
         self._check_lease()
         self._check_timeouts()
+
+    @property
+    def slots(self) -> int:
+        """How many calls run at once: one for each process, else the concurrency."""
+        return self.processes or self.concurrency
 
     def _check_lease(self) -> None:
         heartbeat = self.heartbeat_seconds

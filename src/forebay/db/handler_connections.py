@@ -18,15 +18,20 @@ from forebay.db.pools import (
     async_pool,
     handler_transaction,
     handler_transaction_sync,
+    settle_and_commit_on,
+    settle_and_commit_plain,
     settle_on,
     settle_on_sync,
     sync_pool,
 )
+from forebay.ops.protocol import settle_job
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
+    from forebay.db.pools import AsyncHandlerTransaction, HandlerTransaction
     from forebay.ops.operation import Operation, T
+    from forebay.ops.protocol import SettledJob
 
 
 class HandlerConnection(Protocol):
@@ -50,6 +55,17 @@ class HandlerConnection(Protocol):
             ForebayError: Forebay's SQL function refused, or DatabaseUnavailable.
         """
 
+    def settle_last(self, job: SettledJob, *, begins: bool) -> None:
+        """Settle one job that is done, in the transaction, and perhaps commit it in the same message.
+
+        Args:
+            job: which one, and how long it took.
+            begins: whether the next transaction may begin in the same message: another call waits for a connection.
+
+        Raises:
+            ForebayError: as ``settle``.
+        """
+
 
 class AsyncHandlerConnection(Protocol):
     """A connection for one call of a coroutine handler; see ``HandlerConnection``."""
@@ -63,12 +79,22 @@ class AsyncHandlerConnection(Protocol):
     async def settle(self, operation: Operation[T]) -> T:
         """Run the operation that settles the job in the transaction."""
 
+    async def settle_last(self, job: SettledJob, *, begins: bool) -> None:
+        """Settle one job that is done, in the transaction, and perhaps commit it in the same message."""
+
 
 class HandlerConnections(Protocol):
     """Gives connections to plain handlers, from any thread."""
 
+    @property
+    def begun(self) -> int:
+        """The number of connections whose next transaction has begun, for calls that wait."""
+
     def connection(self) -> AbstractContextManager[HandlerConnection]:
         """Take a connection, and give it back at the end."""
+
+    def end_begun(self) -> None:
+        """End the transactions that began for calls that did not come."""
 
     def close(self) -> None:
         """Close all connections that no handler uses."""
@@ -76,6 +102,13 @@ class HandlerConnections(Protocol):
 
 class AsyncHandlerConnections(Protocol):
     """Gives connections to coroutine handlers."""
+
+    @property
+    def begun(self) -> int:
+        """The number of connections whose next transaction has begun, for calls that wait."""
+
+    async def end_begun(self) -> None:
+        """End the transactions that began for calls that did not come."""
 
     def connection(self) -> AbstractAsyncContextManager[AsyncHandlerConnection]:
         """Take a connection, and give it back at the end."""
@@ -130,52 +163,136 @@ def connection_class(wanted: type | None, *, is_async: bool) -> type:
 
 # --- psycopg ---
 
+_INTRANS: Final = psycopg.pq.TransactionStatus.INTRANS
+
 
 class _PsycopgHandlerConnections:
+    """Connections of a pool, and those whose next transaction has begun.
+
+    Invariant "begun for one call": such a transaction has no snapshot, no number and no locks, and nothing of the call before is in its
+    session. It belongs to the call that takes it next, or is ended. A lost one is as if its handler had never begun.
+    """
+
     def __init__(self, dsn: str, name: str, is_pooled: bool) -> None:
         self._pool = sync_pool(dsn, name=name, is_pooled=is_pooled)
+        # A pooler needs its server sessions for others.
+        self._may_begin = not is_pooled
+        self._begun: list[psycopg.Connection[Any]] = []
+
+    @property
+    def begun(self) -> int:
+        return len(self._begun)
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[HandlerConnection]:
-        with self._pool.connection() as conn:
-            yield _Psycopg(conn)
+        try:
+            conn = self._begun.pop()
+        except IndexError:
+            conn = self._pool.getconn()
+        connection = _Psycopg(conn, may_begin=self._may_begin)
+        try:
+            yield connection
+        finally:
+            if connection.has_begun and conn.pgconn.transaction_status == _INTRANS:
+                self._begun.append(conn)
+            else:
+                self._pool.putconn(conn)
+
+    def end_begun(self) -> None:
+        while self._begun:
+            conn = self._begun.pop()
+            with contextlib.suppress(psycopg.Error):
+                conn.rollback()
+            self._pool.putconn(conn)
 
     def close(self) -> None:
+        self.end_begun()
         self._pool.close(timeout=1)
 
 
 class _Psycopg:
-    def __init__(self, conn: psycopg.Connection[Any]) -> None:
+    def __init__(self, conn: psycopg.Connection[Any], *, may_begin: bool) -> None:
         self.given = self.raw = conn
+        self._may_begin = may_begin
+        self._transaction: HandlerTransaction
+        #: Whether the next transaction has begun.
+        self.has_begun = False
 
-    def transaction(self) -> AbstractContextManager[Any]:
-        return handler_transaction_sync(self.raw)
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        with handler_transaction_sync(self.raw) as self._transaction:
+            yield
 
     def settle(self, operation: Operation[T]) -> T:
         return settle_on_sync(self.raw, operation)
 
+    def settle_last(self, job: SettledJob, *, begins: bool) -> None:
+        begins &= self._may_begin
+        settle_and_commit_plain(self.raw, settle_job(job, clears=True), begins=begins)
+        self._transaction.is_committed = True
+        self.has_begun = begins
+
 
 class _AsyncPsycopgHandlerConnections:
+    """See ``_PsycopgHandlerConnections``."""
+
     def __init__(self, dsn: str, name: str, is_pooled: bool) -> None:
         self._pool = async_pool(dsn, name=name, is_pooled=is_pooled)
+        self._may_begin = not is_pooled
+        self._begun: list[psycopg.AsyncConnection[Any]] = []
+
+    @property
+    def begun(self) -> int:
+        return len(self._begun)
 
     @contextlib.asynccontextmanager
     async def connection(self) -> AsyncIterator[AsyncHandlerConnection]:
-        # Several calls may arrive here at once; opening an open pool does nothing.
-        await self._pool.open(wait=False)
-        async with self._pool.connection() as conn:
-            yield _AsyncPsycopg(conn)
+        if self._begun:
+            conn = self._begun.pop()
+        else:
+            if self._pool.closed:
+                # Several calls may arrive here at once; opening an open pool does nothing.
+                await self._pool.open(wait=False)
+            conn = await self._pool.getconn()
+        connection = _AsyncPsycopg(conn, may_begin=self._may_begin)
+        try:
+            yield connection
+        finally:
+            if connection.has_begun and conn.pgconn.transaction_status == _INTRANS:
+                self._begun.append(conn)
+            else:
+                await self._pool.putconn(conn)
+
+    async def end_begun(self) -> None:
+        while self._begun:
+            conn = self._begun.pop()
+            with contextlib.suppress(psycopg.Error):
+                await conn.rollback()
+            await self._pool.putconn(conn)
 
     async def close(self) -> None:
+        await self.end_begun()
         await self._pool.close(timeout=1)
 
 
 class _AsyncPsycopg:
-    def __init__(self, conn: psycopg.AsyncConnection[Any]) -> None:
+    def __init__(self, conn: psycopg.AsyncConnection[Any], *, may_begin: bool) -> None:
         self.given = self.raw = conn
+        self._may_begin = may_begin
+        self._transaction: AsyncHandlerTransaction
+        #: Whether the next transaction has begun.
+        self.has_begun = False
 
-    def transaction(self) -> AbstractAsyncContextManager[Any]:
-        return handler_transaction(self.raw)
+    @contextlib.asynccontextmanager
+    async def transaction(self) -> AsyncIterator[None]:
+        async with handler_transaction(self.raw) as self._transaction:
+            yield
 
     async def settle(self, operation: Operation[T]) -> T:
         return await settle_on(self.raw, operation)
+
+    async def settle_last(self, job: SettledJob, *, begins: bool) -> None:
+        begins &= self._may_begin
+        await settle_and_commit_on(self.raw, settle_job(job, clears=True), begins=begins)
+        self._transaction.is_committed = True
+        self.has_begun = begins

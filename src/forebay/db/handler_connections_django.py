@@ -19,11 +19,13 @@ from django.db import connections, transaction
 from forebay.db.errors import translate
 from forebay.db.pools import connect_options
 from forebay.errors import ConfigError
+from forebay.ops.protocol import settle_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from forebay.ops.operation import Operation, T
+    from forebay.ops.protocol import SettledJob
 
 #: Identifies one database while its server runs.
 _IDENTITY: Final = """\
@@ -38,6 +40,8 @@ def handler_connections(wanted: type, dsn: str, name: str, is_pooled: bool) -> A
 
 
 class _HandlerConnections:
+    begun = 0
+
     def __init__(self, dsn: str, name: str) -> None:
         self._dsn = dsn
         self._name = name
@@ -69,6 +73,9 @@ class _HandlerConnections:
             yield _HandlerConnection(connection, self._alias)
         finally:
             close_old_connections()
+
+    def end_begun(self) -> None:
+        """Do nothing: no transaction begins before its call."""
 
     def close(self) -> None:
         """Do nothing: no connections are kept here."""
@@ -103,6 +110,10 @@ class _HandlerConnection:
                 raise
             raise ours from error
         return operation.decode(rows)
+
+    def settle_last(self, job: SettledJob, *, begins: bool) -> None:
+        del begins  # The library begins and commits.
+        self.settle(settle_job(job))
 
 
 def address_of_alias(alias: str) -> str:

@@ -17,11 +17,13 @@ from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session
 
 from forebay.db.pools import UNLOCK, connect_options, settle_on, settle_on_sync
+from forebay.ops.protocol import settle_job
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from forebay.ops.operation import Operation, T
+    from forebay.ops.protocol import SettledJob
 
 #: Set in a connection's info once the job is settled: from then on its transaction may commit.
 _SETTLED: Final = "forebay_settled"
@@ -51,6 +53,8 @@ def _refuse_early_commit(conn: sa.Connection) -> None:
 
 
 class _HandlerConnections:
+    begun = 0
+
     def __init__(self, wanted: type, dsn: str, name: str, is_pooled: bool) -> None:
         self._wanted = wanted
         options = connect_options(name, is_pooled=is_pooled)
@@ -66,6 +70,9 @@ class _HandlerConnections:
         with self._engine.connect() as conn:
             conn.info.pop(_SETTLED, None)
             yield _HandlerConnection(conn, self._wanted)
+
+    def end_begun(self) -> None:
+        """Do nothing: no transaction begins before its call."""
 
     def close(self) -> None:
         self._engine.dispose()
@@ -104,8 +111,14 @@ class _HandlerConnection:
         self._conn.info[_SETTLED] = True
         return result
 
+    def settle_last(self, job: SettledJob, *, begins: bool) -> None:
+        del begins  # The library begins and commits.
+        self.settle(settle_job(job))
+
 
 class _AsyncHandlerConnections:
+    begun = 0
+
     def __init__(self, wanted: type, dsn: str, name: str, is_pooled: bool) -> None:
         from sqlalchemy.ext.asyncio import create_async_engine  # noqa: PLC0415 - needs greenlet
 
@@ -124,6 +137,9 @@ class _AsyncHandlerConnections:
             raw = await conn.get_raw_connection()
             raw.info.pop(_SETTLED, None)
             yield _AsyncHandlerConnection(conn, raw, self._wanted)
+
+    async def end_begun(self) -> None:
+        """Do nothing: no transaction begins before its call."""
 
     async def close(self) -> None:
         await self._engine.dispose()
@@ -163,6 +179,10 @@ class _AsyncHandlerConnection:
         result = await settle_on(self.raw, operation)
         self._info[_SETTLED] = True
         return result
+
+    async def settle_last(self, job: SettledJob, *, begins: bool) -> None:
+        del begins
+        await self.settle(settle_job(job))
 
 
 def _require_transaction(conn: Any) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 from psycopg.rows import tuple_row
+from psycopg.transaction import BaseTransaction
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from forebay.db.errors import translate
@@ -15,10 +16,12 @@ from forebay.db.session import KEEPALIVE
 from forebay.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Generator, Iterator
 
     from forebay.ops.operation import Operation, T
 
+
+_IDLE: Final = psycopg.pq.TransactionStatus.IDLE
 
 #: Far more than the number of slots, which limits the use of a pool. A handler that ignores its timeout keeps its
 #: connection, cut off from the server; later handlers must still get one.
@@ -133,14 +136,106 @@ def settle_on_sync(conn: psycopg.Connection[Any], operation: Operation[T]) -> T:
     return operation.decode(rows)
 
 
+async def settle_and_commit_on(
+    conn: psycopg.AsyncConnection[Any], operation: Operation[None], *, begins: bool
+) -> None:
+    """Settle the job of a handler's transaction and commit, in one message: the server commits only if no statement failed.
+
+    Args:
+        conn: inside ``handler_transaction``.
+        operation: settles the job and clears the session, except for roles; it raises an error if it settled nothing.
+        begins: also begin the next transaction of this connection.
+
+    Raises:
+        ForebayError: Forebay's SQL function refused and nothing was committed; or DatabaseUnavailable: the outcome is unknown.
+    """
+    message = _last_message(conn, operation, begins=begins)
+    try:
+        async with conn.lock:
+            await conn.wait(_sent(conn, message))
+    except psycopg.Error as error:
+        ours = translate(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def settle_and_commit_plain(
+    conn: psycopg.Connection[Any], operation: Operation[None], *, begins: bool
+) -> None:
+    """Do as ``settle_and_commit_on``, for a plain handler's connection."""
+    message = _last_message(conn, operation, begins=begins)
+    try:
+        with conn.lock:
+            conn.wait(_sent(conn, message))
+    except psycopg.Error as error:
+        ours = translate(error)
+        if ours is None:
+            raise
+        raise ours from error
+
+
+def _sent(conn: Any, message: bytes) -> Generator[Any, Any, None]:
+    """Send a message and read its results, without the cost of a cursor; the last one tells whether it failed."""
+    conn.pgconn.send_query(message)
+    results = yield from psycopg.generators.execute(conn.pgconn)
+    if results[-1].status == psycopg.pq.ExecStatus.FATAL_ERROR:
+        raise psycopg.errors.error_from_result(results[-1], encoding=conn.info.encoding)
+
+
+def _last_message(conn: Any, operation: Operation[None], *, begins: bool) -> bytes:
+    if conn._num_transactions != 1:  # noqa: SLF001 - psycopg checks it in the commit, which is too late here
+        raise psycopg.ProgrammingError(
+            "the handler left a transaction block open: end it before the handler returns"
+        )
+    # Triggers of deferred constraints still find what the handler set. The function clears the rest: it cannot reset roles.
+    return (
+        "set constraints all immediate; reset session authorization; reset role;"
+        f" {operation.sql}; COMMIT{'; BEGIN' if begins else ''}"
+    ).encode()
+
+
+class _HandlerTransaction(BaseTransaction[Any]):
+    """Changes psycopg's transactions: one message may have begun this one already, and another one may have committed it.
+
+    These methods of psycopg are not public. If a later version calls them no more, it sends a BEGIN or a COMMIT too many, which
+    the server answers with a warning; the test of the number of messages then fails.
+    """
+
+    is_committed = False
+
+    def _push_savepoint(self) -> None:
+        super()._push_savepoint()
+        self._has_begun = not self._outer_transaction
+        self._outer_transaction, self._savepoint_name = True, ""
+
+    def _get_enter_commands(self) -> Iterator[bytes]:
+        if not self._has_begun:
+            yield from super()._get_enter_commands()
+
+    def _get_commit_commands(self) -> Iterator[bytes]:
+        if not self.is_committed:
+            yield from super()._get_commit_commands()
+
+
+class HandlerTransaction(_HandlerTransaction, psycopg.Transaction):
+    """The transaction of a plain handler, on a connection where no other one runs. ``is_committed``: the server has committed it."""
+
+
+class AsyncHandlerTransaction(_HandlerTransaction, psycopg.AsyncTransaction):
+    """The transaction of a coroutine handler; see ``HandlerTransaction``."""
+
+
 @contextlib.asynccontextmanager
-async def handler_transaction(conn: psycopg.AsyncConnection[Any]) -> AsyncIterator[None]:
+async def handler_transaction(
+    conn: psycopg.AsyncConnection[Any],
+) -> AsyncIterator[AsyncHandlerTransaction]:
     """Run a transaction that leaves nothing of the handler in its session, however it ends."""
     factories = _factories(conn)
     try:
-        async with conn.transaction():
+        async with AsyncHandlerTransaction(conn) as transaction:
             try:
-                yield
+                yield transaction
             except BaseException:
                 with contextlib.suppress(psycopg.Error, OSError):
                     await psycopg.AsyncClientCursor(conn).execute(UNLOCK)
@@ -150,13 +245,13 @@ async def handler_transaction(conn: psycopg.AsyncConnection[Any]) -> AsyncIterat
 
 
 @contextlib.contextmanager
-def handler_transaction_sync(conn: psycopg.Connection[Any]) -> Iterator[None]:
+def handler_transaction_sync(conn: psycopg.Connection[Any]) -> Iterator[HandlerTransaction]:
     """Do as ``handler_transaction``, for a plain handler."""
     factories = _factories(conn)
     try:
-        with conn.transaction():
+        with HandlerTransaction(conn) as transaction:
             try:
-                yield
+                yield transaction
             except BaseException:
                 with contextlib.suppress(psycopg.Error, OSError):
                     psycopg.ClientCursor(conn).execute(UNLOCK)

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -211,6 +211,15 @@ class Flush:
     millis: list[int] | None = None
     ended: list[Ended] = field(default_factory=list)
     counters: list[dict[str, Any]] | msgspec.UnsetType = msgspec.UNSET
+
+
+class SettledJob(NamedTuple):
+    """A job that its handler's transaction settles as done, and how long the handler ran."""
+
+    lease_id: int
+    claim_no: int
+    offset: int
+    millis: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,6 +424,20 @@ def settle(lease_id: int, flushes: Sequence[Flush]) -> Operation[list[FlushStatu
         "select status from forebay.settle_v1(%(lease)s, %(flushes)s::jsonb)",
         lambda rows: [row[0] for row in rows],
         {"lease": lease_id, "flushes": msgspec.json.encode(flushes).decode()},
+    )
+
+
+def settle_job(job: SettledJob, *, clears: bool = False) -> Operation[None]:
+    """Settle one job as done, as the last act of its handler's transaction; it fails if it settles nothing.
+
+    Args:
+        job: which one, and how long its handler ran.
+        clears: whether it also clears the session, except for roles; the commit must follow in the same message.
+    """
+    # Numbers only: without parameters psycopg sends the text as it is.
+    return Operation(
+        f"select forebay.settle_job_v1({job.lease_id:d}, {job.claim_no:d}, {job.offset:d}, {job.millis:d}, {clears})",
+        nothing,
     )
 
 

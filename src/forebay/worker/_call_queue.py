@@ -56,6 +56,13 @@ class CallQueue:
         """The number of calls that may pass those whose arguments are text."""
         return len(self._quick)
 
+    def is_next(self, kind: Kind, more_than: int) -> bool:
+        """Whether the next call is of a kind, and more calls wait than a number; from any thread, where it may be a little out of date."""
+        try:
+            return len(self._quick) > more_than and self._quick[0][1][0] is kind
+        except IndexError:
+            return False
+
     @property
     def last(self) -> WaitingCall | None:
         """The call that was added last; None if it does not wait any more."""

@@ -42,6 +42,9 @@ _START_SECONDS = 60.0
 _IDLE_SECONDS = 30.0
 #: The child enforces the hard timeout itself. The parent kills the child this long after that timeout.
 _KILL_AFTER_SECONDS = 2.0
+#: How often the number of children that are kept ready is checked, and how soon after one that could not start.
+_LOOK_SECONDS = 0.2
+_AGAIN_SECONDS = 5.0
 #: How long a suspect waits for a busy child before the worker starts another one.
 _PATIENCE_SECONDS = 0.05
 
@@ -100,15 +103,18 @@ class _Child:
 
 
 class Children:
-    """A few children: started when needed, reused, ended when idle."""
+    """A few children: started when needed, reused, ended when idle, except for a number that is kept ready."""
 
     def __init__(
         self,
         start: Start | None,
         settings: WorkerSettings,
         on_progress: Callable[[Sequence[HeldJob], float, str], None],
+        *,
+        kept: int = 0,
     ) -> None:
         self._on_progress = on_progress
+        self._kept = kept
         self._folder = _working_folder()
         self._start = start
         self._settings = settings
@@ -140,6 +146,21 @@ class Children:
         """Kill the children that run a call."""
         for child in list(self._running.values()):
             await child.kill()
+
+    async def keep_ready(self) -> None:
+        """Keep a number of children alive, busy or idle, until cancelled: start them now, and others for those that died."""
+        while True:
+            failed_starts = self._failed_starts
+            while self._alive() < self._kept and self._failed_starts == failed_starts:
+                if self._starter is None:
+                    self._starter = asyncio.create_task(self._start_one())
+                await asyncio.wait({self._starter})
+            pause = _LOOK_SECONDS if self._failed_starts == failed_starts else _AGAIN_SECONDS
+            await asyncio.sleep(pause)
+
+    def _alive(self) -> int:
+        idle = sum(child.process.returncode is None for child, _ in self._idle)
+        return idle + len(self._running)
 
     async def run(self, held: HeldJob, kind: Kind, job: Job) -> ChildReport:
         """Run one job; return how it ended, including the death of the child."""
@@ -244,6 +265,10 @@ class Children:
         self._changed.set()
 
     def _end_idle(self, child: _Child) -> None:
+        if child.process.returncode is None and self._alive() <= self._kept:
+            self._idle = [item for item in self._idle if item[0] is not child]
+            self._keep(child)
+            return
         self._idle = [item for item in self._idle if item[0] is not child]
         self._keep_until_done(asyncio.get_running_loop().create_task(child.kill()))
 

@@ -109,8 +109,8 @@ class Executor:
         self._decoding_timer: asyncio.TimerHandle | None = None
         #: Jobs that wait for an earlier job of their ordering key in the same lease.
         self._keys = KeyQueues(self._release)
-        self._threads = Threads(settings.concurrency)
-        self.transactions = HandlerTransactions(dsn, name, self._threads)
+        self._threads = Threads(settings.slots)
+        self.transactions = HandlerTransactions(dsn, name, self._threads, self._waiting.is_next)
         self.slots = Slots(
             settings,
             self._reporter,
@@ -332,7 +332,7 @@ class Executor:
     def _decoded(self, waiting: WaitingCall) -> WaitingCall:
         """Decode the arguments of a call that is about to start; jobs whose arguments do not fit end here."""
         kind, helds, _ = waiting
-        if kind.in_process and self._processes is not None:
+        if self.slots.runs_in_child(kind):
             return waiting  # The child process decodes them.
         began = time.monotonic()
         prepared = [(held, found) for held in helds if (found := self.prepare(held)) is not None]

@@ -36,7 +36,8 @@ def identity(
         "app": app and (app[:_TEXT_MAX] if location is None else app[-_TEXT_MAX:]),
         "app_version": settings.app_version and settings.app_version[:_TEXT_MAX],
         "version": _version(),
-        "concurrency": settings.concurrency,
+        "concurrency": settings.slots,
+        "processes": settings.processes,
     }
     return lambda: described | {"uptime_seconds": round(time.monotonic() - began, 3)}
 

@@ -88,4 +88,4 @@ def framed(message: bytes) -> bytes:
 
 def settings_of(settings: WorkerSettings) -> dict[str, Any]:
     """Return the settings for a child: those of its parent, with one slot."""
-    return {**asdict(settings), "concurrency": 1}
+    return {**asdict(settings), "concurrency": 1, "processes": None}

@@ -83,7 +83,8 @@ class Slots:
         #: The running calls with their jobs. Removing a call frees its slot.
         self.calls: dict[Call, list[HeldJob]] = {}
         #: The number of slots.
-        self.concurrency = settings.concurrency
+        self.concurrency = settings.slots
+        self._all_in_children = settings.processes is not None
         #: Slots of calls that run in child processes outside this class.
         self.reserved = 0
 
@@ -119,7 +120,7 @@ class Slots:
         for held in helds:
             held.started_at = now
             log_started(held, kind)
-        if kind.in_process and self._processes is not None:
+        if self.runs_in_child(kind):
             call.in_child = True
             return call  # Its timeouts start when a child process has the call.
         if soft is not None:
@@ -137,6 +138,10 @@ class Slots:
         if hard is not None:
             loop = call.task.get_loop()
             call.timers = [loop.call_later(hard, self._on_hard, call, hard)]
+
+    def runs_in_child(self, kind: Kind) -> bool:
+        """Whether the calls of a kind run in child processes of this one."""
+        return self._processes is not None and (self._all_in_children or kind.in_process)
 
     def running_job_ids(self) -> list[int]:
         """Ids of the jobs whose handlers run."""

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from forebay.db.handler_connections import async_handler_connections, handler_connections
 from forebay.errors import LeaseLost, UnknownBatch
 from forebay.ops import protocol
-from forebay.ops.protocol import Flush
+from forebay.ops.protocol import Flush, SettledJob
 from forebay.worker._running import call_plainly, endings, run_on_loop
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.arguments.kinds import Kind
     from forebay.db.handler_connections import (
         AsyncHandlerConnection,
         AsyncHandlerConnections,
@@ -28,6 +31,9 @@ if TYPE_CHECKING:
     from forebay.worker._held import HeldJob
     from forebay.worker._running import Call
     from forebay.worker._threads import Threads
+
+#: How long a transaction may wait for the call that it began for.
+_BEGUN_SECONDS: Final = 0.02
 
 
 async def previous_settled(helds: list[HeldJob]) -> None:
@@ -53,9 +59,16 @@ class HandlerTransactions:
         dsn: the database.
         name: application_name of the connections.
         threads: run plain functions.
+        is_next: whether the next call that waits for a slot is of this kind, and more calls wait than this number.
     """
 
-    def __init__(self, dsn: str, name: str, threads: Threads) -> None:
+    def __init__(
+        self, dsn: str, name: str, threads: Threads, is_next: Callable[[Kind, int], bool]
+    ) -> None:
+        self._is_next = is_next
+        #: Ends the transactions that began for calls that did not come.
+        self._timer: asyncio.TimerHandle | None = None
+        self._ending: asyncio.Task[None] | None = None
         self._dsn = dsn
         self._name = name
         self._threads = threads
@@ -80,33 +93,68 @@ class HandlerTransactions:
                 )
             call.thread_call = self._threads.submit(lambda: self._run_in_thread(call, helds))
             found: list[Ended | None] = await call.thread_call.future
+            if self._handler_connections[wanted].begun:
+                self._end_begun_later()
             return found
         if wanted not in self._async_handler_connections:
             self._async_handler_connections[wanted] = async_handler_connections(
                 wanted, self._dsn, name=self._name, is_pooled=self.is_pooled
             )
-        async with self._async_handler_connections[wanted].connection() as connection:
+        connections = self._async_handler_connections[wanted]
+        async with connections.connection() as connection:
             _give(call, connection)
             async with connection.transaction():
                 result = await run_on_loop(call)
                 endeds = endings(call, result)
-                operation = _settlement(call, helds, endeds)
-                _check_statuses(helds, await connection.settle(operation))
+                if (last := _begin_settling(call, helds, endeds)) is not None:
+                    begins = self._is_next(call.kind, connections.begun)
+                    await connection.settle_last(last, begins=begins)
+                else:
+                    operation = _settlement(helds, endeds)
+                    _check_statuses(helds, await connection.settle(operation))
+        if connections.begun:
+            self._end_begun_later()
         return endeds
 
     def _run_in_thread(self, call: Call, helds: list[HeldJob]) -> list[Ended | None]:
-        with self._handler_connections[call.kind.connection].connection() as connection:
+        connections = self._handler_connections[call.kind.connection]
+        with connections.connection() as connection:
             _give(call, connection)
             with connection.transaction():
                 call.started = True
                 result = call_plainly(call)
                 endeds = endings(call, result)
-                operation = _settlement(call, helds, endeds)
-                _check_statuses(helds, connection.settle(operation))
+                if (last := _begin_settling(call, helds, endeds)) is not None:
+                    begins = self._is_next(call.kind, connections.begun)
+                    connection.settle_last(last, begins=begins)
+                else:
+                    operation = _settlement(helds, endeds)
+                    _check_statuses(helds, connection.settle(operation))
                 return endeds
+
+    def _end_begun_later(self) -> None:
+        if self._timer is None:
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(_BEGUN_SECONDS, self._begin_ending)
+
+    def _begin_ending(self) -> None:
+        self._timer = None
+        if self._ending is None or self._ending.done():
+            self._ending = asyncio.get_running_loop().create_task(self._end_begun())
+
+    async def _end_begun(self) -> None:
+        for connections in list(self._async_handler_connections.values()):
+            await connections.end_begun()
+        for kept_in_threads in list(self._handler_connections.values()):
+            if kept_in_threads.begun:
+                await asyncio.to_thread(kept_in_threads.end_begun)
 
     async def close(self) -> None:
         """Close the connections."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._ending is not None:
+            await asyncio.gather(self._ending, return_exceptions=True)
         for connection in self._async_handler_connections.values():
             await connection.close()
         for kept_in_threads in self._handler_connections.values():
@@ -119,14 +167,32 @@ def _give(call: Call, connection: HandlerConnection | AsyncHandlerConnection) ->
         call.context.conn = connection.given
 
 
-def _settlement(
+def _begin_settling(
     call: Call, helds: list[HeldJob], endeds: list[Ended | None]
-) -> Operation[list[protocol.FlushStatus]]:
-    # From here on the call is not interrupted: its transaction decides.
+) -> SettledJob | None:
+    """From here on the call is not interrupted: its transaction decides. Return the settlement of a single job that is done.
+
+    Raises:
+        LeaseLost: a job was taken back meanwhile.
+    """
     if call.why is None:
         call.settling = True
     if any(held.ended for held in helds):
         raise LeaseLost(helds[0].lease.lease_id)
+    if len(helds) > 1 or endeds[0] is not None:
+        return None
+    (held,) = helds
+    return SettledJob(
+        held.lease.lease_id,
+        held.batch.claim_no,
+        held.row.offset,
+        held.millis(time.monotonic()),
+    )
+
+
+def _settlement(
+    helds: list[HeldJob], endeds: list[Ended | None]
+) -> Operation[list[protocol.FlushStatus]]:
     flushes = []
     for held, ended in zip(helds, endeds, strict=True):
         offset = held.row.offset

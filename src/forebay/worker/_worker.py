@@ -157,7 +157,7 @@ class Worker:
         start = _child_start(
             self._location, self._dsn, self._application_name, self._group, self._settings
         )
-        _require_location(start, self._app.kinds)
+        _require_location(start, self._app.kinds, self._settings)
         require_middleware(self._app.kinds, self._app.middleware)
         self._make_sessions()
         self._progress = ProgressReports()
@@ -181,7 +181,9 @@ class Worker:
         )
         self._children = Children(start, self._settings, self._progress.record)
         # Separate from the children for suspects, so that neither waits for the other.
-        self._processes = Children(start, self._settings, self._progress.record)
+        self._processes = Children(
+            start, self._settings, self._progress.record, kept=self._settings.processes or 0
+        )
         async with contextlib.AsyncExitStack() as stack:
             self.health.begin()
             if self._answers_probes:
@@ -356,6 +358,8 @@ class Worker:
         ]
         if not self._leadership.without_notifications:
             services.append(self._listen)
+        if self._settings.processes is not None:
+            services.append(self._processes.keep_ready)
         if not self._until_idle:
             services += firing(self._app, self._settings, self._maintenance_session, self._signals)
         return services
@@ -393,7 +397,7 @@ class Worker:
         if answer.server_time is not None:
             self._maintenance.observe_clock(answer.server_time, sent_at, answered_at)
         self._leases.confirm(answer, lease_ids, sent_at)
-        concurrency = answer.concurrency or self._settings.concurrency
+        concurrency = answer.concurrency or self._settings.slots
         if concurrency != self._executor.slots.concurrency:
             log.info("concurrency: %s instead of %s", concurrency, self._executor.slots.concurrency)
             self._executor.slots.resize(concurrency)
@@ -484,8 +488,14 @@ def _child_start(
     )
 
 
-def _require_location(start: Start | None, kinds: Kinds) -> None:
+def _require_location(start: Start | None, kinds: Kinds, settings: WorkerSettings) -> None:
     """Refuse handlers that run in a child process if none can import the app."""
+    if start is None and settings.processes is not None:
+        raise ConfigError(
+            "processes",
+            "is set, and no process can import the app",
+            hint="Make the app a global variable of a module that can be imported.",
+        )
     wanting = [kind.name for kind in kinds if kind.in_process]
     if start is None and wanting:
         raise ConfigError(

@@ -16669,9 +16669,10 @@ begin
                 'record_progress_v1', 'record_repair', 'record_sink_types_v1', 'record_upgrade', 'renew_counts_v1',
                 'replay_step_v1', 'report_deliveries_v1', 'resend_v1', 'resign_v1', 'result', 'retain_v1',
                 'revive_subject', 'revoke_lost_v1', 'route_v1', 'sample_mirror', 'schedule_problem_v1',
-                'schedules_v1', 'schema_version', 'seal_v1', 'send', 'settle_v1', 'start_suspect_v1', 'subject',
-                'subject_counts', 'subject_history', 'subjects', 'summarize_v1', 'sweep_v1', 'trace_subject',
-                'trim_v1', 'unfinished', 'upgrade_subject', 'upsert_subject', 'upsert_subjects']
+                'schedules_v1', 'schema_version', 'seal_v1', 'send', 'settle_job_v1', 'settle_v1',
+                'start_suspect_v1', 'subject', 'subject_counts', 'subject_history', 'subjects', 'summarize_v1',
+                'sweep_v1', 'trace_subject', 'trim_v1', 'unfinished', 'upgrade_subject', 'upsert_subject',
+                'upsert_subjects']
             when 'forebay_operator' then array[
                 'alter_endpoint', 'apply_queues', 'apply_schedules', 'backfill_schedule', 'cancel', 'change_jobs',
                 'close_group', 'close_groups', 'compare_queues', 'create_endpoint', 'create_event_type',
@@ -17715,7 +17716,7 @@ $$;
 --   A job with a request to cancel is cancelled instead of retried, snoozed or released.
 --   A job with an ordering key that would run again while an earlier one of its key in the lease has not ended is requeued
 --   behind it instead, whatever its outcome, without using an attempt.
---   A negative flush_no names the settlement of the single job at that offset.
+--   A negative flush_no names the settlement of the single job at that offset; its flush has this offset and no other.
 -- Returns: one row per flush: settled, repeated (this very flush was settled before; nothing written),
 --   unknown_batch, refused (an offset is not in the batch or was settled before; nothing written).
 -- Errors: JQ010 the lease is closed; 40001 when a REPEATABLE READ transaction is older than the revocation.
@@ -17765,7 +17766,7 @@ begin
                          then translate(v_flush ->> 'millis', '[]', '{}')::integer[] end;
 
         -- Nearly always all of a batch is done, and nothing of it was settled before: one statement.
-        if jsonb_typeof(v_flush -> 'done') is distinct from 'array' and v_ended = '[]' then
+        if jsonb_typeof(v_flush -> 'done') is distinct from 'array' and v_ended = '[]' and flush_no >= 0 then
             insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, millis)
             select p_lease_id, b.claim_no, settle_v1.flush_no, v_at, v_millis
             from forebay.batch b
@@ -17811,7 +17812,8 @@ begin
             end if;
             v_done := cardinality(v_offsets);
             v_offsets := v_offsets || array(select (e.value ->> 'offset')::smallint from jsonb_array_elements(v_ended) e);
-            if v_offsets = '{}' or exists (select from unnest(v_offsets) o where o is null or o not between 1 and v_batch.size)
+            if v_offsets = '{}' or flush_no < 0 and (v_offsets[1] <> -flush_no or cardinality(v_offsets) > 1)
+               or exists (select from unnest(v_offsets) o where o is null or o not between 1 and v_batch.size)
                or cardinality(v_offsets) <> (select count(distinct o) from unnest(v_offsets) o) then
                 status := 'refused';
                 return next;
@@ -17829,7 +17831,8 @@ begin
                 end if;
             end if;
         end if;
-        if exists (select from forebay.settlement s
+        if flush_no < 0 and v_offsets is null or exists (
+                   select from forebay.settlement s
                    where s.lease_id = p_lease_id and s.claim_no = settle_v1.claim_no
                      and (s.offsets is null or v_offsets is null or s.offsets && v_offsets)) then
             status := 'refused';
@@ -17874,6 +17877,71 @@ begin
         status := 'settled';
         return next;
     end loop;
+end
+$$;
+
+
+-- Settle one job as done, as the last act of its handler's transaction: settle_v1 for the flush that its offset names, without its
+-- general part.
+--
+-- Invariant "one settlement, two forms": it writes the row that settle_v1 would write, and takes the same locks, so either may repeat
+-- or contradict the other. A settlement with a negative flush_no has exactly that offset; so the primary key refuses a second one, and
+-- of the others only those of flushes are read: the cost does not grow with the jobs of the batch that were settled one by one.
+--
+-- Parameters:
+--   p_offset  of the job in its batch, from 1
+--   p_millis  how long its handler ran
+--   p_clear   also clear what the transaction leaves in the session: cursors, settings (that of the idle time too: send the commit in
+--             the same message), LISTEN, locks of the session, sequences and temporary tables. Not roles: a function cannot.
+-- Errors: JQ010 the lease is closed; JQ019 the batch does not exist, the job is not in it, or was settled before;
+--   40001 when a REPEATABLE READ transaction is older than the revocation.
+-- Locks, in order: the lease (KEY SHARE).
+-- pages: 60
+create function forebay.settle_job_v1(
+    p_lease_id bigint, p_claim_no bigint, p_offset integer, p_millis integer, p_clear boolean default false)
+returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_status text;
+begin
+    insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, millis)
+    select l.lease_id, b.claim_no, -p_offset, forebay._now(), array[p_offset::smallint], array[p_millis]
+    from forebay.lease l, forebay.batch b
+    where l.lease_id = p_lease_id and l.closed_at is null
+      and b.lease_id = p_lease_id and b.claim_no = p_claim_no and b.keys is null and b.limit_keys is null
+      and p_offset between 1 and cardinality(b.seqs)
+      and not exists (select from forebay.settlement s
+                      where s.lease_id = p_lease_id and s.claim_no = p_claim_no and s.flush_no >= 0
+                        and (s.offsets is null or p_offset = any (s.offsets)))
+    for key share of l
+    on conflict do nothing;
+    if not found then
+        select s.status into v_status
+        from forebay.settle_v1(p_lease_id, jsonb_build_array(jsonb_build_object(
+            'claim_no', p_claim_no, 'flush_no', -p_offset, 'done', jsonb_build_array(p_offset), 'millis', jsonb_build_array(p_millis)))) s;
+        if v_status is distinct from 'settled' then
+            raise exception using errcode = 'JQ019',
+                message = format('job %s of batch %s of lease %s cannot be settled: %s', p_offset, p_claim_no, p_lease_id, v_status),
+                detail = jsonb_build_object('lease', p_lease_id, 'claim_no', p_claim_no),
+                hint = 'It was settled before, or its claim was lost. This call changed nothing.';
+        end if;
+    end if;
+    if p_clear then
+        execute 'close all';
+        reset all;
+        unlisten *;
+        perform pg_advisory_unlock_all();
+        discard sequences;
+        discard temp;
+    else
+        perform set_config('idle_in_transaction_session_timeout', '5s', true);
+    end if;
 end
 $$;
 
