@@ -35,6 +35,7 @@ from forebay.cli import (
     _queues,
     _schedules,
     _schema,
+    _where,
     _worker,
     _workers,
 )
@@ -90,6 +91,7 @@ program.command("backfill", rich_help_panel=_RUN)(_backfill.backfill)
 program.command("config", rich_help_panel=_RUN)(_config.config)
 program.command("doctor", rich_help_panel=_OPERATE)(_doctor.doctor)
 program.command("guard", rich_help_panel=_OPERATE)(_guard.guard)
+program.command("where", rich_help_panel=_OPERATE)(_where.where)
 program.add_typer(_jobs.commands, name="jobs", rich_help_panel=_OPERATE)
 program.add_typer(_dead.commands, name="dead", rich_help_panel=_OPERATE)
 program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)

@@ -73,6 +73,44 @@ create type forebay._queue_difference as (
     changed_by text, changed_at timestamptz);
 
 
+-- tables/archive.sql
+
+-- Where a search looks: summaries of blocks of the log, see docs/design/archive.md. Maintenance writes them; nothing on the path of a job does.
+
+-- A block: the numbers from lo to below hi of one segment, and what its rows have.
+create table forebay.archive_block (
+    lo         bigint primary key,
+    hi         bigint not null,
+    segment_id bigint not null,
+    row_count  integer not null,
+    first_at   timestamptz,              -- of the enqueueing of its jobs; null: it has no rows
+    last_at    timestamptz,
+    terms      integer[] not null,       -- see forebay._term()
+    check (hi > lo)
+);
+-- Without a list of pending entries, which each search would read.
+create index archive_block_terms on forebay.archive_block using gin (terms) with (fastupdate = off);
+
+-- All rows with numbers below hi have transaction ids below xid, like a seal.
+create table forebay.archive_mark (
+    hi  bigint primary key,
+    xid xid8 not null
+);
+
+-- Replays: jobs that are enqueued again, in steps.
+create table forebay.job_replay (
+    replay_id  bigint primary key,       -- random: clients keep it across transactions
+    filter     jsonb not null,
+    options    jsonb not null,
+    position   bigint not null,          -- rows with numbers below this one were copied, if they match
+    until_seq  bigint not null,          -- the number at which it ends
+    jobs       bigint not null,          -- copied so far
+    event_id   bigint,
+    begun_at   timestamptz not null,
+    ended_at   timestamptz
+);
+
+
 -- tables/backfill.sql
 
 -- Backfills in chunks. A chunk is a range of the key, fixed when the backfill begins. The transaction that enqueues the jobs of
@@ -954,7 +992,7 @@ declare
 begin
     for v_name in
         select 'lock_' || n from unnest(array[
-            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'forgetting', 'follow_up', 'mirror_sample', 'routing', 'migration']) n
+            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'forgetting', 'follow_up', 'mirror_sample', 'routing', 'archive', 'migration']) n
         union all
         select 'lock_lane_' || n from generate_series(0, 127) n
         union all
@@ -1703,6 +1741,444 @@ begin
     end loop;
     return v_count;
 end
+$$;
+
+
+-- functions/archive/archive.sql
+
+-- grant: worker
+
+-- Summarize blocks of the log for searches; returns how many, at most p_most. Call again while it returns p_most.
+--
+-- Invariant "no row is missed": a block is summarized when each transaction that has drawn one of its numbers has ended. A row draws
+-- its transaction id before its number: so all numbers up to the last one, read first, belong to ids below the one that this call
+-- draws afterwards. Both are recorded; a later call sees whether all ids below have ended.
+--
+-- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+-- Locks: the archive lock.
+-- pages: 300 + 3000 a block
+create function forebay.archive_v1(p_most integer default 8) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_size     constant bigint := 4096;
+    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);  -- Before this call draws a transaction id.
+    v_position bigint;
+    v_safe     bigint;
+    v_segment  record;
+    v_made     integer := 0;
+begin
+    if (p_most between 1 and 1000) is not true then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 1000', coalesce(p_most::text, 'null'));
+    end if;
+    perform forebay._require_alone('forebay.archive_v1()');
+    perform forebay._require_same_cluster();
+    if not forebay._try_lock('archive') then
+        return 0;
+    end if;
+    v_position := forebay._archived_up_to();
+    v_safe := greatest(
+        (select max(m.hi) from forebay.archive_mark m where m.xid < pg_snapshot_xmin(pg_current_snapshot())), forebay._archived_below());
+    while v_made < p_most loop
+        select s.segment_id, s.lo, s.hi into v_segment from forebay.segment s
+        where s.hi > v_position and s.removed_at is null and forebay._has_table(s.segment_id) order by s.hi limit 1;
+        v_position := greatest(v_position, v_segment.lo);
+        exit when v_segment.segment_id is null or least(v_position + v_size, v_segment.hi) > coalesce(v_safe, 0);
+        perform forebay._summarize_block(v_segment.segment_id, v_position, least(v_position + v_size, v_segment.hi));
+        v_position := least(v_position + v_size, v_segment.hi);
+        v_made := v_made + 1;
+    end loop;
+    if v_last + 1 >= v_position + v_size and v_last + 1 > coalesce((select max(m.hi) from forebay.archive_mark m), 0) then
+        insert into forebay.archive_mark (hi, xid) values (v_last + 1, pg_current_xact_id());
+    end if;
+    if v_made > 0 then
+        delete from forebay.archive_mark m where m.hi <= v_position;
+        delete from forebay.archive_block b where b.lo in (
+            select i.lo from forebay.archive_block i
+            where i.lo < (select min(s.lo) from forebay.segment s where s.removed_at is null) order by i.lo limit 1000);
+    end if;
+    return v_made;
+end
+$$;
+
+
+-- Numbers below this one are summarized, or belong to segments that were emptied.
+create function forebay._archived_up_to() returns bigint
+language sql stable
+as $$
+    select greatest((select b.hi from forebay.archive_block b order by b.lo desc limit 1),
+                    (select s.lo from forebay.segment s where s.removed_at is null order by s.lo limit 1), 1)
+$$;
+
+
+-- The hash of what a job has: a kind, tag, correlation id, or a key.
+create function forebay._term(p_name text, p_value text) returns integer
+language sql immutable
+as $$ select hashtext(p_name || ':' || p_value collate "C") $$;
+
+
+-- Write the summary of a block whose transactions have ended.
+create function forebay._summarize_block(p_segment_id bigint, p_lo bigint, p_hi bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    execute format(
+        'with r as materialized (
+             select j.enqueued_at, j.kind, j.tag, j.correlation_id, j.ordering_key, j.limit_key, j.unique_key
+             from forebay.log_%s j where j.seq >= $1 and j.seq < $2 and j.kind <> '''')
+         insert into forebay.archive_block (lo, hi, segment_id, row_count, first_at, last_at, terms)
+         select $1, $2, $3, count(*), min(r.enqueued_at), max(r.enqueued_at), array(
+             select forebay._term(u.name, u.value)
+             from (select ''kind'', i.kind from r i
+                   union select ''tag'', i.tag from r i where i.tag is not null
+                   union select ''correlation_id'', i.correlation_id from r i where i.correlation_id is not null
+                   union select ''ordering_key'', i.ordering_key from r i where i.ordering_key is not null
+                   union select ''limit_key'', i.limit_key from r i where i.limit_key is not null
+                   union select ''unique_key'', i.unique_key from r i where i.unique_key is not null) u (name, value))
+         from r', p_segment_id) using p_lo, p_hi, p_segment_id;
+end
+$$;
+
+
+-- functions/archive/job_attempts.sql
+
+-- grant: operator, reader
+
+-- How workers took a job, oldest first: a row for each row of the job in the log and each group that has passed it. A job that waits for its
+-- first attempt has none.
+--
+-- attempt: the number of the attempt, from 1. claimed_at, worker: who took it. outcome: done, retried, dead, cancelled, snoozed, released, lost (its worker
+--   was), unknown (no handler there), requeued (behind another job of its ordering key); expired or moved, if it was not started; null while a worker
+--   has it. ended_at: when it was settled. millis: how long the handler ran; null if it was not measured.
+-- xid: the transaction that wrote the row, and so made the job, if the row is its first one. same_xid: jobs of that transaction in its lane, at most 1000.
+-- Errors: none; an unknown job has no rows.
+-- pages: 400 + 60 a segment
+create function forebay.job_attempts(job_id bigint)
+returns table (group_name text, attempt integer, seq bigint, xid xid8, same_xid bigint, is_first boolean, claimed_at timestamptz, worker text,
+               outcome text, ended_at timestamptz, millis integer)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_row   record;
+    v_batch forebay.batch;
+    v_place smallint;
+    v_end   record;
+begin
+    for v_row in
+        select r.*, i.audience, g.group_id, g.name
+        from forebay._rows_of(job_attempts.job_id) r
+        cross join lateral (select l.queue, l.audience from forebay.lane l where l.lane = r.lane limit 1) i
+        left join forebay.queue_group g on g.queue = i.queue and (i.audience = 0 or g.group_id = abs(i.audience))
+        where i.audience <> 0 or g.start_after is null or not pg_visible_in_snapshot(r.xid, g.start_after)
+        order by r.seq, g.created_at, g.group_id
+    loop
+        v_batch := forebay._batch_of_row(v_row.group_id, v_row.lane, v_row.seq, v_row.ordering_key, v_row.limit_key);
+        group_name := coalesce(v_row.name, 'default');
+        seq := v_row.seq;
+        xid := v_row.xid;
+        is_first := v_row.job_id is null;
+        same_xid := case when is_first then forebay._rows_of_xid(v_row.lane, v_row.xid, v_row.seq) end;
+        attempt := coalesce(v_row.attempt, 0) + 1;
+        claimed_at := v_batch.claimed_at;
+        worker := (select l.worker from forebay.lease l where l.lease_id = v_batch.lease_id);
+        outcome := null;
+        ended_at := null;
+        millis := null;
+        v_place := array_position(v_batch.seqs, v_row.seq);
+        if v_place is null and v_batch.claimed_at is not null then
+            outcome := (select c.meaning from forebay.code c
+                        where c.column_name = 'batch.skipped_as' and c.code = v_batch.skipped_as[array_position(v_batch.skipped, v_row.seq)]);
+            ended_at := v_batch.claimed_at;
+            worker := null;
+        elsif v_place is not null then
+            select s.settled_at, coalesce(s.outcomes[array_position(s.offsets, v_place)], s.outcomes[case when s.offsets is null then v_place end], 'd') as code,
+                   s.millis[case when s.offsets is null then v_place else array_position(s.offsets, v_place) end] as millis
+            into v_end
+            from forebay.settlement s
+            where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no and (s.offsets is null or v_place = any (s.offsets))
+            limit 1;
+            if found then
+                outcome := (select c.meaning from forebay.code c where c.column_name = 'settlement.outcomes' and c.code = v_end.code);
+                ended_at := v_end.settled_at;
+                millis := v_end.millis;
+            end if;
+        end if;
+        return next;
+    end loop;
+end
+$$;
+
+
+-- How many rows of a lane a transaction has written, at most 1000.
+create function forebay._rows_of_xid(p_lane bigint, p_xid xid8, p_seq bigint) returns bigint
+language plpgsql stable
+as $$
+declare
+    v_count bigint;
+begin
+    execute (
+        select format('select count(*) from (select from forebay.log_%s l where l.lane = $1 and l.xid = $2 limit 1000) c', s.segment_id)
+        from forebay.segment s where s.lo <= p_seq order by s.lo desc limit 1) into v_count using p_lane, p_xid;
+    return v_count;
+end
+$$;
+
+
+-- functions/archive/search_jobs.sql
+
+-- grant: operator, reader
+
+-- Find jobs in the log, ended ones too, newest first, at a bounded cost. A call looks at `budget` rows at most and asks for the states of
+-- 1,000 jobs at most; blocks without a match are skipped by their summaries and cost nothing. Scheduled jobs that were not promoted are looked at by the
+-- first call, the newest 50,000.
+--
+-- Each job is found once, by its first row. Call again with `before` = next until next is null: a call may find nothing and not be the last.
+--
+-- Parameters: filter, as that of forebay.jobs(), or all: true; only_state, as in forebay.job(), in any group; contains, a text that the arguments, or an error of
+--   the job, contain, in upper or lower case; most, 1 to 1000 jobs; before, only jobs whose first row has a lower number; budget, 1000 to
+--   10,000,000 rows.
+-- Returns: job_ids, newest first; next, null: nothing is left; looked_at, rows that were read; remaining, rows that may be left, at most.
+-- Errors: JQ001.
+create function forebay.search_jobs(
+    filter jsonb default '{"all": true}', only_state text default null, contains text default null, most integer default 50,
+    before bigint default null, budget integer default 200000,
+    out job_ids bigint[], out next bigint, out looked_at bigint, out remaining bigint)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_filter constant jsonb := forebay._checked_filter(search_jobs.filter);
+begin
+    if (search_jobs.most between 1 and 1000) is not true then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 1000', coalesce(search_jobs.most::text, 'null'));
+    elsif (search_jobs.budget between 1000 and 10000000) is not true then
+        raise exception using errcode = 'JQ001', column = 'budget',
+            message = format('budget %s is outside 1000 to 10000000', coalesce(search_jobs.budget::text, 'null'));
+    elsif search_jobs.contains = '' or length(search_jobs.contains) > 1000 then
+        raise exception using errcode = 'JQ001', column = 'contains', message = 'contains must have 1 to 1000 characters';
+    elsif v_filter ? 'state' then
+        raise exception using errcode = 'JQ001', column = 'filter', message = 'the filter of a search has no state', hint = 'Use only_state.';
+    end if;
+    perform forebay._check_state(search_jobs.only_state);
+    select f.job_ids, f.next, f.looked_at, f.remaining into job_ids, next, looked_at, remaining
+    from forebay._find_jobs(
+        forebay._first_rows_filter_sql(v_filter) || forebay._contains_sql(search_jobs.contains), v_filter ->> 'queue', '@>',
+        forebay._terms_of(v_filter), (v_filter ->> 'enqueued_after')::timestamptz, (v_filter ->> 'enqueued_before')::timestamptz,
+        search_jobs.only_state, search_jobs.most, search_jobs.before, search_jobs.budget) f;
+end
+$$;
+
+
+-- Refuse what is not a state of a job; null passes.
+--
+-- Errors: JQ001.
+create function forebay._check_state(p_state text) returns void
+language plpgsql immutable
+as $$
+begin
+    if p_state not in ('scheduled', 'ready', 'claimed', 'running', 'retrying', 'done', 'cancelled', 'expired', 'dead') then
+        raise exception using errcode = 'JQ001', column = 'state', message = format('unknown state %s', quote_literal(left(p_state, 40))),
+            hint = 'States are scheduled, ready, claimed, running, retrying, done, cancelled, expired and dead.';
+    end if;
+end
+$$;
+
+
+-- The conditions of a checked filter on a row j of the log or of deferred, as SQL. Queue and state are not among them.
+create function forebay._first_rows_filter_sql(p_filter jsonb) returns text
+language sql stable
+as $$
+    select forebay._filter_sql(p_filter - 'ids')
+        || case when p_filter ? 'ids'
+                then format(' and coalesce(j.job_id, j.seq) = any (%L::bigint[])', translate(p_filter ->> 'ids', '[]', '{}')) else '' end
+$$;
+
+
+-- The condition that arguments or an error of a row j contain a text, as SQL.
+create function forebay._contains_sql(p_text text) returns text
+language sql stable
+as $$
+    select case when p_text is null then '' else format(
+        ' and (position(lower(%1$L) in lower(j.args::text)) > 0
+               or exists (select from forebay.failure f where f.job_id = coalesce(j.job_id, j.seq)
+                          and position(lower(%1$L) in lower(concat_ws('': '', f.error_type, f.message))) > 0))', p_text) end
+$$;
+
+
+-- What each match of a filter has: one hash for each of its texts.
+create function forebay._terms_of(p_filter jsonb) returns integer[]
+language sql immutable
+as $$
+    select array(select forebay._term(f.key, f.value) from jsonb_each_text(p_filter) f
+                 where f.key in ('kind', 'tag', 'correlation_id', 'ordering_key', 'limit_key', 'unique_key') order by 1)
+$$;
+
+
+-- The jobs whose first rows j meet a condition, newest first. See forebay.search_jobs().
+--
+-- Parameters: p_operator, how the terms of a block must relate to p_terms if there are any: @> all, && one of them.
+create function forebay._find_jobs(
+    p_condition text, p_queue text, p_operator text, p_terms integer[], p_since timestamptz, p_until timestamptz, p_state text,
+    p_most integer, p_before bigint, p_budget bigint,
+    out job_ids bigint[], out next bigint, out looked_at bigint, out remaining bigint)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    v_hi       bigint := least(v_last + 1, p_before);
+    v_position constant bigint := forebay._archived_up_to();
+    v_lanes    constant bigint[] := array(select distinct l.lane from forebay.lane l where p_queue is null or l.queue = p_queue);
+    v_public   constant bigint[] := array(select distinct l.lane from forebay.lane l where l.audience = 0 and (p_queue is null or l.queue = p_queue));
+    v_lo       bigint;
+    v_examined integer := 0;
+    v_is_over  boolean := false;
+    v_block    record;
+    v_job      record;
+    v_promoted forebay.promotion;
+begin
+    job_ids := '{}';
+    looked_at := 0;
+    if p_before is null then
+        select p.* into v_promoted from forebay.promotion p order by p.no desc limit 1;
+        for v_job in execute format(
+            'select j.job_id from (select i.*, i.job_id as seq from forebay.deferred i where i.kind <> '''' order by i.job_id desc limit 50000) j
+             where j.lane = any ($1) and %s
+               and not ($2 is not null and pg_visible_in_snapshot(j.xid, $2) and (j.run_at, j.deferred_id) <= ($3, $4))
+             limit $5', p_condition)
+            using v_public, v_promoted.snap, v_promoted.run_at, v_promoted.deferred_id, p_most
+        loop
+            if p_state is null or exists (select from forebay.job(v_job.job_id) s where s.state = p_state) then
+                job_ids := job_ids || v_job.job_id;
+            end if;
+        end loop;
+    end if;
+    -- What is not summarized, in pieces, and the blocks that may match.
+    v_hi := greatest(v_hi, 1);
+    for v_block in execute format(
+        'select p.lo, p.hi, p.hi - p.lo as rows
+         from (select greatest(g.lo, $5) as lo, least(g.lo + 4096, $1) as hi from generate_series($1 - 4096, $5 - 4095, -4096) g (lo)) p
+         where p.hi > p.lo
+         union all
+         select b.lo, least(b.hi, $1), least(b.row_count, $1 - b.lo)
+         from forebay.archive_block b join forebay.segment s using (segment_id)
+         where b.lo < $1 and s.removed_at is null and b.row_count > 0 and coalesce(b.last_at >= $2, true) and coalesce(b.first_at < $3, true) %s
+         order by lo desc', case when p_terms <> '{}' then format('and b.terms %s $4', p_operator) end)
+        using v_hi, p_since, p_until, p_terms, v_position
+    loop
+        v_lo := v_block.lo;
+        v_is_over := looked_at >= p_budget;
+        exit when v_is_over;
+        for v_job in execute forebay._first_rows_sql(v_block.lo, v_block.hi, p_condition) using v_block.lo, v_block.hi, v_lanes, v_public loop
+            v_examined := v_examined + (p_state is not null)::integer;
+            if p_state is null or exists (select from forebay.job(v_job.job_id) s where s.state = p_state) then
+                job_ids := job_ids || v_job.job_id;
+            end if;
+            v_is_over := cardinality(job_ids) >= p_most or v_examined >= 1000;
+            if v_is_over then
+                v_lo := v_job.seq;
+                exit;
+            end if;
+        end loop;
+        looked_at := looked_at + least(v_block.rows, v_block.hi - v_lo);
+        v_hi := v_lo;
+        exit when v_is_over;
+    end loop;
+    if not v_is_over then
+        v_hi := 1;  -- Nothing is left.
+    end if;
+    remaining := greatest(v_hi - v_position, 0)
+        + coalesce((select sum(b.row_count) from forebay.archive_block b where b.lo < v_hi), 0);
+    next := case when remaining > 0 then v_hi end;
+end
+$$;
+
+
+-- A query for the first rows with numbers from $1 to below $2 that meet a condition on j, highest number first: those in lanes $3
+-- whose number is their job's id, and those in public lanes $4. It names the segments of that range only.
+create function forebay._first_rows_sql(p_lo bigint, p_hi bigint, p_condition text) returns text
+language sql stable
+as $$
+    select coalesce(string_agg(format(
+               'select coalesce(j.job_id, j.seq) as job_id, j.seq from forebay.log_%s j
+                where j.seq >= $1 and j.seq < $2 and j.kind <> '''' and j.lane = any ($3) and (j.job_id is null or j.lane = any ($4)) and %s',
+               s.segment_id, p_condition), ' union all '),
+           'select 0::bigint as job_id, 0::bigint as seq where false') || ' order by seq desc'
+    from forebay.segment s
+    where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id)
+$$;
+
+
+-- functions/archive/where_is.sql
+
+-- grant: operator, reader
+
+-- Find jobs by what a person has at hand: an id, a correlation id, an ordering key, a limit key or a unique key. Newest first, at most `most`.
+--
+-- found_as: job, correlation id, ordering key, limit key or unique key. A number is the id of a job if there is such a job.
+-- is_last: the search was complete; otherwise it has looked at the newest 1,000,000 rows that have no summary.
+--
+-- Parameters: most, 1 to 100.
+-- Errors: JQ001 a bad text or number.
+-- pages: 400 + 60 a segment
+create function forebay.where_is(what text, most integer default 20)
+returns table (job_id bigint, found_as text, is_last boolean)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    -- The columns of a job by which it is found: a subject is one more.
+    v_names constant text[] := array['correlation_id', 'ordering_key', 'limit_key', 'unique_key'];
+    v_found record;
+    v_which text;
+begin
+    if (where_is.most between 1 and 100) is not true then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 100', coalesce(where_is.most::text, 'null'));
+    elsif (length(where_is.what) between 1 and 1000) is not true then
+        raise exception using errcode = 'JQ001', column = 'what', message = 'what must have 1 to 1000 characters';
+    end if;
+    if where_is.what ~ '^\d{1,18}$' and (
+            exists (select from forebay._rows_of(where_is.what::bigint)) or exists (select from forebay.deferred d where d.job_id = where_is.what::bigint)) then
+        return query select where_is.what::bigint, 'job', true;
+        return;
+    end if;
+    select f.job_ids, f.next is null as is_last into v_found
+    from forebay._find_jobs(
+        (select '(' || string_agg(format('j.%I = %L', n, where_is.what), ' or ') || ')' from unnest(v_names) n), null, '&&',
+        array(select forebay._term(n, where_is.what) from unnest(v_names) n), null, null, null, where_is.most, null, 1000000) f;
+    foreach job_id in array v_found.job_ids loop
+        found_as := forebay._found_as(job_id, v_names, where_is.what);
+        is_last := v_found.is_last;
+        return next;
+    end loop;
+end
+$$;
+
+
+-- Which of some columns of a job has this value, as words.
+create function forebay._found_as(p_job_id bigint, p_names text[], p_value text) returns text
+language sql stable
+as $$
+    select replace(n, '_', ' ')
+    from (select to_jsonb(r) as row from forebay._rows_of(p_job_id) r
+          union all select to_jsonb(d) from forebay.deferred d where d.job_id = p_job_id limit 1) j
+    cross join unnest(p_names) with ordinality u (n, nr)
+    where j.row ->> n = p_value
+    order by u.nr limit 1
 $$;
 
 
@@ -13242,7 +13718,6 @@ $$;
 --   before                 ready jobs that come first: of a better priority, or earlier in the job's lane; at most 10,001
 --   is_suspect             it was running when its worker was lost: it runs alone
 --
--- Visits every waiting job of the queue.
 -- Errors: none.
 create function forebay.explain_job(job_id bigint)
 returns table (group_name text, facts jsonb)
@@ -13287,7 +13762,7 @@ begin
                                 and (p.sort, p.key) in (('ordering', v_row.ordering_key), ('limit', v_row.limit_key))
                               order by p.sort desc limit 1), '{}')
                  || forebay._explain_parked(v_group.group_id, v_row.ordering_key, v_row.limit_key, v_row.xid, v_row.seq)
-                 || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.seq));
+                 || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.xid, v_row.seq));
         return next;
     end loop;
     if not found then
@@ -13473,33 +13948,37 @@ as $$ select p_tat - make_interval(secs => (coalesce(p_burst, ceil(p_rate)) - 1)
 
 
 -- How many ready jobs of a queue come before a row: those of a better priority, and earlier ones of its lane. At most 10,001.
-create function forebay._ready_before(p_group_id bigint, p_queue text, p_priority integer, p_lane bigint, p_seq bigint) returns integer
+--
+-- Rows behind it in its lane are not read: millions may wait there. Of a lane with ordering keys, where the order is that of the numbers, it is close.
+create function forebay._ready_before(p_group_id bigint, p_queue text, p_priority integer, p_lane bigint, p_xid xid8, p_seq bigint) returns integer
 language plpgsql stable
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 as $$
 declare
-    v_cursors forebay._cursor[];
-    v_count   integer;
+    v_own   forebay._cursor[];
+    v_better forebay._cursor[];
+    v_count integer;
 begin
-    select array_agg(row(row_number, l.lane, case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end,
-                         b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor)
-    into v_cursors
-    from (select i.lane, i.audience, row_number() over () from (
-              select distinct j.lane, j.audience from forebay.lane j
-              where j.queue = p_queue and j.audience in (0, p_group_id, -p_group_id)
-                and (j.priority < p_priority or j.lane = p_lane)) i) l
-    left join forebay.queue_group g on g.group_id = p_group_id
-    left join lateral (select i.* from forebay.batch i
-                       where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
-    left join forebay.segment s on s.segment_id = b.pos_segment;
-    if v_cursors is null then
+    select array_agg(c.cursor) filter (where c.lane = p_lane), array_agg(c.cursor) filter (where c.lane <> p_lane)
+    into v_own, v_better
+    from (select l.lane, row(row_number() over (), l.lane, case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end,
+                             b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor as cursor
+          from (select distinct j.lane, j.audience from forebay.lane j
+                where j.queue = p_queue and j.audience in (0, p_group_id, -p_group_id)
+                  and (j.priority < p_priority or j.lane = p_lane)) l
+          left join forebay.queue_group g on g.group_id = p_group_id
+          left join lateral (select i.* from forebay.batch i
+                             where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+          left join forebay.segment s on s.segment_id = b.pos_segment) c;
+    if p_seq is null then
         return 0;
     end if;
-    execute 'select count(*) from (select from ('
-        || forebay._unread_sql(v_cursors, 'l.lane, l.seq') || ') u where u.lane <> $2 or u.seq < $3 limit 10001) c'
-        into v_count using v_cursors, p_lane, p_seq;
+    execute format('select count(*) from (select from (%s) u union all select from (%s) u limit 10001) c',
+                   forebay._unread_sql(v_better, 'l.lane'),
+                   replace(forebay._unread_sql(v_own, 'l.lane', format('(i.xid, i.seq) < (%L, %L)', p_xid, p_seq)), '$1', '$2'))
+        into v_count using coalesce(v_better, '{}'), coalesce(v_own, '{}');
     return v_count;
 end
 $$;
@@ -13631,6 +14110,23 @@ end
 $$;
 
 
+-- The batch of a group that disposed of a row, by the row's lane, number and keys; or null.
+create function forebay._batch_of_row(p_group_id bigint, p_lane bigint, p_seq bigint, p_ordering_key text, p_limit_key text) returns forebay.batch
+language plpgsql stable
+as $$
+declare
+    v_batch forebay.batch;
+begin
+    if p_ordering_key is not null then
+        v_batch := forebay._keyed_batch_of(p_group_id, p_ordering_key, p_seq);
+    elsif p_limit_key is not null then
+        return forebay._limited_batch_of(p_group_id, p_limit_key, p_lane, p_seq);
+    end if;
+    return case when v_batch.seqs is null then forebay._batch_of(p_group_id, p_lane, p_seq) else v_batch end;
+end
+$$;
+
+
 -- The state of a job, one row for each group that reads its queue.
 --
 -- state: scheduled, ready, claimed, running, retrying, done, cancelled, expired, dead. No row: no such job, or it ended
@@ -13753,18 +14249,14 @@ begin
                 return next;
                 continue;
             end if;
-            v_batch := forebay._keyed_batch_of(v_group.group_id, v_row.ordering_key, v_row.seq);
         elsif v_row.limit_key is not null then
             if forebay._is_limit_parked(v_group.group_id, v_row.limit_key, v_row.xid, v_row.seq) then
                 state := 'ready';
                 return next;
                 continue;
             end if;
-            v_batch := forebay._limited_batch_of(v_group.group_id, v_row.limit_key, v_row.lane, v_row.seq);
         end if;
-        if v_row.limit_key is null and (v_row.ordering_key is null or v_batch.seqs is null) then
-            v_batch := forebay._batch_of(v_group.group_id, v_row.lane, v_row.seq);
-        end if;
+        v_batch := forebay._batch_of_row(v_group.group_id, v_row.lane, v_row.seq, v_row.ordering_key, v_row.limit_key);
         claimed_at := v_batch.claimed_at;
         if v_row.seq = any (v_batch.skipped) then
             state := case v_batch.skipped_as[array_position(v_batch.skipped, v_row.seq)] when 'c' then 'cancelled' else 'expired' end;
@@ -16536,7 +17028,7 @@ begin
                 'enqueue_each', 'enqueue_many', 'enqueue_unique', 'publish', 'publish_many', 'queue_known',
                 'queue_of', 'record_direct', 'send', 'throttled']
             when 'forebay_worker' then array[
-                'activate_v1', 'apply_schedules', 'backfill', 'backfill_begin', 'backfill_count_v1',
+                'activate_v1', 'apply_schedules', 'archive_v1', 'backfill', 'backfill_begin', 'backfill_count_v1',
                 'backfill_done_v1', 'backfill_enqueued_v1', 'backfill_next', 'backfill_plan', 'backfill_record_v1',
                 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1', 'backfill_waiting_v1',
                 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1', 'compare_queues',
@@ -16554,21 +17046,22 @@ begin
                 'close_group', 'close_groups', 'compare_queues', 'create_endpoint', 'create_event_type',
                 'create_schedule', 'dead_groups', 'dead_summary', 'depth', 'disable_endpoint', 'drop_endpoint',
                 'drop_event_type', 'drop_queue', 'drop_schedule', 'enable_endpoint', 'endpoints', 'event_types',
-                'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'keep_dead', 'key', 'keys',
-                'limit_key', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'mute_cause', 'open_group',
-                'pause_key', 'pause_queue', 'pause_schedule', 'plan_change', 'purge_dead', 'queue_known',
-                'queue_of', 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redact_queue',
-                'redrive', 'redrive_endpoint', 'redrive_matching', 'replay_endpoint', 'reset_endpoint', 'result',
-                'resume_key', 'resume_queue', 'resume_schedule', 'rotate_secret', 'run_schedule', 'sample_mirror',
-                'schedule_history', 'schedule_starts', 'schedules', 'schema_version', 'segment_held_by',
-                'set_concurrency', 'set_max_attempts', 'shard_queue', 'skip_dead', 'subscribe', 'subscriptions',
-                'test_endpoint', 'truncate_queue', 'unfinished', 'unmute_cause', 'unsubscribe', 'workers']
+                'events', 'explain_job', 'groups', 'job', 'job_attempts', 'job_history', 'jobs', 'keep_dead', 'key',
+                'keys', 'limit_key', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'mute_cause',
+                'open_group', 'pause_key', 'pause_queue', 'pause_schedule', 'plan_change', 'purge_dead',
+                'queue_known', 'queue_of', 'record_act', 'record_audit', 'record_outcome', 'record_repair',
+                'redact_queue', 'redrive', 'redrive_endpoint', 'redrive_matching', 'replay_endpoint',
+                'reset_endpoint', 'result', 'resume_key', 'resume_queue', 'resume_schedule', 'rotate_secret',
+                'run_schedule', 'sample_mirror', 'schedule_history', 'schedule_starts', 'schedules',
+                'schema_version', 'search_jobs', 'segment_held_by', 'set_concurrency', 'set_max_attempts',
+                'shard_queue', 'skip_dead', 'subscribe', 'subscriptions', 'test_endpoint', 'truncate_queue',
+                'unfinished', 'unmute_cause', 'unsubscribe', 'where_is', 'workers']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'event_types', 'events',
-                'explain_job', 'groups', 'job', 'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits',
-                'mirror_status', 'queue_known', 'queue_of', 'result', 'schedule_history', 'schedule_starts',
-                'schedules', 'schema_version', 'segment_held_by', 'subscriptions', 'throttled', 'unfinished',
-                'workers']
+                'explain_job', 'groups', 'job', 'job_attempts', 'job_history', 'jobs', 'key', 'keys', 'limits',
+                'mirror_audits', 'mirror_status', 'queue_known', 'queue_of', 'result', 'schedule_history',
+                'schedule_starts', 'schedules', 'schema_version', 'search_jobs', 'segment_held_by', 'subscriptions',
+                'throttled', 'unfinished', 'where_is', 'workers']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -18534,7 +19027,8 @@ as $$ select to_regclass('forebay.log_' || p_segment_id) is not null $$;
 --
 -- Invariant "flat cost": reads segments that may have such rows, each by name. Reading the partitioned log would lock all of them.
 -- A cursor's `start` is what the group has not to read of the lane: '1:1:' for a private lane.
-create function forebay._unread_sql(p_cursors forebay._cursor[], p_columns text) returns text
+-- Parameters: p_condition, on a row i of the log; the index on lane, xid and seq can use it.
+create function forebay._unread_sql(p_cursors forebay._cursor[], p_columns text, p_condition text default 'true') returns text
 language sql stable
 as $$
     select coalesce(string_agg(format(
@@ -18543,11 +19037,11 @@ as $$
          cross join lateral unnest(forebay._xid_ranges(coalesce(c.snap_from, c.start), pg_current_snapshot()) || forebay._own_xid_range()) r
          cross join lateral (
              select i.* from forebay.log_%s i
-             where i.lane = c.lane and i.xid >= r.low and i.xid < r.high and i.kind <> ''''
+             where i.lane = c.lane and i.xid >= r.low and i.xid < r.high and i.kind <> '''' and %s
                and case when c.snap_from is null then not pg_visible_in_snapshot(i.xid, c.start)
                         else not forebay._is_consumed(i.xid, i.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq) end
              offset 0) l',
-        p_columns, s.segment_id), ' union all ' order by s.segment_id),
+        p_columns, s.segment_id, p_condition), ' union all ' order by s.segment_id),
         format('select c.nr, %s from unnest($1) c, (select (null::forebay.log).* where false) l', p_columns))
     from forebay.segment s left join forebay.seal f using (segment_id),
          (select min(pg_snapshot_xmin(coalesce(c.snap_from, c.start))) as xid from unnest(p_cursors) c) oldest
