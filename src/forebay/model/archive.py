@@ -69,3 +69,20 @@ class Whereabouts:
     histories: Sequence[JobHistory]
     explanations: Sequence[Explanation]
     next_steps: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundJobs:
+    """One page of a search.
+
+    Attributes:
+        jobs: the states of the jobs that were found, the newest job first, one entry for each group.
+        next: the ``before`` of the next page; None if nothing is left. A page without jobs can have a next one.
+        looked_at: the number of rows that were read.
+        remaining: the number of rows that are left, at most.
+    """
+
+    jobs: Sequence[JobStatus]
+    next: int | None
+    looked_at: int
+    remaining: int
