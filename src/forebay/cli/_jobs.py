@@ -127,9 +127,8 @@ def search(
     It skips most of the log by kind, tag, correlation id, keys and times; a text is looked for in each row. Jobs are printed
     as they are found; an interrupted search has printed what it had. With --json: one line for each job.
     """
-    given = {name: value for name, value in (("queue", queue), ("kind", kind)) if value is not None}
-    if given:
-        which = JobFilter(**given) if which is None else replace(which, **given)
+    if queue is not None or kind is not None:
+        which = replace(which or JobFilter(all=True), queue=queue, kind=kind)
     client, found, looked_at = Client(dsn), 0, 0
     while found < limit:
         page = client.search_jobs(

@@ -1931,6 +1931,434 @@ end
 $$;
 
 
+-- functions/archive/jobs_at.sql
+
+-- grant: operator, reader
+
+-- The jobs that were ready or running at a moment, one row for each group, oldest first. See docs/design/archive.md.
+--
+-- state: running, a worker had claimed the job and not settled it; ready. Known are moments since the oldest batch. Not known are jobs that waited for
+-- a key or a limit, and scheduled and retrying jobs that have started since.
+--
+-- Parameters: at, in the past; only_queue, null: all; most, 1 to 10000 rows of each state and lane.
+-- Errors: JQ001.
+create function forebay.jobs_at(at timestamptz, only_queue text default null, most integer default 100)
+returns table (job_id bigint, group_name text, queue text, state text, kind text, attempt integer, enqueued_at timestamptz, worker text, claimed_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_lane record;
+    v_seen pg_snapshot;
+    v_at   timestamptz;
+begin
+    if (jobs_at.at <= forebay._now()) is not true then
+        raise exception using errcode = 'JQ001', column = 'at', message = format('at %s is not a time in the past', coalesce(jobs_at.at::text, 'null'));
+    elsif (jobs_at.most between 1 and 10000) is not true then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 10000', coalesce(jobs_at.most::text, 'null'));
+    end if;
+    return query
+    select coalesce(r.job_id, r.seq), g.name, g.queue, 'running', r.kind, coalesce(r.attempt, 0) + 1, r.enqueued_at, o.worker, o.claimed_at
+    from forebay._open_at(jobs_at.at) o
+    join forebay.queue_group g on g.group_id = o.group_id and (jobs_at.only_queue is null or g.queue = jobs_at.only_queue)
+    cross join lateral forebay._row(o.lane, o.xid, o.seq) r
+    where r.seq is not null
+    order by o.claimed_at, o.seq
+    limit jobs_at.most;
+    -- What was committed then: what the newest claim of that time has seen.
+    select c.snap, c.claimed_at into v_seen, v_at
+    from (select coalesce(b.snap_to, b.snap_from) as snap, b.claimed_at
+          from forebay.queue_group g
+          cross join lateral (select distinct l.lane from forebay.lane l where l.queue = g.queue) l
+          cross join lateral forebay._batch_at(g.group_id, l.lane, jobs_at.at) b
+          where b.no is not null order by b.claimed_at desc limit 1) c;
+    for v_lane in
+        select g.group_id, g.name, g.queue,
+               row(1, l.lane, case l.audience when 0 then g.start_after else '1:1:' end, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor as cursor
+        from forebay.queue_group g
+        cross join lateral (select distinct i.lane, i.audience, i.priority from forebay.lane i where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l
+        left join lateral forebay._batch_at(g.group_id, l.lane, jobs_at.at) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment
+        where (jobs_at.only_queue is null or g.queue = jobs_at.only_queue) and g.created_at <= jobs_at.at
+        order by g.queue, g.name, l.priority
+    loop
+        return query execute
+            'select coalesce(u.job_id, u.seq), $2, $3, ''ready'', u.kind, coalesce(u.attempt, 0) + 1, u.enqueued_at, null::text, null::timestamptz from ('
+            || forebay._unread_sql(array[v_lane.cursor], 'l.xid, l.seq, l.job_id, l.kind, l.attempt, l.enqueued_at',
+                                   case when v_seen is null then 'true' else format('i.xid < %L', greatest(pg_snapshot_xmax(v_seen), pg_snapshot_xmin(pg_current_snapshot()))) end)
+            || ') u where u.enqueued_at <= $4 and ($5 is null or pg_visible_in_snapshot(u.xid, $5) or u.job_id is null and u.enqueued_at > $6) limit $7'
+            using array[v_lane.cursor], v_lane.name, v_lane.queue, jobs_at.at, v_seen, v_at, jobs_at.most;
+    end loop;
+end
+$$;
+
+
+-- The newest batch of a group and lane that was there at a moment; null: none was.
+create function forebay._batch_at(p_group_id bigint, p_lane bigint, p_at timestamptz) returns forebay.batch
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_low  bigint := (select b.no from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane order by b.no limit 1);
+    v_high bigint := (select b.no from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1);
+    v_mid  bigint;
+    v_row  forebay.batch;
+begin
+    if v_low is null then
+        return null;
+    end if;
+    v_low := v_low - 1;  -- The first one that may be later than the moment is above it.
+    while v_low < v_high loop
+        v_mid := (v_low + v_high + 1) / 2;
+        -- Numbers are dense but for deleted ones, which are old.
+        if coalesce((select b.claimed_at from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_mid), '-infinity') <= p_at then
+            v_low := v_mid;
+        else
+            v_high := v_mid - 1;
+        end if;
+    end loop;
+    select b.* into v_row from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_low;
+    return v_row;
+end
+$$;
+
+
+-- The jobs that workers had at a moment.
+create function forebay._open_at(p_at timestamptz)
+returns table (group_id bigint, worker text, lane bigint, xid xid8, seq bigint, claimed_at timestamptz)
+language sql stable
+as $$
+    select b.group_id, e.worker, coalesce(b.lanes[u.nr], b.lane), coalesce(b.xids[u.nr], b.xids[1]), u.seq, b.claimed_at
+    from forebay.lease e
+    cross join lateral (select forebay._claim_at(e.lease_id, p_at) as no offset 0) c
+    join forebay.batch n on n.lease_id = e.lease_id and n.claim_no = c.no
+    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no between n.floor and n.claim_no
+    cross join lateral unnest(b.seqs) with ordinality u (seq, nr)
+    where e.opened_at <= p_at and (e.closed_at is null or e.closed_at > p_at)
+      and not exists (select from forebay.settlement s
+                      where s.lease_id = b.lease_id and s.claim_no = b.claim_no and s.settled_at <= p_at
+                        and (s.offsets is null or u.nr::smallint = any (s.offsets)))
+$$;
+
+
+-- The number of the newest claim of a lease at a moment; null: none was. Claims without jobs have no batch, so this halves times, not numbers.
+create function forebay._claim_at(p_lease_id bigint, p_at timestamptz) returns bigint
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_low  bigint := 0;
+    v_high bigint := coalesce((select b.claim_no from forebay.batch b where b.lease_id = p_lease_id order by b.claim_no desc limit 1), 0);
+    v_mid  bigint;
+    v_near record;
+begin
+    while v_low < v_high loop
+        v_mid := (v_low + v_high + 1) / 2;
+        select b.claim_no, b.claimed_at into v_near from forebay.batch b
+        where b.lease_id = p_lease_id and b.claim_no >= v_mid order by b.claim_no limit 1;
+        if v_near.claimed_at <= p_at then
+            v_low := v_near.claim_no;
+        else
+            v_high := v_mid - 1;
+        end if;
+    end loop;
+    return nullif(v_low, 0);
+end
+$$;
+
+
+-- functions/archive/replay_jobs.sql
+
+-- grant: operator
+
+-- Enqueue jobs again that match a filter, oldest first, at most about `most` in a call; call again with the replay_id until is_over. See docs/design/archive.md.
+--
+-- The new jobs keep queue, priority, kind, arguments, tag, correlation id, headers, ordering and limit key, and have new attempts and a new expiry, and no
+-- unique key. Their headers forebay-replayed-from and forebay-replay have the id of the old job, and the number of the replay.
+--
+-- Invariant "exactly those jobs, once": the new jobs of a step commit with the position that it has reached.
+--
+-- Parameters:
+--   filter     as that of forebay.search_jobs(). Jobs that wait or run match too: bound it by enqueued_before, or by a state.
+--   options    group: only this group gets them; without it, each group of the queue. state: only jobs in this state in a group, or in that group.
+--              unfinished_at: a time; only jobs that had been enqueued and had not ended then.
+--   token      of forebay.plan_replay(): refuse if more jobs match now
+--   replay_id  of the first call; filter, options and token are not looked at then
+-- Returns: replay_id; jobs, of this call; total, so far; is_over.
+-- Errors: JQ001; JQ014 no such group; JQ042 more jobs than those of the token; of the queue's max_waiting as forebay.enqueue().
+-- Locks: the row of the replay, and of its group (SHARE).
+create function forebay.replay_jobs(
+    filter jsonb default null, options jsonb default '{}', token text default null, most integer default 20000, inout replay_id bigint default null,
+    out jobs bigint, out total bigint, out is_over boolean)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    r        forebay.job_replay;
+    v_filter jsonb;
+    v_count  bigint;
+    v_piece  record;
+    v_groups jsonb;
+begin
+    if (replay_jobs.most between 1 and 1000000) is not true then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 1000000', coalesce(replay_jobs.most::text, 'null'));
+    end if;
+    if replay_jobs.replay_id is null then
+        v_filter := forebay._checked_replay(replay_jobs.filter, replay_jobs.options);
+        r.replay_id := forebay._random_name();
+        r.filter := v_filter;
+        r.options := jsonb_strip_nulls(replay_jobs.options);
+        r.until_seq := coalesce(pg_sequence_last_value('forebay.log_seq'), 0) + 1;
+        if replay_jobs.token is not null then
+            v_count := (forebay._count_replay(r.filter, r.options, r.until_seq)).jobs;
+            if replay_jobs.token !~ '^\d{1,18}-'
+               or forebay._change_token('replay', r.filter, r.options, split_part(replay_jobs.token, '-', 1)::bigint) <> replay_jobs.token
+               or v_count > greatest(split_part(replay_jobs.token, '-', 1)::bigint * 1.01, split_part(replay_jobs.token, '-', 1)::bigint + 10) then
+                raise exception using errcode = 'JQ042',
+                    message = format('token %s is not that of this replay, which would take %s jobs now', quote_literal(left(replay_jobs.token, 60)), v_count),
+                    detail = jsonb_build_object('token', left(replay_jobs.token, 60), 'jobs', v_count),
+                    hint = 'Nothing was enqueued. Do a new dry run: filter and options are part of the token.';
+            end if;
+        end if;
+        delete from forebay.job_replay i where i.ended_at < forebay._now() - interval '60 days';
+        insert into forebay.job_replay (replay_id, filter, options, position, until_seq, jobs, begun_at)
+        values (r.replay_id, r.filter, r.options, 1, r.until_seq, 0, forebay._now());
+    end if;
+    select i.* into r from forebay.job_replay i where i.replay_id = coalesce(replay_jobs.replay_id, r.replay_id) for update;
+    if not found then
+        raise exception using errcode = 'JQ001', column = 'replay_id', message = format('replay %s not found', replay_jobs.replay_id);
+    end if;
+    jobs := 0;
+    if r.ended_at is null then
+        for v_piece in select p.lo, p.hi from forebay._archive_pieces(r.filter, r.options, r.position, r.until_seq) p loop
+            jobs := jobs + forebay._copy_jobs(r, v_piece.lo, v_piece.hi);
+            r.position := v_piece.hi;
+            exit when jobs >= replay_jobs.most;
+        end loop;
+        is_over := jobs < replay_jobs.most;
+        r.jobs := r.jobs + jobs;
+        if jobs > 0 and r.event_id is null then
+            r.event_id := forebay._record_event('jobs.replay', r.filter ->> 'queue', r.options ->> 'group', r.filter ->> 'kind', r.replay_id,
+                p_new => r.options || (r.filter - '{queue,kind,ids}'::text[]), p_count => jobs);
+        elsif jobs > 0 then
+            update forebay.event e set count = r.jobs where e.event_id = r.event_id;
+        end if;
+        update forebay.job_replay i
+        set position = case when is_over then r.until_seq else r.position end, jobs = r.jobs, event_id = r.event_id,
+            ended_at = case when is_over then forebay._now() end
+        where i.replay_id = r.replay_id;
+    end if;
+    replay_id := r.replay_id;
+    total := r.jobs;
+    is_over := coalesce(is_over, true);
+end
+$$;
+
+
+-- Report what forebay.replay_jobs() would do, and do nothing: the number of jobs, the oldest and the newest of them, and the token.
+--
+-- Parameters and errors: as forebay.replay_jobs().
+create function forebay.plan_replay(
+    filter jsonb, options jsonb default '{}', out token text, out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_filter  constant jsonb := forebay._checked_replay(plan_replay.filter, plan_replay.options);
+    v_options constant jsonb := jsonb_strip_nulls(plan_replay.options);
+begin
+    select c.jobs, c.oldest_at, c.newest_at into jobs, oldest_at, newest_at
+    from forebay._count_replay(v_filter, v_options, coalesce(pg_sequence_last_value('forebay.log_seq'), 0) + 1) c;
+    token := forebay._change_token('replay', v_filter, v_options, jobs);
+end
+$$;
+
+
+-- The filter of a replay, checked together with its options.
+--
+-- Errors: JQ001.
+create function forebay._checked_replay(p_filter jsonb, p_options jsonb) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_filter constant jsonb := forebay._checked_filter(p_filter);
+begin
+    if v_filter ? 'state' then
+        raise exception using errcode = 'JQ001', column = 'filter', message = 'the filter of a replay has no state', hint = 'Nothing was enqueued. Use the option state.';
+    elsif p_options is null or jsonb_typeof(p_options) <> 'object' or jsonb_strip_nulls(p_options) - '{group,state,unfinished_at}'::text[] <> '{}' then
+        raise exception using errcode = 'JQ001', column = 'options', message = 'options are group, state and unfinished_at', hint = 'Nothing was enqueued.';
+    elsif p_options ->> 'unfinished_at' is not null and forebay._as_instant(p_options ->> 'unfinished_at') is null then
+        raise exception using errcode = 'JQ001', column = 'options', message = 'unfinished_at must be a time', hint = 'Nothing was enqueued.';
+    end if;
+    perform forebay._check_state(p_options ->> 'state');
+    return v_filter;
+end
+$$;
+
+
+-- The condition of a replay on a first row j, as SQL.
+create function forebay._replay_sql(p_filter jsonb, p_options jsonb) returns text
+language sql stable
+as $$
+    select forebay._first_rows_filter_sql(p_filter)
+        || case when p_options ->> 'state' is null and p_options ->> 'unfinished_at' is null then ''
+                else format(' and exists (select from forebay.job(coalesce(j.job_id, j.seq)) s where (%1$L is null or s.state = %1$L)
+                                          and (%2$L is null or s.ended_at is null and s.state not in (''done'', ''dead'', ''cancelled'', ''expired'') or s.ended_at > %2$L))',
+                            p_options ->> 'state', p_options ->> 'unfinished_at') end
+        || case when p_options ->> 'unfinished_at' is null then '' else format(' and j.enqueued_at <= %L', p_options ->> 'unfinished_at') end
+$$;
+
+
+-- The parts of the log between two numbers that may have rows of a filter, oldest first: blocks, and what is not summarized.
+create function forebay._archive_pieces(p_filter jsonb, p_options jsonb, p_lo bigint, p_hi bigint) returns table (lo bigint, hi bigint)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_terms    constant integer[] := forebay._terms_of(p_filter);
+    v_position constant bigint := forebay._archived_up_to();
+begin
+    return query execute format(
+        'select greatest(b.lo, $1), least(b.hi, $2) from forebay.archive_block b join forebay.segment s using (segment_id)
+         where b.hi > $1 and b.lo < $2 and s.removed_at is null and b.row_count > 0
+           and coalesce(b.last_at >= $3, true) and coalesce(b.first_at < $4, true) and coalesce(b.first_at <= $5, true) %s
+         union all
+         select p.lo, p.hi from (select greatest(g.lo, $1) as lo, least(g.lo + 4096, $2) as hi from generate_series($7, $2 - 1, 4096) g (lo)) p
+         where p.hi > p.lo
+         order by 1', case when v_terms <> '{}' then 'and b.terms @> $6' end)
+        using p_lo, p_hi, (p_filter ->> 'enqueued_after')::timestamptz, (p_filter ->> 'enqueued_before')::timestamptz,
+              (p_options ->> 'unfinished_at')::timestamptz, v_terms, v_position;
+end
+$$;
+
+
+-- How many jobs a replay would take.
+create function forebay._count_replay(p_filter jsonb, p_options jsonb, p_until bigint, out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_condition constant text := forebay._replay_sql(p_filter, p_options);
+    v_lanes     constant bigint[] := forebay._lanes_of(p_filter ->> 'queue', false);
+    v_public    constant bigint[] := forebay._lanes_of(p_filter ->> 'queue', true);
+    v_piece     record;
+    v_found     record;
+begin
+    jobs := 0;
+    for v_piece in select p.lo, p.hi from forebay._archive_pieces(p_filter, p_options, 1, p_until) p loop
+        execute 'select count(*) as jobs, min(f.enqueued_at) as oldest_at, max(f.enqueued_at) as newest_at from ('
+                || forebay._first_rows_sql(v_piece.lo, v_piece.hi, v_condition) || ') f'
+            into v_found using v_piece.lo, v_piece.hi, v_lanes, v_public;
+        jobs := jobs + v_found.jobs;
+        oldest_at := least(oldest_at, v_found.oldest_at);
+        newest_at := greatest(newest_at, v_found.newest_at);
+    end loop;
+end
+$$;
+
+
+-- The lanes of a queue, null: of all queues; or only the public ones.
+create function forebay._lanes_of(p_queue text, p_public boolean) returns bigint[]
+language sql stable
+as $$
+    select array(select distinct l.lane from forebay.lane l where (p_queue is null or l.queue = p_queue) and (l.audience = 0 or not p_public))
+$$;
+
+
+-- Enqueue the jobs of a replay whose first rows have numbers from p_lo to below p_hi; returns how many.
+create function forebay._copy_jobs(r forebay.job_replay, p_lo bigint, p_hi bigint) returns bigint
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_group  constant text := r.options ->> 'group';
+    v_seqs   bigint[];
+    v_each   bigint[];  -- the lane of each
+    v_lanes  bigint[];
+    v_target record;
+    v_map    jsonb := '[]';
+    v_to     bigint[];
+    v_group_id bigint;
+    v_segment record;
+    v_shards jsonb;
+    v_count  bigint;
+    v_total  bigint := 0;
+begin
+    execute 'select array_agg(f.seq), array_agg(f.lane), array_agg(distinct f.lane) from ('
+            || forebay._first_rows_sql(p_lo, p_hi, forebay._replay_sql(r.filter, r.options)) || ') f'
+        into v_seqs, v_each, v_lanes
+        using p_lo, p_hi, forebay._lanes_of(r.filter ->> 'queue', false), forebay._lanes_of(r.filter ->> 'queue', true);
+    if v_seqs is null then
+        return 0;
+    end if;
+    if v_group is null and pg_sequence_last_value('forebay.limit_seq') is not null then
+        perform forebay._require_below_max_waiting(q.queue, q.jobs)
+        from (select l.queue, count(*) as jobs
+              from unnest(v_each) u (lane) cross join lateral (select i.queue from forebay.lane i where i.lane = u.lane limit 1) l group by 1) q;
+    end if;
+    v_shards := forebay._shards(array(select distinct l.queue from forebay.lane l where l.lane = any (v_lanes)));
+    for v_target in
+        select l.queue, l.priority, l.sort, array_agg(distinct l.lane) as lanes from forebay.lane l where l.lane = any (v_lanes)
+        group by 1, 2, 3 order by 1, 2, 3
+    loop
+        if v_group is not null then
+            -- A group that begins to close waits for this transaction, or is seen here.
+            select g.group_id into v_group_id from forebay.queue_group g
+            where g.queue = v_target.queue and g.name = v_group and g.closing_at is null for share;
+            if not found then
+                raise exception using errcode = 'JQ014', message = format('queue %s has no group %s', v_target.queue, v_group),
+                    detail = jsonb_build_object('queue', v_target.queue, 'group', v_group),
+                    hint = 'This step has enqueued nothing. Open the group first, or restrict the filter to a queue that has it.';
+            end if;
+            v_to := array[forebay._record_private_lane(v_target.queue, v_target.priority, v_group_id,
+                              case when v_target.sort = 'keyed' then '' end, case when v_target.sort = 'limited' then '' end)];
+        elsif v_target.sort = 'plain' then
+            v_to := forebay._record_lanes(v_target.queue, v_target.priority, v_shards);
+        else
+            v_to := array[forebay._record_private_lane(v_target.queue, v_target.priority, 0,
+                              case when v_target.sort = 'keyed' then '' end, case when v_target.sort = 'limited' then '' end)];
+        end if;
+        v_map := v_map || (select jsonb_agg(jsonb_build_object('lane', u, 'to', v_to)) from unnest(v_target.lanes) u);
+        perform forebay._notify(v_target.queue);
+    end loop;
+    for v_segment in
+        select s.segment_id from forebay.segment s where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id) order by 1
+    loop
+        execute format(
+            'insert into forebay.log (lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
+             select m.lanes[1 + j.seq %% cardinality(m.lanes)], $3, j.max_attempts, j.kind, j.args, j.tag, j.correlation_id,
+                    coalesce(j.headers, ''{}'') || jsonb_build_object(''forebay-replayed-from'', coalesce(j.job_id, j.seq)::text, ''forebay-replay'', $4::text),
+                    j.ordering_key, j.limit_key
+             from forebay.log_%s j
+             join (select (u ->> ''lane'')::bigint as lane, array(select t::bigint from jsonb_array_elements_text(u -> ''to'') t) as lanes
+                   from jsonb_array_elements($5) u) m on m.lane = j.lane
+             where j.seq >= $1 and j.seq < $2 and j.seq = any ($6)
+             order by j.seq', v_segment.segment_id)
+            using p_lo, p_hi, forebay._now(), r.replay_id, v_map, v_seqs;
+        get diagnostics v_count = row_count;
+        v_total := v_total + v_count;
+    end loop;
+    return v_total;
+end
+$$;
+
+
 -- functions/archive/search_jobs.sql
 
 -- grant: operator, reader
@@ -2111,10 +2539,10 @@ create function forebay._first_rows_sql(p_lo bigint, p_hi bigint, p_condition te
 language sql stable
 as $$
     select coalesce(string_agg(format(
-               'select coalesce(j.job_id, j.seq) as job_id, j.seq from forebay.log_%s j
+               'select coalesce(j.job_id, j.seq) as job_id, j.seq, j.lane, j.enqueued_at from forebay.log_%s j
                 where j.seq >= $1 and j.seq < $2 and j.kind <> '''' and j.lane = any ($3) and (j.job_id is null or j.lane = any ($4)) and %s',
                s.segment_id, p_condition), ' union all '),
-           'select 0::bigint as job_id, 0::bigint as seq where false') || ' order by seq desc'
+           'select 0::bigint as job_id, 0::bigint as seq, 0::bigint as lane, now() as enqueued_at where false') || ' order by seq desc'
     from forebay.segment s
     where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id)
 $$;
@@ -17046,20 +17474,21 @@ begin
                 'close_group', 'close_groups', 'compare_queues', 'create_endpoint', 'create_event_type',
                 'create_schedule', 'dead_groups', 'dead_summary', 'depth', 'disable_endpoint', 'drop_endpoint',
                 'drop_event_type', 'drop_queue', 'drop_schedule', 'enable_endpoint', 'endpoints', 'event_types',
-                'events', 'explain_job', 'groups', 'job', 'job_attempts', 'job_history', 'jobs', 'keep_dead', 'key',
-                'keys', 'limit_key', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'mute_cause',
-                'open_group', 'pause_key', 'pause_queue', 'pause_schedule', 'plan_change', 'purge_dead',
-                'queue_known', 'queue_of', 'record_act', 'record_audit', 'record_outcome', 'record_repair',
-                'redact_queue', 'redrive', 'redrive_endpoint', 'redrive_matching', 'replay_endpoint',
-                'reset_endpoint', 'result', 'resume_key', 'resume_queue', 'resume_schedule', 'rotate_secret',
-                'run_schedule', 'sample_mirror', 'schedule_history', 'schedule_starts', 'schedules',
-                'schema_version', 'search_jobs', 'segment_held_by', 'set_concurrency', 'set_max_attempts',
-                'shard_queue', 'skip_dead', 'subscribe', 'subscriptions', 'test_endpoint', 'truncate_queue',
-                'unfinished', 'unmute_cause', 'unsubscribe', 'where_is', 'workers']
+                'events', 'explain_job', 'groups', 'job', 'job_attempts', 'job_history', 'jobs', 'jobs_at',
+                'keep_dead', 'key', 'keys', 'limit_key', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status',
+                'mute_cause', 'open_group', 'pause_key', 'pause_queue', 'pause_schedule', 'plan_change',
+                'plan_replay', 'purge_dead', 'queue_known', 'queue_of', 'record_act', 'record_audit',
+                'record_outcome', 'record_repair', 'redact_queue', 'redrive', 'redrive_endpoint',
+                'redrive_matching', 'replay_endpoint', 'replay_jobs', 'reset_endpoint', 'result', 'resume_key',
+                'resume_queue', 'resume_schedule', 'rotate_secret', 'run_schedule', 'sample_mirror',
+                'schedule_history', 'schedule_starts', 'schedules', 'schema_version', 'search_jobs',
+                'segment_held_by', 'set_concurrency', 'set_max_attempts', 'shard_queue', 'skip_dead', 'subscribe',
+                'subscriptions', 'test_endpoint', 'truncate_queue', 'unfinished', 'unmute_cause', 'unsubscribe',
+                'where_is', 'workers']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'event_types', 'events',
-                'explain_job', 'groups', 'job', 'job_attempts', 'job_history', 'jobs', 'key', 'keys', 'limits',
-                'mirror_audits', 'mirror_status', 'queue_known', 'queue_of', 'result', 'schedule_history',
+                'explain_job', 'groups', 'job', 'job_attempts', 'job_history', 'jobs', 'jobs_at', 'key', 'keys',
+                'limits', 'mirror_audits', 'mirror_status', 'queue_known', 'queue_of', 'result', 'schedule_history',
                 'schedule_starts', 'schedules', 'schema_version', 'search_jobs', 'segment_held_by', 'subscriptions',
                 'throttled', 'unfinished', 'where_is', 'workers']
         end;
