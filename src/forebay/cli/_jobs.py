@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from forebay.cli import _change
+from forebay.cli import _archive, _change
 from forebay.cli._help import Commands
 from forebay.cli.options import Dsn, Json, Kind, Limit, Queue
 from forebay.cli.output import (
@@ -33,7 +33,9 @@ from forebay.model.explanation import Explanation
 from forebay.model.status import JobHistory, JobStatus
 from forebay.model.text import call_text, counted
 
-commands = Commands(help="Jobs: list, search, show, cancel, retry, reschedule, reprioritise.")
+commands = Commands(
+    help="Jobs: list, search, show, cancel, retry, reschedule, reprioritise, replay, export."
+)
 
 for _act in (_change.cancel, _change.retry, _change.reschedule, _change.reprioritise):
     commands.command(_act.__name__)(_act)
@@ -47,6 +49,9 @@ State = Annotated[
         show_default=False,
     ),
 ]
+commands.command("replay")(_archive.replay)
+commands.command("export")(_archive.export)
+
 JobId = Annotated[int, typer.Argument(metavar="JOB_ID", help="The job.")]
 
 

@@ -86,3 +86,55 @@ class FoundJobs:
     next: int | None
     looked_at: int
     remaining: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPlan:
+    """What a replay would enqueue; nothing was enqueued.
+
+    Attributes:
+        token: pass it to the replay: it is refused if by then it would take over a hundredth more jobs, and more than ten.
+        jobs: the number of jobs.
+        oldest_at: when the oldest of them was enqueued; None for none.
+        newest_at: when the newest of them was enqueued; None for none.
+    """
+
+    token: str
+    jobs: int
+    oldest_at: datetime | None
+    newest_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A replay that is over.
+
+    Attributes:
+        replay_id: its number, which is in the header ``forebay-replay`` of its jobs.
+        jobs: the number of jobs that it has enqueued.
+    """
+
+    replay_id: int
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAt:
+    """A job at a moment of the past.
+
+    Attributes:
+        state: ``ready`` or ``running``: a worker had it.
+        attempt: the attempt that waited or ran, from 1.
+        worker: who had it; None if it waited.
+        claimed_at: when that worker took it; None if it waited.
+    """
+
+    job_id: int
+    group: str
+    queue: str
+    state: Literal["ready", "running"]
+    kind: str
+    attempt: int
+    enqueued_at: datetime
+    worker: str | None
+    claimed_at: datetime | None

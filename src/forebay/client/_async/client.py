@@ -52,7 +52,7 @@ class AsyncClient(
         AsyncEndpoints: endpoints, and messages to them.
         AsyncPublishing: published events, their types, and subscriptions.
         AsyncSchedules: schedules, their instants and their history.
-        AsyncArchive: where a job is.
+        AsyncArchive: where a job is, searches, replays, moments of the past.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

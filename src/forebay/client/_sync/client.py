@@ -53,7 +53,7 @@ class Client(
         Endpoints: endpoints, and messages to them.
         Publishing: published events, their types, and subscriptions.
         AsyncSchedules: schedules, their instants and their history.
-        Archive: where a job is.
+        Archive: where a job is, searches, replays, moments of the past.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

@@ -1769,6 +1769,7 @@ declare
     v_position bigint;
     v_safe     bigint;
     v_segment  record;
+    v_end      bigint;
     v_made     integer := 0;
 begin
     if (p_most between 1 and 1000) is not true then
@@ -1785,10 +1786,14 @@ begin
     while v_made < p_most loop
         select s.segment_id, s.lo, s.hi into v_segment from forebay.segment s
         where s.hi > v_position and s.removed_at is null and forebay._has_table(s.segment_id) order by s.hi limit 1;
+        exit when not found;
         v_position := greatest(v_position, v_segment.lo);
-        exit when v_segment.segment_id is null or least(v_position + v_size, v_segment.hi) > coalesce(v_safe, 0);
-        perform forebay._summarize_block(v_segment.segment_id, v_position, least(v_position + v_size, v_segment.hi));
-        v_position := least(v_position + v_size, v_segment.hi);
+        -- A segment that an adoption has jumped over is one block.
+        v_end := case when pg_relation_size(format('forebay.log_%s', v_segment.segment_id)::regclass) = 0 then v_segment.hi
+                      else least(v_position + v_size, v_segment.hi) end;
+        exit when v_end > coalesce(v_safe, 0);
+        perform forebay._summarize_block(v_segment.segment_id, v_position, v_end);
+        v_position := v_end;
         v_made := v_made + 1;
     end loop;
     if v_last + 1 >= v_position + v_size and v_last + 1 > coalesce((select max(m.hi) from forebay.archive_mark m), 0) then
@@ -1798,7 +1803,10 @@ begin
         delete from forebay.archive_mark m where m.hi <= v_position;
         delete from forebay.archive_block b where b.lo in (
             select i.lo from forebay.archive_block i
-            where i.lo < (select min(s.lo) from forebay.segment s where s.removed_at is null) order by i.lo limit 1000);
+            where i.lo < (select min(s.lo) from forebay.segment s where s.removed_at is null)
+            union all
+            select i.lo from forebay.segment s join forebay.archive_block i on i.lo >= s.lo and i.lo < s.hi where s.removed_at is not null
+            limit 1000);
     end if;
     return v_made;
 end
