@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -18,16 +17,10 @@ from forebay.ops.results import HISTORY
 from forebay.policy.next_step import next_step
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from forebay.ops.operation import ResultRows
 
 #: Most jobs of one correlation id or key that are shown.
 JOBS_MAX: Final = 20
-
-_FIND: Final = f"""\
-select json_build_object('found_as', w.found_as, 'is_last', w.is_last, 'job', {STATUS}))::text
-from forebay.where_is(%(what)s, {JOBS_MAX}) w cross join lateral forebay.job(w.job_id) j"""
 
 _ATTEMPTS: Final = """\
 select json_build_object(
@@ -35,11 +28,30 @@ select json_build_object(
     'claimed_at', a.claimed_at, 'worker', a.worker, 'outcome', a.outcome, 'ended_at', a.ended_at, 'millis', a.millis)
 from forebay.job_attempts(%(job_id)s::bigint) a"""
 
-_DETAILS: Final = f"""\
+_CHOSEN: Final = "(select c.job_id from chosen c)"
+
+
+def _details(query: str) -> str:
+    """Return a list of the rows of a query about one job, for the chosen one; null without one."""
+    about = query.replace("%(job_id)s::bigint", _CHOSEN)
+    return f"case when {_CHOSEN} is not null then (select json_agg(i.one::json) from ({about}) i (one)) end"
+
+
+# One statement: a second one would open a second connection, and both would plan the same functions.
+_WHERE: Final = f"""\
+with found as materialized (
+    select row_number() over () as nr, w.found_as, w.is_last, j.job_id, j.state, {STATUS}) as job
+    from forebay.where_is(%(what)s, {JOBS_MAX}) w cross join lateral forebay.job(w.job_id) j),
+-- The newest unfinished job, or the newest; an unknown id too.
+chosen as materialized (
+    select coalesce((select f.job_id from found f order by f.state in ('done', 'cancelled', 'expired', 'dead'), f.nr limit 1),
+                    %(number)s::bigint) as job_id)
 select json_build_object(
-    'attempts', (select coalesce(json_agg(i.one), '[]') from ({_ATTEMPTS}) i (one)),
-    'histories', (select coalesce(json_agg(i.one::json), '[]') from ({HISTORY}) i (one)),
-    'facts', (select coalesce(json_agg(i.one::json), '[]') from ({EXPLAIN}) i (one)))::text"""
+    'found', (select json_agg(json_build_object('found_as', f.found_as, 'is_last', f.is_last, 'job', f.job) order by f.nr) from found f),
+    'job_id', {_CHOSEN},
+    'attempts', {_details(_ATTEMPTS)},
+    'histories', {_details(HISTORY)},
+    'facts', {_details(EXPLAIN)})::text"""
 
 
 class _Match(msgspec.Struct):
@@ -48,86 +60,46 @@ class _Match(msgspec.Struct):
     job: JobStatus
 
 
-@dataclass(frozen=True, slots=True)
-class Matches:
-    """The jobs that were found."""
-
-    what: str
-    found_as: FoundAs | None
-    is_complete: bool
-    jobs: Sequence[JobStatus]
-
-    @property
-    def chosen(self) -> int | None:
-        """The job to describe: the newest unfinished one, or the newest; an unknown id too."""
-        for job in self.jobs:
-            if not job.state.is_final:
-                return job.job_id
-        if self.jobs:
-            return self.jobs[0].job_id
-        is_number = self.what.isascii() and self.what.isdigit() and len(self.what) <= 18
-        return int(self.what) if is_number else None
+class _Answer(msgspec.Struct):
+    job_id: int | None
+    found: list[_Match] | None
+    attempts: list[JobAttempt] | None
+    histories: list[JobHistory] | None
+    facts: list[Any] | None
 
 
-def find(what: object) -> Operation[Matches]:
-    """Return the call that finds jobs by an id, a correlation id or a key."""
+def where(what: object) -> Operation[Whereabouts]:
+    """Return the call that finds jobs by an id, a correlation id or a key, and reads what is known of one."""
     if isinstance(what, bool) or not isinstance(what, int | str):
         raise InvalidJob("what", f"must be a text or a number, not {shown(what)}")
     text = str(what)
     if not 1 <= len(text) <= 1000:
         raise InvalidJob("what", f"has {len(text)} characters, not 1 to 1000")
-
-    def decode(rows: ResultRows) -> Matches:
-        found = [msgspec.convert(json.loads(one), _Match) for (one,) in rows]
-        return Matches(
-            text,
-            found[0].found_as if found else None,
-            all(match.is_last for match in found),
-            [match.job for match in found],
-        )
-
-    return Operation(_FIND, decode, {"what": text})
-
-
-def details(found: Matches) -> Operation[Whereabouts]:
-    """Return the call that reads what is known of the chosen job; there must be one."""
-    job_id = found.chosen
-    assert job_id is not None
+    is_number = text.isascii() and text.isdigit() and len(text) <= 18
 
     def decode(rows: ResultRows) -> Whereabouts:
-        ((text,),) = rows
-        read = json.loads(text)
-        reasons = explanations(job_id, read["facts"])
-        by_group = {one.group: one for one in reasons}
-        return Whereabouts(
-            what=found.what,
-            found_as=found.found_as,
-            is_complete=found.is_complete,
-            jobs=found.jobs,
-            job_id=job_id if found.jobs else None,
-            attempts=msgspec.convert(read["attempts"], list[JobAttempt]),
-            histories=msgspec.convert(read["histories"], list[JobHistory]),
-            explanations=reasons,
-            next_steps={
-                job.group: next_step(job, by_group.get(job.group))
-                for job in found.jobs
-                if job.job_id == job_id
-            },
-        )
+        ((answer,),) = rows
+        return _whereabouts(text, msgspec.convert(json.loads(answer), _Answer))
 
-    return Operation(_DETAILS, decode, {"job_id": job_id})
+    return Operation(_WHERE, decode, {"what": text, "number": int(text) if is_number else None})
 
 
-def nothing_found(found: Matches) -> Whereabouts:
-    """Return the answer for a text that no job has."""
+def _whereabouts(what: str, read: _Answer) -> Whereabouts:
+    found = read.found or []
+    reasons = [] if read.job_id is None else explanations(read.job_id, read.facts or [])
+    by_group = {one.group: one for one in reasons}
     return Whereabouts(
-        what=found.what,
-        found_as=None,
-        is_complete=found.is_complete,
-        jobs=[],
-        job_id=None,
-        attempts=[],
-        histories=[],
-        explanations=[],
-        next_steps={},
+        what=what,
+        found_as=found[0].found_as if found else None,
+        is_complete=all(match.is_last for match in found),
+        jobs=[match.job for match in found],
+        job_id=read.job_id if found else None,
+        attempts=read.attempts or [],
+        histories=read.histories or [],
+        explanations=reasons,
+        next_steps={
+            match.job.group: next_step(match.job, by_group.get(match.job.group))
+            for match in found
+            if match.job.job_id == read.job_id
+        },
     )

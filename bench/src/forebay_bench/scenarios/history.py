@@ -60,7 +60,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         progress("jobs are looked up")
         figures |= _lookups(dsn, count)
         progress("jobs are replayed, and as many enqueued")
-        figures |= _replay(log, dsn, count)
+        figures |= _replay(log, count)
     return _report(figures)
 
 
@@ -104,7 +104,7 @@ def _lookups(dsn: str, count: int) -> dict[str, float]:
     return found
 
 
-def _replay(log: Log, dsn: str, count: int) -> dict[str, Any]:
+def _replay(log: Log, count: int) -> dict[str, Any]:
     """Replay an interval to a new group, and enqueue as many jobs; return both rates, and what was replayed."""
     wanted = min(1_000_000, count // 10 if count < 10_000_000 else 1_000_000)
     low, high = 100_000, 100_000 + wanted

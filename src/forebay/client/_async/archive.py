@@ -29,10 +29,7 @@ class AsyncArchive(AsyncClientBase):
         Raises:
             InvalidJob: ``what`` is empty or too long.
         """
-        found = await self._run(conn, where.find(what))
-        if found.chosen is None:
-            return where.nothing_found(found)
-        return await self._run(conn, where.details(found))
+        return await self._run(conn, where.where(what))
 
     async def search_jobs(
         self,

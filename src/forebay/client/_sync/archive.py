@@ -30,10 +30,7 @@ class Archive(ClientBase):
         Raises:
             InvalidJob: ``what`` is empty or too long.
         """
-        found = self._run(conn, where.find(what))
-        if found.chosen is None:
-            return where.nothing_found(found)
-        return self._run(conn, where.details(found))
+        return self._run(conn, where.where(what))
 
     def search_jobs(
         self,
