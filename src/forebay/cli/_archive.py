@@ -88,7 +88,9 @@ def replay(
         _print_replay(client.continue_replay(continue_, progress=_watch(as_json)), as_json)
         return
     if wanted is None:
-        raise ConfigError("JOB_ID", "or a filter is needed")
+        if state is None and unfinished_at is None:
+            raise ConfigError("JOB_ID", "or a filter is needed")
+        wanted = JobFilter(all=True)
     options = {
         "group": to_group,
         "state": state,
