@@ -15,7 +15,7 @@ def next_step(job: JobStatus, explanation: Explanation | None) -> str:
         case JobState.CANCELLED:
             return "nothing: it was cancelled; to run it, enqueue or replay it"
         case JobState.DEAD | JobState.EXPIRED if job.redriven_as is not None:
-            return f"nothing here: it goes on as job {job.redriven_as}"
+            return f"nothing here: it continues as job {job.redriven_as}"
         case JobState.DEAD | JobState.EXPIRED:
             return f"nothing until it is redriven: forebay dead redrive --job {job.job_id}"
         case JobState.RUNNING | JobState.CLAIMED:

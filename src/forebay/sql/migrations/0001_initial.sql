@@ -1796,7 +1796,7 @@ begin
         v_position := v_end;
         v_made := v_made + 1;
     end loop;
-    if v_last + 1 >= v_position + v_size and v_last + 1 > coalesce((select max(m.hi) from forebay.archive_mark m), 0) then
+    if v_last + 1 >= v_end and v_last + 1 > coalesce((select max(m.hi) from forebay.archive_mark m), 0) then
         insert into forebay.archive_mark (hi, xid) values (v_last + 1, pg_current_xact_id());
     end if;
     if v_made > 0 then
