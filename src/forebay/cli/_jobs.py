@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -210,7 +210,7 @@ def _since(job: JobStatus) -> str:
     return ago(job.ended_at or job.claimed_at or job.enqueued_at)
 
 
-def _with_history(job: JobStatus, history: JobHistory | None) -> dict[str, object]:
+def _with_history(job: JobStatus, history: JobHistory | None) -> dict[str, Any]:
     return asdict(job) | {
         "errors": history.errors if history else (),
         "progress": history.progress if history else None,

@@ -221,8 +221,12 @@ def _result(value: Any, problem: str | None) -> tuple[str, Text]:
     if problem is not None:
         return "result", _cut(problem)
     if isinstance(value, dict) and value.keys() == {"response", "proof", "is_duplicate"}:
-        parts = [f"{name} {compact(value[name]) if isinstance(value[name], dict) else value[name]}"
-                 for name in ("proof", "response") if value[name]]  # fmt: skip
+        parts = [f"{name} {_plain(value[name])}" for name in ("proof", "response") if value[name]]
         text = ", ".join(parts) or "accepted"
         return "far side", _cut(text + (", known there already" if value["is_duplicate"] else ""))
-    return "result", _cut(json.dumps(value, ensure_ascii=False)[:200])
+    return "result", _cut(_plain(value))
+
+
+def _plain(value: object) -> str:
+    """Return a text as it is, and all else as the beginning of its JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)[:200]

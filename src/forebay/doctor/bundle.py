@@ -60,8 +60,10 @@ async def collect(dsn: str, settings: Mapping[str, Any], *, with_errors: bool) -
                 reason = getattr(error, "sqlstate", None) or type(error).__name__
                 found[name] = {"problem": reason, **_text(error, with_errors)}
                 continue
-            hidden = frozenset() if with_errors else ERROR_COLUMNS
-            found[name] = [{key: row[key] for key in row if key not in hidden} for row in rows]
+            found[name] = [
+                {key: row[key] for key in row if with_errors or key not in ERROR_COLUMNS}
+                for row in rows
+            ]
     finally:
         await session.close()
     return found
