@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 from rich.console import Console
@@ -220,10 +220,11 @@ def _result(value: Any, problem: str | None) -> tuple[str, Text]:
     """Return what the handler returned; of a delivery, what the far side has confirmed."""
     if problem is not None:
         return "result", _cut(problem)
-    if isinstance(value, dict) and value.keys() == {"response", "proof", "is_duplicate"}:
-        parts = [f"{name} {_plain(value[name])}" for name in ("proof", "response") if value[name]]
+    found = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+    if found.keys() == {"response", "proof", "is_duplicate"}:
+        parts = [f"{name} {_plain(found[name])}" for name in ("proof", "response") if found[name]]
         text = ", ".join(parts) or "accepted"
-        return "far side", _cut(text + (", known there already" if value["is_duplicate"] else ""))
+        return "far side", _cut(text + (", known there already" if found["is_duplicate"] else ""))
     return "result", _cut(_plain(value))
 
 
