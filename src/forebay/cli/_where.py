@@ -225,7 +225,7 @@ def _result(value: Any, problem: str | None) -> tuple[str, Text]:
         parts = [f"{name} {_plain(found[name])}" for name in ("proof", "response") if found[name]]
         text = ", ".join(parts) or "accepted"
         return "far side", _cut(text + (", known there already" if found["is_duplicate"] else ""))
-    return "result", _cut(_plain(value))
+    return "result", _cut(_plain(cast("object", value)))
 
 
 def _plain(value: object) -> str:
