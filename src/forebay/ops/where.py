@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -14,6 +15,7 @@ from forebay.ops.explain import EXPLAIN, explanations
 from forebay.ops.jobs import STATUS
 from forebay.ops.operation import Operation
 from forebay.ops.results import HISTORY
+from forebay.policy.explanation import Facts, explain
 from forebay.policy.next_step import next_step
 
 if TYPE_CHECKING:
@@ -51,7 +53,9 @@ select json_build_object(
     'job_id', {_CHOSEN},
     'attempts', {_details(_ATTEMPTS)},
     'histories', {_details(HISTORY)},
-    'facts', {_details(EXPLAIN)})::text"""
+    'facts', case when not exists (select from found f where f.job_id = {_CHOSEN})
+                    or exists (select from found f where f.job_id = {_CHOSEN} and f.state not in ('done', 'cancelled', 'expired', 'dead'))
+                  then {_details(EXPLAIN)} end)::text"""
 
 
 class _Match(msgspec.Struct):
@@ -87,6 +91,12 @@ def where(what: object) -> Operation[Whereabouts]:
 def _whereabouts(what: str, read: _Answer) -> Whereabouts:
     found = read.found or []
     reasons = [] if read.job_id is None else explanations(read.job_id, read.facts or [])
+    if read.facts is None:
+        # It has ended in every group: that alone is the answer, without a look at workers, limits and keys.
+        errors = {history.group: history.errors for history in read.histories or ()}
+        now = Facts(read_at=datetime.now(UTC))
+        ended = [match.job for match in found if match.job.job_id == read.job_id]
+        reasons = [explain(job, errors.get(job.group, ()), now) for job in ended]
     by_group = {one.group: one for one in reasons}
     return Whereabouts(
         what=what,
