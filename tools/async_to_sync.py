@@ -30,6 +30,7 @@ FILES = {
 BANNER = "# Generated from {source} by tools/async_to_sync.py. Do not edit.\n"
 
 NAMES = {
+    "AsyncArchive": "Archive",
     "AsyncBackfills": "Backfills",
     "AsyncChanges": "Changes",
     "AsyncClient": "Client",

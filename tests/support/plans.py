@@ -301,6 +301,7 @@ class Session:
         yield Call("seal_v1", "select forebay.seal_v1()")
         yield Call("retain_v1", "select forebay.retain_v1()")
         yield Call("summarize_v1", "select forebay.summarize_v1()")
+        yield Call("archive_v1", "select forebay.archive_v1(2)", [], {"block": 2})
         yield Call("renew_counts_v1", "select forebay.renew_counts_v1(1)", [], lanes)
         yield Call("count_v1", "select * from forebay.count_v1()", [], lanes)
         yield Call(
@@ -314,6 +315,11 @@ class Session:
             yield Call("trim_v1", step, [], {"job": 100})
         yield Call("record_duty_v1", "select forebay.record_duty_v1('trim batches', 60, 'x')")
         yield Call("job", "select * from forebay.job(%s)", [self.job], self._segments())
+        attempts = "select * from forebay.job_attempts(%s)"
+        yield Call("job_attempts", attempts, [self.job], self._segments())
+        yield Call(
+            "where_is", "select * from forebay.where_is(%s::text)", [self.job], self._segments()
+        )
         yield Call("job_history", "select * from forebay.job_history(%s)", [self.job])
         yield Call("result", "select * from forebay.result(%s)", [self.job], self._segments())
         yield Call("cancel", "select forebay.cancel(%s)", [self.job], self._segments())

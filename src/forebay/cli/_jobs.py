@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated
+import sys
+from dataclasses import asdict, replace
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
 
-from forebay.cli import _change
+from forebay.cli import _archive, _change
 from forebay.cli._help import Commands
 from forebay.cli.options import Dsn, Json, Kind, Limit, Queue
 from forebay.cli.output import (
@@ -30,12 +31,26 @@ from forebay.model import JobState
 from forebay.model.change import JobFilter
 from forebay.model.explanation import Explanation
 from forebay.model.status import JobHistory, JobStatus
-from forebay.model.text import call_text
+from forebay.model.text import call_text, counted
 
-commands = Commands(help="Jobs: list, show, cancel, retry, reschedule, reprioritise.")
+commands = Commands(
+    help="Jobs: list, search, show, cancel, retry, reschedule, reprioritise, replay, export."
+)
 
 for _act in (_change.cancel, _change.retry, _change.reschedule, _change.reprioritise):
     commands.command(_act.__name__)(_act)
+
+State = Annotated[
+    str | None,
+    typer.Option(
+        "--state",
+        metavar="STATE",
+        help="scheduled, ready, claimed, running, retrying, done, cancelled, expired or dead.",
+        show_default=False,
+    ),
+]
+commands.command("replay")(_archive.replay)
+commands.command("export")(_archive.export)
 
 JobId = Annotated[int, typer.Argument(metavar="JOB_ID", help="The job.")]
 
@@ -47,15 +62,7 @@ def list_(
     which: JobFilter | None,
     queue: Queue = None,
     kind: Kind = None,
-    state: Annotated[
-        str | None,
-        typer.Option(
-            "--state",
-            metavar="STATE",
-            help="scheduled, ready, claimed, running, retrying, done, cancelled, expired or dead.",
-            show_default=False,
-        ),
-    ] = None,
+    state: State = None,
     limit: Limit = 50,
     before: Annotated[
         int | None,
@@ -98,6 +105,73 @@ def list_(
         out.print(f"next page: --before {found[-1].place}", style="dim")
 
 
+@commands.command("search")
+@_change.with_conditions
+def search(
+    text: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[TEXT]", help="Only jobs whose arguments or errors contain this text."
+        ),
+    ] = None,
+    *,
+    which: JobFilter | None,
+    queue: Queue = None,
+    kind: Kind = None,
+    state: State = None,
+    limit: Limit = 50,
+    before: Annotated[
+        int | None,
+        typer.Option("--before", metavar="PLACE", help="Next page: as the last one has printed."),
+    ] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Search all jobs in the log, ended ones too, the newest first, until N are found.
+
+    It skips most of the log by kind, tag, correlation id, keys and times; a text is looked for in each row. Jobs are printed
+    as they are found; an interrupted search has printed what it had. With --json: one line for each job.
+    """
+    if queue is not None or kind is not None:
+        which = replace(which or JobFilter(all=True), queue=queue, kind=kind)
+    client, found, looked_at = Client(dsn), 0, 0
+    while found < limit:
+        page = client.search_jobs(
+            which, state=state, contains=text, limit=min(limit - found, 1000), before=before
+        )
+        found += len({job.job_id for job in page.jobs})
+        looked_at += page.looked_at
+        before = page.next
+        for job in page.jobs:
+            if as_json:
+                print_json(job)
+            else:
+                console().print(_line(job), no_wrap=True, overflow="ellipsis")
+        if before is None:
+            break
+        if found < limit:
+            _progress(looked_at, page.remaining)
+    if not as_json:
+        out = console(stderr=True)
+        out.print(f"{counted(found, 'job')}; {looked_at:,} rows were read", style="dim")
+        if before is not None:
+            out.print(f"next page: --before {before}", style="dim")
+
+
+def _progress(looked_at: int, remaining: int) -> None:
+    if sys.stderr.isatty():
+        console(stderr=True).print(
+            f"{looked_at:,} rows read, {remaining:,} left at most", end="\r", style="dim"
+        )
+
+
+def _line(job: JobStatus) -> Text:
+    line = Text(f"{job.job_id:>9}  ")
+    line.append_text(state_text(f"{job.state:9}"))
+    line.append(f"  {_queue(job):14}  {_since(job):12}  ", style="dim")
+    return line.append(call_text(job.kind, job.args))
+
+
 @commands.command("show")
 def show(job_id: JobId, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Show a job in each consumer group of its queue: state, attempts, errors, progress, result."""
@@ -136,7 +210,7 @@ def _since(job: JobStatus) -> str:
     return ago(job.ended_at or job.claimed_at or job.enqueued_at)
 
 
-def _with_history(job: JobStatus, history: JobHistory | None) -> dict[str, object]:
+def _with_history(job: JobStatus, history: JobHistory | None) -> dict[str, Any]:
     return asdict(job) | {
         "errors": history.errors if history else (),
         "progress": history.progress if history else None,

@@ -15,7 +15,9 @@ import typer
 
 from forebay.cli import (
     _apply,
+    _archive,
     _backfill,
+    _bundle,
     _config,
     _dead,
     _deliver,
@@ -36,6 +38,7 @@ from forebay.cli import (
     _schedules,
     _schema,
     _subjects,
+    _where,
     _worker,
     _workers,
 )
@@ -91,6 +94,9 @@ program.command("backfill", rich_help_panel=_RUN)(_backfill.backfill)
 program.command("config", rich_help_panel=_RUN)(_config.config)
 program.command("doctor", rich_help_panel=_OPERATE)(_doctor.doctor)
 program.command("guard", rich_help_panel=_OPERATE)(_guard.guard)
+program.command("time-machine", rich_help_panel=_OPERATE)(_archive.time_machine)
+program.command("bundle", rich_help_panel=_OPERATE)(_bundle.bundle)
+program.command("where", rich_help_panel=_OPERATE)(_where.where)
 program.add_typer(_jobs.commands, name="jobs", rich_help_panel=_OPERATE)
 program.add_typer(_dead.commands, name="dead", rich_help_panel=_OPERATE)
 program.add_typer(_queues.commands, name="queues", rich_help_panel=_OPERATE)

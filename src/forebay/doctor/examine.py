@@ -47,7 +47,7 @@ async def examine(dsn: str) -> list[Finding]:
     Raises:
         DatabaseUnavailable: the database cannot be reached.
     """
-    session = _session(dsn)
+    session = read_session(dsn)
     try:
         missing = judge_installed(*await session.run(installed()))
         found = [driver(), connection(is_pooled=session.is_pooled)]
@@ -75,7 +75,7 @@ async def examine_job(dsn: str, job_id: int) -> list[Explanation]:
         DatabaseUnavailable: the database cannot be reached.
         SchemaError: the database has no schema, or an old one.
     """
-    session = _session(dsn)
+    session = read_session(dsn)
     try:
         found = await session.run(explain_job(job_id))
         if all(one.cause not in AFTER_WHICH_TROUBLE_COUNTS for one in found):
@@ -87,7 +87,8 @@ async def examine_job(dsn: str, job_id: int) -> list[Explanation]:
         await session.close()
 
 
-def _session(dsn: str) -> Session:
+def read_session(dsn: str) -> Session:
+    """Return a session that only reads, and briefly."""
     return Session(
         dsn,
         name="forebay doctor",

@@ -15,9 +15,12 @@ from forebay.ops.operation import Operation
 from forebay.policy.explanation import Facts, explain, explain_absence
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.ops.operation import ResultRows
 
-_EXPLAIN: Final = f"""\
+#: The facts about a job, one row for each group.
+EXPLAIN: Final = f"""\
 select json_build_object(
     'facts', f.facts || jsonb_build_object('read_at', clock_timestamp()),
     'job', case when f.group_name is not null then {STATUS}) end,
@@ -39,12 +42,17 @@ def explain_job(job_id: int) -> Operation[list[Explanation]]:
     """Return the call that finds why a job does not run, for each group of its queue."""
 
     def decode(rows: ResultRows) -> list[Explanation]:
-        read = [msgspec.convert(json.loads(text), _Read) for (text,) in rows]
-        return [
-            explain_absence(job_id, one.facts)
-            if one.job is None
-            else explain(one.job, one.errors, one.facts)
-            for one in read
-        ]
+        return explanations(job_id, [json.loads(text) for (text,) in rows])
 
-    return Operation(_EXPLAIN, decode, {"job_id": checked_id(job_id, "job_id")})
+    return Operation(EXPLAIN, decode, {"job_id": checked_id(job_id, "job_id")})
+
+
+def explanations(job_id: int, found: Sequence[object]) -> list[Explanation]:
+    """Return the explanations of a job from decoded rows of ``EXPLAIN``."""
+    read = [msgspec.convert(one, _Read) for one in found]
+    return [
+        explain_absence(job_id, one.facts)
+        if one.job is None
+        else explain(one.job, one.errors, one.facts)
+        for one in read
+    ]

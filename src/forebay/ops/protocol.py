@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from forebay.ops.operation import Operation, ResultRows, nothing, scalar
+from forebay.ops.operation import Operation, ResultRows, nothing, number, scalar
 from forebay.sql import latest_version
 
 if TYPE_CHECKING:
@@ -522,6 +522,11 @@ def summarize(after: int | None) -> Operation[tuple[int, int | None]]:
     return Operation(
         "select added, next from forebay.summarize_v1(%(after)s)", _step, {"after": after}
     )
+
+
+def archive(most: int) -> Operation[int]:
+    """Summarize blocks of the log for searches; return how many."""
+    return Operation("select forebay.archive_v1(%(most)s::integer)", number, {"most": most})
 
 
 def count() -> Operation[list[tuple[str, str, int]]]:

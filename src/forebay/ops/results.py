@@ -26,7 +26,8 @@ _RESULT: Final = """\
 select r.state, r.value::text, r.problem, r.reason, r.error_type, r.error_message
 from forebay.result(%(job_id)s::bigint, %(group)s, %(wait)s::integer) r"""
 
-_HISTORY: Final = """\
+#: The history of a job, one row for each group.
+HISTORY: Final = """\
 select json_build_object(
     'group', h.group_name, 'errors', h.errors,
     'progress', case when h.recorded_at is not null then json_build_object(
@@ -123,7 +124,7 @@ def result(job_id: int, group: str, *, wait_seconds: float = 0.0) -> Operation[J
 def history(job_id: int) -> Operation[list[JobHistory]]:
     """Return the call that reads the history of a job for each group."""
     return Operation(
-        _HISTORY,
+        HISTORY,
         lambda rows: rows_as(JobHistory, rows),
         {"job_id": checked_id(job_id, "job_id")},
     )

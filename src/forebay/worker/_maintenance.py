@@ -82,6 +82,9 @@ _TRIMMED: Final = {
     "occurrences": 600.0,
 }
 
+#: Most blocks of 4,096 numbers that a step summarizes.
+_ARCHIVE_BLOCKS: Final = 16
+
 #: The first passes of trimming are spread over this time.
 _TRIM_SPREAD_SECONDS: Final = 10.0
 
@@ -142,6 +145,7 @@ class Maintenance:
                 Duty("extend", 5.0, self._extend, is_urgent=True),
                 Duty("sweep", 10.0, self._sweep, _SWEEP_ROWS),
                 Duty("summarize", 5.0, self._summarize),
+                Duty("archive", 5.0, self._archive, _ARCHIVE_BLOCKS),
                 Duty("retain", 30.0, self._retain),
                 Duty("drop", 5.0, self._drop),
                 Duty("close", 2.0, self._close),
@@ -321,6 +325,11 @@ class Maintenance:
         duty.after = None
         self._summarized = 0
         return False
+
+    async def _archive(self, duty: Duty) -> bool:
+        made = await self._session.run(protocol.archive(duty.rows))
+        self._record("archived", made)
+        return made >= duty.rows
 
     async def _retain(self, duty: Duty) -> bool:
         emptied, duty.after = await self._session.run(protocol.retain(duty.after))

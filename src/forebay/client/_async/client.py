@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Unpack
 
+from forebay.client._async.archive import AsyncArchive
 from forebay.client._async.backfills import AsyncBackfills
 from forebay.client._async.changes import AsyncChanges
 from forebay.client._async.dead_letters import AsyncDeadLetters
@@ -35,6 +36,7 @@ class AsyncClient(
     AsyncPublishing,
     AsyncSchedules,
     AsyncSubjects,
+    AsyncArchive,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -53,6 +55,7 @@ class AsyncClient(
         AsyncPublishing: published events, their types, and subscriptions.
         AsyncSchedules: schedules, their instants and their history.
         AsyncSubjects: subjects, which come due again.
+        AsyncArchive: where a job is, searches, replays, moments of the past.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

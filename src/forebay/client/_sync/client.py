@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Unpack
 
+from forebay.client._sync.archive import Archive
 from forebay.client._sync.backfills import Backfills
 from forebay.client._sync.changes import Changes
 from forebay.client._sync.dead_letters import DeadLetters
@@ -36,6 +37,7 @@ class Client(
     Publishing,
     AsyncSchedules,
     Subjects,
+    Archive,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -54,6 +56,7 @@ class Client(
         Publishing: published events, their types, and subscriptions.
         AsyncSchedules: schedules, their instants and their history.
         Subjects: subjects, which come due again.
+        Archive: where a job is, searches, replays, moments of the past.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

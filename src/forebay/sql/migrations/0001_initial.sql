@@ -73,6 +73,44 @@ create type forebay._queue_difference as (
     changed_by text, changed_at timestamptz);
 
 
+-- tables/archive.sql
+
+-- Where a search looks: summaries of blocks of the log, see docs/design/archive.md. Maintenance writes them; nothing on the path of a job does.
+
+-- A block: the numbers from lo to below hi of one segment, and what its rows have.
+create table forebay.archive_block (
+    lo         bigint primary key,
+    hi         bigint not null,
+    segment_id bigint not null,
+    row_count  integer not null,
+    first_at   timestamptz,              -- of the enqueueing of its jobs; null: it has no rows
+    last_at    timestamptz,
+    terms      integer[] not null,       -- see forebay._term()
+    check (hi > lo)
+);
+-- Without a list of pending entries, which each search would read.
+create index archive_block_terms on forebay.archive_block using gin (terms) with (fastupdate = off);
+
+-- All rows with numbers below hi have transaction ids below xid, like a seal.
+create table forebay.archive_mark (
+    hi  bigint primary key,
+    xid xid8 not null
+);
+
+-- Replays: jobs that are enqueued again, in steps.
+create table forebay.job_replay (
+    replay_id  bigint primary key,       -- random: clients keep it across transactions
+    filter     jsonb not null,
+    options    jsonb not null,
+    position   bigint not null,          -- rows with numbers below this one were copied, if they match
+    until_seq  bigint not null,          -- the number at which it ends
+    jobs       bigint not null,          -- copied so far
+    event_id   bigint,
+    begun_at   timestamptz not null,
+    ended_at   timestamptz
+);
+
+
 -- tables/backfill.sql
 
 -- Backfills in chunks. A chunk is a range of the key, fixed when the backfill begins. The transaction that enqueues the jobs of
@@ -964,7 +1002,7 @@ declare
 begin
     for v_name in
         select 'lock_' || n from unnest(array[
-            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'forgetting', 'follow_up', 'mirror_sample', 'routing', 'migration']) n
+            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'forgetting', 'follow_up', 'mirror_sample', 'routing', 'archive', 'migration']) n
         union all
         select 'lock_lane_' || n from generate_series(0, 127) n
         union all
@@ -1802,6 +1840,880 @@ begin
     end loop;
     return v_count;
 end
+$$;
+
+
+-- functions/archive/archive.sql
+
+-- grant: worker
+
+-- Summarize blocks of the log for searches; returns how many, at most p_most. Call again while it returns p_most.
+--
+-- Invariant "no row is missed": a block is summarized when each transaction that has drawn one of its numbers has ended. A row draws
+-- its transaction id before its number: so all numbers up to the last one, read first, belong to ids below the one that this call
+-- draws afterwards. Both are recorded; a later call sees whether all ids below have ended.
+--
+-- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+-- Locks: the archive lock.
+-- pages: 300 + 3000 a block
+create function forebay.archive_v1(p_most integer default 8) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_size     constant bigint := 4096;
+    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);  -- Before this call draws a transaction id.
+    v_position bigint;
+    v_safe     bigint;
+    v_segment  record;
+    v_end      bigint;
+    v_made     integer := 0;
+begin
+    if (p_most between 1 and 1000) is not true then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 1000', coalesce(p_most::text, 'null'));
+    end if;
+    perform forebay._require_alone('forebay.archive_v1()');
+    perform forebay._require_same_cluster();
+    if not forebay._try_lock('archive') then
+        return 0;
+    end if;
+    v_position := forebay._archived_up_to();
+    v_safe := greatest(
+        (select max(m.hi) from forebay.archive_mark m where m.xid < pg_snapshot_xmin(pg_current_snapshot())), forebay._archived_below());
+    while v_made < p_most loop
+        select s.segment_id, s.lo, s.hi into v_segment from forebay.segment s
+        where s.hi > v_position and s.removed_at is null and forebay._has_table(s.segment_id) order by s.hi limit 1;
+        exit when not found;
+        v_position := greatest(v_position, v_segment.lo);
+        -- A segment that an adoption has jumped over is one block.
+        v_end := case when pg_relation_size(format('forebay.log_%s', v_segment.segment_id)::regclass) = 0 then v_segment.hi
+                      else least(v_position + v_size, v_segment.hi) end;
+        exit when v_end > coalesce(v_safe, 0);
+        perform forebay._summarize_block(v_segment.segment_id, v_position, v_end);
+        v_position := v_end;
+        v_made := v_made + 1;
+    end loop;
+    if v_last + 1 >= v_end and v_last + 1 > coalesce((select max(m.hi) from forebay.archive_mark m), 0) then
+        insert into forebay.archive_mark (hi, xid) values (v_last + 1, pg_current_xact_id());
+    end if;
+    if v_made > 0 then
+        delete from forebay.archive_mark m where m.hi <= v_position;
+        delete from forebay.archive_block b where b.lo in (
+            select i.lo from forebay.archive_block i
+            where i.lo < (select min(s.lo) from forebay.segment s where s.removed_at is null)
+            union all
+            select i.lo from forebay.segment s join forebay.archive_block i on i.lo >= s.lo and i.lo < s.hi where s.removed_at is not null
+            limit 1000);
+    end if;
+    return v_made;
+end
+$$;
+
+
+-- Numbers below this one are summarized, or belong to segments that were emptied.
+create function forebay._archived_up_to() returns bigint
+language sql stable
+as $$
+    select greatest((select b.hi from forebay.archive_block b order by b.lo desc limit 1),
+                    (select s.lo from forebay.segment s where s.removed_at is null order by s.lo limit 1), 1)
+$$;
+
+
+-- The hash of what a job has: a kind, tag, correlation id, or a key.
+create function forebay._term(p_name text, p_value text) returns integer
+language sql immutable
+as $$ select hashtext(p_name || ':' || p_value collate "C") $$;
+
+
+-- Write the summary of a block whose transactions have ended.
+create function forebay._summarize_block(p_segment_id bigint, p_lo bigint, p_hi bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    execute format(
+        'with r as materialized (
+             select j.enqueued_at, j.kind, j.tag, j.correlation_id, j.ordering_key, j.limit_key, j.unique_key
+             from forebay.log_%s j where j.seq >= $1 and j.seq < $2 and j.kind <> '''')
+         insert into forebay.archive_block (lo, hi, segment_id, row_count, first_at, last_at, terms)
+         select $1, $2, $3, count(*), min(r.enqueued_at), max(r.enqueued_at), array(
+             select forebay._term(u.name, u.value)
+             from (select ''kind'', i.kind from r i
+                   union select ''tag'', i.tag from r i where i.tag is not null
+                   union select ''correlation_id'', i.correlation_id from r i where i.correlation_id is not null
+                   union select ''ordering_key'', i.ordering_key from r i where i.ordering_key is not null
+                   union select ''limit_key'', i.limit_key from r i where i.limit_key is not null
+                   union select ''unique_key'', i.unique_key from r i where i.unique_key is not null) u (name, value))
+         from r', p_segment_id) using p_lo, p_hi, p_segment_id;
+end
+$$;
+
+
+-- functions/archive/job_attempts.sql
+
+-- grant: operator, reader
+
+-- How workers took a job, oldest first: a row for each row of the job in the log and each group that has passed it. A job that waits for its
+-- first attempt has none.
+--
+-- attempt: the number of the attempt, from 1. claimed_at, worker: who took it. outcome: done, retried, dead, cancelled, snoozed, released, lost (its worker
+--   was), unknown (no handler there), requeued (behind another job of its ordering key); expired or moved, if it was not started; null while a worker
+--   has it. ended_at: when it was settled. millis: how long the handler ran; null if it was not measured.
+-- xid: the transaction that wrote the row, and so made the job, if the row is its first one. same_xid: jobs of that transaction in its lane, at most 1000.
+-- Errors: none; an unknown job has no rows.
+-- pages: 400 + 60 a segment
+create function forebay.job_attempts(job_id bigint)
+returns table (group_name text, attempt integer, seq bigint, xid xid8, same_xid bigint, is_first boolean, claimed_at timestamptz, worker text,
+               outcome text, ended_at timestamptz, millis integer)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_row   record;
+    v_batch forebay.batch;
+    v_place smallint;
+    v_end   record;
+begin
+    for v_row in
+        select r.*, i.audience, g.group_id, g.name
+        from forebay._rows_of(job_attempts.job_id) r
+        cross join lateral (select l.queue, l.audience from forebay.lane l where l.lane = r.lane limit 1) i
+        left join forebay.queue_group g on g.queue = i.queue and (i.audience = 0 or g.group_id = abs(i.audience))
+        where i.audience <> 0 or g.start_after is null or not pg_visible_in_snapshot(r.xid, g.start_after)
+        order by r.seq, g.created_at, g.group_id
+    loop
+        v_batch := forebay._batch_of_row(v_row.group_id, v_row.lane, v_row.seq, v_row.ordering_key, v_row.limit_key);
+        group_name := coalesce(v_row.name, 'default');
+        seq := v_row.seq;
+        xid := v_row.xid;
+        is_first := v_row.job_id is null;
+        same_xid := case when is_first then forebay._rows_of_xid(v_row.lane, v_row.xid, v_row.seq) end;
+        attempt := coalesce(v_row.attempt, 0) + 1;
+        claimed_at := v_batch.claimed_at;
+        worker := (select l.worker from forebay.lease l where l.lease_id = v_batch.lease_id);
+        outcome := null;
+        ended_at := null;
+        millis := null;
+        v_place := array_position(v_batch.seqs, v_row.seq);
+        if v_place is null and v_batch.claimed_at is not null then
+            outcome := (select c.meaning from forebay.code c
+                        where c.column_name = 'batch.skipped_as' and c.code = v_batch.skipped_as[array_position(v_batch.skipped, v_row.seq)]);
+            ended_at := v_batch.claimed_at;
+            worker := null;
+        elsif v_place is not null then
+            select s.settled_at, coalesce(s.outcomes[array_position(s.offsets, v_place)], s.outcomes[case when s.offsets is null then v_place end], 'd') as code,
+                   s.millis[case when s.offsets is null then v_place else array_position(s.offsets, v_place) end] as millis
+            into v_end
+            from forebay.settlement s
+            where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no and (s.offsets is null or v_place = any (s.offsets))
+            limit 1;
+            if found then
+                outcome := (select c.meaning from forebay.code c where c.column_name = 'settlement.outcomes' and c.code = v_end.code);
+                ended_at := v_end.settled_at;
+                millis := v_end.millis;
+            end if;
+        end if;
+        return next;
+    end loop;
+end
+$$;
+
+
+-- How many rows of a lane a transaction has written, at most 1000.
+create function forebay._rows_of_xid(p_lane bigint, p_xid xid8, p_seq bigint) returns bigint
+language plpgsql stable
+as $$
+declare
+    v_count bigint;
+begin
+    execute (
+        select format('select count(*) from (select from forebay.log_%s l where l.lane = $1 and l.xid = $2 limit 1000) c', s.segment_id)
+        from forebay.segment s where s.lo <= p_seq order by s.lo desc limit 1) into v_count using p_lane, p_xid;
+    return v_count;
+end
+$$;
+
+
+-- functions/archive/jobs_at.sql
+
+-- grant: operator, reader
+
+-- The jobs that were ready or running at a moment, one row for each group, oldest first. See docs/design/archive.md.
+--
+-- state: running, a worker had claimed the job and not settled it; ready. Known are moments since the oldest batch. Not known are jobs that waited for
+-- a key or a limit, and scheduled and retrying jobs that have started since.
+--
+-- Parameters: at, in the past; only_queue, null: all; most, 1 to 10000 rows of each state and lane.
+-- Errors: JQ001.
+create function forebay.jobs_at(at timestamptz, only_queue text default null, most integer default 100)
+returns table (job_id bigint, group_name text, queue text, state text, kind text, attempt integer, enqueued_at timestamptz, worker text, claimed_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_lane record;
+    v_seen pg_snapshot;
+    v_at   timestamptz;
+begin
+    if (jobs_at.at <= forebay._now()) is not true then
+        raise exception using errcode = 'JQ001', column = 'at', message = format('at %s is not a time in the past', coalesce(jobs_at.at::text, 'null'));
+    elsif (jobs_at.most between 1 and 10000) is not true then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 10000', coalesce(jobs_at.most::text, 'null'));
+    end if;
+    return query
+    select coalesce(r.job_id, r.seq), g.name, g.queue, 'running', r.kind, coalesce(r.attempt, 0) + 1, r.enqueued_at, o.worker, o.claimed_at
+    from forebay._open_at(jobs_at.at) o
+    join forebay.queue_group g on g.group_id = o.group_id and (jobs_at.only_queue is null or g.queue = jobs_at.only_queue)
+    cross join lateral forebay._row(o.lane, o.xid, o.seq) r
+    where r.seq is not null
+    order by o.claimed_at, o.seq
+    limit jobs_at.most;
+    -- What was committed then: what the newest claim of that time has seen.
+    select c.snap, c.claimed_at into v_seen, v_at
+    from (select coalesce(b.snap_to, b.snap_from) as snap, b.claimed_at
+          from forebay.queue_group g
+          cross join lateral (select distinct l.lane from forebay.lane l where l.queue = g.queue) l
+          cross join lateral forebay._batch_at(g.group_id, l.lane, jobs_at.at) b
+          where b.no is not null order by b.claimed_at desc limit 1) c;
+    for v_lane in
+        select g.group_id, g.name, g.queue,
+               row(1, l.lane, case l.audience when 0 then g.start_after else '1:1:' end, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor as cursor
+        from forebay.queue_group g
+        cross join lateral (select distinct i.lane, i.audience, i.priority from forebay.lane i where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l
+        left join lateral forebay._batch_at(g.group_id, l.lane, jobs_at.at) b on true
+        left join forebay.segment s on s.segment_id = b.pos_segment
+        where (jobs_at.only_queue is null or g.queue = jobs_at.only_queue) and g.created_at <= jobs_at.at
+        order by g.queue, g.name, l.priority
+    loop
+        return query execute
+            'select coalesce(u.job_id, u.seq), $2, $3, ''ready'', u.kind, coalesce(u.attempt, 0) + 1, u.enqueued_at, null::text, null::timestamptz from ('
+            || forebay._unread_sql(array[v_lane.cursor], 'l.xid, l.seq, l.job_id, l.kind, l.attempt, l.enqueued_at',
+                                   case when v_seen is null then 'true' else format('i.xid < %L', greatest(pg_snapshot_xmax(v_seen), pg_snapshot_xmin(pg_current_snapshot()))) end)
+            || ') u where u.enqueued_at <= $4 and ($5 is null or pg_visible_in_snapshot(u.xid, $5) or u.job_id is null and u.enqueued_at > $6) limit $7'
+            using array[v_lane.cursor], v_lane.name, v_lane.queue, jobs_at.at, v_seen, v_at, jobs_at.most;
+    end loop;
+end
+$$;
+
+
+-- The newest batch of a group and lane that was there at a moment; null: none was.
+create function forebay._batch_at(p_group_id bigint, p_lane bigint, p_at timestamptz) returns forebay.batch
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_low  bigint := (select b.no from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane order by b.no limit 1);
+    v_high bigint := (select b.no from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane order by b.no desc limit 1);
+    v_mid  bigint;
+    v_row  forebay.batch;
+begin
+    if v_low is null then
+        return null;
+    end if;
+    v_low := v_low - 1;  -- The first one that may be later than the moment is above it.
+    while v_low < v_high loop
+        v_mid := (v_low + v_high + 1) / 2;
+        -- Numbers are dense but for deleted ones, which are old.
+        if coalesce((select b.claimed_at from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_mid), '-infinity') <= p_at then
+            v_low := v_mid;
+        else
+            v_high := v_mid - 1;
+        end if;
+    end loop;
+    select b.* into v_row from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_low;
+    return v_row;
+end
+$$;
+
+
+-- The jobs that workers had at a moment.
+create function forebay._open_at(p_at timestamptz)
+returns table (group_id bigint, worker text, lane bigint, xid xid8, seq bigint, claimed_at timestamptz)
+language sql stable
+as $$
+    select b.group_id, e.worker, coalesce(b.lanes[u.nr], b.lane), coalesce(b.xids[u.nr], b.xids[1]), u.seq, b.claimed_at
+    from forebay.lease e
+    cross join lateral (select forebay._claim_at(e.lease_id, p_at) as no offset 0) c
+    join forebay.batch n on n.lease_id = e.lease_id and n.claim_no = c.no
+    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no between n.floor and n.claim_no
+    cross join lateral unnest(b.seqs) with ordinality u (seq, nr)
+    where e.opened_at <= p_at and (e.closed_at is null or e.closed_at > p_at)
+      and not exists (select from forebay.settlement s
+                      where s.lease_id = b.lease_id and s.claim_no = b.claim_no and s.settled_at <= p_at
+                        and (s.offsets is null or u.nr::smallint = any (s.offsets)))
+$$;
+
+
+-- The number of the newest claim of a lease at a moment; null: none was. Claims without jobs have no batch, so this halves times, not numbers.
+create function forebay._claim_at(p_lease_id bigint, p_at timestamptz) returns bigint
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_low  bigint := 0;
+    v_high bigint := coalesce((select b.claim_no from forebay.batch b where b.lease_id = p_lease_id order by b.claim_no desc limit 1), 0);
+    v_mid  bigint;
+    v_near record;
+begin
+    while v_low < v_high loop
+        v_mid := (v_low + v_high + 1) / 2;
+        select b.claim_no, b.claimed_at into v_near from forebay.batch b
+        where b.lease_id = p_lease_id and b.claim_no >= v_mid order by b.claim_no limit 1;
+        if v_near.claimed_at <= p_at then
+            v_low := v_near.claim_no;
+        else
+            v_high := v_mid - 1;
+        end if;
+    end loop;
+    return nullif(v_low, 0);
+end
+$$;
+
+
+-- functions/archive/replay_jobs.sql
+
+-- grant: operator
+
+-- Enqueue jobs again that match a filter, oldest first, at most about `most` in a call; call again with the replay_id until is_over. See docs/design/archive.md.
+--
+-- The new jobs keep queue, priority, kind, arguments, tag, correlation id, headers, ordering and limit key, and have new attempts and a new expiry, and no
+-- unique key. Their headers forebay-replayed-from and forebay-replay have the id of the old job, and the number of the replay.
+--
+-- Invariant "exactly those jobs, once": the new jobs of a step commit with the position that it has reached.
+--
+-- Parameters:
+--   filter     as that of forebay.search_jobs(). Jobs that wait or run match too: bound it by enqueued_before, or by a state.
+--   options    group: only this group gets them; without it, each group of the queue. state: only jobs in this state in a group, or in that group.
+--              unfinished_at: a time; only jobs that had been enqueued and had not ended then.
+--   token      of forebay.plan_replay(): refuse if more jobs match now
+--   replay_id  of the first call; filter, options and token are not looked at then
+-- Returns: replay_id; jobs, of this call; total, so far; is_over.
+-- Errors: JQ001; JQ014 no such group; JQ042 more jobs than those of the token; of the queue's max_waiting as forebay.enqueue().
+-- Locks: the row of the replay, and of its group (SHARE).
+create function forebay.replay_jobs(
+    filter jsonb default null, options jsonb default '{}', token text default null, most integer default 20000, inout replay_id bigint default null,
+    out jobs bigint, out total bigint, out is_over boolean)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    r        forebay.job_replay;
+    v_filter jsonb;
+    v_count  bigint;
+    v_piece  record;
+    v_groups jsonb;
+begin
+    if (replay_jobs.most between 1 and 1000000) is not true then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 1000000', coalesce(replay_jobs.most::text, 'null'));
+    end if;
+    if replay_jobs.replay_id is null then
+        v_filter := forebay._checked_replay(replay_jobs.filter, replay_jobs.options);
+        r.replay_id := forebay._random_name();
+        r.filter := v_filter;
+        r.options := jsonb_strip_nulls(replay_jobs.options);
+        r.until_seq := coalesce(pg_sequence_last_value('forebay.log_seq'), 0) + 1;
+        if replay_jobs.token is not null then
+            v_count := (forebay._count_replay(r.filter, r.options, r.until_seq)).jobs;
+            if replay_jobs.token !~ '^\d{1,18}-'
+               or forebay._change_token('replay', r.filter, r.options, split_part(replay_jobs.token, '-', 1)::bigint) <> replay_jobs.token
+               or v_count > greatest(split_part(replay_jobs.token, '-', 1)::bigint * 1.01, split_part(replay_jobs.token, '-', 1)::bigint + 10) then
+                raise exception using errcode = 'JQ042',
+                    message = format('token %s is not that of this replay, which would take %s jobs now', quote_literal(left(replay_jobs.token, 60)), v_count),
+                    detail = jsonb_build_object('token', left(replay_jobs.token, 60), 'jobs', v_count),
+                    hint = 'Nothing was enqueued. Do a new dry run: filter and options are part of the token.';
+            end if;
+        end if;
+        delete from forebay.job_replay i where i.ended_at < forebay._now() - interval '60 days';
+        insert into forebay.job_replay (replay_id, filter, options, position, until_seq, jobs, begun_at)
+        values (r.replay_id, r.filter, r.options, 1, r.until_seq, 0, forebay._now());
+    end if;
+    select i.* into r from forebay.job_replay i where i.replay_id = coalesce(replay_jobs.replay_id, r.replay_id) for update;
+    if not found then
+        raise exception using errcode = 'JQ001', column = 'replay_id', message = format('replay %s not found', replay_jobs.replay_id);
+    end if;
+    jobs := 0;
+    if r.ended_at is null then
+        for v_piece in select p.lo, p.hi from forebay._archive_pieces(r.filter, r.options, r.position, r.until_seq) p loop
+            jobs := jobs + forebay._copy_jobs(r, v_piece.lo, v_piece.hi);
+            r.position := v_piece.hi;
+            exit when jobs >= replay_jobs.most;
+        end loop;
+        is_over := jobs < replay_jobs.most;
+        r.jobs := r.jobs + jobs;
+        if jobs > 0 and r.event_id is null then
+            r.event_id := forebay._record_event('jobs.replay', r.filter ->> 'queue', r.options ->> 'group', r.filter ->> 'kind', r.replay_id,
+                p_new => r.options || (r.filter - '{queue,kind,ids}'::text[]), p_count => jobs);
+        elsif jobs > 0 then
+            update forebay.event e set count = r.jobs where e.event_id = r.event_id;
+        end if;
+        update forebay.job_replay i
+        set position = case when is_over then r.until_seq else r.position end, jobs = r.jobs, event_id = r.event_id,
+            ended_at = case when is_over then forebay._now() end
+        where i.replay_id = r.replay_id;
+    end if;
+    replay_id := r.replay_id;
+    total := r.jobs;
+    is_over := coalesce(is_over, true);
+end
+$$;
+
+
+-- Report what forebay.replay_jobs() would do, and do nothing: the number of jobs, the oldest and the newest of them, and the token.
+--
+-- Parameters and errors: as forebay.replay_jobs().
+create function forebay.plan_replay(
+    filter jsonb, options jsonb default '{}', out token text, out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_filter  constant jsonb := forebay._checked_replay(plan_replay.filter, plan_replay.options);
+    v_options constant jsonb := jsonb_strip_nulls(plan_replay.options);
+begin
+    select c.jobs, c.oldest_at, c.newest_at into jobs, oldest_at, newest_at
+    from forebay._count_replay(v_filter, v_options, coalesce(pg_sequence_last_value('forebay.log_seq'), 0) + 1) c;
+    token := forebay._change_token('replay', v_filter, v_options, jobs);
+end
+$$;
+
+
+-- The filter of a replay, checked together with its options.
+--
+-- Errors: JQ001.
+create function forebay._checked_replay(p_filter jsonb, p_options jsonb) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_filter constant jsonb := forebay._checked_filter(p_filter);
+begin
+    if v_filter ? 'state' then
+        raise exception using errcode = 'JQ001', column = 'filter', message = 'the filter of a replay has no state', hint = 'Nothing was enqueued. Use the option state.';
+    elsif p_options is null or jsonb_typeof(p_options) <> 'object' or jsonb_strip_nulls(p_options) - '{group,state,unfinished_at}'::text[] <> '{}' then
+        raise exception using errcode = 'JQ001', column = 'options', message = 'options are group, state and unfinished_at', hint = 'Nothing was enqueued.';
+    elsif p_options ->> 'unfinished_at' is not null and forebay._as_instant(p_options ->> 'unfinished_at') is null then
+        raise exception using errcode = 'JQ001', column = 'options', message = 'unfinished_at must be a time', hint = 'Nothing was enqueued.';
+    end if;
+    perform forebay._check_state(p_options ->> 'state');
+    return v_filter;
+end
+$$;
+
+
+-- The condition of a replay on a first row j, as SQL.
+create function forebay._replay_sql(p_filter jsonb, p_options jsonb) returns text
+language sql stable
+as $$
+    select forebay._first_rows_filter_sql(p_filter)
+        || case when p_options ->> 'state' is null and p_options ->> 'unfinished_at' is null then ''
+                else format(' and exists (select from forebay.job(coalesce(j.job_id, j.seq)) s where (%1$L is null or s.state = %1$L)
+                                          and (%2$L is null or s.ended_at is null and s.state not in (''done'', ''dead'', ''cancelled'', ''expired'') or s.ended_at > %2$L))',
+                            p_options ->> 'state', p_options ->> 'unfinished_at') end
+        || case when p_options ->> 'unfinished_at' is null then '' else format(' and j.enqueued_at <= %L', p_options ->> 'unfinished_at') end
+$$;
+
+
+-- The parts of the log between two numbers that may have rows of a filter, oldest first: blocks, and what is not summarized.
+create function forebay._archive_pieces(p_filter jsonb, p_options jsonb, p_lo bigint, p_hi bigint) returns table (lo bigint, hi bigint)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_terms    constant integer[] := forebay._terms_of(p_filter);
+    v_position constant bigint := forebay._archived_up_to();
+begin
+    return query execute format(
+        'select greatest(b.lo, $1), least(b.hi, $2) from forebay.archive_block b join forebay.segment s using (segment_id)
+         where b.hi > $1 and b.lo < $2 and s.removed_at is null and b.row_count > 0
+           and coalesce(b.last_at >= $3, true) and coalesce(b.first_at < $4, true) and coalesce(b.first_at <= $5, true) %s
+         union all
+         select p.lo, p.hi from (select greatest(g.lo, $1) as lo, least(g.lo + 4096, $2) as hi from generate_series($7, $2 - 1, 4096) g (lo)) p
+         where p.hi > p.lo
+         order by 1', case when v_terms <> '{}' then 'and b.terms @> $6' end)
+        using p_lo, p_hi, (p_filter ->> 'enqueued_after')::timestamptz, (p_filter ->> 'enqueued_before')::timestamptz,
+              (p_options ->> 'unfinished_at')::timestamptz, v_terms, v_position;
+end
+$$;
+
+
+-- How many jobs a replay would take.
+create function forebay._count_replay(p_filter jsonb, p_options jsonb, p_until bigint, out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_condition constant text := forebay._replay_sql(p_filter, p_options);
+    v_lanes     constant bigint[] := forebay._lanes_of(p_filter ->> 'queue', false);
+    v_public    constant bigint[] := forebay._lanes_of(p_filter ->> 'queue', true);
+    v_piece     record;
+    v_found     record;
+begin
+    jobs := 0;
+    for v_piece in select p.lo, p.hi from forebay._archive_pieces(p_filter, p_options, 1, p_until) p loop
+        execute 'select count(*) as jobs, min(f.enqueued_at) as oldest_at, max(f.enqueued_at) as newest_at from ('
+                || forebay._first_rows_sql(v_piece.lo, v_piece.hi, v_condition) || ') f'
+            into v_found using v_piece.lo, v_piece.hi, v_lanes, v_public;
+        jobs := jobs + v_found.jobs;
+        oldest_at := least(oldest_at, v_found.oldest_at);
+        newest_at := greatest(newest_at, v_found.newest_at);
+    end loop;
+end
+$$;
+
+
+-- The lanes of a queue, null: of all queues; or only the public ones.
+create function forebay._lanes_of(p_queue text, p_public boolean) returns bigint[]
+language sql stable
+as $$
+    select array(select distinct l.lane from forebay.lane l where (p_queue is null or l.queue = p_queue) and (l.audience = 0 or not p_public))
+$$;
+
+
+-- Enqueue the jobs of a replay whose first rows have numbers from p_lo to below p_hi; returns how many.
+create function forebay._copy_jobs(r forebay.job_replay, p_lo bigint, p_hi bigint) returns bigint
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_group  constant text := r.options ->> 'group';
+    v_seqs   bigint[];
+    v_each   bigint[];  -- the lane of each
+    v_lanes  bigint[];
+    v_target record;
+    v_map    jsonb := '[]';
+    v_to     bigint[];
+    v_group_id bigint;
+    v_segment record;
+    v_shards jsonb;
+    v_count  bigint;
+    v_total  bigint := 0;
+begin
+    execute 'select array_agg(f.seq), array_agg(f.lane), array_agg(distinct f.lane) from ('
+            || forebay._first_rows_sql(p_lo, p_hi, forebay._replay_sql(r.filter, r.options)) || ') f'
+        into v_seqs, v_each, v_lanes
+        using p_lo, p_hi, forebay._lanes_of(r.filter ->> 'queue', false), forebay._lanes_of(r.filter ->> 'queue', true);
+    if v_seqs is null then
+        return 0;
+    end if;
+    if v_group is null and pg_sequence_last_value('forebay.limit_seq') is not null then
+        perform forebay._require_below_max_waiting(q.queue, q.jobs)
+        from (select l.queue, count(*) as jobs
+              from unnest(v_each) u (lane) cross join lateral (select i.queue from forebay.lane i where i.lane = u.lane limit 1) l group by 1) q;
+    end if;
+    v_shards := forebay._shards(array(select distinct l.queue from forebay.lane l where l.lane = any (v_lanes)));
+    for v_target in
+        select l.queue, l.priority, l.sort, array_agg(distinct l.lane) as lanes from forebay.lane l where l.lane = any (v_lanes)
+        group by 1, 2, 3 order by 1, 2, 3
+    loop
+        if v_group is not null then
+            -- A group that begins to close waits for this transaction, or is seen here.
+            select g.group_id into v_group_id from forebay.queue_group g
+            where g.queue = v_target.queue and g.name = v_group and g.closing_at is null for share;
+            if not found then
+                raise exception using errcode = 'JQ014', message = format('queue %s has no group %s', v_target.queue, v_group),
+                    detail = jsonb_build_object('queue', v_target.queue, 'group', v_group),
+                    hint = 'This step has enqueued nothing. Open the group first, or restrict the filter to a queue that has it.';
+            end if;
+            v_to := array[forebay._record_private_lane(v_target.queue, v_target.priority, v_group_id,
+                              case when v_target.sort = 'keyed' then '' end, case when v_target.sort = 'limited' then '' end)];
+        elsif v_target.sort = 'plain' then
+            v_to := forebay._record_lanes(v_target.queue, v_target.priority, v_shards);
+        else
+            v_to := array[forebay._record_private_lane(v_target.queue, v_target.priority, 0,
+                              case when v_target.sort = 'keyed' then '' end, case when v_target.sort = 'limited' then '' end)];
+        end if;
+        v_map := v_map || (select jsonb_agg(jsonb_build_object('lane', u, 'to', v_to)) from unnest(v_target.lanes) u);
+        perform forebay._notify(v_target.queue);
+    end loop;
+    for v_segment in
+        select s.segment_id from forebay.segment s where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id) order by 1
+    loop
+        execute format(
+            'insert into forebay.log (lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
+             select m.lanes[1 + j.seq %% cardinality(m.lanes)], $3, j.max_attempts, j.kind, j.args, j.tag, j.correlation_id,
+                    coalesce(j.headers, ''{}'') || jsonb_build_object(''forebay-replayed-from'', coalesce(j.job_id, j.seq)::text, ''forebay-replay'', $4::text),
+                    j.ordering_key, j.limit_key
+             from forebay.log_%s j
+             join (select (u ->> ''lane'')::bigint as lane, array(select t::bigint from jsonb_array_elements_text(u -> ''to'') t) as lanes
+                   from jsonb_array_elements($5) u) m on m.lane = j.lane
+             where j.seq >= $1 and j.seq < $2 and j.seq = any ($6)
+             order by j.seq', v_segment.segment_id)
+            using p_lo, p_hi, forebay._now(), r.replay_id, v_map, v_seqs;
+        get diagnostics v_count = row_count;
+        v_total := v_total + v_count;
+    end loop;
+    return v_total;
+end
+$$;
+
+
+-- functions/archive/search_jobs.sql
+
+-- grant: operator, reader
+
+-- Find jobs in the log, ended ones too, newest first, at a bounded cost. A call looks at `budget` rows at most and asks for the states of
+-- 1,000 jobs at most; blocks without a match are skipped by their summaries and cost nothing. Scheduled jobs that were not promoted are looked at by the
+-- first call, the newest 50,000.
+--
+-- Each job is found once, by its first row. Call again with `before` = next until next is null: a call may find nothing and not be the last.
+--
+-- Parameters: filter, as that of forebay.jobs(), or all: true; only_state, as in forebay.job(), in any group; contains, a text that the arguments, or an error of
+--   the job, contain, in upper or lower case; most, 1 to 1000 jobs; before, only jobs whose first row has a lower number; budget, 1000 to
+--   10,000,000 rows.
+-- Returns: job_ids, newest first; next, null: nothing is left; looked_at, rows that were read; remaining, rows that may be left, at most.
+-- Errors: JQ001.
+create function forebay.search_jobs(
+    filter jsonb default '{"all": true}', only_state text default null, contains text default null, most integer default 50,
+    before bigint default null, budget integer default 200000,
+    out job_ids bigint[], out next bigint, out looked_at bigint, out remaining bigint)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_filter constant jsonb := forebay._checked_filter(search_jobs.filter);
+begin
+    if (search_jobs.most between 1 and 1000) is not true then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 1000', coalesce(search_jobs.most::text, 'null'));
+    elsif (search_jobs.budget between 1000 and 10000000) is not true then
+        raise exception using errcode = 'JQ001', column = 'budget',
+            message = format('budget %s is outside 1000 to 10000000', coalesce(search_jobs.budget::text, 'null'));
+    elsif search_jobs.contains = '' or length(search_jobs.contains) > 1000 then
+        raise exception using errcode = 'JQ001', column = 'contains', message = 'contains must have 1 to 1000 characters';
+    elsif v_filter ? 'state' then
+        raise exception using errcode = 'JQ001', column = 'filter', message = 'the filter of a search has no state', hint = 'Use only_state.';
+    end if;
+    perform forebay._check_state(search_jobs.only_state);
+    select f.job_ids, f.next, f.looked_at, f.remaining into job_ids, next, looked_at, remaining
+    from forebay._find_jobs(
+        forebay._first_rows_filter_sql(v_filter) || forebay._contains_sql(search_jobs.contains), v_filter ->> 'queue', '@>',
+        forebay._terms_of(v_filter), (v_filter ->> 'enqueued_after')::timestamptz, (v_filter ->> 'enqueued_before')::timestamptz,
+        search_jobs.only_state, search_jobs.most, search_jobs.before, search_jobs.budget) f;
+end
+$$;
+
+
+-- Refuse what is not a state of a job; null passes.
+--
+-- Errors: JQ001.
+create function forebay._check_state(p_state text) returns void
+language plpgsql immutable
+as $$
+begin
+    if p_state not in ('scheduled', 'ready', 'claimed', 'running', 'retrying', 'done', 'cancelled', 'expired', 'dead') then
+        raise exception using errcode = 'JQ001', column = 'state', message = format('unknown state %s', quote_literal(left(p_state, 40))),
+            hint = 'States are scheduled, ready, claimed, running, retrying, done, cancelled, expired and dead.';
+    end if;
+end
+$$;
+
+
+-- The conditions of a checked filter on a row j of the log or of deferred, as SQL. Queue and state are not among them.
+create function forebay._first_rows_filter_sql(p_filter jsonb) returns text
+language sql stable
+as $$
+    select forebay._filter_sql(p_filter - 'ids')
+        || case when p_filter ? 'ids'
+                then format(' and coalesce(j.job_id, j.seq) = any (%L::bigint[])', translate(p_filter ->> 'ids', '[]', '{}')) else '' end
+$$;
+
+
+-- The condition that arguments or an error of a row j contain a text, as SQL.
+create function forebay._contains_sql(p_text text) returns text
+language sql stable
+as $$
+    select case when p_text is null then '' else format(
+        ' and (position(lower(%1$L) in lower(j.args::text)) > 0
+               or exists (select from forebay.failure f where f.job_id = coalesce(j.job_id, j.seq)
+                          and position(lower(%1$L) in lower(concat_ws('': '', f.error_type, f.message))) > 0))', p_text) end
+$$;
+
+
+-- What each match of a filter has: one hash for each of its texts.
+create function forebay._terms_of(p_filter jsonb) returns integer[]
+language sql immutable
+as $$
+    select array(select forebay._term(f.key, f.value) from jsonb_each_text(p_filter) f
+                 where f.key in ('kind', 'tag', 'correlation_id', 'ordering_key', 'limit_key', 'unique_key') order by 1)
+$$;
+
+
+-- The jobs whose first rows j meet a condition, newest first. See forebay.search_jobs().
+--
+-- Parameters: p_operator, how the terms of a block must relate to p_terms if there are any: @> all, && one of them.
+create function forebay._find_jobs(
+    p_condition text, p_queue text, p_operator text, p_terms integer[], p_since timestamptz, p_until timestamptz, p_state text,
+    p_most integer, p_before bigint, p_budget bigint,
+    out job_ids bigint[], out next bigint, out looked_at bigint, out remaining bigint)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    v_hi       bigint := least(v_last + 1, p_before);
+    v_position constant bigint := forebay._archived_up_to();
+    v_lanes    constant bigint[] := array(select distinct l.lane from forebay.lane l where p_queue is null or l.queue = p_queue);
+    v_public   constant bigint[] := array(select distinct l.lane from forebay.lane l where l.audience = 0 and (p_queue is null or l.queue = p_queue));
+    v_lo       bigint;
+    v_examined integer := 0;
+    v_is_over  boolean := false;
+    v_block    record;
+    v_job      record;
+    v_promoted forebay.promotion;
+begin
+    job_ids := '{}';
+    looked_at := 0;
+    if p_before is null then
+        select p.* into v_promoted from forebay.promotion p order by p.no desc limit 1;
+        for v_job in execute format(
+            'select j.job_id from (select i.*, i.job_id as seq from forebay.deferred i where i.kind <> '''' order by i.job_id desc limit 50000) j
+             where j.lane = any ($1) and %s
+               and not ($2 is not null and pg_visible_in_snapshot(j.xid, $2) and (j.run_at, j.deferred_id) <= ($3, $4))
+             limit $5', p_condition)
+            using v_public, v_promoted.snap, v_promoted.run_at, v_promoted.deferred_id, p_most
+        loop
+            if p_state is null or exists (select from forebay.job(v_job.job_id) s where s.state = p_state) then
+                job_ids := job_ids || v_job.job_id;
+            end if;
+        end loop;
+    end if;
+    -- What is not summarized, in pieces, and the blocks that may match.
+    v_hi := greatest(v_hi, 1);
+    for v_block in execute format(
+        'select p.lo, p.hi, p.hi - p.lo as rows
+         from (select greatest(g.lo, $5) as lo, least(g.lo + 4096, $1) as hi from generate_series($1 - 4096, $5 - 4095, -4096) g (lo)) p
+         where p.hi > p.lo
+         union all
+         select b.lo, least(b.hi, $1), least(b.row_count, $1 - b.lo)
+         from forebay.archive_block b join forebay.segment s using (segment_id)
+         where b.lo < $1 and s.removed_at is null and b.row_count > 0 and coalesce(b.last_at >= $2, true) and coalesce(b.first_at < $3, true) %s
+         order by lo desc', case when p_terms <> '{}' then format('and b.terms %s $4', p_operator) end)
+        using v_hi, p_since, p_until, p_terms, v_position
+    loop
+        v_lo := v_block.lo;
+        v_is_over := looked_at >= p_budget;
+        exit when v_is_over;
+        for v_job in execute forebay._first_rows_sql(v_block.lo, v_block.hi, p_condition) using v_block.lo, v_block.hi, v_lanes, v_public loop
+            v_examined := v_examined + (p_state is not null)::integer;
+            if p_state is null or exists (select from forebay.job(v_job.job_id) s where s.state = p_state) then
+                job_ids := job_ids || v_job.job_id;
+            end if;
+            v_is_over := cardinality(job_ids) >= p_most or v_examined >= 1000;
+            if v_is_over then
+                v_lo := v_job.seq;
+                exit;
+            end if;
+        end loop;
+        looked_at := looked_at + least(v_block.rows, v_block.hi - v_lo);
+        v_hi := v_lo;
+        exit when v_is_over;
+    end loop;
+    if not v_is_over then
+        v_hi := 1;  -- Nothing is left.
+    end if;
+    remaining := greatest(v_hi - v_position, 0)
+        + coalesce((select sum(b.row_count) from forebay.archive_block b where b.lo < v_hi), 0);
+    next := case when remaining > 0 then v_hi end;
+end
+$$;
+
+
+-- A query for the first rows with numbers from $1 to below $2 that meet a condition on j, highest number first: those in lanes $3
+-- whose number is their job's id, and those in public lanes $4. It names the segments of that range only.
+create function forebay._first_rows_sql(p_lo bigint, p_hi bigint, p_condition text) returns text
+language sql stable
+as $$
+    select coalesce(string_agg(format(
+               'select coalesce(j.job_id, j.seq) as job_id, j.seq, j.lane, j.enqueued_at from forebay.log_%s j
+                where j.seq >= $1 and j.seq < $2 and j.kind <> '''' and j.lane = any ($3) and (j.job_id is null or j.lane = any ($4)) and %s',
+               s.segment_id, p_condition), ' union all '),
+           'select 0::bigint as job_id, 0::bigint as seq, 0::bigint as lane, now() as enqueued_at where false') || ' order by seq desc'
+    from forebay.segment s
+    where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id)
+$$;
+
+
+-- functions/archive/where_is.sql
+
+-- grant: operator, reader
+
+-- Find jobs by what a person has at hand: an id, a correlation id, an ordering key, a limit key or a unique key. Newest first, at most `most`.
+--
+-- found_as: job, correlation id, ordering key, limit key or unique key. A number is the id of a job if there is such a job.
+-- is_last: the search was complete; otherwise it has looked at the newest 1,000,000 rows that have no summary.
+--
+-- Parameters: most, 1 to 100.
+-- Errors: JQ001 a bad text or number.
+-- pages: 400 + 60 a segment
+create function forebay.where_is(what text, most integer default 20)
+returns table (job_id bigint, found_as text, is_last boolean)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    -- The columns of a job by which it is found: a subject is one more.
+    v_names constant text[] := array['correlation_id', 'ordering_key', 'limit_key', 'unique_key'];
+    v_found record;
+    v_which text;
+begin
+    if (where_is.most between 1 and 100) is not true then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 100', coalesce(where_is.most::text, 'null'));
+    elsif (length(where_is.what) between 1 and 1000) is not true then
+        raise exception using errcode = 'JQ001', column = 'what', message = 'what must have 1 to 1000 characters';
+    end if;
+    if where_is.what ~ '^\d{1,18}$' and (
+            exists (select from forebay._rows_of(where_is.what::bigint)) or exists (select from forebay.deferred d where d.job_id = where_is.what::bigint)) then
+        return query select where_is.what::bigint, 'job', true;
+        return;
+    end if;
+    select f.job_ids, f.next is null as is_last into v_found
+    from forebay._find_jobs(
+        (select '(' || string_agg(format('j.%I = %L', n, where_is.what), ' or ') || ')' from unnest(v_names) n), null, '&&',
+        array(select forebay._term(n, where_is.what) from unnest(v_names) n), null, null, null, where_is.most, null, 1000000) f;
+    foreach job_id in array v_found.job_ids loop
+        found_as := forebay._found_as(job_id, v_names, where_is.what);
+        is_last := v_found.is_last;
+        return next;
+    end loop;
+end
+$$;
+
+
+-- Which of some columns of a job has this value, as words.
+create function forebay._found_as(p_job_id bigint, p_names text[], p_value text) returns text
+language sql stable
+as $$
+    select replace(n, '_', ' ')
+    from (select to_jsonb(r) as row from forebay._rows_of(p_job_id) r
+          union all select to_jsonb(d) from forebay.deferred d where d.job_id = p_job_id limit 1) j
+    cross join unnest(p_names) with ordinality u (n, nr)
+    where j.row ->> n = p_value
+    order by u.nr limit 1
 $$;
 
 
@@ -13355,7 +14267,6 @@ $$;
 --   before                 ready jobs that come first: of a better priority, or earlier in the job's lane; at most 10,001
 --   is_suspect             it was running when its worker was lost: it runs alone
 --
--- Visits every waiting job of the queue.
 -- Errors: none.
 create function forebay.explain_job(job_id bigint)
 returns table (group_name text, facts jsonb)
@@ -13400,7 +14311,7 @@ begin
                                 and (p.sort, p.key) in (('ordering', v_row.ordering_key), ('limit', v_row.limit_key))
                               order by p.sort desc limit 1), '{}')
                  || forebay._explain_parked(v_group.group_id, v_row.ordering_key, v_row.limit_key, v_row.xid, v_row.seq)
-                 || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.seq));
+                 || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.xid, v_row.seq));
         return next;
     end loop;
     if not found then
@@ -13586,33 +14497,37 @@ as $$ select p_tat - make_interval(secs => (coalesce(p_burst, ceil(p_rate)) - 1)
 
 
 -- How many ready jobs of a queue come before a row: those of a better priority, and earlier ones of its lane. At most 10,001.
-create function forebay._ready_before(p_group_id bigint, p_queue text, p_priority integer, p_lane bigint, p_seq bigint) returns integer
+--
+-- Rows behind it in its lane are not read: millions may wait there. Of a lane with ordering keys, where the order is that of the numbers, it is close.
+create function forebay._ready_before(p_group_id bigint, p_queue text, p_priority integer, p_lane bigint, p_xid xid8, p_seq bigint) returns integer
 language plpgsql stable
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 as $$
 declare
-    v_cursors forebay._cursor[];
-    v_count   integer;
+    v_own   forebay._cursor[];
+    v_better forebay._cursor[];
+    v_count integer;
 begin
-    select array_agg(row(row_number, l.lane, case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end,
-                         b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor)
-    into v_cursors
-    from (select i.lane, i.audience, row_number() over () from (
-              select distinct j.lane, j.audience from forebay.lane j
-              where j.queue = p_queue and j.audience in (0, p_group_id, -p_group_id)
-                and (j.priority < p_priority or j.lane = p_lane)) i) l
-    left join forebay.queue_group g on g.group_id = p_group_id
-    left join lateral (select i.* from forebay.batch i
-                       where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
-    left join forebay.segment s on s.segment_id = b.pos_segment;
-    if v_cursors is null then
+    select array_agg(c.cursor) filter (where c.lane = p_lane), array_agg(c.cursor) filter (where c.lane <> p_lane)
+    into v_own, v_better
+    from (select l.lane, row(row_number() over (), l.lane, case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end,
+                             b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor as cursor
+          from (select distinct j.lane, j.audience from forebay.lane j
+                where j.queue = p_queue and j.audience in (0, p_group_id, -p_group_id)
+                  and (j.priority < p_priority or j.lane = p_lane)) l
+          left join forebay.queue_group g on g.group_id = p_group_id
+          left join lateral (select i.* from forebay.batch i
+                             where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+          left join forebay.segment s on s.segment_id = b.pos_segment) c;
+    if p_seq is null then
         return 0;
     end if;
-    execute 'select count(*) from (select from ('
-        || forebay._unread_sql(v_cursors, 'l.lane, l.seq') || ') u where u.lane <> $2 or u.seq < $3 limit 10001) c'
-        into v_count using v_cursors, p_lane, p_seq;
+    execute format('select count(*) from (select from (%s) u union all select from (%s) u limit 10001) c',
+                   forebay._unread_sql(v_better, 'l.lane'),
+                   replace(forebay._unread_sql(v_own, 'l.lane', format('(i.xid, i.seq) < (%L, %L)', p_xid, p_seq)), '$1', '$2'))
+        into v_count using coalesce(v_better, '{}'), coalesce(v_own, '{}');
     return v_count;
 end
 $$;
@@ -13744,6 +14659,23 @@ end
 $$;
 
 
+-- The batch of a group that disposed of a row, by the row's lane, number and keys; or null.
+create function forebay._batch_of_row(p_group_id bigint, p_lane bigint, p_seq bigint, p_ordering_key text, p_limit_key text) returns forebay.batch
+language plpgsql stable
+as $$
+declare
+    v_batch forebay.batch;
+begin
+    if p_ordering_key is not null then
+        v_batch := forebay._keyed_batch_of(p_group_id, p_ordering_key, p_seq);
+    elsif p_limit_key is not null then
+        return forebay._limited_batch_of(p_group_id, p_limit_key, p_lane, p_seq);
+    end if;
+    return case when v_batch.seqs is null then forebay._batch_of(p_group_id, p_lane, p_seq) else v_batch end;
+end
+$$;
+
+
 -- The state of a job, one row for each group that reads its queue.
 --
 -- state: scheduled, ready, claimed, running, retrying, done, cancelled, expired, dead. No row: no such job, or it ended
@@ -13866,18 +14798,14 @@ begin
                 return next;
                 continue;
             end if;
-            v_batch := forebay._keyed_batch_of(v_group.group_id, v_row.ordering_key, v_row.seq);
         elsif v_row.limit_key is not null then
             if forebay._is_limit_parked(v_group.group_id, v_row.limit_key, v_row.xid, v_row.seq) then
                 state := 'ready';
                 return next;
                 continue;
             end if;
-            v_batch := forebay._limited_batch_of(v_group.group_id, v_row.limit_key, v_row.lane, v_row.seq);
         end if;
-        if v_row.limit_key is null and (v_row.ordering_key is null or v_batch.seqs is null) then
-            v_batch := forebay._batch_of(v_group.group_id, v_row.lane, v_row.seq);
-        end if;
+        v_batch := forebay._batch_of_row(v_group.group_id, v_row.lane, v_row.seq, v_row.ordering_key, v_row.limit_key);
         claimed_at := v_batch.claimed_at;
         if v_row.seq = any (v_batch.skipped) then
             state := case v_batch.skipped_as[array_position(v_batch.skipped, v_row.seq)] when 'c' then 'cancelled' else 'expired' end;
@@ -16656,7 +17584,7 @@ begin
                 'record_direct', 'revive_subject', 'send', 'subject', 'subject_counts', 'subject_history',
                 'subjects', 'throttled', 'trace_subject', 'upsert_subject', 'upsert_subjects']
             when 'forebay_worker' then array[
-                'activate_v1', 'apply_schedules', 'backfill', 'backfill_begin', 'backfill_count_v1',
+                'activate_v1', 'apply_schedules', 'archive_v1', 'backfill', 'backfill_begin', 'backfill_count_v1',
                 'backfill_done_v1', 'backfill_enqueued_v1', 'backfill_next', 'backfill_plan', 'backfill_record_v1',
                 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1', 'backfill_waiting_v1',
                 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1', 'compare_queues',
@@ -16679,24 +17607,26 @@ begin
                 'create_schedule', 'dead_groups', 'dead_summary', 'depth', 'disable_endpoint', 'drop_endpoint',
                 'drop_event_type', 'drop_queue', 'drop_schedule', 'drop_subject', 'drop_subjects',
                 'enable_endpoint', 'endpoints', 'event_types', 'events', 'explain_job', 'groups', 'job',
-                'job_history', 'jobs', 'keep_dead', 'key', 'keys', 'kill_subject', 'limit_key', 'limit_queue',
-                'limits', 'lock_subjects_for_upgrade', 'mirror_audits', 'mirror_status', 'mute_cause', 'open_group',
-                'pause_key', 'pause_queue', 'pause_schedule', 'plan_change', 'purge_dead', 'push_subject',
-                'push_subjects', 'queue_known', 'queue_of', 'record_act', 'record_audit', 'record_outcome',
-                'record_repair', 'record_upgrade', 'redact_queue', 'redrive', 'redrive_endpoint',
-                'redrive_matching', 'replay_endpoint', 'reset_endpoint', 'result', 'resume_key', 'resume_queue',
-                'resume_schedule', 'revive_subject', 'rotate_secret', 'run_schedule', 'sample_mirror',
-                'schedule_history', 'schedule_starts', 'schedules', 'schema_version', 'segment_held_by',
-                'set_concurrency', 'set_max_attempts', 'shard_queue', 'skip_dead', 'subject', 'subject_counts',
-                'subject_history', 'subjects', 'subscribe', 'subscriptions', 'test_endpoint', 'trace_subject',
-                'truncate_queue', 'unfinished', 'unmute_cause', 'unsubscribe', 'upgrade_subject', 'upsert_subject',
-                'upsert_subjects', 'workers']
+                'job_attempts', 'job_history', 'jobs', 'jobs_at', 'keep_dead', 'key', 'keys', 'kill_subject',
+                'limit_key', 'limit_queue', 'limits', 'lock_subjects_for_upgrade', 'mirror_audits', 'mirror_status',
+                'mute_cause', 'open_group', 'pause_key', 'pause_queue', 'pause_schedule', 'plan_change',
+                'plan_replay', 'purge_dead', 'push_subject', 'push_subjects', 'queue_known', 'queue_of',
+                'record_act', 'record_audit', 'record_outcome', 'record_repair', 'record_upgrade', 'redact_queue',
+                'redrive', 'redrive_endpoint', 'redrive_matching', 'replay_endpoint', 'replay_jobs',
+                'reset_endpoint', 'result', 'resume_key', 'resume_queue', 'resume_schedule', 'revive_subject',
+                'rotate_secret', 'run_schedule', 'sample_mirror', 'schedule_history', 'schedule_starts',
+                'schedules', 'schema_version', 'search_jobs', 'segment_held_by', 'set_concurrency',
+                'set_max_attempts', 'shard_queue', 'skip_dead', 'subject', 'subject_counts', 'subject_history',
+                'subjects', 'subscribe', 'subscriptions', 'test_endpoint', 'trace_subject', 'truncate_queue',
+                'unfinished', 'unmute_cause', 'unsubscribe', 'upgrade_subject', 'upsert_subject', 'upsert_subjects',
+                'where_is', 'workers']
             when 'forebay_reader' then array[
                 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'event_types', 'events',
-                'explain_job', 'groups', 'job', 'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits',
-                'mirror_status', 'queue_known', 'queue_of', 'result', 'schedule_history', 'schedule_starts',
-                'schedules', 'schema_version', 'segment_held_by', 'subject', 'subject_counts', 'subject_history',
-                'subjects', 'subscriptions', 'throttled', 'trace_subject', 'unfinished', 'workers']
+                'explain_job', 'groups', 'job', 'job_attempts', 'job_history', 'jobs', 'jobs_at', 'key', 'keys',
+                'limits', 'mirror_audits', 'mirror_status', 'queue_known', 'queue_of', 'result', 'schedule_history',
+                'schedule_starts', 'schedules', 'schema_version', 'search_jobs', 'segment_held_by', 'subject',
+                'subject_counts', 'subject_history', 'subjects', 'subscriptions', 'throttled', 'trace_subject',
+                'unfinished', 'where_is', 'workers']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -18735,7 +19665,8 @@ as $$ select to_regclass('forebay.log_' || p_segment_id) is not null $$;
 --
 -- Invariant "flat cost": reads segments that may have such rows, each by name. Reading the partitioned log would lock all of them.
 -- A cursor's `start` is what the group has not to read of the lane: '1:1:' for a private lane.
-create function forebay._unread_sql(p_cursors forebay._cursor[], p_columns text) returns text
+-- Parameters: p_condition, on a row i of the log; the index on lane, xid and seq can use it.
+create function forebay._unread_sql(p_cursors forebay._cursor[], p_columns text, p_condition text default 'true') returns text
 language sql stable
 as $$
     select coalesce(string_agg(format(
@@ -18744,11 +19675,11 @@ as $$
          cross join lateral unnest(forebay._xid_ranges(coalesce(c.snap_from, c.start), pg_current_snapshot()) || forebay._own_xid_range()) r
          cross join lateral (
              select i.* from forebay.log_%s i
-             where i.lane = c.lane and i.xid >= r.low and i.xid < r.high and i.kind <> ''''
+             where i.lane = c.lane and i.xid >= r.low and i.xid < r.high and i.kind <> '''' and %s
                and case when c.snap_from is null then not pg_visible_in_snapshot(i.xid, c.start)
                         else not forebay._is_consumed(i.xid, i.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq) end
              offset 0) l',
-        p_columns, s.segment_id), ' union all ' order by s.segment_id),
+        p_columns, s.segment_id, p_condition), ' union all ' order by s.segment_id),
         format('select c.nr, %s from unnest($1) c, (select (null::forebay.log).* where false) l', p_columns))
     from forebay.segment s left join forebay.seal f using (segment_id),
          (select min(pg_snapshot_xmin(coalesce(c.snap_from, c.start))) as xid from unnest(p_cursors) c) oldest

@@ -22,7 +22,6 @@
 --   before                 ready jobs that come first: of a better priority, or earlier in the job's lane; at most 10,001
 --   is_suspect             it was running when its worker was lost: it runs alone
 --
--- Visits every waiting job of the queue.
 -- Errors: none.
 create function forebay.explain_job(job_id bigint)
 returns table (group_name text, facts jsonb)
@@ -66,7 +65,7 @@ begin
                                 and (p.sort, p.key) in (('ordering', v_row.ordering_key), ('limit', v_row.limit_key))
                               order by p.sort desc limit 1), '{}')
                  || forebay._explain_parked(v_group.group_id, v_row.ordering_key, v_row.limit_key, v_row.xid, v_row.seq)
-                 || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.seq));
+                 || jsonb_build_object('before', forebay._ready_before(v_group.group_id, v_group.queue, v_row.priority, v_row.lane, v_row.xid, v_row.seq));
         return next;
     end loop;
     if not found then
@@ -252,31 +251,35 @@ as $$ select p_tat - make_interval(secs => (coalesce(p_burst, ceil(p_rate)) - 1)
 
 
 -- How many ready jobs of a queue come before a row: those of a better priority, and earlier ones of its lane. At most 10,001.
-create function forebay._ready_before(p_group_id bigint, p_queue text, p_priority integer, p_lane bigint, p_seq bigint) returns integer
+--
+-- Rows behind it in its lane are not read: millions may wait there. Of a lane with ordering keys, where the order is that of the numbers, it is close.
+create function forebay._ready_before(p_group_id bigint, p_queue text, p_priority integer, p_lane bigint, p_xid xid8, p_seq bigint) returns integer
 language plpgsql stable
 -- planner: in order
 as $$
 declare
-    v_cursors forebay._cursor[];
-    v_count   integer;
+    v_own   forebay._cursor[];
+    v_better forebay._cursor[];
+    v_count integer;
 begin
-    select array_agg(row(row_number, l.lane, case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end,
-                         b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor)
-    into v_cursors
-    from (select i.lane, i.audience, row_number() over () from (
-              select distinct j.lane, j.audience from forebay.lane j
-              where j.queue = p_queue and j.audience in (0, p_group_id, -p_group_id)
-                and (j.priority < p_priority or j.lane = p_lane)) i) l
-    left join forebay.queue_group g on g.group_id = p_group_id
-    left join lateral (select i.* from forebay.batch i
-                       where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
-    left join forebay.segment s on s.segment_id = b.pos_segment;
-    if v_cursors is null then
+    select array_agg(c.cursor) filter (where c.lane = p_lane), array_agg(c.cursor) filter (where c.lane <> p_lane)
+    into v_own, v_better
+    from (select l.lane, row(row_number() over (), l.lane, case l.audience when 0 then coalesce(g.start_after, '1:1:') else '1:1:' end,
+                             b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor as cursor
+          from (select distinct j.lane, j.audience from forebay.lane j
+                where j.queue = p_queue and j.audience in (0, p_group_id, -p_group_id)
+                  and (j.priority < p_priority or j.lane = p_lane)) l
+          left join forebay.queue_group g on g.group_id = p_group_id
+          left join lateral (select i.* from forebay.batch i
+                             where i.group_id = p_group_id and i.lane = l.lane order by i.no desc limit 1) b on true
+          left join forebay.segment s on s.segment_id = b.pos_segment) c;
+    if p_seq is null then
         return 0;
     end if;
-    execute 'select count(*) from (select from ('
-        || forebay._unread_sql(v_cursors, 'l.lane, l.seq') || ') u where u.lane <> $2 or u.seq < $3 limit 10001) c'
-        into v_count using v_cursors, p_lane, p_seq;
+    execute format('select count(*) from (select from (%s) u union all select from (%s) u limit 10001) c',
+                   forebay._unread_sql(v_better, 'l.lane'),
+                   replace(forebay._unread_sql(v_own, 'l.lane', format('(i.xid, i.seq) < (%L, %L)', p_xid, p_seq)), '$1', '$2'))
+        into v_count using coalesce(v_better, '{}'), coalesce(v_own, '{}');
     return v_count;
 end
 $$;

@@ -32,6 +32,23 @@ end
 $$;
 
 
+-- The batch of a group that disposed of a row, by the row's lane, number and keys; or null.
+create function forebay._batch_of_row(p_group_id bigint, p_lane bigint, p_seq bigint, p_ordering_key text, p_limit_key text) returns forebay.batch
+language plpgsql stable
+as $$
+declare
+    v_batch forebay.batch;
+begin
+    if p_ordering_key is not null then
+        v_batch := forebay._keyed_batch_of(p_group_id, p_ordering_key, p_seq);
+    elsif p_limit_key is not null then
+        return forebay._limited_batch_of(p_group_id, p_limit_key, p_lane, p_seq);
+    end if;
+    return case when v_batch.seqs is null then forebay._batch_of(p_group_id, p_lane, p_seq) else v_batch end;
+end
+$$;
+
+
 -- The state of a job, one row for each group that reads its queue.
 --
 -- state: scheduled, ready, claimed, running, retrying, done, cancelled, expired, dead. No row: no such job, or it ended
@@ -153,18 +170,14 @@ begin
                 return next;
                 continue;
             end if;
-            v_batch := forebay._keyed_batch_of(v_group.group_id, v_row.ordering_key, v_row.seq);
         elsif v_row.limit_key is not null then
             if forebay._is_limit_parked(v_group.group_id, v_row.limit_key, v_row.xid, v_row.seq) then
                 state := 'ready';
                 return next;
                 continue;
             end if;
-            v_batch := forebay._limited_batch_of(v_group.group_id, v_row.limit_key, v_row.lane, v_row.seq);
         end if;
-        if v_row.limit_key is null and (v_row.ordering_key is null or v_batch.seqs is null) then
-            v_batch := forebay._batch_of(v_group.group_id, v_row.lane, v_row.seq);
-        end if;
+        v_batch := forebay._batch_of_row(v_group.group_id, v_row.lane, v_row.seq, v_row.ordering_key, v_row.limit_key);
         claimed_at := v_batch.claimed_at;
         if v_row.seq = any (v_batch.skipped) then
             state := case v_batch.skipped_as[array_position(v_batch.skipped, v_row.seq)] when 'c' then 'cancelled' else 'expired' end;

@@ -8,7 +8,8 @@ as $$ select to_regclass('forebay.log_' || p_segment_id) is not null $$;
 --
 -- Invariant "flat cost": reads segments that may have such rows, each by name. Reading the partitioned log would lock all of them.
 -- A cursor's `start` is what the group has not to read of the lane: '1:1:' for a private lane.
-create function forebay._unread_sql(p_cursors forebay._cursor[], p_columns text) returns text
+-- Parameters: p_condition, on a row i of the log; the index on lane, xid and seq can use it.
+create function forebay._unread_sql(p_cursors forebay._cursor[], p_columns text, p_condition text default 'true') returns text
 language sql stable
 as $$
     select coalesce(string_agg(format(
@@ -17,11 +18,11 @@ as $$
          cross join lateral unnest(forebay._xid_ranges(coalesce(c.snap_from, c.start), pg_current_snapshot()) || forebay._own_xid_range()) r
          cross join lateral (
              select i.* from forebay.log_%s i
-             where i.lane = c.lane and i.xid >= r.low and i.xid < r.high and i.kind <> ''''
+             where i.lane = c.lane and i.xid >= r.low and i.xid < r.high and i.kind <> '''' and %s
                and case when c.snap_from is null then not pg_visible_in_snapshot(i.xid, c.start)
                         else not forebay._is_consumed(i.xid, i.seq, c.snap_from, c.snap_to, c.lo, c.hi, c.pos_xid, c.pos_seq) end
              offset 0) l',
-        p_columns, s.segment_id), ' union all ' order by s.segment_id),
+        p_columns, s.segment_id, p_condition), ' union all ' order by s.segment_id),
         format('select c.nr, %s from unnest($1) c, (select (null::forebay.log).* where false) l', p_columns))
     from forebay.segment s left join forebay.seal f using (segment_id),
          (select min(pg_snapshot_xmin(coalesce(c.snap_from, c.start))) as xid from unnest(p_cursors) c) oldest

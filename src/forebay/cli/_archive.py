@@ -1,0 +1,233 @@
+"""forebay jobs replay, jobs export, time-machine: acts on jobs of the past."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.text import Text
+
+from forebay.cli._change import DryRun, Token, Yes, with_conditions
+from forebay.cli.exit import ExitCode
+from forebay.cli.options import Dsn, Json, Kind, Queue, confirmed, instant, instant_or_age
+from forebay.cli.output import ago, console, facts_table, moment, print_json, state_text, table
+from forebay.client import Client
+from forebay.errors import ConfigError
+from forebay.model.change import JobFilter
+from forebay.model.text import counted, escaped_json
+
+if TYPE_CHECKING:
+    from forebay.model.archive import Replay
+
+State = Annotated[
+    str | None,
+    typer.Option(
+        "--state", metavar="STATE", help="Only jobs in this state; slow.", show_default=False
+    ),
+]
+
+
+def _filter(which: JobFilter | None, **given: Any) -> JobFilter | None:
+    """Return a filter with further conditions; None without any."""
+    wanted = {name: value for name, value in given.items() if value is not None}
+    return which if not wanted else replace(which or JobFilter(all=True), **wanted)
+
+
+@with_conditions
+def replay(
+    job_ids: Annotated[
+        list[int] | None,
+        typer.Argument(metavar="[JOB_ID...]", help="The jobs; or give a filter."),
+    ] = None,
+    *,
+    which: JobFilter | None,
+    queue: Queue = None,
+    kind: Kind = None,
+    state: State = None,
+    unfinished_at: Annotated[
+        str | None,
+        typer.Option(
+            "--unfinished-at",
+            metavar="TIME",
+            help="Only jobs that had not ended at this time; slow.",
+        ),
+    ] = None,
+    to_group: Annotated[
+        str | None,
+        typer.Option(
+            "--to-group", metavar="GROUP", help="Only this consumer group gets the new jobs."
+        ),
+    ] = None,
+    continue_: Annotated[
+        int | None,
+        typer.Option("--continue", metavar="REPLAY", help="Finish an interrupted replay."),
+    ] = None,
+    dry_run: DryRun = False,
+    token: Token = None,
+    yes: Yes = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Enqueue jobs of the past again, oldest first.
+
+    The new jobs have the arguments, keys and tag of the old ones, and say where they came from. Jobs that wait or run match, too: give
+    --enqueued-before or --state. A replay works in steps; after an interruption, --continue finishes it.
+    """
+    client = Client(dsn)
+    wanted = _filter(which, queue=queue, kind=kind, ids=job_ids or None)
+    if continue_ is not None:
+        if wanted is not None or token is not None or dry_run:
+            raise ConfigError("--continue", "takes no filter, token or dry run")
+        _print_replay(client.continue_replay(continue_, progress=_watch(as_json)), as_json)
+        return
+    if wanted is None:
+        if state is None and unfinished_at is None:
+            raise ConfigError("JOB_ID", "or a filter is needed")
+        wanted = JobFilter(all=True)
+    options = {
+        "group": to_group,
+        "state": state,
+        "unfinished_at": instant(unfinished_at, "--unfinished-at"),
+    }
+    if dry_run or not (yes or token or job_ids):
+        plan = client.plan_replay(wanted, **options)  # type: ignore[arg-type]
+        if dry_run:
+            _print_plan(plan, as_json)
+            return
+        if plan.jobs and not confirmed(f"Enqueue {counted(plan.jobs, 'job')} again?"):
+            raise typer.Exit(ExitCode.FAILED)
+        token = plan.token
+    done = client.replay_jobs(wanted, token=token, progress=_watch(as_json), **options)  # type: ignore[arg-type]
+    _print_replay(done, as_json)
+
+
+def _watch(as_json: bool) -> Any:
+    def note(replay_id: int, jobs: int) -> None:
+        console(stderr=True).print(
+            f"replay {replay_id}: {counted(jobs, 'job')} so far", style="dim"
+        )
+
+    return None if as_json else note
+
+
+def _print_plan(plan: Any, as_json: bool) -> None:
+    if as_json:
+        print_json(plan)
+        return
+    rows = facts_table()
+    rows.add_row("would replay", Text(counted(plan.jobs, "job"), style="bold"))
+    if plan.jobs:
+        rows.add_row("enqueued", f"{ago(plan.oldest_at)} to {ago(plan.newest_at)}")
+    rows.add_row("token", plan.token)
+    console().print(rows)
+
+
+def _print_replay(done: Replay, as_json: bool) -> None:
+    if as_json:
+        print_json(done)
+    else:
+        console().print(f"replay {done.replay_id}: {counted(done.jobs, 'job')} enqueued")
+
+
+@with_conditions
+def export(
+    *,
+    which: JobFilter | None,
+    queue: Queue = None,
+    kind: Kind = None,
+    state: State = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--file", metavar="FILE", help="Default: standard output.", show_default=False
+        ),
+    ] = None,
+    dsn: Dsn = None,
+) -> None:
+    """Write jobs of the log as JSON lines, the newest first, with their states: before retention empties their segment.
+
+    A file has a temporary name until it is complete.
+    """
+    client = Client(dsn)
+    wanted = _filter(which, queue=queue, kind=kind)
+    if file is None:
+        _export(client, wanted, state, sys.stdout)
+        return
+    if file.exists():
+        raise ConfigError("--file", f"exists already: {file}")
+    part = file.with_name(file.name + ".part")
+    try:
+        with part.open("w", encoding="utf-8") as out:
+            count = _export(client, wanted, state, out)
+            out.flush()
+            os.fsync(out.fileno())
+        part.rename(file)
+    except OSError as error:
+        raise ConfigError("--file", f"cannot be written: {error.strerror}: {file}") from None
+    console(stderr=True).print(f"{file}: {counted(count, 'line')}", soft_wrap=True)
+
+
+def _export(client: Client, which: JobFilter | None, state: str | None, out: IO[str]) -> int:
+    count, before = 0, None
+    while True:
+        page = client.search_jobs(which, state=state, limit=1000, before=before)
+        for job in page.jobs:
+            text = json.dumps(msgspec.to_builtins(job), ensure_ascii=False)
+            out.write(escaped_json(text) + "\n")
+        count += len(page.jobs)
+        before = page.next
+        if before is None:
+            return count
+
+
+def time_machine(
+    at: Annotated[str, typer.Argument(metavar="AT", help="An age such as 2h, or ISO 8601.")],
+    *,
+    queue: Queue = None,
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", help="Maximum number of jobs of each state.")
+    ] = 1000,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Show which jobs were ready and which ran at a moment of the past.
+
+    Jobs that waited for a key or a limit, and scheduled and retrying jobs that have started since, are not among them.
+    """
+    moment_ = instant_or_age(at, "AT")
+    assert moment_ is not None
+    found = Client(dsn).jobs_at(moment_, queue=queue, limit=limit)
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    out.print(Text(moment(moment_), style="bold"))
+    if not found:
+        out.print("No job waited or ran.", style="dim")
+        return
+    counts = Counter((job.queue, job.group, job.kind, job.state) for job in found)
+    totals = table("queue", "group", "kind", "state", "jobs", right=("jobs",), loose=("kind",))
+    for (name, group, kind, state), count in sorted(counts.items()):
+        totals.add_row(name, group, kind, state_text(state), f"{count:,}")
+    out.print(totals)
+    running = [job for job in found if job.state == "running"][:20]
+    if running:
+        out.print()
+        rows = table("job", "kind", "attempt", "since", "worker", right=("job", "attempt"), loose=("kind", "worker"))  # fmt: skip
+        for job in running:
+            assert job.claimed_at is not None
+            rows.add_row(
+                str(job.job_id),
+                job.kind,
+                str(job.attempt),
+                job.claimed_at.astimezone().isoformat(sep=" ", timespec="seconds"),
+                job.worker,
+            )
+        out.print(rows)

@@ -1,0 +1,163 @@
+# Generated from src/forebay/client/_async/archive.py by tools/async_to_sync.py. Do not edit.
+"""The part of the synchronous client for looking back: where a job is, searches, replays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from forebay.client._sync.base import ClientBase
+from forebay.db.drivers import SyncConnection
+from forebay.errors import ForebayError
+from forebay.model import JobState
+from forebay.model.archive import FoundJobs, JobAt, Replay, ReplayPlan, Whereabouts
+from forebay.model.change import JobFilter
+from forebay.ops import archive, where
+
+
+class Archive(ClientBase):
+    """Find jobs, ended ones too, and see what became of them."""
+
+    def where(self, what: int | str, *, conn: SyncConnection | None = None) -> Whereabouts:
+        """Return where a job is: its attempts and errors, what it waits for, and what happens next.
+
+        Several jobs can have one correlation id or key: all are listed, the newest 20, and the newest unfinished one is described.
+
+        Args:
+            what: the id of a job; or a correlation id, an ordering key, a limit key or a unique key.
+            conn: the connection to use. It needs the rights of an operator or reader.
+
+        Raises:
+            InvalidJob: ``what`` is empty or too long.
+        """
+        return self._run(conn, where.where(what))
+
+    def search_jobs(
+        self,
+        which: JobFilter | None = None,
+        *,
+        state: JobState | str | None = None,
+        contains: str | None = None,
+        limit: int = 50,
+        before: int | None = None,
+        budget: int = archive.BUDGET,
+        conn: SyncConnection | None = None,
+    ) -> FoundJobs:
+        """Find jobs, ended ones too, until retention removes them: one page, the newest first.
+
+        A call reads a bounded number of rows, and may find nothing although older jobs match: call it with ``before=page.next`` until
+        that is None. Conditions on kind, tag, correlation id, keys and times skip most of the log.
+
+        Args:
+            which: only jobs that match this filter; without state. Default: all.
+            state: only jobs in this state in a consumer group. A call asks for the states of 1,000 jobs at most.
+            contains: only jobs whose arguments, or an error, contain this text, in upper or lower case.
+            limit: maximum number of jobs, 1 to 1000.
+            before: ``next`` of the previous page.
+            budget: the number of rows to read, 1,000 to 10,000,000, about a million in a second.
+            conn: the connection to use. It needs the rights of an operator or reader.
+
+        Raises:
+            InvalidJob: a condition is refused.
+        """
+        operation = archive.search(
+            which=which, state=state, contains=contains, limit=limit, before=before, budget=budget
+        )
+        return self._run(conn, operation)
+
+    def plan_replay(
+        self,
+        which: JobFilter,
+        *,
+        group: str | None = None,
+        state: JobState | str | None = None,
+        unfinished_at: datetime | None = None,
+        conn: SyncConnection | None = None,
+    ) -> ReplayPlan:
+        """Return what ``replay_jobs`` would enqueue, and its token; enqueue nothing.
+
+        Raises:
+            InvalidJob: the filter or an option is refused.
+        """
+        options = archive.replay_options(group, state, unfinished_at)
+        return self._run(conn, archive.plan_replay(which, options))
+
+    def replay_jobs(
+        self,
+        which: JobFilter,
+        *,
+        group: str | None = None,
+        state: JobState | str | None = None,
+        unfinished_at: datetime | None = None,
+        token: str | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> Replay:
+        """Enqueue jobs again, oldest first, in steps, each a separate transaction.
+
+        The new jobs have the queue, arguments, priority, tag, correlation id, headers, ordering and limit key of the old ones, new
+        attempts and a new expiry, and no unique key. Their header ``forebay-replayed-from`` is the id of the old job. Jobs that wait or run
+        match, too: bound the filter by ``enqueued_before``, or name a state. After an error the jobs of earlier steps are enqueued: continue
+        with ``continue_replay``; a new call enqueues them again.
+
+        Args:
+            which: the jobs; without state.
+            group: only this consumer group of their queue gets the new jobs. Default: each group.
+            state: only jobs in this state in a consumer group; about 2,000 jobs a second.
+            unfinished_at: only jobs that had been enqueued and had not ended at this time; about 2,000 jobs a second.
+            token: of ``plan_replay``: refuse if more jobs match now.
+            progress: called after each step with the number of the replay and the jobs so far.
+
+        Raises:
+            InvalidJob: the filter or an option is refused.
+            GroupNotFound: a queue does not have the group; jobs of earlier steps are enqueued.
+            JobsChanged: more jobs match than those of the token; none was enqueued.
+        """
+        options = archive.replay_options(group, state, unfinished_at)
+        return self._replay(archive.ReplaySteps(which, options, token), progress)
+
+    def continue_replay(
+        self, replay_id: int, *, progress: Callable[[int, int], object] | None = None
+    ) -> Replay:
+        """Finish a replay that was interrupted; a replay that is over stays as it is. See ``replay_jobs``.
+
+        Raises:
+            InvalidJob: there is no such replay; one that is over is forgotten after 60 days.
+        """
+        return self._replay(archive.ReplaySteps(None, {}, replay_id=replay_id), progress)
+
+    def _replay(
+        self, steps: archive.ReplaySteps, progress: Callable[[int, int], object] | None
+    ) -> Replay:
+        try:
+            for operation in steps.operations():
+                jobs = self._run(None, operation)
+                if progress is not None:
+                    progress(steps.result.replay_id, jobs)
+        except ForebayError as error:
+            if steps.jobs:
+                error.hint = f"{error.hint or ''} {steps.jobs} jobs are enqueued; continue replay {steps.replay_id}.".strip()
+            raise
+        return steps.result
+
+    def jobs_at(
+        self,
+        at: datetime,
+        *,
+        queue: str | None = None,
+        limit: int = 100,
+        conn: SyncConnection | None = None,
+    ) -> list[JobAt]:
+        """Return which jobs were ready or running at a moment of the past, one entry for each group.
+
+        Jobs that waited for a key or a limit, and scheduled and retrying jobs that have started since, are not among them.
+
+        Args:
+            at: the moment, with a time zone.
+            queue: only of this queue.
+            limit: maximum number of entries of each state and lane, 1 to 10,000.
+            conn: the connection to use. It needs the rights of an operator or reader.
+
+        Raises:
+            InvalidJob: the moment is not in the past.
+        """
+        return self._run(conn, archive.jobs_at(at, queue, limit))

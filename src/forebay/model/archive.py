@@ -1,0 +1,140 @@
+"""Looking back: where a job is, searches, replays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from forebay.model.explanation import Explanation
+from forebay.model.status import JobHistory, JobStatus
+
+#: How a job was found by ``where``.
+FoundAs = Literal["job", "correlation id", "ordering key", "limit key", "unique key"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAttempt:
+    """How a worker took a job of one consumer group.
+
+    Attributes:
+        attempt: number of the attempt, from 1.
+        seq: number of its row in the log.
+        xid: the transaction that wrote the row; that of the enqueue, if it is the first row.
+        same_xid: jobs that this transaction has enqueued in the same lane, at most 1000; None but for the first row.
+        is_first: whether the enqueue wrote the row; False for a retry, and for a job that was scheduled.
+        claimed_at: when a worker took it; None while it waits.
+        worker: who took it; None if it was not started.
+        outcome: done, retried, dead, cancelled, snoozed, released, lost, unknown, requeued, expired or moved; None before its end.
+        ended_at: when it was settled.
+        millis: how long the handler ran, in milliseconds; None if that was not measured.
+    """
+
+    group: str
+    attempt: int
+    seq: int
+    xid: int
+    same_xid: int | None
+    is_first: bool
+    claimed_at: datetime | None
+    worker: str | None
+    outcome: str | None
+    ended_at: datetime | None
+    millis: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whereabouts:
+    """Where a job is, and what happens next.
+
+    Attributes:
+        what: what was looked for.
+        found_as: what it is of the jobs; None if no job was found.
+        is_complete: whether all of the log was searched.
+        jobs: the states of the jobs that were found, the newest job first, one entry for each group.
+        job_id: the job that the rest is about: the newest unfinished one, or the newest; None if no job was found.
+        attempts: how workers took it, oldest first.
+        histories: its errors, progress and result, by group.
+        explanations: what it waits for, or what became of it, by group.
+        next_steps: what happens next, by group.
+    """
+
+    what: str
+    found_as: FoundAs | None
+    is_complete: bool
+    jobs: Sequence[JobStatus]
+    job_id: int | None
+    attempts: Sequence[JobAttempt]
+    histories: Sequence[JobHistory]
+    explanations: Sequence[Explanation]
+    next_steps: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundJobs:
+    """One page of a search.
+
+    Attributes:
+        jobs: the states of the jobs that were found, the newest job first, one entry for each group.
+        next: the ``before`` of the next page; None if nothing is left. A page without jobs can have a next one.
+        looked_at: the number of rows that were read.
+        remaining: the number of rows that are left, at most.
+    """
+
+    jobs: Sequence[JobStatus]
+    next: int | None
+    looked_at: int
+    remaining: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayPlan:
+    """What a replay would enqueue; nothing was enqueued.
+
+    Attributes:
+        token: pass it to the replay: it is refused if by then it would take over a hundredth more jobs, and more than ten.
+        jobs: the number of jobs.
+        oldest_at: when the oldest of them was enqueued; None for none.
+        newest_at: when the newest of them was enqueued; None for none.
+    """
+
+    token: str
+    jobs: int
+    oldest_at: datetime | None
+    newest_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """A replay that is over.
+
+    Attributes:
+        replay_id: its number, which is in the header ``forebay-replay`` of its jobs.
+        jobs: the number of jobs that it has enqueued.
+    """
+
+    replay_id: int
+    jobs: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobAt:
+    """A job at a moment of the past.
+
+    Attributes:
+        state: ``ready`` or ``running``: a worker had it.
+        attempt: the attempt that waited or ran, from 1.
+        worker: who had it; None if it waited.
+        claimed_at: when that worker took it; None if it waited.
+    """
+
+    job_id: int
+    group: str
+    queue: str
+    state: Literal["ready", "running"]
+    kind: str
+    attempt: int
+    enqueued_at: datetime
+    worker: str | None
+    claimed_at: datetime | None

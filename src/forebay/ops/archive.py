@@ -1,0 +1,167 @@
+"""Search the log, replay its jobs, and look at a moment of the past."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from forebay.errors import InvalidJob, shown
+from forebay.model import JobState, checks
+from forebay.model.archive import FoundJobs, JobAt, Replay, ReplayPlan
+from forebay.ops._records import rows_as
+from forebay.ops.jobs import LIST_MAX, STATUS
+from forebay.ops.operation import Operation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import datetime
+
+    from forebay.model.change import JobFilter
+    from forebay.ops.operation import ResultRows
+
+#: Most rows that one call of a search reads: a fifth of a second or so.
+BUDGET: Final = 200_000
+
+_SEARCH: Final = f"""\
+select json_build_object(
+    'next', s.next, 'looked_at', s.looked_at, 'remaining', s.remaining,
+    'jobs', (select coalesce(json_agg({STATUS}) order by u.nr), '[]')
+             from unnest(s.job_ids) with ordinality u (job_id, nr) cross join lateral forebay.job(u.job_id) j))::text
+from forebay.search_jobs(%(filter)s::jsonb, only_state => %(state)s, contains => %(contains)s, most => %(limit)s::integer,
+                         before => %(before)s::bigint, budget => %(budget)s::integer) s"""
+
+
+def search(
+    *,
+    which: JobFilter | None = None,
+    state: JobState | str | None = None,
+    contains: str | None = None,
+    limit: int = 50,
+    before: int | None = None,
+    budget: int = BUDGET,
+) -> Operation[FoundJobs]:
+    """Return the call that finds jobs in the log: one page."""
+    params = {
+        "filter": json.dumps({"all": True} if which is None else which.as_json()),
+        "state": checked_state(state),
+        "contains": contains,
+        "limit": checks.checked_integer(limit, "limit", least=1, most=LIST_MAX),
+        "before": before,
+        "budget": checks.checked_integer(budget, "budget", least=1000, most=10_000_000),
+    }
+
+    def decode(rows: ResultRows) -> FoundJobs:
+        ((text,),) = rows
+        return msgspec.convert(json.loads(text), FoundJobs)
+
+    return Operation(_SEARCH, decode, params)
+
+
+def checked_state(state: JobState | str | None) -> str | None:
+    """Return a state as text; raise ``InvalidJob`` if it is none."""
+    if state is not None and state not in set(JobState):
+        raise InvalidJob("state", f"is {shown(state)}", hint=f"States are {', '.join(JobState)}.")
+    return None if state is None else str(state)
+
+
+#: Jobs of one step of a replay: about a fifth of a second.
+_REPLAY_STEP: Final = 20_000
+
+_PLAN: Final = """\
+select json_build_object('token', p.token, 'jobs', p.jobs, 'oldest_at', p.oldest_at, 'newest_at', p.newest_at)::text
+from forebay.plan_replay(%(filter)s::jsonb, %(options)s::jsonb) p"""
+
+_REPLAY: Final = """\
+select r.replay_id, r.total, r.is_over
+from forebay.replay_jobs(%(filter)s::jsonb, %(options)s::jsonb, %(token)s, %(most)s::integer, %(replay_id)s::bigint) r"""
+
+_AT: Final = """\
+select json_build_object('job_id', a.job_id, 'group', a.group_name, 'queue', a.queue, 'state', a.state, 'kind', a.kind, 'attempt', a.attempt,
+                         'enqueued_at', a.enqueued_at, 'worker', a.worker, 'claimed_at', a.claimed_at)::text
+from forebay.jobs_at(%(at)s::timestamptz, %(queue)s, %(limit)s::integer) a"""
+
+
+@dataclass(slots=True)
+class ReplaySteps:
+    """The steps of a replay, each a separate transaction: run each operation of ``operations()``.
+
+    Args:
+        which: the jobs; None continues a replay.
+        options: as ``forebay.replay_jobs`` takes them.
+        token: of the plan.
+        replay_id: of the replay to continue.
+        at_once: one step takes all jobs.
+    """
+
+    which: JobFilter | None
+    options: dict[str, str]
+    token: str | None = None
+    replay_id: int | None = None
+    at_once: bool = False
+    jobs: int = 0
+    _is_over: bool = False
+
+    def operations(self) -> Iterator[Operation[int]]:
+        """Yield the call of each step; its result is the number of jobs so far."""
+        wanted = None if self.which is None else json.dumps(self.which.as_json())
+        while not self._is_over:
+            yield Operation(
+                _REPLAY,
+                self._note,
+                {
+                    "filter": wanted,
+                    "options": json.dumps(self.options),
+                    "token": self.token,
+                    "most": 1_000_000 if self.at_once else _REPLAY_STEP,
+                    "replay_id": self.replay_id,
+                },
+            )
+
+    @property
+    def result(self) -> Replay:
+        """What the steps did."""
+        assert self.replay_id is not None
+        return Replay(replay_id=self.replay_id, jobs=self.jobs)
+
+    def _note(self, rows: ResultRows) -> int:
+        ((self.replay_id, self.jobs, self._is_over),) = rows
+        return self.jobs
+
+
+def replay_options(
+    group: str | None, state: JobState | str | None, unfinished_at: datetime | None
+) -> dict[str, str]:
+    """Return the options of a replay, checked."""
+    given = {
+        "group": None if group is None else checks.checked_name(group, "group"),
+        "state": checked_state(state),
+        "unfinished_at": None
+        if unfinished_at is None
+        else checks.instant_text(unfinished_at, "unfinished_at"),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def plan_replay(which: JobFilter, options: dict[str, str]) -> Operation[ReplayPlan]:
+    """Return the call that tells what a replay would enqueue."""
+    return Operation(
+        _PLAN,
+        lambda rows: rows_as(ReplayPlan, rows)[0],
+        {"filter": json.dumps(which.as_json()), "options": json.dumps(options)},
+    )
+
+
+def jobs_at(at: datetime, queue: str | None, limit: int) -> Operation[list[JobAt]]:
+    """Return the call that reads which jobs were ready or running at a moment."""
+    return Operation(
+        _AT,
+        lambda rows: rows_as(JobAt, rows),
+        {
+            "at": checks.instant_text(at, "at"),
+            "queue": queue,
+            "limit": checks.checked_integer(limit, "limit", least=1, most=10_000),
+        },
+    )

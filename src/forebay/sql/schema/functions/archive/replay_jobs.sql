@@ -1,0 +1,275 @@
+-- grant: operator
+
+-- Enqueue jobs again that match a filter, oldest first, at most about `most` in a call; call again with the replay_id until is_over. See docs/design/archive.md.
+--
+-- The new jobs keep queue, priority, kind, arguments, tag, correlation id, headers, ordering and limit key, and have new attempts and a new expiry, and no
+-- unique key. Their headers forebay-replayed-from and forebay-replay have the id of the old job, and the number of the replay.
+--
+-- Invariant "exactly those jobs, once": the new jobs of a step commit with the position that it has reached.
+--
+-- Parameters:
+--   filter     as that of forebay.search_jobs(). Jobs that wait or run match too: bound it by enqueued_before, or by a state.
+--   options    group: only this group gets them; without it, each group of the queue. state: only jobs in this state in a group, or in that group.
+--              unfinished_at: a time; only jobs that had been enqueued and had not ended then.
+--   token      of forebay.plan_replay(): refuse if more jobs match now
+--   replay_id  of the first call; filter, options and token are not looked at then
+-- Returns: replay_id; jobs, of this call; total, so far; is_over.
+-- Errors: JQ001; JQ014 no such group; JQ042 more jobs than those of the token; of the queue's max_waiting as forebay.enqueue().
+-- Locks: the row of the replay, and of its group (SHARE).
+create function forebay.replay_jobs(
+    filter jsonb default null, options jsonb default '{}', token text default null, most integer default 20000, inout replay_id bigint default null,
+    out jobs bigint, out total bigint, out is_over boolean)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+#variable_conflict use_column
+declare
+    r        forebay.job_replay;
+    v_filter jsonb;
+    v_count  bigint;
+    v_piece  record;
+    v_groups jsonb;
+begin
+    if (replay_jobs.most between 1 and 1000000) is not true then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 1000000', coalesce(replay_jobs.most::text, 'null'));
+    end if;
+    if replay_jobs.replay_id is null then
+        v_filter := forebay._checked_replay(replay_jobs.filter, replay_jobs.options);
+        r.replay_id := forebay._random_name();
+        r.filter := v_filter;
+        r.options := jsonb_strip_nulls(replay_jobs.options);
+        r.until_seq := coalesce(pg_sequence_last_value('forebay.log_seq'), 0) + 1;
+        if replay_jobs.token is not null then
+            v_count := (forebay._count_replay(r.filter, r.options, r.until_seq)).jobs;
+            if replay_jobs.token !~ '^\d{1,18}-'
+               or forebay._change_token('replay', r.filter, r.options, split_part(replay_jobs.token, '-', 1)::bigint) <> replay_jobs.token
+               or v_count > greatest(split_part(replay_jobs.token, '-', 1)::bigint * 1.01, split_part(replay_jobs.token, '-', 1)::bigint + 10) then
+                raise exception using errcode = 'JQ042',
+                    message = format('token %s is not that of this replay, which would take %s jobs now', quote_literal(left(replay_jobs.token, 60)), v_count),
+                    detail = jsonb_build_object('token', left(replay_jobs.token, 60), 'jobs', v_count),
+                    hint = 'Nothing was enqueued. Do a new dry run: filter and options are part of the token.';
+            end if;
+        end if;
+        delete from forebay.job_replay i where i.ended_at < forebay._now() - interval '60 days';
+        insert into forebay.job_replay (replay_id, filter, options, position, until_seq, jobs, begun_at)
+        values (r.replay_id, r.filter, r.options, 1, r.until_seq, 0, forebay._now());
+    end if;
+    select i.* into r from forebay.job_replay i where i.replay_id = coalesce(replay_jobs.replay_id, r.replay_id) for update;
+    if not found then
+        raise exception using errcode = 'JQ001', column = 'replay_id', message = format('replay %s not found', replay_jobs.replay_id);
+    end if;
+    jobs := 0;
+    if r.ended_at is null then
+        for v_piece in select p.lo, p.hi from forebay._archive_pieces(r.filter, r.options, r.position, r.until_seq) p loop
+            jobs := jobs + forebay._copy_jobs(r, v_piece.lo, v_piece.hi);
+            r.position := v_piece.hi;
+            exit when jobs >= replay_jobs.most;
+        end loop;
+        is_over := jobs < replay_jobs.most;
+        r.jobs := r.jobs + jobs;
+        if jobs > 0 and r.event_id is null then
+            r.event_id := forebay._record_event('jobs.replay', r.filter ->> 'queue', r.options ->> 'group', r.filter ->> 'kind', r.replay_id,
+                p_new => r.options || (r.filter - '{queue,kind,ids}'::text[]), p_count => jobs);
+        elsif jobs > 0 then
+            update forebay.event e set count = r.jobs where e.event_id = r.event_id;
+        end if;
+        update forebay.job_replay i
+        set position = case when is_over then r.until_seq else r.position end, jobs = r.jobs, event_id = r.event_id,
+            ended_at = case when is_over then forebay._now() end
+        where i.replay_id = r.replay_id;
+    end if;
+    replay_id := r.replay_id;
+    total := r.jobs;
+    is_over := coalesce(is_over, true);
+end
+$$;
+
+
+-- Report what forebay.replay_jobs() would do, and do nothing: the number of jobs, the oldest and the newest of them, and the token.
+--
+-- Parameters and errors: as forebay.replay_jobs().
+create function forebay.plan_replay(
+    filter jsonb, options jsonb default '{}', out token text, out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+declare
+    v_filter  constant jsonb := forebay._checked_replay(plan_replay.filter, plan_replay.options);
+    v_options constant jsonb := jsonb_strip_nulls(plan_replay.options);
+begin
+    select c.jobs, c.oldest_at, c.newest_at into jobs, oldest_at, newest_at
+    from forebay._count_replay(v_filter, v_options, coalesce(pg_sequence_last_value('forebay.log_seq'), 0) + 1) c;
+    token := forebay._change_token('replay', v_filter, v_options, jobs);
+end
+$$;
+
+
+-- The filter of a replay, checked together with its options.
+--
+-- Errors: JQ001.
+create function forebay._checked_replay(p_filter jsonb, p_options jsonb) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_filter constant jsonb := forebay._checked_filter(p_filter);
+begin
+    if v_filter ? 'state' then
+        raise exception using errcode = 'JQ001', column = 'filter', message = 'the filter of a replay has no state', hint = 'Nothing was enqueued. Use the option state.';
+    elsif p_options is null or jsonb_typeof(p_options) <> 'object' or jsonb_strip_nulls(p_options) - '{group,state,unfinished_at}'::text[] <> '{}' then
+        raise exception using errcode = 'JQ001', column = 'options', message = 'options are group, state and unfinished_at', hint = 'Nothing was enqueued.';
+    elsif p_options ->> 'unfinished_at' is not null and forebay._as_instant(p_options ->> 'unfinished_at') is null then
+        raise exception using errcode = 'JQ001', column = 'options', message = 'unfinished_at must be a time', hint = 'Nothing was enqueued.';
+    end if;
+    perform forebay._check_state(p_options ->> 'state');
+    return v_filter;
+end
+$$;
+
+
+-- The condition of a replay on a first row j, as SQL.
+create function forebay._replay_sql(p_filter jsonb, p_options jsonb) returns text
+language sql stable
+as $$
+    select forebay._first_rows_filter_sql(p_filter)
+        || case when p_options ->> 'state' is null and p_options ->> 'unfinished_at' is null then ''
+                else format(' and exists (select from forebay.job(coalesce(j.job_id, j.seq)) s where (%1$L is null or s.state = %1$L)
+                                          and (%2$L is null or s.ended_at is null and s.state not in (''done'', ''dead'', ''cancelled'', ''expired'') or s.ended_at > %2$L))',
+                            p_options ->> 'state', p_options ->> 'unfinished_at') end
+        || case when p_options ->> 'unfinished_at' is null then '' else format(' and j.enqueued_at <= %L', p_options ->> 'unfinished_at') end
+$$;
+
+
+-- The parts of the log between two numbers that may have rows of a filter, oldest first: blocks, and what is not summarized.
+create function forebay._archive_pieces(p_filter jsonb, p_options jsonb, p_lo bigint, p_hi bigint) returns table (lo bigint, hi bigint)
+language plpgsql stable
+-- planner: indexed
+as $$
+declare
+    v_terms    constant integer[] := forebay._terms_of(p_filter);
+    v_position constant bigint := forebay._archived_up_to();
+begin
+    return query execute format(
+        'select greatest(b.lo, $1), least(b.hi, $2) from forebay.archive_block b join forebay.segment s using (segment_id)
+         where b.hi > $1 and b.lo < $2 and s.removed_at is null and b.row_count > 0
+           and coalesce(b.last_at >= $3, true) and coalesce(b.first_at < $4, true) and coalesce(b.first_at <= $5, true) %s
+         union all
+         select p.lo, p.hi from (select greatest(g.lo, $1) as lo, least(g.lo + 4096, $2) as hi from generate_series($7, $2 - 1, 4096) g (lo)) p
+         where p.hi > p.lo
+         order by 1', case when v_terms <> '{}' then 'and b.terms @> $6' end)
+        using p_lo, p_hi, (p_filter ->> 'enqueued_after')::timestamptz, (p_filter ->> 'enqueued_before')::timestamptz,
+              (p_options ->> 'unfinished_at')::timestamptz, v_terms, v_position;
+end
+$$;
+
+
+-- How many jobs a replay would take.
+create function forebay._count_replay(p_filter jsonb, p_options jsonb, p_until bigint, out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz)
+language plpgsql stable
+-- planner: indexed
+as $$
+declare
+    v_condition constant text := forebay._replay_sql(p_filter, p_options);
+    v_lanes     constant bigint[] := forebay._lanes_of(p_filter ->> 'queue', false);
+    v_public    constant bigint[] := forebay._lanes_of(p_filter ->> 'queue', true);
+    v_piece     record;
+    v_found     record;
+begin
+    jobs := 0;
+    for v_piece in select p.lo, p.hi from forebay._archive_pieces(p_filter, p_options, 1, p_until) p loop
+        execute 'select count(*) as jobs, min(f.enqueued_at) as oldest_at, max(f.enqueued_at) as newest_at from ('
+                || forebay._first_rows_sql(v_piece.lo, v_piece.hi, v_condition) || ') f'
+            into v_found using v_piece.lo, v_piece.hi, v_lanes, v_public;
+        jobs := jobs + v_found.jobs;
+        oldest_at := least(oldest_at, v_found.oldest_at);
+        newest_at := greatest(newest_at, v_found.newest_at);
+    end loop;
+end
+$$;
+
+
+-- The lanes of a queue, null: of all queues; or only the public ones.
+create function forebay._lanes_of(p_queue text, p_public boolean) returns bigint[]
+language sql stable
+as $$
+    select array(select distinct l.lane from forebay.lane l where (p_queue is null or l.queue = p_queue) and (l.audience = 0 or not p_public))
+$$;
+
+
+-- Enqueue the jobs of a replay whose first rows have numbers from p_lo to below p_hi; returns how many.
+create function forebay._copy_jobs(r forebay.job_replay, p_lo bigint, p_hi bigint) returns bigint
+language plpgsql volatile
+-- planner: indexed
+as $$
+declare
+    v_group  constant text := r.options ->> 'group';
+    v_seqs   bigint[];
+    v_each   bigint[];  -- the lane of each
+    v_lanes  bigint[];
+    v_target record;
+    v_map    jsonb := '[]';
+    v_to     bigint[];
+    v_group_id bigint;
+    v_segment record;
+    v_shards jsonb;
+    v_count  bigint;
+    v_total  bigint := 0;
+begin
+    execute 'select array_agg(f.seq), array_agg(f.lane), array_agg(distinct f.lane) from ('
+            || forebay._first_rows_sql(p_lo, p_hi, forebay._replay_sql(r.filter, r.options)) || ') f'
+        into v_seqs, v_each, v_lanes
+        using p_lo, p_hi, forebay._lanes_of(r.filter ->> 'queue', false), forebay._lanes_of(r.filter ->> 'queue', true);
+    if v_seqs is null then
+        return 0;
+    end if;
+    if v_group is null and pg_sequence_last_value('forebay.limit_seq') is not null then
+        perform forebay._require_below_max_waiting(q.queue, q.jobs)
+        from (select l.queue, count(*) as jobs
+              from unnest(v_each) u (lane) cross join lateral (select i.queue from forebay.lane i where i.lane = u.lane limit 1) l group by 1) q;
+    end if;
+    v_shards := forebay._shards(array(select distinct l.queue from forebay.lane l where l.lane = any (v_lanes)));
+    for v_target in
+        select l.queue, l.priority, l.sort, array_agg(distinct l.lane) as lanes from forebay.lane l where l.lane = any (v_lanes)
+        group by 1, 2, 3 order by 1, 2, 3
+    loop
+        if v_group is not null then
+            -- A group that begins to close waits for this transaction, or is seen here.
+            select g.group_id into v_group_id from forebay.queue_group g
+            where g.queue = v_target.queue and g.name = v_group and g.closing_at is null for share;
+            if not found then
+                raise exception using errcode = 'JQ014', message = format('queue %s has no group %s', v_target.queue, v_group),
+                    detail = jsonb_build_object('queue', v_target.queue, 'group', v_group),
+                    hint = 'This step has enqueued nothing. Open the group first, or restrict the filter to a queue that has it.';
+            end if;
+            v_to := array[forebay._record_private_lane(v_target.queue, v_target.priority, v_group_id,
+                              case when v_target.sort = 'keyed' then '' end, case when v_target.sort = 'limited' then '' end)];
+        elsif v_target.sort = 'plain' then
+            v_to := forebay._record_lanes(v_target.queue, v_target.priority, v_shards);
+        else
+            v_to := array[forebay._record_private_lane(v_target.queue, v_target.priority, 0,
+                              case when v_target.sort = 'keyed' then '' end, case when v_target.sort = 'limited' then '' end)];
+        end if;
+        v_map := v_map || (select jsonb_agg(jsonb_build_object('lane', u, 'to', v_to)) from unnest(v_target.lanes) u);
+        perform forebay._notify(v_target.queue);
+    end loop;
+    for v_segment in
+        select s.segment_id from forebay.segment s where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id) order by 1
+    loop
+        execute format(
+            'insert into forebay.log (lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
+             select m.lanes[1 + j.seq %% cardinality(m.lanes)], $3, j.max_attempts, j.kind, j.args, j.tag, j.correlation_id,
+                    coalesce(j.headers, ''{}'') || jsonb_build_object(''forebay-replayed-from'', coalesce(j.job_id, j.seq)::text, ''forebay-replay'', $4::text),
+                    j.ordering_key, j.limit_key
+             from forebay.log_%s j
+             join (select (u ->> ''lane'')::bigint as lane, array(select t::bigint from jsonb_array_elements_text(u -> ''to'') t) as lanes
+                   from jsonb_array_elements($5) u) m on m.lane = j.lane
+             where j.seq >= $1 and j.seq < $2 and j.seq = any ($6)
+             order by j.seq', v_segment.segment_id)
+            using p_lo, p_hi, forebay._now(), r.replay_id, v_map, v_seqs;
+        get diagnostics v_count = row_count;
+        v_total := v_total + v_count;
+    end loop;
+    return v_total;
+end
+$$;

@@ -1,0 +1,57 @@
+-- grant: operator, reader
+
+-- Find jobs by what a person has at hand: an id, a correlation id, an ordering key, a limit key or a unique key. Newest first, at most `most`.
+--
+-- found_as: job, correlation id, ordering key, limit key or unique key. A number is the id of a job if there is such a job.
+-- is_last: the search was complete; otherwise it has looked at the newest 1,000,000 rows that have no summary.
+--
+-- Parameters: most, 1 to 100.
+-- Errors: JQ001 a bad text or number.
+-- pages: 400 + 60 a segment
+create function forebay.where_is(what text, most integer default 20)
+returns table (job_id bigint, found_as text, is_last boolean)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+-- planner: indexed
+as $$
+#variable_conflict use_column
+declare
+    -- The columns of a job by which it is found: a subject is one more.
+    v_names constant text[] := array['correlation_id', 'ordering_key', 'limit_key', 'unique_key'];
+    v_found record;
+    v_which text;
+begin
+    if (where_is.most between 1 and 100) is not true then
+        raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 100', coalesce(where_is.most::text, 'null'));
+    elsif (length(where_is.what) between 1 and 1000) is not true then
+        raise exception using errcode = 'JQ001', column = 'what', message = 'what must have 1 to 1000 characters';
+    end if;
+    if where_is.what ~ '^\d{1,18}$' and (
+            exists (select from forebay._rows_of(where_is.what::bigint)) or exists (select from forebay.deferred d where d.job_id = where_is.what::bigint)) then
+        return query select where_is.what::bigint, 'job', true;
+        return;
+    end if;
+    select f.job_ids, f.next is null as is_last into v_found
+    from forebay._find_jobs(
+        (select '(' || string_agg(format('j.%I = %L', n, where_is.what), ' or ') || ')' from unnest(v_names) n), null, '&&',
+        array(select forebay._term(n, where_is.what) from unnest(v_names) n), null, null, null, where_is.most, null, 1000000) f;
+    foreach job_id in array v_found.job_ids loop
+        found_as := forebay._found_as(job_id, v_names, where_is.what);
+        is_last := v_found.is_last;
+        return next;
+    end loop;
+end
+$$;
+
+
+-- Which of some columns of a job has this value, as words.
+create function forebay._found_as(p_job_id bigint, p_names text[], p_value text) returns text
+language sql stable
+as $$
+    select replace(n, '_', ' ')
+    from (select to_jsonb(r) as row from forebay._rows_of(p_job_id) r
+          union all select to_jsonb(d) from forebay.deferred d where d.job_id = p_job_id limit 1) j
+    cross join unnest(p_names) with ordinality u (n, nr)
+    where j.row ->> n = p_value
+    order by u.nr limit 1
+$$;

@@ -1,0 +1,105 @@
+"""`forebay jobs search`, `replay`, `export`, and `forebay time-machine`."""
+
+import json
+
+import pytest
+
+from tests.support.engine import Reader, enqueue, enqueue_many, one, open_group
+
+
+@pytest.fixture
+def jobs(conn, database):
+    """Return five jobs, of which the first is dead and the second done."""
+    found = enqueue_many(
+        conn, [{"kind": "send", "args": {"to": f"user {n}"}, "tag": "ab"[n % 2]} for n in range(5)]
+    )
+    with Reader(database) as reader:
+        batch = reader.claim(2)
+        error = {"type": "ValueError", "message": "no such mailbox"}
+        ended = [{"offset": 1, "outcome": "dead", "reason": "permanent", "error": error}]
+        reader.settle(batch.claim_no, [2], ended=ended)
+    return found
+
+
+def printed(answer) -> list[int]:
+    """Return the jobs of the lines of JSON."""
+    return [json.loads(line)["job_id"] for line in answer.out.splitlines()]
+
+
+def test_search_by_filter_state_and_text(forebay, jobs):
+    """Each condition alone and together; the newest first."""
+    assert printed(forebay("jobs", "search", "--json")) == jobs[::-1]
+    assert printed(forebay("jobs", "search", "--tag", "b", "--json")) == [jobs[3], jobs[1]]
+    assert printed(forebay("jobs", "search", "--state", "done", "--json")) == [jobs[1]]
+    assert printed(forebay("jobs", "search", "USER 3", "--json")) == [jobs[3]]
+    assert printed(forebay("jobs", "search", "mailbox", "--json")) == [jobs[0]]
+    assert printed(forebay("jobs", "search", "--queue", "none", "--json")) == []
+    answer = forebay("jobs", "search", "--limit", 2)
+    assert len(answer.out.splitlines()) == 2
+    assert "next page: --before" in answer.err
+
+
+def test_replay_with_the_token_of_a_dry_run(forebay, conn, jobs):
+    """The dry run enqueues nothing; the replay does what it said; the new jobs show where they came from."""
+    arguments = ["jobs", "replay", "--tag", "a", "--json"]
+    plan = forebay(*arguments, "--dry-run").json
+    assert plan["jobs"] == 3
+    assert one(conn, "select count(*) from forebay.log") == 5
+    assert forebay("jobs", "replay", "--tag", "b", "--token", plan["token"]).code == 1
+    done = forebay(*arguments, "--token", plan["token"]).json
+    assert done["jobs"] == 3
+    again = forebay("jobs", "replay", "--continue", done["replay_id"], "--json").json
+    assert again == done
+    new = one(conn, "select max(seq) from forebay.log")
+    assert f"job {jobs[4]}, replay {done['replay_id']}" in forebay("where", new).out
+
+
+def test_replay_to_another_group_by_state(forebay, conn, jobs):
+    """Only the dead job, only for the other group."""
+    open_group(conn, "default", "other")
+    done = forebay(
+        "jobs", "replay", "--state", "dead", "--to-group", "other", "--yes", "--json"
+    ).json
+    assert done["jobs"] == 1
+    new = one(conn, "select max(seq) from forebay.log")
+    states = {job["group"]: job["state"] for job in forebay("jobs", "show", new, "--json").json}
+    assert states == {"other": "ready"}
+    refused = forebay("jobs", "replay", "--state", "dead", "--to-group", "none", "--yes")
+    assert refused.code == 1
+    assert "no group none" in refused.err
+
+
+def test_a_replay_needs_jobs_and_consent(forebay, jobs):
+    """Without a filter, and without a terminal and --yes, nothing is enqueued."""
+    assert forebay("jobs", "replay").code == 2
+    assert forebay("jobs", "replay", "--tag", "a").code == 2
+    assert forebay("jobs", "replay", "--continue", 1, "--tag", "a").code == 2
+    assert forebay("jobs", "replay", jobs[0], "--json").json["jobs"] == 1
+
+
+def test_export_writes_complete_files_only(forebay, tmp_path, jobs):
+    """Each job with its state; an existing file stays; nothing is left of the temporary one."""
+    path = tmp_path / "jobs.jsonl"
+    assert forebay("jobs", "export", "--file", path).code == 0
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [row["job_id"] for row in rows] == jobs[::-1]
+    assert {row["state"] for row in rows} == {"dead", "done", "ready"}
+    assert forebay("jobs", "export", "--file", path).code == 2
+    assert [one.name for one in tmp_path.iterdir()] == ["jobs.jsonl"]
+    assert printed(forebay("jobs", "export", "--state", "dead")) == [jobs[0]]
+
+
+def test_the_time_machine(forebay, database, conn):
+    """What waited and ran at a moment, whatever happened since."""
+    enqueue_many(conn, [{"kind": "send"}] * 3)
+    with Reader(database) as reader:
+        batch = reader.claim(1)
+        moment = one(conn, "select clock_timestamp()").isoformat()
+        reader.finish(batch)
+    enqueue(conn, kind="later")
+    found = forebay("time-machine", moment, "--json").json
+    assert sorted(job["state"] for job in found) == ["ready", "ready", "running"]
+    out = forebay("time-machine", moment).out
+    assert "later" not in out
+    assert "running" in out
+    assert "No job" in forebay("time-machine", "2d").out

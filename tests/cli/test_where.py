@@ -1,0 +1,181 @@
+"""`forebay where`: one screen that says what made a job, what became of it, and what happens next."""
+
+import json
+import random
+
+import pytest
+
+from forebay.client import Client
+from tests.support.engine import Reader, enqueue, enqueue_many, one
+from tests.support.mutant import break_function
+
+LINES_MAX = 24
+
+
+def lines(answer) -> list[str]:
+    """Return the lines of a screen; each fits 80 columns, and all fit a terminal."""
+    found = answer.out.rstrip("\n").split("\n")
+    assert len(found) <= LINES_MAX, answer.out
+    assert max(map(len, found)) <= 80, answer.out
+    return found
+
+
+@pytest.fixture
+def where(forebay, monkeypatch):
+    """Ask where something is, at 80 columns."""
+    monkeypatch.setenv("COLUMNS", "80")
+    return lambda *arguments: forebay("where", *arguments)
+
+
+def test_a_job_with_its_transaction_attempts_and_next_step(where, database, conn):
+    """The transaction that made it with its other jobs; each attempt with its error; what comes next and when."""
+    with conn.transaction():
+        job = enqueue(conn, kind="send", args={"to": "x" * 300}, correlation_id="order-7")
+        enqueue(conn, kind="send")
+        xid = one(conn, "select pg_current_xact_id()::text")
+    with Reader(database) as reader:
+        batch = reader.claim(1)
+        error = {"type": "ValueError", "message": "boom " * 60, "max_attempts": 5}
+        ended = [{"offset": 1, "outcome": "retried", "after": 3600, "error": error}]
+        reader.settle(batch.claim_no, ended=ended)
+        screen = "\n".join(lines(where(job)))
+    assert f"by transaction {xid}, with 1 other job" in screen
+    assert "attempt 1" in screen
+    assert "retried" in screen
+    assert "ValueError: boom" in screen
+    assert "attempt 2 of 5 is ready at" in screen
+    found = where(job, "--json").json
+    assert [(one["attempt"], one["outcome"]) for one in found["attempts"]] == [(1, "retried")]
+    assert found["explanations"][0]["cause"] == "retrying"
+
+
+@pytest.mark.parametrize("name", ["correlation_id", "ordering_key", "limit_key"])
+def test_jobs_are_found_by_what_they_have(where, conn, name):
+    """All jobs with a correlation id or key are listed; the newest unfinished one is described."""
+    others = [enqueue(conn, **{name: "order/7"}) for _ in range(12)]
+    enqueue(conn, **{name: "order/8"})
+    found = where("order/7", "--json").json
+    assert found["found_as"] == name.replace("_", " ")
+    assert [job["job_id"] for job in found["jobs"]] == others[::-1]
+    assert found["job_id"] == others[-1]
+    screen = lines(where("order/7"))
+    assert screen[0] == f"12 jobs with {name.replace('_', ' ')} order/7"
+    assert any("and 6 more" in line for line in screen)
+
+
+def test_a_number_is_a_job_or_else_a_correlation_id(where, conn):
+    """An id that exists wins; a number that no job has as its id is looked for as a text."""
+    job = enqueue(conn, correlation_id="900000")
+    assert where(job, "--json").json["found_as"] == "job"
+    assert where("900000", "--json").json["found_as"] == "correlation id"
+
+
+def test_nothing_is_found(where, conn):
+    """A text that no job has, and a number that was never drawn, are answered, with exit code 1."""
+    enqueue(conn)
+    answer = where("nope")
+    assert answer.code == 1
+    assert "No job has 'nope'" in answer.out
+    answer = where(99)
+    assert answer.code == 1
+    assert "was ever enqueued" in answer.out
+    assert where("x" * 1001).code == 2
+
+
+def test_what_the_far_side_confirmed(where, database, conn):
+    """A delivery whose answer is kept shows it."""
+    job = enqueue(conn, kind="order.paid")
+    value = {"response": {"status": 201}, "proof": "offset 7", "is_duplicate": True}
+    with Reader(database) as reader:
+        batch = reader.claim(1)
+        kept = {"seconds": 3600, "value": value}
+        reader.settle(batch.claim_no, ended=[{"offset": 1, "outcome": "done", "kept": kept}])
+        screen = "\n".join(lines(where(job)))
+    assert 'far side    proof offset 7, response {"status": 201}, known there already' in screen
+    assert "nothing: it has ended" in screen
+
+
+def test_many_groups_and_many_attempts_fit_the_screen(where, database, conn):
+    """Long texts are cut, and long lists shortened."""
+    readers = [Reader(database, group=f"group_{number}") for number in range(5)]
+    job = enqueue(conn, kind="k" * 128, tag="t" * 200, correlation_id="c" * 200)
+    for reader in readers:
+        for _ in range(9):
+            batch = reader.claim_ready(1)
+            error = {"type": "E", "message": "line\nline " * 50}
+            reader.settle(
+                batch.claim_no, ended=[{"offset": 1, "outcome": "retried", "error": error}]
+            )
+            reader.open_claims.discard(batch.claim_no)
+    try:
+        screen = lines(where(job))
+        assert sum("group group_" in line for line in screen) >= 1
+    finally:
+        for reader in readers:
+            reader.conn.close()
+
+
+def test_jobs_behind_a_job_are_not_read(database, conn):
+    """
+    A job at the head of a long lane is explained without a look at those behind it.
+
+    Mutant: the condition on the place of the job removed.
+    """
+    first = enqueue(conn)
+    enqueue_many(conn, [{"kind": "work"}] * 2000)
+    last = enqueue(conn)
+    Reader(database).conn.close()
+
+    def before(job):
+        return one(conn, "select (facts ->> 'before')::int from forebay.explain_job(%s)", job)
+
+    assert (before(first), before(last)) == (0, 2001)
+    break_function(
+        database, "_ready_before", ("format('(i.xid, i.seq) < (%L, %L)', p_xid, p_seq)", "'true'")
+    )
+    assert before(first) > 2000
+
+
+def test_jobs_of_a_faulty_run_are_answered_right(database, conn, request):
+    """
+    `where` gives the state, the attempts and the errors that a ledger of the run has.
+    """
+    seed = request.config.getoption("--seed") or random.randrange(10**6)
+    print(f"--seed {seed}")
+    draw = random.Random(seed)
+    jobs = enqueue_many(conn, [{"kind": "work", "correlation_id": f"c{n}"} for n in range(60)])
+    ledger = {job: [] for job in jobs}
+    ends = ["done", "retried", "dead", "cancelled", "snoozed", "lost"]
+    with Reader(database) as reader:
+        for _ in range(8):
+            batch = reader.claim_ready(draw.randint(1, 20))
+            if not batch.jobs:
+                break
+            ended, done = [], []
+            for offset, job in enumerate(batch.job_ids, 1):
+                outcome = draw.choice(ends)
+                ledger[job].append(outcome)
+                if outcome == "done":
+                    done.append(offset)
+                else:
+                    error = {"type": "Fault", "message": f"{job}/{len(ledger[job])}"}
+                    ended.append(
+                        {
+                            "offset": offset,
+                            "outcome": outcome,
+                            "error": error,
+                            "reason": "permanent",
+                        }
+                    )
+            reader.settle(batch.claim_no, done, ended=ended)
+            reader.open_claims.discard(batch.claim_no)
+    client = Client(database)
+    for job in jobs:
+        found = client.where(job)
+        assert [one.outcome for one in found.attempts if one.claimed_at] == ledger[job]
+        last = ledger[job][-1] if ledger[job] else None
+        final = {"done": "done", "dead": "dead", "cancelled": "cancelled"}
+        assert found.jobs[0].state == final.get(last, "ready"), json.dumps(ledger[job])
+        errors = [error.message for history in found.histories for error in history.errors]
+        if last in ("retried", "dead"):
+            assert errors[-1] == f"{job}/{len(ledger[job])}"
