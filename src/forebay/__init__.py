@@ -144,7 +144,7 @@ if not TYPE_CHECKING:  # a type checker would accept any attribute of the module
     }
     _PLACES = {name: place for place, names in _NAMES.items() for name in names}
 
-    #: Modules that are attributes of this one without an import of their own.
+    #: Modules that are attributes of this one: `forebay.errors` works after `import forebay`.
     _MODULES = frozenset(
         (
             "app",
