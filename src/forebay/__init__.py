@@ -12,46 +12,45 @@ In a psycopg transaction, call ``send_welcome.enqueue(conn, user_id=42)``.
 
 from typing import TYPE_CHECKING, Any
 
-from forebay.app import App, Handler, JobHandle, SubjectHandler
-from forebay.client import AsyncClient, Client, abackfill, backfill
-from forebay.errors import ForebayError
-from forebay.model import (
-    Again,
-    Cancel,
-    Coalesce,
-    Complete,
-    Dead,
-    Debounce,
-    Drop,
-    Idempotent,
-    Job,
-    JobId,
-    JobOptions,
-    JobState,
-    Once,
-    Outcome,
-    Replace,
-    Retry,
-    Snooze,
-    Throttle,
-    Unique,
-)
-from forebay.model.attempts import AttemptEnded, LostWorker
-from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
-from forebay.model.change import ChangePlan, ChangeResult, JobFilter
-from forebay.model.context import Context, TransactionContext
-from forebay.model.declared import Queue, QueueDifference
-from forebay.model.middleware import Attempt, Middleware, NewJob
-from forebay.model.schedules import Schedule, Scheduled, ScheduleDifference
-from forebay.model.subjects import SubjectResult, SubjectRun, SubjectStatus, UpgradeProgress
-from forebay.ops.enqueue import Call
-from forebay.ops.events import acting_as
-from forebay.policy.retry import RetryPolicy
-from forebay.upgrade.migrate import migrate, migration_sql
-
 if TYPE_CHECKING:
+    from forebay.app import App, Handler, JobHandle, SubjectHandler
+    from forebay.client import AsyncClient, Client, abackfill, backfill
     from forebay.drain import Drain
+    from forebay.errors import ForebayError
     from forebay.mirror import Mirror
+    from forebay.model import (
+        Again,
+        Cancel,
+        Coalesce,
+        Complete,
+        Dead,
+        Debounce,
+        Drop,
+        Idempotent,
+        Job,
+        JobId,
+        JobOptions,
+        JobState,
+        Once,
+        Outcome,
+        Replace,
+        Retry,
+        Snooze,
+        Throttle,
+        Unique,
+    )
+    from forebay.model.attempts import AttemptEnded, LostWorker
+    from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
+    from forebay.model.change import ChangePlan, ChangeResult, JobFilter
+    from forebay.model.context import Context, TransactionContext
+    from forebay.model.declared import Queue, QueueDifference
+    from forebay.model.middleware import Attempt, Middleware, NewJob
+    from forebay.model.schedules import Schedule, Scheduled, ScheduleDifference
+    from forebay.model.subjects import SubjectResult, SubjectRun, SubjectStatus, UpgradeProgress
+    from forebay.ops.enqueue import Call
+    from forebay.ops.events import acting_as
+    from forebay.policy.retry import RetryPolicy
+    from forebay.upgrade.migrate import migrate, migration_sql
 
     __version__: str
 
@@ -116,21 +115,88 @@ __all__ = [
 ]
 
 if not TYPE_CHECKING:  # a type checker would accept any attribute of the module
+    import importlib
+
+    #: Where the public names are: a program loads the modules of those that it uses.
+    _NAMES = {
+        "forebay.app": ("App", "Handler", "JobHandle", "SubjectHandler"),
+        "forebay.client": ("AsyncClient", "Client", "abackfill", "backfill"),
+        "forebay.drain": ("Drain",),
+        "forebay.errors": ("ForebayError",),
+        "forebay.mirror": ("Mirror",),
+        "forebay.model": (
+            "Again",
+            "Cancel",
+            "Coalesce",
+            "Complete",
+            "Dead",
+            "Debounce",
+            "Drop",
+            "Idempotent",
+            "Job",
+            "JobId",
+            "JobOptions",
+            "JobState",
+            "Once",
+            "Outcome",
+            "Replace",
+            "Retry",
+            "Snooze",
+            "Throttle",
+            "Unique",
+        ),
+        "forebay.model.attempts": ("AttemptEnded", "LostWorker"),
+        "forebay.model.backfill": ("BackfillPlan", "BackfillProgress", "Rows"),
+        "forebay.model.change": ("ChangePlan", "ChangeResult", "JobFilter"),
+        "forebay.model.context": ("Context", "TransactionContext"),
+        "forebay.model.declared": ("Queue", "QueueDifference"),
+        "forebay.model.middleware": ("Attempt", "Middleware", "NewJob"),
+        "forebay.model.schedules": ("Schedule", "ScheduleDifference", "Scheduled"),
+        "forebay.model.subjects": (
+            "SubjectResult",
+            "SubjectRun",
+            "SubjectStatus",
+            "UpgradeProgress",
+        ),
+        "forebay.ops.enqueue": ("Call",),
+        "forebay.ops.events": ("acting_as",),
+        "forebay.policy.retry": ("RetryPolicy",),
+        "forebay.upgrade.migrate": ("migrate", "migration_sql"),
+    }
+    _PLACES = {name: place for place, names in _NAMES.items() for name in names}
+
+    #: Modules that are attributes of this one: `forebay.errors` works after `import forebay`.
+    _MODULES = frozenset(
+        (
+            "app",
+            "arguments",
+            "client",
+            "config",
+            "db",
+            "errors",
+            "mirror",
+            "model",
+            "ops",
+            "policy",
+            "sql",
+            "upgrade",
+        )
+    )
 
     def __getattr__(name: str) -> Any:
-        """Import on first use what most programs do not need."""
-        if name == "__version__":
-            import importlib.metadata  # noqa: PLC0415 - it reads files
+        """Import on first use."""
+        if name in _PLACES:
+            found = getattr(importlib.import_module(_PLACES[name]), name)
+        elif name in _MODULES:
+            found = importlib.import_module(f"forebay.{name}")
+        elif name == "__version__":
+            from importlib.metadata import version  # noqa: PLC0415 - it reads files
 
-            return importlib.metadata.version("forebay")
-        if name in ("Mirror", "mirror"):
-            import forebay.mirror  # noqa: PLC0415 - with its targets, a fifth of the import time
+            return version("forebay")
+        else:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        globals()[name] = found
+        return found
 
-            globals()["Mirror"] = forebay.mirror.Mirror
-            return globals()[name]
-        if name == "Drain":
-            import forebay.drain  # noqa: PLC0415 - with the worker
-
-            globals()["Drain"] = forebay.drain.Drain
-            return globals()[name]
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copyreg
-import dataclasses
 import json
 import re
 import reprlib
 import string
 from typing import Any, ClassVar, Final, Self, dataclass_transform
+
+from forebay._dataclass import dataclass
 
 
 @dataclass_transform(eq_default=False)
@@ -44,7 +45,7 @@ class ForebayError(Exception):
         """Create the constructor of a class with a template: it takes the declared fields."""
         super().__init_subclass__()
         if "template" in vars(cls):
-            dataclasses.dataclass(eq=False, repr=False, kw_only=kw_only)(cls)
+            dataclass(eq=False, repr=False, kw_only=kw_only)(cls)
             names = cls.__dataclass_fields__  # type: ignore[attr-defined]  # it is a dataclass now
             cls.fields = tuple(name for name in names if name not in ("detail", "hint"))
 

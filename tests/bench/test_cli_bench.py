@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from forebay.cli._main import run
+from forebay.cli import run
 from forebay_bench import SCENARIOS, Report, Table
 from forebay_bench._report import Bar
 from tests.support.waiting import wait_for

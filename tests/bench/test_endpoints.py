@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.cli._main import run as run_command
+from forebay.cli import run as run_command
 from forebay_bench import Options, Place
 from forebay_bench.scenarios import endpoints
 

@@ -3,7 +3,7 @@
 import psycopg.conninfo
 import pytest
 
-from forebay.cli._main import run as run_command
+from forebay.cli import run as run_command
 from forebay.errors import ConfigError, ForebayError
 from forebay_bench import Options, Place, _servers
 from forebay_bench.scenarios import sinks

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from forebay.cli._main import run
+from forebay.cli import run
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from forebay.cli._apply import report_differences
+from forebay.cli._differences import report_differences
 from forebay.cli._load import load_app
 from tests.support.engine import one
 

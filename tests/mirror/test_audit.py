@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 import forebay
-from forebay.cli._main import run
+from forebay.cli import run
 from forebay.errors import ConfigError, TargetUnavailable
 from forebay.mirror import Document, Gone, PostgresTarget, QuerySource, SQLiteTarget, checksum_of
 from forebay.testing import LyingTarget

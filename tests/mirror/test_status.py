@@ -11,7 +11,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 import forebay
-from forebay.cli._main import run
+from forebay.cli import run
 from forebay.mirror import Document, Thresholds
 from forebay.mirror._breaker import SharedBreaker
 from forebay.testing import LyingTarget

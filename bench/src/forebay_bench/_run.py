@@ -34,6 +34,7 @@ SCENARIOS: Final = {
     "mixed": "producers and a worker at the same time",
     "latency": "from the commit to the handler's start",
     "due": "many jobs due at one instant, and fresh jobs of a higher priority beside them",
+    "start": "what a process costs before its first job, and without work",
     "large": "jobs of a megabyte: the worker's memory, and the wait of small jobs of another queue",
     "held": "the cost of a claim while a transaction is held open",
     "status": "picks from a table with a status column and partial indexes, beside claims from the log",

@@ -32,7 +32,6 @@ from forebay.app._schedules import AppSchedules
 from forebay.app._subjects import AppSubjects
 from forebay.app._unique_by import unique_by as made_unique_by
 from forebay.arguments.kinds import QUEUE_DEFAULT, Kind, Kinds
-from forebay.client import AsyncClient, Client
 from forebay.config import Settings
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import Job, JobId, JobOptions, Once, Unique, checks
@@ -41,6 +40,7 @@ from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
 from forebay.policy.retry import RetryPolicy
 
 if TYPE_CHECKING:
+    from forebay.client import AsyncClient, Client
     from forebay.db.drivers import AsyncConnection, SyncConnection
     from forebay.model.middleware import Middleware
     from forebay.worker import Stats, Worker
@@ -352,10 +352,14 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents):
 
     def client(self) -> Client:
         """Return a client for the app's database; jobs that it enqueues by name get the queue of their kind."""
+        from forebay.client import Client  # noqa: PLC0415 - most programs need none
+
         return Client(lambda: self.dsn, declared=self._internals.options_of)
 
     def async_client(self) -> AsyncClient:
         """Return an asynchronous client for the app's database; see ``client``."""
+        from forebay.client import AsyncClient  # noqa: PLC0415 - most programs need none
+
         return AsyncClient(lambda: self.dsn, declared=self._internals.options_of)
 
     def handle(self, job_id: int, *, group: str = "default") -> JobHandle[Any]:

@@ -20,7 +20,6 @@ from forebay.app._mistakes import connection_first, likelier, missing_attribute
 from forebay.app._unique_by import UniqueBy
 from forebay.arguments.kinds import Kind
 from forebay.arguments.results import result_type
-from forebay.client import AsyncClient, Client
 from forebay.db.drivers import AsyncConnection, SyncConnection, run, run_async
 from forebay.db.own import run_own, run_own_async
 from forebay.errors import InvalidJob, WrongConnection
@@ -188,6 +187,8 @@ class Handler(Generic[P, Q, R_co]):
             job_id: the id that ``enqueue`` returned.
             group: the consumer group of its queue.
         """
+        from forebay.client import AsyncClient, Client  # noqa: PLC0415 - most programs need none
+
         app, kind = self._app, self.kind
         return JobHandle(
             Client(lambda: app.dsn),

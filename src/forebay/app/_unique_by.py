@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
+from forebay._dataclass import dataclass
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import Unique
 from forebay.model.unique import KEY_CHARACTERS_MAX

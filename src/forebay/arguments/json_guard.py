@@ -15,7 +15,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -24,6 +23,7 @@ from uuid import UUID
 
 import msgspec
 
+from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob, PayloadTooDeep, PayloadTooLarge, shown
 from forebay.model.checks import ARGS_BYTES_MAX, ARGS_DEPTH_MAX
 from forebay.model.unique import JobId, as_number

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import inspect
 import typing
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from forebay._dataclass import dataclass
 from forebay.arguments._signature import Arguments, arguments_of, innermost
 from forebay.arguments.json_guard import DEFAULT_LIMITS, ArgumentLimits
 from forebay.errors import ConfigError, InvalidJob, UnknownKind, shown

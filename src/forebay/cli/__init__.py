@@ -4,6 +4,6 @@ Exit codes: 0, done; 1, not done, or the doctor found an error; 2, wrong usage o
 database cannot be used (unreachable, no schema, foreign cluster); 130, interrupted.
 """
 
-from forebay.cli._main import main, run
+from forebay.cli._start import main, run
 
 __all__ = ["main", "run"]

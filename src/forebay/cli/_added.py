@@ -7,16 +7,17 @@ the start of other commands. It cannot replace a built-in command.
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import typer
 
-from forebay.cli._help import CommandGroup
+from forebay.cli._help import CommandGroup, Commands
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 GROUP: Final = "forebay.commands"
 
@@ -33,18 +34,29 @@ _TRY: Final = "Try it out"
 
 
 class AllCommands(CommandGroup):
-    """The commands of this library, followed by those that other distributions add."""
+    """The commands of this library, followed by those that other distributions add.
+
+    A command is loaded when it is called, or when help lists all commands.
+    """
+
+    #: Of each command of this library: module, name there, and panel of the help.
+    built_in: ClassVar[Mapping[str, tuple[str, str, str]]] = {}
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
-        names = super().list_commands(ctx)
+        del ctx
+        names = [*self.built_in]
         return names + sorted({*_entry_points(), *OURS}.difference(names))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return the command with this name, or None."""
-        command = super().get_command(ctx, cmd_name)
-        if command is not None:
-            return command
+        del ctx
+        if cmd_name in self.built_in and cmd_name not in self.commands:
+            module, name, panel = self.built_in[cmd_name]
+            added = getattr(importlib.import_module(f"forebay.cli.{module}"), name)
+            self.commands[cmd_name] = _command(cmd_name, added, panel)
+        if cmd_name in self.commands:
+            return self.commands[cmd_name]
         entry_point = _entry_points().get(cmd_name)
         if entry_point is not None:
             return _loaded(entry_point)
@@ -54,6 +66,13 @@ class AllCommands(CommandGroup):
                 cmd_name, summary, ConfigError(cmd_name, "is not installed", hint=hint)
             )
         return None
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command of a call."""
+        if args and self.get_command(ctx, args[0]) is None:
+            for name in self.built_in:  # the message names similar ones
+                self.get_command(ctx, name)
+        return super().resolve_command(ctx, args)
 
 
 def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
@@ -80,9 +99,15 @@ def _refusing(name: str, summary: str, error: ConfigError) -> Any:
     return _command(name, refuse, ignore_unknown_options=True, allow_extra_args=True)
 
 
-def _command(name: str, added: typer.Typer | Callable[..., Any], **settings: Any) -> Any:
-    panel = _TRY if name in OURS else _PANEL
-    program = typer.Typer(
+def _command(
+    name: str,
+    added: typer.Typer | Callable[..., Any],
+    panel: str | None = None,
+    **settings: Any,
+) -> Any:
+    made = typer.Typer if panel is None else Commands
+    panel = panel or (_TRY if name in OURS else _PANEL)
+    program = made(
         add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="markdown"
     )
     if isinstance(added, typer.Typer):

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.text import Text
 
+from forebay.cli._differences import value_text
 from forebay.cli._load import load_app
 from forebay.cli._schedules import print_schedules
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import AppDir, Dsn, Json
 from forebay.cli.output import ago, console, print_json, table
-from forebay.errors import DatabaseUnavailable, SchemaError
-from forebay.model.text import counted, logger
+from forebay.model.text import counted
 
 if TYPE_CHECKING:
     from forebay.app import App
     from forebay.model.declared import QueueDifference
-
-log = logger("forebay.cli")
 
 _STYLES = {"kept": "yellow", "conflict": "bold yellow", "forget": "dim", "remove": "magenta"}
 _DONE = {"set": "set", "change": "changed", "remove": "removed", "open": "opened"}
@@ -88,8 +86,8 @@ def print_differences(app: App, differences: list[QueueDifference], *, dry_run: 
         rows.add_row(
             one.queue,
             one.setting.replace("_", " "),
-            _value(one.database),
-            _value(one.code),
+            value_text(one.database),
+            value_text(one.code),
             Text(_in_words(one, app.name, dry_run=dry_run), style=_STYLES.get(one.action, "green")),
         )
     out.print(rows)
@@ -99,30 +97,6 @@ def print_differences(app: App, differences: list[QueueDifference], *, dry_run: 
     if kept:
         text += f", {kept} kept; --overwrite takes the values of the code"
     out.print(text)
-
-
-def report_differences(app: App, place: str) -> None:
-    """Log one line if the queues in the database are not as the application declares them."""
-    if not app.queues:
-        return
-    try:
-        differences = app.apply(dry_run=True)
-    except (DatabaseUnavailable, SchemaError):
-        return  # The worker waits for both, and reports it.
-    pending = [
-        f"{one.queue} {one.setting.replace('_', ' ')}" for one in differences if one.is_pending
-    ]
-    kept = [
-        f"{one.queue} {one.setting.replace('_', ' ')} is {_value(one.database)}, in code {_value(one.code)}"
-        for one in differences
-        if one.action in ("kept", "conflict")
-    ]  # fmt: skip
-    if pending:
-        log.warning(
-            "declared and not applied: %s; run `forebay apply %s`", ", ".join(pending), place
-        )
-    if kept:
-        log.info("not as declared, changed by hand: %s", "; ".join(kept))
 
 
 def _in_words(one: QueueDifference, app: str, *, dry_run: bool) -> str:
@@ -136,7 +110,7 @@ def _in_words(one: QueueDifference, app: str, *, dry_run: bool) -> str:
         case "conflict" if one.applied_by != app:
             return f"kept: applied by {one.applied_by}{changed}"
         case "conflict":
-            return f"kept: changed by hand{changed}, and in code (was {_value(one.applied)})"
+            return f"kept: changed by hand{changed}, and in code (was {value_text(one.applied)})"
         case "forget" if is_group:
             return f"not declared any more, stays open: forebay groups close {one.setting[6:]} --queue {one.queue}"
         case "forget":
@@ -144,14 +118,3 @@ def _in_words(one: QueueDifference, app: str, *, dry_run: bool) -> str:
         case action:
             verb = "open" if is_group else action
             return f"would {verb}" if dry_run else _DONE[verb]
-
-
-def _value(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, dict) and "max_waiting" in value:
-        return f"{value['max_waiting']:,} of group {value['max_waiting_group']}"
-    if isinstance(value, dict):
-        burst = f", burst {value['burst']:,}" if "burst" in value else ""
-        return f"{value['rate']:,.10g}/s{burst}"
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -7,13 +7,8 @@ from typing import Annotated, Any, Final
 import typer
 
 from forebay.app import App
-from forebay.cli._worker import (
-    LogForm,
-    LogLevel,
-    delivering_workers,
-    run_and_report,
-    set_up_log,
-)
+from forebay.cli._serving import delivering_workers, run_and_report, set_up_log
+from forebay.cli._worker import LogForm, LogLevel
 from forebay.cli.options import Dsn, Json, with_settings
 from forebay.config import load_settings
 from forebay.endpoints import SLOTS_DEFAULT

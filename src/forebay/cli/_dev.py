@@ -15,7 +15,8 @@ from forebay.cli._apply import print_differences
 from forebay.cli._load import check_place, load_app
 from forebay.cli._reload import end_with_parent, run_reloading
 from forebay.cli._served import check_queues_of_worker
-from forebay.cli._worker import LogForm, LogLevel, run_and_report, set_up_log, workers_of
+from forebay.cli._serving import run_and_report, set_up_log, workers_of
+from forebay.cli._worker import LogForm, LogLevel
 from forebay.cli.options import with_settings
 from forebay.cli.output import console
 from forebay.config import load_settings

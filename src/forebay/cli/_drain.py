@@ -10,7 +10,8 @@ import typer
 
 from forebay.app import App
 from forebay.cli._load import load_app
-from forebay.cli._worker import LogForm, LogLevel, announced, run_and_report, set_up_log
+from forebay.cli._serving import announced, run_and_report, set_up_log
+from forebay.cli._worker import LogForm, LogLevel
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import AppDir, Dsn, Json, with_settings
 from forebay.cli.output import console, print_json, table

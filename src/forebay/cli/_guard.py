@@ -13,7 +13,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from forebay.cli._worker import set_up_log
+from forebay.cli._serving import set_up_log
 from forebay.cli.exit import ExitCode, is_database_error
 from forebay.cli.options import Dsn, Json, duration
 from forebay.cli.output import console, print_json

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from forebay.arguments.kinds import QUEUE_DEFAULT
 from forebay.cli._load import load_app
-from forebay.cli.output import console
-from forebay.client import Client, address_of
+from forebay.client import address_of
 from forebay.db.own import run_own
 from forebay.errors import ConfigError, DatabaseUnavailable, SchemaError, shown
 from forebay.model.text import logger
@@ -17,6 +16,7 @@ from forebay.ops.queues import queue_known, queue_of
 
 if TYPE_CHECKING:
     from forebay.app import App
+    from forebay.client import Client
 
 log = logger("forebay.cli")
 
@@ -79,6 +79,8 @@ def client_for(
     Raises:
         ConfigError: neither the app nor a worker has declared the kind, and no queue is given.
     """
+    from forebay.client import Client  # noqa: PLC0415 - a worker needs none
+
     if app is None:
         return Client(dsn), *_queue_and_doubt(address_of(dsn), kind, queue)
     found, _ = load_app(app)
@@ -113,6 +115,8 @@ def _queue_and_doubt(dsn: str, kind: str, queue: str | None) -> tuple[str, str |
 def warn(text: str | None) -> None:
     """Print a warning on stderr, if there is one."""
     if text is not None:
+        from forebay.cli.output import console  # noqa: PLC0415 - a worker does without rich
+
         console(stderr=True).print(f"warning: {text}", style="yellow", soft_wrap=True)
 
 

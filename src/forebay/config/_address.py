@@ -6,10 +6,10 @@ There is no default: an error is safer than the wrong database.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
+from forebay._dataclass import dataclass
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,10 +8,11 @@ import tomllib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from pathlib import Path
 from typing import Any, Final
 
+from forebay._dataclass import dataclass
 from forebay.config._settings import (
     DATABASE_GROUPS,
     GROUPS,

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, TypeVar
 
+from forebay._dataclass import dataclass
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import checks
 

@@ -12,12 +12,12 @@ message is found in all of them.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Any, Final
 
 import psycopg
 import psycopg.errors
 
+from forebay._dataclass import dataclass
 from forebay.errors import (
     DatabaseUnavailable,
     ForebayError,

@@ -6,9 +6,11 @@ import os
 import sysconfig
 import tokenize
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final
+
+from forebay._dataclass import dataclass
 
 #: Enough for the demo; where a Python has fewer modules, its tests are included too.
 _ENOUGH: Final = 600

@@ -7,9 +7,9 @@ tables, which you can repeat.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
+from forebay._dataclass import dataclass
 from forebay.ops.operation import Operation, nothing
 
 SCHEMA: Final = """

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
+from forebay._dataclass import dataclass
 from forebay.demo.app import extract_docstrings
 
 if TYPE_CHECKING:

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final
+
+from forebay._dataclass import dataclass
 
 #: How long a worker may take to end after SIGTERM.
 _STOP_SECONDS: Final = 20

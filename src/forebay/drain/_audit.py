@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from forebay._dataclass import dataclass
 from forebay.db.own import run_own_async
 from forebay.model.text import logger
 from forebay.ops import drains

@@ -9,9 +9,9 @@ import re
 import shutil
 import subprocess
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
+from forebay._dataclass import dataclass
 from forebay.embedded.owner import Owner, state_folder
 from forebay.errors import ConfigError, ServerStartError
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from forebay._dataclass import dataclass
 from forebay.db.own import run_own
 from forebay.ops.operation import Operation, nothing, scalar
 

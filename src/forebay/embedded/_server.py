@@ -22,12 +22,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote
 
+from forebay._dataclass import dataclass
 from forebay.embedded._binaries import Binaries, find_bin_dir, usable_binaries
 from forebay.embedded.owner import Owner, state_folder, temporary_parent
 from forebay.errors import ForebayError, ServerStartError

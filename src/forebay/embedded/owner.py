@@ -15,10 +15,10 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+from forebay._dataclass import dataclass
 from forebay.errors import ServerStartError
 
 #: Variables that the server's programs get; a variable whose name begins with one of the prefixes as well.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
+from forebay._dataclass import dataclass
 from forebay.errors import ConfigError, shown
 from forebay.policy.retry import human_duration
 

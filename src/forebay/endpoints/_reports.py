@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay._dataclass import dataclass
 from forebay.errors import DatabaseUnavailable
 from forebay.model.text import bounded_text, logger
 

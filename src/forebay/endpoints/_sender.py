@@ -6,9 +6,9 @@ import asyncio
 import math
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from forebay._dataclass import dataclass
 from forebay.errors import SinkUnavailable
 from forebay.model.text import logger
 from forebay.sinks import Accepted, EndpointGone, Rejected, TryLater

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Literal
 
+from forebay._dataclass import dataclass
 from forebay.policy.retry import human_duration
 
 Sort = Literal[

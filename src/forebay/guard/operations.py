@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from forebay._dataclass import dataclass
 from forebay.guard.rules import Action, GuardDecision, HeldSegments, Place, Segment
 from forebay.ops.operation import Operation, ResultRows, nothing, scalar, scalar_or_none
 

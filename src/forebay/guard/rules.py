@@ -6,11 +6,11 @@ speaks against it; every verdict gives its reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final, Literal
 
+from forebay._dataclass import dataclass
 from forebay.guard.holders import described_ranges
 from forebay.policy.retry import human_duration
 
@@ -91,7 +91,7 @@ class GuardDecision:
         return self.kind not in {"young", "spared"}
 
 
-def judge(rule: Rule, holder: Holder, place: Place = Place()) -> GuardDecision:
+def judge(rule: Rule, holder: Holder, place: Place = Place()) -> GuardDecision:  # noqa: B008 - it is immutable
     """Return the verdict of a rule on a holder.
 
     >>> from forebay.guard.holders import Holder

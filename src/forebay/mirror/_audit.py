@@ -15,9 +15,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay._dataclass import dataclass
 from forebay.errors import ConfigError, shown
 from forebay.mirror._model import (
     Checksum,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Final, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 import msgspec
 
+from forebay._dataclass import dataclass
 from forebay.errors import ConfigError, InvalidJob, shown
 
 #: The name of an item in both stores.

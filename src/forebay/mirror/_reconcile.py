@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from forebay._dataclass import dataclass
 from forebay.errors import DatabaseUnavailable, InvalidJob, TargetUnavailable
 from forebay.mirror._breaker import SharedBreaker
 from forebay.mirror._decide import Verdict, decide, is_proved

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from forebay._dataclass import dataclass
 
 if TYPE_CHECKING:
     from forebay.model.job import Job

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
@@ -17,6 +17,7 @@ from uuid import UUID
 
 import msgspec
 
+from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob, shown
 
 #: Placeholders of values in a condition or a query, and the percent sign, which must be doubled.

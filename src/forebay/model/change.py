@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from datetime import datetime
 from typing import Any, Literal
 
+from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob, shown
 from forebay.model import checks
 from forebay.model.job import JobState

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from typing import Any, Final, Literal, Self, cast
 
+from forebay._dataclass import dataclass
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import checks
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict
 
+from forebay._dataclass import dataclass
 from forebay.model.unique import Unique
 
 Breaker = Literal["closed", "open", "half-open"]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
+
+from forebay._dataclass import dataclass
 
 #: What decides at present whether a job starts. ``soon``: nothing holds it back. ``trouble``: a problem of the database.
 Cause = Literal[

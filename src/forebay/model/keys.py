@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from forebay._dataclass import dataclass
 from forebay.model.limits import KeyLimits
 
 #: What kind of key it is.

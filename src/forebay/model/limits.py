@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
 from typing import Final
+
+from forebay._dataclass import dataclass
 
 
 class Unset(Enum):

@@ -6,8 +6,10 @@ it runs first, then what the middleware is around, then the rest. An exception o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
+
+from forebay._dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator, Sequence

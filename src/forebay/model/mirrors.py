@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 
+from forebay._dataclass import dataclass
 from forebay.errors import ConfigError
 from forebay.model.checks import PRIORITY_BULK
 

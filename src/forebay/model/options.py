@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob, shown
 from forebay.model import checks
 from forebay.model.unique import Debounce, Unique

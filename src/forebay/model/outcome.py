@@ -7,9 +7,9 @@ not exceptions, because they are not errors.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob
 from forebay.model import checks
 from forebay.model.again import Again, Complete, Drop

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob, shown
 from forebay.model import checks
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import date, datetime
 from typing import Any, Literal
 
+from forebay._dataclass import dataclass
 from forebay.model.job import JobState
 
 #: What a cancellation means for a job: it will not start; a worker has it and is requested to stop; it ended before;

@@ -7,10 +7,11 @@ for a job that is claimed at the same moment.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import timedelta
 from typing import Any, ClassVar, Final, Literal, Self
 
+from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob, shown
 from forebay.model import checks
 

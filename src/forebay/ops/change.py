@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, cast
 
+from forebay._dataclass import dataclass
 from forebay.model import checks
 from forebay.model.change import ChangeAct, ChangeAnswer, ChangePlan, ChangeResult, JobFilter
 from forebay.ops.operation import Operation, ResultRows

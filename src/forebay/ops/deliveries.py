@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from forebay._dataclass import dataclass
 from forebay.ops.operation import Operation
 
 if TYPE_CHECKING:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
+from forebay._dataclass import dataclass
 from forebay.model.explanation import Explanation
 from forebay.model.status import Failure, JobStatus
 from forebay.ops.jobs import STATUS, checked_id

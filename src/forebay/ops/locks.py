@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from forebay._dataclass import dataclass
 from forebay.ops.operation import Operation
 from forebay.policy.retry import human_duration
 

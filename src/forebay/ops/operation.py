@@ -7,8 +7,10 @@ decoding of a call can be tested without both.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Generic, TypeVar
+
+from forebay._dataclass import dataclass
 
 T = TypeVar("T")
 

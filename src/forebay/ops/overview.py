@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
+from forebay._dataclass import dataclass
 from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation
 

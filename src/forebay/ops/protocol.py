@@ -6,13 +6,14 @@ The header of each SQL function documents its guarantees, locks and errors.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 import msgspec
 
+from forebay._dataclass import dataclass
 from forebay.ops.operation import Operation, ResultRows, nothing, number, scalar
 from forebay.sql import latest_version
 

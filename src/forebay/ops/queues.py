@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
+from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob
 from forebay.model import checks
 from forebay.model.groups import ClosedGroup, DroppedQueue, GroupOverview

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
+from forebay._dataclass import dataclass
 from forebay.arguments.json_guard import encode_json
 from forebay.arguments.results import decode_result
 from forebay.errors import InvalidJob, JobDied, NoResult, PayloadTooDeep, PayloadTooLarge

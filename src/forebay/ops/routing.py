@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from forebay._dataclass import dataclass
 from forebay.ops.operation import Operation, boolean
 
 if TYPE_CHECKING:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
+from forebay._dataclass import dataclass
 from forebay.arguments.json_guard import encode_args
 from forebay.model import checks
 from forebay.model.schedules import (

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from forebay._dataclass import dataclass
 from forebay.model.text import bounded_middle, bounded_text
 from forebay.policy.cause import place_of
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from forebay._dataclass import dataclass
 from forebay.model import JobState
 from forebay.model.explanation import Cause, Explanation, Step
 from forebay.model.keys import KeyInfo

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
+from forebay._dataclass import dataclass
 from forebay.errors import ConfigError, EnqueueError, shown
 from forebay.model import checks
 from forebay.model.checks import MAX_ATTEMPTS_MAX

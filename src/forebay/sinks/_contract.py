@@ -6,11 +6,12 @@ and answers about each message. It keeps no state about messages: whatever it di
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 import msgspec
 
+from forebay._dataclass import dataclass
 from forebay.errors import SinkUnavailable
 from forebay.model.checks import PRIORITY_DEFAULT
 

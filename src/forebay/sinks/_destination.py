@@ -11,10 +11,10 @@ import ipaddress
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
+from forebay._dataclass import dataclass
 from forebay.errors import ConfigError, shown
 from forebay.sinks._support import call_in_thread
 

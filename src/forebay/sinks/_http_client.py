@@ -10,13 +10,13 @@ import io
 import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import aiohttp
 import aiohttp.abc
 import yarl
 
+from forebay._dataclass import dataclass
 from forebay.sinks._destination import Destinations, Endpoint
 
 if TYPE_CHECKING:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Final
 from urllib.parse import quote
 
 import msgspec
 
+from forebay._dataclass import dataclass
 from forebay.errors import ConfigError, shown
 from forebay.sinks._contract import Message
 from forebay.sinks._support import envelope

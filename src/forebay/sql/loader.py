@@ -24,11 +24,12 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from forebay._dataclass import dataclass
 from forebay.sql.catalog import expected_catalog
 from forebay.sql.statements import split_statements
 

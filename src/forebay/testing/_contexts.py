@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from forebay._dataclass import dataclass
 from forebay.app import Handler
 from forebay.errors import JobCancelled, SoftTimeout
 from forebay.model import Job

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
+from forebay._dataclass import dataclass
 from forebay.app import Handler
 from forebay.db.handler_connections import connection_class
 from forebay.errors import ConfigError, WrongConnection

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final
 
+from forebay._dataclass import dataclass
 from forebay.config import WorkerSettings
 from forebay.db.own import run_own_async
 from forebay.model import JobState

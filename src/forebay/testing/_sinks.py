@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from forebay._dataclass import dataclass
 from forebay.sinks import Accepted, Answer, Message, Sent, Sink, SinkUnavailable, message_id
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import inspect
 import random
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from forebay._dataclass import dataclass
 from forebay.mirror import Document, Gone, Seen, checksum_of
 
 if TYPE_CHECKING:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
 import psycopg
 from psycopg.rows import tuple_row
 
+from forebay._dataclass import dataclass
 from forebay.policy.retry import human_duration
 
 #: A transaction this old probably does not end within an attempt: wait for it before asking for a lock.

@@ -24,7 +24,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, TypeVar
 
 import psycopg
@@ -32,6 +32,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from forebay._dataclass import dataclass
 from forebay.db.errors import refuses_settings
 from forebay.errors import DatabaseUnavailable, ForebayError, SchemaError
 from forebay.sql import Migration, migrations, required_version, split_statements

@@ -10,13 +10,14 @@ A lock counts from just before the statement that took it to the end of its migr
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from forebay._dataclass import dataclass
 from forebay.errors import TransactionStateError
 from forebay.upgrade._blockers import holder_of
 from forebay.upgrade._stepping import (

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay._dataclass import dataclass
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.retry import human_duration
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal
+
+from forebay._dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,11 +13,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from forebay._dataclass import dataclass
 from forebay.ops.protocol import Ended, Flush
 
 if TYPE_CHECKING:

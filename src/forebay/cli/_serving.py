@@ -1,0 +1,243 @@
+"""What ``forebay worker`` does. Its options are declared in ``_worker``; this module starts without typer and rich."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, cast
+
+from forebay.cli._differences import report_differences
+from forebay.cli._load import load_app
+from forebay.cli._served import check_queues_of_worker
+from forebay.cli.exit import errors_go_to
+from forebay.config import load_settings
+from forebay.errors import ConfigError, shown
+from forebay.model.text import counted, logger
+from forebay.worker import Worker, as_log_format, log_to_stderr, run_to_the_end, run_workers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from forebay.app import App
+    from forebay.config import WorkerSettings
+    from forebay.drain import Drain
+    from forebay.worker import Stats
+
+log = logger("forebay.cli")
+
+_LEVELS: Final = ("debug", "info", "warning", "error")
+
+
+def run_worker(
+    app: str,
+    *,
+    group: str,
+    endpoints: bool,
+    until_idle: bool,
+    app_dir: Path | None,
+    log_level: str,
+    log_format: str,
+    dsn: str | None,
+    as_json: bool,
+    flags: dict[str, Any],
+) -> None:
+    """Run ``forebay worker``; the arguments are its options."""
+    set_up_log(log_level, log_format)
+    found, location = load_app(app, app_dir)
+    found._internals.use(dsn=dsn, settings=load_settings(flags))
+    check_queues_of_worker(found)
+    report_differences(found, app)
+    settings = found.settings.worker
+    phases = workers_of(found, app, location, group=group)
+    if endpoints:
+        phases += delivering_workers(found.dsn, settings)
+    run_and_report(phases, settings, until_idle=until_idle, as_json=as_json)
+
+
+def workers_of(
+    app: App, place: str, location: tuple[str, str, bool] | None, *, group: str = "default"
+) -> list[list[Worker]]:
+    """Return the worker of an application's handlers, then, unless queues or a group were chosen, those of its drains.
+
+    Raises:
+        ConfigError: a drain and the handlers read the same queue in the same group.
+    """
+    settings = app.settings.worker
+    queues = settings.queue_weights or app.kinds.queues()
+    declared = cast("Iterable[Drain]", app._internals.drains.values())
+    drains = [] if settings.queue_weights or group != "default" else list(declared)
+    for drain in declared:
+        if drain.group == group and drain.queue in queues:
+            raise ConfigError(
+                f"drain {drain.name}",
+                f"reads queue {drain.queue} in group {group}, as the handlers do: each job would be"
+                " sent or run, not both",
+                hint=f"Give the drain a consumer group: group={drain.name!r}.",
+            )
+    phases = []
+    if queues or not drains:
+        made = Worker(
+            app._internals,
+            app.dsn,
+            settings=settings,
+            group=group,
+            location=location,
+            answers_probes=False,
+        )
+        announce(app, made, place)
+        phases.append([made])
+    if drains:
+        phases.append([announced(each, app.dsn, _in_this_process(settings)) for each in drains])
+    return phases
+
+
+def _in_this_process(settings: WorkerSettings) -> WorkerSettings:
+    """Return the settings of a worker whose handler is Forebay's: child processes run those of the application."""
+    return replace(settings, processes=None)
+
+
+def announced(drain: Drain, dsn: str, settings: WorkerSettings) -> Worker:
+    """Return the worker of a drain, and log what it sends."""
+    worker = drain.worker(dsn, settings, answers_probes=False)
+    log.info(
+        "worker %s: sending queue %s to %s (%s), as group %s",
+        worker.name,
+        drain.queue,
+        drain.sink.place,
+        drain.sink.type,
+        drain.group,
+    )
+    return worker
+
+
+def delivering_workers(
+    dsn: str, settings: WorkerSettings, *, slots: int | None = None
+) -> list[list[Worker]]:
+    """Return a router, then a deliverer, and log that they run. None: the default number of slots."""
+    from forebay.endpoints import SLOTS_DEFAULT, Deliverer, Router  # noqa: PLC0415 - others do without
+
+    slots = SLOTS_DEFAULT if slots is None else slots
+    workers = [
+        made.worker(dsn, _in_this_process(settings), answers_probes=False)
+        for made in (Router(), Deliverer(slots=slots))
+    ]
+    log.info(
+        "workers %s: expanding published events, and sending %s at a time to endpoints",
+        ", ".join(worker.name for worker in workers),
+        counted(slots, "delivery", "deliveries"),
+    )
+    return [[worker] for worker in workers]
+
+
+def run_and_report(
+    phases: Sequence[Sequence[Worker]],
+    settings: WorkerSettings,
+    *,
+    until_idle: bool = False,
+    as_json: bool,
+) -> None:
+    """Run workers in this process until a signal, then print or log what each did: with JSON, one object for one worker, else a list.
+
+    Args:
+        phases: the workers; those of one phase make work for those of the next ones.
+        settings: where the process answers probes, and how long running jobs may take to end.
+        until_idle: run the phases one after another, each until its workers have nothing to do.
+        as_json: print JSON.
+    """
+    together = phases if until_idle else [[worker for phase in phases for worker in phase]]
+    found = _run_until_signal(together, settings, until_idle=until_idle)
+    if as_json:
+        from forebay.cli.output import print_json  # noqa: PLC0415 - it loads rich
+
+        print_json(found[0][1] if len(found) == 1 else [stats for _, stats in found])
+        return
+    for name, stats in found:
+        log.info("worker %s stopped: %s", name, _totals(stats))
+
+
+def announce(app: App, worker: Worker, place: str) -> None:
+    """Log what the worker serves; at DEBUG also how long a failing job of each kind is retried."""
+    settings = app.settings.worker
+    queues = settings.queue_weights or app.kinds.queues()
+    kinds = sorted(
+        (kind for kind in app.kinds if kind.queue in queues),
+        key=lambda kind: (kind.queue, kind.name),
+    )
+    log.info(
+        "worker %s of %s: serving %s in %s %s, %s at a time",
+        worker.name,
+        place,
+        counted(len(kinds), "kind"),
+        "queue" if len(queues) == 1 else "queues",
+        settings.queue or ", ".join(queues),
+        counted(settings.slots, "job"),
+    )
+    if settings.processes is not None:
+        log.info("handlers run in %s", counted(settings.processes, "process", "processes"))
+    for kind in kinds:
+        log.debug("%s (queue %s): %s", kind.name, kind.queue, kind.retry.lifetime())
+
+
+def _run_until_signal(
+    phases: Sequence[Sequence[Worker]], settings: WorkerSettings, *, until_idle: bool
+) -> list[tuple[str, Stats]]:
+    """Run the phases; return the workers that ran. The first SIGTERM or SIGINT stops the phase that runs, the second stops it immediately."""
+
+    async def main() -> list[tuple[str, Stats]]:
+        loop = asyncio.get_running_loop()
+        received = 0
+        running: Sequence[Worker] = ()
+
+        def on_signal(name: str) -> None:
+            nonlocal received
+            received += 1
+            if received == 1:
+                log.info(
+                    "%s: finishing running jobs (%g s); send again to stop now",
+                    name,
+                    settings.grace_seconds,
+                )
+                for worker in running:
+                    worker.stop()
+            else:
+                log.warning("%s again: stopping now", name)
+                for worker in running:
+                    worker.stop_now()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal, number.name)
+        found: list[tuple[str, Stats]] = []
+        try:
+            for running in phases:
+                all_stats = await run_workers(running, settings, until_idle=until_idle)
+                names = [worker.name for worker in running]
+                found += zip(names, all_stats, strict=True)
+                if received:
+                    break
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+        return found
+
+    return run_to_the_end(main())
+
+
+def set_up_log(level: str, form: str) -> None:
+    """Log to stderr, after checking the options."""
+    if level not in _LEVELS:
+        raise ConfigError(
+            "--log-level", f"is {shown(level)}, not one of {', '.join(_LEVELS)}", value=level
+        )
+    chosen = as_log_format(form)
+    if chosen is None:
+        raise ConfigError("--log-format", f"is {shown(form)}, not text or json", value=form)
+    log_to_stderr(level, chosen)
+    errors_go_to(log if chosen == "json" else None)
+
+
+def _totals(stats: Stats) -> str:
+    always = ("done", "retried", "dead", "released", "cancelled")
+    more = [name for name in ("snoozed", "postponed") if getattr(stats, name)]
+    return ", ".join(f"{getattr(stats, name)} {name}" for name in (*always, *more))

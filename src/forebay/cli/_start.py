@@ -1,0 +1,89 @@
+"""The start of the program: which command line is wanted, and how errors are reported."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Final, NoReturn
+
+from forebay.cli._fast import worker_call
+from forebay.cli.exit import (
+    ExitCode,
+    errors_go_to,
+    exit_code,
+    is_database_error,
+    log_bug,
+    print_database_error,
+    print_error,
+)
+from forebay.errors import ForebayError, PermissionDenied
+from forebay.ops.events import acting_as
+
+#: How long threads that handlers left behind may delay the exit of the process.
+_LEFT_OVER_SECONDS: Final = 1.0
+
+
+def _actor() -> str:
+    """Return what the event log records for acts of this program: the user of the operating system, if there is one."""
+    try:
+        return f"cli {getpass.getuser()}"
+    except (KeyError, OSError, ImportError):  # no entry for the user id, as in many containers
+        return "cli"
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the program and exit."""
+    code = run(arguments)
+    # A thread that a handler blocks indefinitely must not keep the process: a supervisor waits for its exit.
+    until = time.monotonic() + _LEFT_OVER_SECONDS
+    for thread in threading.enumerate():
+        if not thread.daemon and thread is not threading.current_thread():
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+    sys.exit(code)
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the program and return its exit code.
+
+    Errors of this library and of the database are printed without a traceback. Any other exception is a
+    bug in this library or in a handler's module, and is raised.
+    """
+    errors_go_to(None)
+    try:
+        with acting_as(_actor()):
+            serve = worker_call(arguments)
+            if serve is not None:
+                serve()
+            else:
+                from forebay.cli._main import program  # noqa: PLC0415 - typer, rich and every option
+
+                program(args=arguments)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else ExitCode.DONE
+    except ForebayError as error:
+        print_error(error)
+        return exit_code(error)
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    except Exception as error:
+        if not is_database_error(error):
+            if log_bug(error):
+                return ExitCode.FAILED
+            raise
+        from forebay.db.errors import translate_own  # noqa: PLC0415 - with psycopg
+
+        ours = translate_own(error)
+        if isinstance(ours, PermissionDenied):
+            print_error(ours)
+        else:
+            print_database_error(error)
+        return ExitCode.FAILED
+    return ExitCode.DONE

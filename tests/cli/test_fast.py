@@ -1,0 +1,89 @@
+"""The short way into ``forebay worker`` takes what typer would take, and nothing else."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import typer
+
+from forebay.cli import _worker
+from forebay.cli._fast import parse_worker, worker_call
+from forebay.cli._main import program
+
+USUAL = [
+    ["shop:app"],
+    ["shop:app", "--queue", "mail", "--concurrency=5"],
+    ["--group", "audit", "shop:app", "--json", "--until-idle", "--endpoints"],
+    ["shop:app", "--dsn", "postgresql://h/d?a=b", "--app-dir", "src", "--max-attempts", "3"],
+    ["shop:app", "--dsn=postgresql://h/d?a=b", "--log-level", "debug", "--log-format", "json"],
+    ["shop:app", "--queue", "a", "--queue", "b"],
+    ["shop:app", "--queue", ""],
+]
+UNUSUAL = [
+    [],
+    ["shop:app", "other:app"],
+    ["shop:app", "--help"],
+    ["shop:app", "-h"],
+    ["shop:app", "--help-settings"],
+    ["shop:app", "--nonsense", "1"],
+    ["shop:app", "--queue"],
+    ["shop:app", "--queue", "--json"],
+    ["shop:app", "--json=1"],
+    ["shop:app", "--app_dir", "src"],
+    ["shop:app", "--", "--json"],
+    ["shop:app", "-queue", "mail"],
+]
+
+
+@pytest.mark.parametrize("given", USUAL, ids=" ".join)
+def test_a_usual_command_line_is_understood_as_typer_understands_it(given, monkeypatch):
+    """Every option arrives with the value, the type and the default that typer would pass."""
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(
+        _worker, "run_worker", lambda app, **rest: seen.append({"app": app, **rest})
+    )
+    with pytest.raises(SystemExit):
+        typer.main.get_command(program)(["worker", *given])
+    assert parse_worker(given) == seen[0]
+
+
+@pytest.mark.parametrize("given", UNUSUAL, ids=" ".join)
+def test_an_unusual_command_line_is_left_to_typer(given):
+    """Help and mistakes are answered by the full command line."""
+    assert worker_call(["worker", *given]) is None
+
+
+def test_other_commands_are_left_to_typer():
+    assert worker_call(["workers", "list"]) is None
+    assert worker_call([]) is None
+
+
+def test_a_worker_starts_without_what_it_does_not_use():
+    """The modules of the full command line, of clients, mirrors, drains and endpoints are not loaded."""
+    code = """
+import sys, forebay
+from forebay.cli._fast import worker_call
+app = forebay.App()
+assert worker_call(["worker", "shop:app"])
+unused = ["typer", "click", "rich", "forebay.client._sync", "forebay.client._async", "forebay.mirror", "forebay.drain",
+          "forebay.endpoints", "forebay.sinks", "forebay.doctor", "forebay.embedded._server", "forebay_bench"]
+found = [name for name in unused if name in sys.modules]
+if found: raise SystemExit(f"loaded: {found}")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_import_forebay_loads_no_part_before_it_is_used():
+    code = """
+import sys, forebay
+found = [name for name in ("psycopg", "msgspec", "asyncio") if name in sys.modules]
+if found: raise SystemExit(f"loaded: {found}")
+assert set(forebay.__all__) <= set(dir(forebay))
+for name in forebay.__all__: getattr(forebay, name)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
