@@ -14,6 +14,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from forebay.cli import (
+    _alerts,
     _apply,
     _backfill,
     _config,
@@ -30,6 +31,7 @@ from forebay.cli import (
     _guard,
     _jobs,
     _keys,
+    _metrics,
     _mirror,
     _publish,
     _queues,
@@ -89,6 +91,9 @@ program.command("enqueue", rich_help_panel=_RUN)(_enqueue.enqueue)
 program.command("backfill", rich_help_panel=_RUN)(_backfill.backfill)
 program.command("config", rich_help_panel=_RUN)(_config.config)
 program.command("doctor", rich_help_panel=_OPERATE)(_doctor.doctor)
+program.command("alerts", rich_help_panel=_OPERATE)(_alerts.alerts)
+program.add_typer(_alerts.commands, name="thresholds", rich_help_panel=_OPERATE)
+program.command("metrics", rich_help_panel=_OPERATE)(_metrics.metrics)
 program.command("guard", rich_help_panel=_OPERATE)(_guard.guard)
 program.add_typer(_jobs.commands, name="jobs", rich_help_panel=_OPERATE)
 program.add_typer(_dead.commands, name="dead", rich_help_panel=_OPERATE)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import DatabaseUnavailable
+from forebay.metrics import check_session
 from forebay.model.attempts import LostWorker
 from forebay.model.text import logger
 from forebay.ops import protocol, queues
@@ -49,6 +51,10 @@ _SUMMARIZED_SEGMENTS = 3
 #: Seconds between two renewals of the counts of waiting jobs, and their least multiple of the duration of one.
 _RENEW_SECONDS = 2.0
 _RENEW_PAUSE_FACTOR = 20
+
+#: Seconds between two checks of the alerts, and the least multiple of the duration of one.
+_ALERTS_SECONDS = 15.0
+_ALERTS_PAUSE_FACTOR = 20
 
 #: The parts of trimming with the seconds between two passes. Under a held snapshot a pass visits what the passes before deleted,
 #: so most are rare.
@@ -147,6 +153,7 @@ class Maintenance:
                 Duty("renew", _RENEW_SECONDS, self._renew),
                 Duty("count", 60.0, self._count),
                 Duty("locks", 60.0, self._watch_locks),
+                Duty("alerts", _ALERTS_SECONDS, self._check_alerts),
                 *(
                     # A worker that becomes the leader does not begin with all of them at once.
                     Duty(
@@ -362,6 +369,20 @@ class Maintenance:
 
     async def _watch_locks(self, _: Duty) -> bool:
         self._lock_watch.record(await self._session.run(lock_holders()))
+        return False
+
+    async def _check_alerts(self, duty: Duty) -> bool:
+        began_at = time.monotonic()
+        checked = await check_session(self._session)
+        for change in checked.changes:
+            alert = change.alert
+            place = f" {alert.place}" if alert.place else ""
+            level = logging.WARNING if change.act == "fired" else logging.INFO
+            log.log(level, "alert %s%s %s: %s", alert.code, place, change.act, alert.problem)
+            self._record(f"alerts {change.act}", 1)
+        duty.every_seconds = max(
+            _ALERTS_SECONDS, _ALERTS_PAUSE_FACTOR * (time.monotonic() - began_at)
+        )
         return False
 
     async def _trim(self, duty: Duty) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Unpack
 
+from forebay.client._async.alerts import AsyncAlerts
 from forebay.client._async.backfills import AsyncBackfills
 from forebay.client._async.changes import AsyncChanges
 from forebay.client._async.dead_letters import AsyncDeadLetters
@@ -33,6 +34,7 @@ class AsyncClient(
     AsyncEndpoints,
     AsyncPublishing,
     AsyncSchedules,
+    AsyncAlerts,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -50,6 +52,7 @@ class AsyncClient(
         AsyncEndpoints: endpoints, and messages to them.
         AsyncPublishing: published events, their types, and subscriptions.
         AsyncSchedules: schedules, their instants and their history.
+        AsyncAlerts: alerts and their thresholds.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Unpack
 
+from forebay.client._sync.alerts import AsyncAlerts
 from forebay.client._sync.backfills import Backfills
 from forebay.client._sync.changes import Changes
 from forebay.client._sync.dead_letters import DeadLetters
@@ -34,6 +35,7 @@ class Client(
     Endpoints,
     Publishing,
     AsyncSchedules,
+    AsyncAlerts,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -51,6 +53,7 @@ class Client(
         Endpoints: endpoints, and messages to them.
         Publishing: published events, their types, and subscriptions.
         AsyncSchedules: schedules, their instants and their history.
+        AsyncAlerts: alerts and their thresholds.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

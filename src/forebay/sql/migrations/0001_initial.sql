@@ -50,6 +50,42 @@ end
 $$;
 
 
+-- tables/alert.sql
+
+-- Alerts: what is wrong now, and when the rules were last applied. See docs/design/alerts.md.
+
+-- A row for each condition that holds, or held a moment ago. It is changed by each check, and deleted when the alert is over.
+create table forebay.alert (
+    code       text collate "C" not null,
+    subject    text collate "C" not null,  -- the queue, endpoint, mirror or schedule; empty: the database
+    group_name text collate "C" not null,  -- the consumer group; empty: none
+    severity   text not null check (severity in ('error', 'warning')),
+    problem    text not null,
+    hint       text not null,
+    since      timestamptz not null,       -- start of the condition
+    seen_at    timestamptz not null,       -- the last check that found it
+    fired_at   timestamptz,                -- null: it has not lasted long enough
+    primary key (code, subject, group_name)
+) with (fillfactor = 50);
+
+comment on table forebay.alert is 'Conditions of alerts; read them with forebay.alerts().';
+
+-- The last check, one row.
+create table forebay.alert_check (
+    one        boolean primary key default true check (one),
+    checked_at timestamptz not null
+) with (fillfactor = 50);
+
+-- Thresholds that differ from the defaults.
+create table forebay.alert_threshold (
+    name  text collate "C" not null,
+    queue text collate "C" not null,       -- empty: all queues
+    tag   text collate "C" not null,       -- empty: all tags
+    value double precision not null,
+    primary key (name, queue, tag)
+);
+
+
 -- tables/applied.sql
 
 -- Settings of queues that an application declares: what forebay.apply_queues() applied last. See docs/design/declared-queues.md.
@@ -954,7 +990,7 @@ declare
 begin
     for v_name in
         select 'lock_' || n from unnest(array[
-            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'forgetting', 'follow_up', 'mirror_sample', 'routing', 'migration']) n
+            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'forgetting', 'follow_up', 'mirror_sample', 'routing', 'migration', 'alert']) n
         union all
         select 'lock_lane_' || n from generate_series(0, 127) n
         union all
@@ -16536,39 +16572,41 @@ begin
                 'enqueue_each', 'enqueue_many', 'enqueue_unique', 'publish', 'publish_many', 'queue_known',
                 'queue_of', 'record_direct', 'send', 'throttled']
             when 'forebay_worker' then array[
-                'activate_v1', 'apply_schedules', 'backfill', 'backfill_begin', 'backfill_count_v1',
+                'activate_v1', 'alerts', 'apply_schedules', 'backfill', 'backfill_begin', 'backfill_count_v1',
                 'backfill_done_v1', 'backfill_enqueued_v1', 'backfill_next', 'backfill_plan', 'backfill_record_v1',
                 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1', 'backfill_waiting_v1',
                 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1', 'compare_queues',
                 'count_v1', 'drop_segments_v1', 'endpoint_settings_v1', 'enqueue', 'enqueue_each', 'enqueue_many',
                 'enqueue_unique', 'event_payloads_v1', 'extend_v1', 'fire_v1', 'forget_v1', 'heartbeat_v1', 'job',
-                'lead_v1', 'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1',
-                'promote_v1', 'proofs_v1', 'publish', 'publish_many', 'queue_known', 'queue_of', 'ready_v1',
-                'record_audit', 'record_direct', 'record_duty_v1', 'record_kinds_v1', 'record_progress_v1',
-                'record_repair', 'record_sink_types_v1', 'renew_counts_v1', 'replay_step_v1',
-                'report_deliveries_v1', 'resend_v1', 'resign_v1', 'result', 'retain_v1', 'revoke_lost_v1',
-                'route_v1', 'sample_mirror', 'schedule_problem_v1', 'schedules_v1', 'schema_version', 'seal_v1',
-                'send', 'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished']
+                'lead_v1', 'measurements', 'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group',
+                'open_lease_v1', 'promote_v1', 'proofs_v1', 'publish', 'publish_many', 'queue_known', 'queue_of',
+                'ready_v1', 'record_alerts_v1', 'record_audit', 'record_direct', 'record_duty_v1',
+                'record_kinds_v1', 'record_progress_v1', 'record_repair', 'record_sink_types_v1', 'renew_counts_v1',
+                'replay_step_v1', 'report_deliveries_v1', 'resend_v1', 'resign_v1', 'result', 'retain_v1',
+                'revoke_lost_v1', 'route_v1', 'sample_mirror', 'schedule_problem_v1', 'schedules_v1',
+                'schema_version', 'seal_v1', 'send', 'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1',
+                'trim_v1', 'unfinished']
             when 'forebay_operator' then array[
-                'alter_endpoint', 'apply_queues', 'apply_schedules', 'backfill_schedule', 'cancel', 'change_jobs',
-                'close_group', 'close_groups', 'compare_queues', 'create_endpoint', 'create_event_type',
-                'create_schedule', 'dead_groups', 'dead_summary', 'depth', 'disable_endpoint', 'drop_endpoint',
-                'drop_event_type', 'drop_queue', 'drop_schedule', 'enable_endpoint', 'endpoints', 'event_types',
-                'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'keep_dead', 'key', 'keys',
-                'limit_key', 'limit_queue', 'limits', 'mirror_audits', 'mirror_status', 'mute_cause', 'open_group',
-                'pause_key', 'pause_queue', 'pause_schedule', 'plan_change', 'purge_dead', 'queue_known',
-                'queue_of', 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'redact_queue',
-                'redrive', 'redrive_endpoint', 'redrive_matching', 'replay_endpoint', 'reset_endpoint', 'result',
-                'resume_key', 'resume_queue', 'resume_schedule', 'rotate_secret', 'run_schedule', 'sample_mirror',
-                'schedule_history', 'schedule_starts', 'schedules', 'schema_version', 'segment_held_by',
-                'set_concurrency', 'set_max_attempts', 'shard_queue', 'skip_dead', 'subscribe', 'subscriptions',
+                'alerts', 'alter_endpoint', 'apply_queues', 'apply_schedules', 'backfill_schedule', 'cancel',
+                'change_jobs', 'close_group', 'close_groups', 'compare_queues', 'create_endpoint',
+                'create_event_type', 'create_schedule', 'dead_groups', 'dead_summary', 'depth', 'disable_endpoint',
+                'drop_endpoint', 'drop_event_type', 'drop_queue', 'drop_schedule', 'enable_endpoint', 'endpoints',
+                'event_types', 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'keep_dead', 'key',
+                'keys', 'limit_key', 'limit_queue', 'limits', 'measurements', 'mirror_audits', 'mirror_status',
+                'mute_cause', 'open_group', 'pause_key', 'pause_queue', 'pause_schedule', 'plan_change',
+                'purge_dead', 'queue_known', 'queue_of', 'record_act', 'record_alerts_v1', 'record_audit',
+                'record_outcome', 'record_repair', 'redact_queue', 'redrive', 'redrive_endpoint',
+                'redrive_matching', 'replay_endpoint', 'reset_endpoint', 'result', 'resume_key', 'resume_queue',
+                'resume_schedule', 'rotate_secret', 'run_schedule', 'sample_mirror', 'schedule_history',
+                'schedule_starts', 'schedules', 'schema_version', 'segment_held_by', 'set_concurrency',
+                'set_max_attempts', 'set_threshold', 'shard_queue', 'skip_dead', 'subscribe', 'subscriptions',
                 'test_endpoint', 'truncate_queue', 'unfinished', 'unmute_cause', 'unsubscribe', 'workers']
             when 'forebay_reader' then array[
-                'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'event_types', 'events',
-                'explain_job', 'groups', 'job', 'job_history', 'jobs', 'key', 'keys', 'limits', 'mirror_audits',
-                'mirror_status', 'queue_known', 'queue_of', 'result', 'schedule_history', 'schedule_starts',
-                'schedules', 'schema_version', 'segment_held_by', 'subscriptions', 'throttled', 'unfinished',
-                'workers']
+                'alerts', 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'event_types',
+                'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'key', 'keys', 'limits',
+                'measurements', 'mirror_audits', 'mirror_status', 'queue_known', 'queue_of', 'result',
+                'schedule_history', 'schedule_starts', 'schedules', 'schema_version', 'segment_held_by',
+                'subscriptions', 'throttled', 'unfinished', 'workers']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -19807,6 +19845,449 @@ end
 $$;
 
 
+-- functions/watch/alerts.sql
+
+-- grant: operator, reader, worker
+
+-- The alerts that fire now, as the last check recorded them; with with_pending also conditions that have not lasted long enough.
+--
+-- The leader of maintenance checks every 15 seconds, and so do `forebay alerts` and each scrape of `forebay metrics`. If nobody has
+-- checked for three minutes, the first row is the alert "unchecked"; not before the first check or the end of the first hour.
+--
+-- Errors: none.
+create function forebay.alerts(with_pending boolean default false)
+returns table (code text, subject text, group_name text, severity text, problem text, hint text, since timestamptz, fired_at timestamptz)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select 'unchecked', '', '', 'error',
+           'nobody has checked the alerts ' || case when c.checked_at is null then 'yet' else 'since ' || to_char(c.checked_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' end,
+           'Start a worker, whose maintenance checks them, or run forebay alerts regularly.', c.checked_at, forebay._now()
+    from (select max(i.checked_at) as checked_at from forebay.alert_check i) c
+    where c.checked_at < forebay._now() - interval '3 minutes'
+       or c.checked_at is null and not exists (select from forebay.schema_migration m where m.applied_at > forebay._now() - interval '1 hour')
+    union all
+    (select a.code, a.subject, a.group_name, a.severity, a.problem, a.hint, a.since, a.fired_at
+     from forebay.alert a where a.fired_at is not null or alerts.with_pending
+     order by a.code, a.subject, a.group_name)
+$$;
+
+
+-- functions/watch/measurements.sql
+
+-- grant: operator, reader, worker
+
+-- Everything that alerts and metrics are made of, as one JSON object: queues by group, dead letters, workers, endpoints, mirrors,
+-- schedules and the database. The only place that reads it: counters with more detail replace a part here, and nothing else.
+--
+-- It continues from the last counts of waiting jobs, as forebay.depth() does, and reads the newest 100 batches of each lane and its first
+-- 100 unread rows. Times are seconds since 1970.
+--
+-- Invariant "a scrape does not scan": the cost grows with lanes, endpoints and workers, and not with jobs.
+--
+-- Parameters: within_seconds, 60 to 86400: the time to which the numbers "completed", "died" and "missed" refer.
+-- Errors: JQ001 a bad number.
+-- pages: 3000 + 400 a lane + 4 an uncounted job + 20 an open lease
+create function forebay.measurements(within_seconds double precision default 900) returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_now   constant timestamptz := forebay._now();
+    v_since constant timestamptz := v_now - make_interval(secs => least(greatest(within_seconds, 0), 1000000));
+begin
+    if (measurements.within_seconds between 60 and 86400) is not true then
+        raise exception using errcode = 'JQ001', column = 'within_seconds',
+            message = format('within_seconds is %s, not within 60 to 86400', coalesce(measurements.within_seconds::text, 'null'));
+    end if;
+    return jsonb_build_object(
+        'at', extract(epoch from v_now), 'within', within_seconds,
+        'installed_at', (select extract(epoch from min(m.applied_at)) from forebay.schema_migration m),
+        'checked_at', (select extract(epoch from c.checked_at) from forebay.alert_check c),
+        'queues', forebay._measured_queues(v_now, v_since),
+        'dead', forebay._measured_dead(v_since),
+        'workers', forebay._measured_workers(v_now),
+        'endpoints', forebay._measured_endpoints(v_now),
+        'mirrors', forebay._measured_mirrors(v_now),
+        'schedules', forebay._measured_schedules(v_since),
+        'database', forebay._measured_database(v_now),
+        'alerts', (select coalesce(jsonb_agg(jsonb_build_object(
+                              'code', a.code, 'subject', a.subject, 'group', a.group_name, 'severity', a.severity, 'problem', a.problem, 'hint', a.hint,
+                              'since', extract(epoch from a.since), 'fired_at', extract(epoch from a.fired_at))
+                          order by a.code, a.subject, a.group_name), '[]') from forebay.alert a),
+        'thresholds', (select coalesce(jsonb_agg(jsonb_build_object('name', t.name, 'queue', t.queue, 'tag', t.tag, 'value', t.value)), '[]')
+                       from forebay.alert_threshold t));
+end
+$$;
+
+
+-- The groups of all queues: jobs by state, claims and completions, and the oldest ready job.
+create function forebay._measured_queues(p_now timestamptz, p_since timestamptz) returns jsonb
+language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+    with lanes as materialized (
+        select g.queue, g.group_id, l.lane, g.start_after, l.audience
+        from forebay.queue_group g
+        join lateral (select distinct i.lane, i.audience from forebay.lane i
+                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true),
+    newest as materialized (
+        select l.queue, l.group_id, l.lane, l.audience, l.start_after, n.*
+        from lanes l
+        left join lateral (
+            select i.snap_from, i.snap_to, i.pos_segment, i.pos_xid, i.pos_seq, i.handed_total
+            from forebay.batch i where i.group_id = l.group_id and i.lane = l.lane order by i.no desc limit 1) n on true),
+    claims as materialized (
+        select l.group_id, sum(n.handed_total)::bigint as claimed, max(n.claimed_at) as claimed_at
+        from lanes l
+        cross join lateral (select i.handed_total, i.claimed_at from forebay.batch i
+                            where i.group_id = l.group_id and i.lane = l.lane and i.lease_id is not null order by i.no desc limit 1) n
+        group by l.group_id),
+    done as materialized (
+        select b.group_id, max(b.settled_at) as completed_at, coalesce(sum(b.jobs) filter (where b.settled_at > p_since), 0)::bigint as completed
+        from (
+            select l.group_id, s.settled_at, d.jobs
+            from lanes l
+            cross join lateral (
+                select i.lease_id, i.claim_no, cardinality(i.seqs) as jobs from forebay.batch i
+                where i.group_id = l.group_id and i.lane = l.lane and i.lease_id is not null order by i.no desc limit 100) n
+            join forebay.settlement s on s.lease_id = n.lease_id and s.claim_no = n.claim_no
+            cross join lateral (
+                select case when s.outcomes is not null then (select count(*) from unnest(s.outcomes) o where o = 'd')
+                            when s.offsets is not null then cardinality(s.offsets) else n.jobs end as jobs) d
+            where d.jobs > 0) b
+        group by b.group_id),
+    oldest as materialized (
+        -- Rows of retried and scheduled jobs keep the time of their first enqueue, and say nothing about the wait.
+        select c.queue, c.group_id, min(u.oldest) as oldest
+        from (select n.queue, n.group_id, row(1, n.lane, case n.audience when 0 then n.start_after else '1:1:' end, n.snap_from, n.snap_to, s.lo, s.hi, n.pos_xid,
+                                     n.pos_seq)::forebay._cursor as cursor
+              from newest n left join forebay.segment s on s.segment_id = n.pos_segment
+              where n.audience = 0
+              union all
+              select l.queue, null, row(1, l.lane, '1:1:'::pg_snapshot, null, null, null, null, null, null)::forebay._cursor
+              from (select distinct i.queue, i.lane from forebay.lane i
+                    where i.audience = 0 and not exists (select from forebay.queue_group g where g.queue = i.queue)) l) c
+        cross join lateral forebay._oldest_unread(array[c.cursor]) u
+        group by c.queue, c.group_id),
+    counts as materialized (
+        select d.queue, d.group_name, sum(d.scheduled)::bigint as scheduled, sum(d.ready)::bigint as ready, sum(d.claimed)::bigint as claimed,
+               sum(d.running)::bigint as running, sum(d.retrying)::bigint as retrying
+        from forebay.depth() d group by d.queue, d.group_name)
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'queue', d.queue, 'group', d.group_name, 'scheduled', d.scheduled, 'ready', d.ready, 'claimed', d.claimed, 'running', d.running,
+               'retrying', d.retrying, 'created_at', extract(epoch from g.created_at),
+               'paused_at', extract(epoch from forebay._paused_since(g.paused_at, g.resume_at)),
+               'is_served', g.group_id is not null and (d.claimed + d.running > 0 or forebay._leader_of(g.group_id) is not null or exists (
+                   select from forebay.lease l
+                   join lateral (select h.heartbeat_at from forebay.heartbeat h where h.lease_id = l.lease_id order by h.heartbeat_at desc limit 1) h on true
+                   where l.closed_at is null and l.details ->> 'group' = g.name and l.details -> 'queues' ? g.queue
+                     and h.heartbeat_at > p_now - make_interval(secs => l.lease_seconds))),
+               'claims', coalesce(c.claimed, 0), 'claimed_at', extract(epoch from c.claimed_at),
+               'completed', coalesce(o.completed, 0), 'completed_at', extract(epoch from o.completed_at),
+               'oldest_ready_at', case when d.ready > 0 then extract(epoch from u.oldest) end) order by d.queue, d.group_name), '[]')
+    from counts d
+    left join forebay.queue_group g on g.queue = d.queue and g.name = d.group_name
+    left join claims c on c.group_id = g.group_id
+    left join done o on o.group_id = g.group_id
+    left join oldest u on u.queue = d.queue and u.group_id is not distinct from g.group_id
+$$;
+
+
+-- When the oldest of the first 100 rows in front of cursors was enqueued; rows of jobs that had one before are left out.
+create function forebay._oldest_unread(p_cursors forebay._cursor[]) returns table (oldest timestamptz)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    return query execute
+        'select min(u.enqueued_at) filter (where u.job_id is null) from (' || forebay._unread_sql(p_cursors, 'l.enqueued_at, l.job_id') || ' limit 100) u'
+        using p_cursors;
+end
+$$;
+
+
+-- Dead letters that were not redriven, by queue, kind, tag and reason; muted causes do not count. At most 100,000 are read, the
+-- newest of each queue.
+create function forebay._measured_dead(p_since timestamptz) returns jsonb
+language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'queue', d.queue, 'kind', d.kind, 'tag', d.tag, 'reason', d.reason, 'dead', d.dead, 'lately', d.lately, 'newest_at', extract(epoch from d.newest))
+           order by d.queue, d.kind, d.tag, d.reason), '[]')
+    from (select i.queue, i.kind, i.tag, i.reason, count(*) as dead, count(*) filter (where i.died_at > p_since) as lately, max(i.died_at) as newest
+          from (select q.queue from forebay._queues_of(null) q (queue) union select 'forebay.deliver') q
+          cross join lateral (select * from forebay.dead_letter e where e.queue = q.queue order by e.died_at desc limit 100000) i
+          where i.redriven_at is null
+            and not exists (select from forebay.muted_cause m where m.cause = i.cause and m.cause <> '' and (m.until is null or m.until > forebay._now()))
+          group by i.queue, i.kind, i.tag, i.reason) d
+$$;
+
+
+-- The workers with an open lease.
+create function forebay._measured_workers(p_now timestamptz) returns jsonb
+language sql stable
+set enable_seqscan = off
+set jit = off
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'worker', l.worker, 'group', l.details ->> 'group', 'app', l.details ->> 'app', 'concurrency', l.details -> 'concurrency',
+               'is_alive', coalesce(h.heartbeat_at > p_now - make_interval(secs => l.lease_seconds), false), 'heartbeat_at', extract(epoch from h.heartbeat_at),
+               'memory_bytes', h.memory_kb * 1024::bigint, 'running', coalesce(cardinality(h.running_jobs), 0)) order by l.worker), '[]')
+    from forebay.lease l
+    left join lateral (select b.heartbeat_at, b.memory_kb, b.running_jobs from forebay.heartbeat b
+                       where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h on true
+    where l.closed_at is null
+$$;
+
+
+-- Endpoints: what waits, the breaker, and calls of the last two minutes.
+create function forebay._measured_endpoints(p_now timestamptz) returns jsonb
+language sql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'endpoint', e.name, 'waiting', e.waiting, 'breaker', e.breaker, 'opened_at', extract(epoch from e.opened_at),
+               'is_disabled', e.disabled_at is not null, 'is_overfull', e.is_overfull, 'accepted_per_second', e.accepted_per_second,
+               'failed_per_second', e.failed_per_second, 'rejected_per_second', e.rejected_per_second, 'p99_seconds', e.p99_seconds,
+               'error', left(e.last_error, 200)) order by e.name), '[]')
+    from forebay.endpoints() e
+$$;
+
+
+-- Mirrors: the last sample, open breakers, and the last audit.
+create function forebay._measured_mirrors(p_now timestamptz) returns jsonb
+language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'mirror', m.mirror, 'due', s.due, 'waiting', s.waiting, 'sampled_at', extract(epoch from s.at), 'breakers', coalesce(b.breakers, '[]'),
+               'drift', a.missing + a.stale + a.orphaned + a.ahead, 'repaired', a.repaired, 'audited_at', extract(epoch from a.ended_at)) order by m.mirror), '[]')
+    from (with recursive each as (
+              (select i.mirror from forebay.mirror_sample i order by i.mirror limit 1)
+              union all
+              select n.mirror from each e, lateral (select i.mirror from forebay.mirror_sample i where i.mirror > e.mirror order by i.mirror limit 1) n)
+          select e.mirror from each e union select i.mirror from forebay.mirror_audit i) m
+    left join lateral (select i.* from forebay.mirror_sample i where i.mirror = m.mirror order by i.at desc limit 1) s on true
+    left join lateral (select i.* from forebay.mirror_audit i where i.mirror = m.mirror order by i.ended_at desc limit 1) a on true
+    left join lateral (
+        select jsonb_agg(jsonb_build_object('who', o.who, 'place', o.place, 'why', o.why, 'at', extract(epoch from o.at)) order by o.who, o.place) as breakers
+        from (select distinct on (i.who, i.place) i.* from forebay.mirror_breaker i
+              where i.mirror = m.mirror and i.at > p_now - interval '1 hour' order by i.who, i.place, i.at desc) o
+        where o.open_until > p_now - interval '3 minutes') b on true
+$$;
+
+
+-- Schedules: where the decisions are, and instants that were missed lately.
+create function forebay._measured_schedules(p_since timestamptz) returns jsonb
+language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'schedule', s.name, 'kind', s.kind, 'cron', s.cron, 'every', extract(epoch from s.every), 'tz', s.tz, 'starts_at', extract(epoch from s.starts_at),
+               'decided_to', extract(epoch from s.decided_to), 'is_paused', s.paused_at is not null, 'is_declared', s.vanished_at is null, 'problem', s.problem,
+               'missed', coalesce(o.missed, 0)) order by s.name), '[]')
+    from forebay.schedule s
+    left join lateral (select sum(i.instants)::bigint as missed from forebay.occurrence i
+                       where i.schedule_id = s.schedule_id and i.status = 'missed' and i.decided_at > p_since) o on true
+$$;
+
+
+-- The database: the oldest snapshot, dead rows, the reserve of segments, duties of maintenance, and sizes.
+create function forebay._measured_database(p_now timestamptz) returns jsonb
+language sql stable
+set enable_seqscan = off
+set jit = off
+as $$
+    select jsonb_build_object(
+        'snapshot_seconds', (
+            select coalesce(extract(epoch from max(p_now - coalesce(a.xact_start, a.query_start))), 0) from pg_stat_activity a
+            where a.backend_xmin is not null and a.backend_type <> 'walsender' and a.pid <> pg_backend_pid()
+              and (a.datid is null or a.datid = (select d.oid from pg_database d where d.datname = current_database()))),
+        'prepared_seconds', (select coalesce(extract(epoch from max(p_now - p.prepared)), 0) from pg_prepared_xacts p where p.database = current_database()),
+        'xmin_age', greatest(
+            (select coalesce(max(age(a.backend_xmin)), 0) from pg_stat_activity a where a.pid <> pg_backend_pid()),
+            (select coalesce(max(greatest(age(r.xmin), age(r.catalog_xmin))), 0) from pg_replication_slots r),
+            (select coalesce(max(age(p.transaction)), 0) from pg_prepared_xacts p)),
+        'dead_rows', (select coalesce(sum(t.n_dead_tup), 0)::bigint from pg_stat_user_tables t where t.schemaname = 'forebay'),
+        'live_rows', (select coalesce(sum(t.n_live_tup), 0)::bigint from pg_stat_user_tables t where t.schemaname = 'forebay'),
+        'numbers_left', (select max(s.hi) from forebay.segment s) - 1 - coalesce(pg_sequence_last_value('forebay.log_seq'), 0),
+        'numbers_drawn', coalesce(pg_sequence_last_value('forebay.log_seq'), 0),
+        'reserve_rows', (select s.value from forebay.setting s where s.name = 'reserve_rows'),
+        'segments', (select count(*) from forebay.segment s where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)),
+        'duties', (select coalesce(jsonb_agg(jsonb_build_object(
+                              'duty', d.name, 'error', d.error, 'since', extract(epoch from d.since), 'recorded_at', extract(epoch from d.recorded_at))
+                          order by d.name), '[]') from forebay.duty d))
+$$;
+
+
+-- functions/watch/record_alerts.sql
+
+-- grant: worker, operator
+
+-- Record what a check of the rules found, and return what began or ended with it.
+--
+-- An alert fires when its condition was found by every check for its time, and ends when no check has found it for p_clear_seconds. Both
+-- write a row of the event log, and publish an event of the type forebay.alert if it has a subscription, in this transaction. Invariant "one alert, two events":
+-- docs/design/alerts.md. A crash before the commit leaves the state of the check before; the next check does the same.
+--
+-- Parameters: p_found, a JSON array of {"code", "subject", "group", "severity", "problem", "hint", "since" (seconds since 1970; null: now),
+--   "for" (seconds)}, at most 1,000; p_clear_seconds, 0 to 86400.
+-- Returns: for each, act, fired or cleared.
+-- Errors: JQ001 a bad array or number, JQ030 foreign cluster.
+-- Locks: the lock of alerts, only tried: if another session has it, nothing is recorded.
+-- pages: 200 + 60 an alert
+create function forebay.record_alerts_v1(p_found jsonb, p_clear_seconds double precision default 120)
+returns table (act text, code text, subject text, group_name text, severity text, problem text, hint text, since timestamptz)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_now constant timestamptz := forebay._now();
+    v_row record;
+begin
+    if (jsonb_typeof(p_found) = 'array' and jsonb_array_length(p_found) <= 1000 and p_clear_seconds between 0 and 86400) is not true then
+        raise exception using errcode = 'JQ001', message = 'alerts are an array of at most 1,000 objects, and p_clear_seconds is 0 to 86400';
+    end if;
+    perform forebay._require_same_cluster();
+    if not forebay._try_lock('alert') then
+        return;
+    end if;
+    insert into forebay.alert_check (checked_at) values (v_now) on conflict on constraint alert_check_pkey do update set checked_at = excluded.checked_at;
+    insert into forebay.alert as a (code, subject, group_name, severity, problem, hint, since, seen_at)
+    select distinct on (f.code, f.subject, f.grp) left(f.code, 100), left(f.subject, 200), left(f.grp, 200), f.severity, left(f.problem, 1000), left(f.hint, 1000),
+           least(coalesce(f.since, v_now), v_now), v_now
+    from (select e.value ->> 'code' as code, coalesce(e.value ->> 'subject', '') as subject, coalesce(e.value ->> 'group', '') as grp,
+                 coalesce(e.value ->> 'severity', 'warning') as severity, coalesce(e.value ->> 'problem', '') as problem, coalesce(e.value ->> 'hint', '') as hint,
+                 to_timestamp((e.value ->> 'since')::double precision) as since
+          from jsonb_array_elements(p_found) e) f
+    on conflict on constraint alert_pkey do update
+    set severity = excluded.severity, problem = excluded.problem, hint = excluded.hint, seen_at = excluded.seen_at,
+        since = case when a.fired_at is null and a.seen_at < v_now - interval '3 minutes' then excluded.since else least(a.since, excluded.since) end;
+
+    for v_row in
+        update forebay.alert a set fired_at = v_now
+        from (select e.value ->> 'code' as code, coalesce(e.value ->> 'subject', '') as subject, coalesce(e.value ->> 'group', '') as grp,
+                     coalesce((e.value ->> 'for')::double precision, 0) as seconds
+              from jsonb_array_elements(p_found) e) f
+        where a.code = f.code and a.subject = f.subject and a.group_name = f.grp and a.fired_at is null
+          and a.since <= v_now - make_interval(secs => f.seconds)
+        returning 'fired' as act, a.code, a.subject, a.group_name, a.severity, a.problem, a.hint, a.since
+    loop
+        perform forebay._announce_alert(v_row.act, v_row.code, v_row.subject, v_row.group_name, v_row.severity, v_row.problem, v_row.hint, v_row.since);
+        return query select v_row.act, v_row.code, v_row.subject, v_row.group_name, v_row.severity, v_row.problem, v_row.hint, v_row.since;
+    end loop;
+
+    for v_row in
+        -- A condition that has not lasted long enough has to last without a break.
+        delete from forebay.alert a
+        where a.seen_at < v_now and (a.fired_at is null or a.seen_at <= v_now - make_interval(secs => p_clear_seconds))
+        returning 'cleared' as act, a.code, a.subject, a.group_name, a.severity, a.problem, a.hint, a.since, a.fired_at
+    loop
+        continue when v_row.fired_at is null;
+        perform forebay._announce_alert(v_row.act, v_row.code, v_row.subject, v_row.group_name, v_row.severity, v_row.problem, v_row.hint, v_row.since);
+        return query select v_row.act, v_row.code, v_row.subject, v_row.group_name, v_row.severity, v_row.problem, v_row.hint, v_row.since;
+    end loop;
+end
+$$;
+
+
+-- Write the event of an alert that fired or cleared, and publish it.
+create function forebay._announce_alert(
+    p_act text, p_code text, p_subject text, p_group text, p_severity text, p_problem text, p_hint text, p_since timestamptz)
+returns void
+language plpgsql volatile
+as $$
+begin
+    perform forebay._record_event(
+        'alerts.' || p_act, p_kind => p_code, p_queue => nullif(p_subject, ''), p_group => nullif(p_group, ''),
+        p_new => jsonb_build_object('severity', p_severity, 'since', p_since), p_detail => p_problem);
+    -- An event that nobody routes would wait, and be an alert.
+    if not exists (select from forebay.subscription s where s.event_type = 'forebay.alert') then
+        return;
+    end if;
+    perform forebay.publish(
+        'forebay.alert',
+        jsonb_build_object('state', p_act, 'code', p_code, 'subject', p_subject, 'group', p_group, 'severity', p_severity, 'problem', p_problem,
+                           'hint', p_hint, 'since', p_since));
+exception
+    when configuration_limit_exceeded or sqlstate 'JQ001' then
+        -- The queue of events is full, or an operator dropped the event type. The alert counts nevertheless.
+        perform forebay._record_event(
+            'alerts.' || p_act, p_kind => p_code, p_queue => nullif(p_subject, ''), p_group => nullif(p_group, ''),
+            p_new => jsonb_build_object('severity', p_severity, 'since', p_since, 'published', false), p_detail => p_problem);
+end
+$$;
+
+
+-- functions/watch/set_threshold.sql
+
+-- grant: operator
+
+-- Set a threshold of the alerts, or, with value null, remove it, so that the next more general one holds; returns the value before.
+--
+-- The most special one holds: of the queue and tag, of the tag, of the queue, of all, and then the default of the library. Tags matter to
+-- dead letters only. A name that no rule knows is refused by the library, not here.
+--
+-- Parameters: queue and tag, null: any; value, from 0.
+-- Errors: JQ001 a bad name or value.
+create function forebay.set_threshold(name text, value double precision, queue text default null, tag text default null) returns double precision
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_before double precision;
+begin
+    if (length(set_threshold.name) between 1 and 100) is not true or (coalesce(set_threshold.value, 0) between 0 and 1e15) is not true then
+        raise exception using errcode = 'JQ001', column = 'value',
+            message = format('threshold %s cannot be %s', coalesce(quote_literal(left(set_threshold.name, 100)), 'null'), coalesce(set_threshold.value::text, 'null')),
+            hint = 'The value is a number from 0.';
+    end if;
+    select t.value into v_before from forebay.alert_threshold t
+    where t.name = set_threshold.name and t.queue = coalesce(set_threshold.queue, '') and t.tag = coalesce(set_threshold.tag, '') for update;
+    if v_before is not distinct from set_threshold.value then
+        return v_before;
+    end if;
+    if set_threshold.value is null then
+        delete from forebay.alert_threshold t
+        where t.name = set_threshold.name and t.queue = coalesce(set_threshold.queue, '') and t.tag = coalesce(set_threshold.tag, '');
+    else
+        insert into forebay.alert_threshold (name, queue, tag, value)
+        values (set_threshold.name, coalesce(set_threshold.queue, ''), coalesce(set_threshold.tag, ''), set_threshold.value)
+        on conflict on constraint alert_threshold_pkey do update set value = excluded.value;
+    end if;
+    perform forebay._record_event(
+        'alerts.set', p_queue => set_threshold.queue, p_kind => set_threshold.tag, p_old => to_jsonb(v_before), p_new => to_jsonb(set_threshold.value),
+        p_detail => set_threshold.name);
+    return v_before;
+end
+$$;
+
+
 -- first_rows.sql
 
 -- The first rows of a new schema: its secret, its database, the grants, and segments, so that the first enqueue can write.
@@ -19835,7 +20316,8 @@ insert into forebay.sink_type (name, settings, required, is_ours) values
     ('rq', '{url,queue,tasks,serializer,job_timeout,result_ttl,failure_ttl,connect_timeout}', '{url}', true),
     ('sqs', '{queue_url,region,endpoint_url,profile,requests,connect_timeout,read_timeout}', '{queue_url}', true);
 insert into forebay.event_type (name, description, created_at)
-values ('forebay.endpoint_failing', 'An endpoint fails and will be disabled: endpoint, percent of the time until then, since, error.', forebay._now());
+values ('forebay.endpoint_failing', 'An endpoint fails and will be disabled: endpoint, percent of the time until then, since, error.', forebay._now()),
+       ('forebay.alert', 'An alert fired or cleared: state, code, subject, group, severity, problem, hint, since.', forebay._now());
 
 select forebay._grant();
 
