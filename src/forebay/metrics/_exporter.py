@@ -23,7 +23,7 @@ log = logger("forebay.metrics")
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-#: The alerts are checked by a scrape if nobody has for this time; then the leader of maintenance is away.
+#: The alerts are checked by a scrape if the last check is this old; then the leader of maintenance is away.
 _CHECK_SECONDS: Final = 45.0
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """A problem that somebody should know.
+    """A problem that an operator should know.
 
     Attributes:
         code: ``A1`` too few completed jobs, ``A2`` too many waiting jobs, ``A3`` jobs that may never succeed; other codes are

@@ -2,8 +2,8 @@
 
 -- The alerts that fire now, as the last check recorded them; with with_pending also conditions that have not lasted long enough.
 --
--- The leader of maintenance checks every 15 seconds, and so do `forebay alerts` and each scrape of `forebay metrics`. If nobody has
--- checked for three minutes, the first row is the alert "unchecked"; not before the first check or the end of the first hour.
+-- The leader of maintenance checks every 15 seconds, and so do `forebay alerts` and each scrape of `forebay metrics`. If the last check
+-- is more than three minutes old, the first row is the alert "unchecked"; not before the first check or the end of the first hour.
 --
 -- Errors: none.
 create function forebay.alerts(with_pending boolean default false)
@@ -12,7 +12,7 @@ language sql stable security definer
 set search_path = pg_catalog, pg_temp
 as $$
     select 'unchecked', '', '', 'error',
-           'nobody has checked the alerts ' || case when c.checked_at is null then 'yet' else 'since ' || to_char(c.checked_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' end,
+           'no process has checked the alerts ' || case when c.checked_at is null then 'yet' else 'since ' || to_char(c.checked_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' end,
            'Start a worker, whose maintenance checks them, or run forebay alerts regularly.', c.checked_at, forebay._now()
     from (select max(i.checked_at) as checked_at from forebay.alert_check i) c
     where c.checked_at < forebay._now() - interval '3 minutes'

@@ -79,7 +79,7 @@ begin
     perform forebay._record_event(
         'alerts.' || p_act, p_kind => p_code, p_queue => nullif(p_subject, ''), p_group => nullif(p_group, ''),
         p_new => jsonb_build_object('severity', p_severity, 'since', p_since), p_detail => p_problem);
-    -- An event that nobody routes would wait, and be an alert.
+    -- An event without a router would wait, and be an alert.
     if not exists (select from forebay.subscription s where s.event_type = 'forebay.alert') then
         return;
     end if;
