@@ -219,7 +219,7 @@ class Tracing(Middleware):
         return named
 
 
-#: Attributes of ours, and what the conventions call them.
+#: Our attributes, and their names in the conventions.
 _CONVENTIONS: Final = {
     "forebay.job_id": "messaging.message.id",
     "forebay.correlation_id": "messaging.message.conversation_id",

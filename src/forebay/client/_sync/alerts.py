@@ -18,7 +18,7 @@ class AsyncAlerts(ClientBase):
     ) -> list[Alert]:
         """Return the alerts that fire now, as the last check recorded them.
 
-        If nobody has checked for three minutes, the first one is the alert ``unchecked``.
+        If the last check is more than three minutes old, the first one is the alert ``unchecked``.
 
         Args:
             with_pending: also conditions that have not lasted long enough; their ``fired_at`` is None.
