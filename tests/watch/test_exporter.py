@@ -17,6 +17,7 @@ import forebay.metrics
 from forebay.metrics import CONTENT_TYPE, Exporter, Family, metric_names
 from forebay.metrics._families import text_of
 from tests.support.engine import enqueue, shift_clock
+from tests.support.mutant import break_function, violation
 from tests.support.probe import ANYWHERE, address_of
 from tests.support.waiting import wait_for
 from tests.support.worker_process import crew
@@ -256,3 +257,33 @@ def test_prometheus_scrapes_loads_the_rules_and_alertmanager_receives_one(databa
             program.wait(20)
         for log in logs.values():
             log.close()
+
+
+def pages(conn):
+    """Return the pages that one read of the measurements touches, in a session with warm caches."""
+    query = "explain (analyze, buffers, format json) select forebay.measurements()"
+    for _ in range(2):
+        (plan,) = conn.execute(query).fetchone()
+    return plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
+
+
+def grows_with_jobs(conn):
+    """Compare a queue with a hundred waiting jobs to one with twenty thousand, after maintenance has counted them."""
+    many = "select forebay.enqueue_many((select jsonb_agg(jsonb_build_object('kind', 'work', 'queue', 'mail')) from generate_series(1, %s)))"
+    conn.execute(many, [100])
+    conn.execute("select forebay.renew_counts_v1(1)")
+    few = pages(conn)
+    conn.execute(many, [20_000])
+    conn.execute("select forebay.renew_counts_v1(1)")
+    assert pages(conn) < few + 150
+
+
+@pytest.mark.usual("reads pages as the owner")
+def test_a_scrape_does_not_scan_what_waits(database, conn):
+    grows_with_jobs(conn)
+
+
+@pytest.mark.usual("reads pages as the owner")
+def test_without_its_bound_it_would(database, conn):
+    break_function(database, "_oldest_unread", ("' limit 100) u'", "') u'"))
+    assert violation(lambda: grows_with_jobs(conn))
