@@ -1,0 +1,106 @@
+-- grant: worker
+
+-- Fold what was appended since the last folds into the counters. Returns how many folds it appended; while that is not 0 and p_most
+-- bounds the call, there may be more.
+--
+-- Invariant "counters are exact": a fold is one statement's snapshot, and says which rows it has. A read adds the others. So a fold may be
+-- late, partial or lost, and no read is wrong; see docs/design/counters.md.
+--
+-- Parameters: p_most, batches of each lane that one call folds, at least 1. p_is_forced, wait for the lock and fold groups without news too.
+-- Errors: JQ001 a bad number, JQ030 foreign cluster.
+-- Locks: the counters' lock; returns 0 when another session has it.
+-- pages: 1000 + 100 a lane + 12 an uncounted job
+create function forebay.fold_v1(p_most bigint default 2000, p_is_forced boolean default false) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: in order
+as $$
+declare
+    v_found record;
+    v_at    constant timestamptz := forebay._now();
+    v_folds integer;
+begin
+    if (p_most >= 1) is not true then
+        raise exception using errcode = 'JQ001', message = format('a fold of %s batches does nothing', coalesce(p_most::text, 'null'));
+    end if;
+    perform forebay._require_same_cluster();
+    if p_is_forced then
+        lock table only forebay.lock_counters in share update exclusive mode;
+    elsif not forebay._try_lock('counters') then
+        return 0;
+    end if;
+    -- A transaction with one snapshot for all its statements does not see what the last holder of the lock committed.
+    if current_setting('transaction_isolation') <> 'read committed' then
+        return 0;
+    end if;
+    select r.*, pg_current_snapshot() as snap into v_found from forebay._counter_read(null, p_most) r;
+    v_found.snap := forebay._snapshot_of_others(v_found.snap);
+
+    insert into forebay.counter_cell (group_id, queue, priority, kind, tag)
+    select n.group_id, n.queue, n.priority, n.kind, n.tag
+    from (select d.*, row_number() over (partition by d.group_id order by d.priority, d.kind, d.tag) as place
+          from (select distinct b.group_id, b.queue, d.priority, d.kind, d.tag
+                from unnest(v_found.deltas) d join unnest(v_found.bases) b on b.nr = d.base
+                where d.event > 0 and b.group_id <> 0
+                  and not exists (select from forebay.counter_cell c
+                                  where c.group_id = b.group_id and c.priority = d.priority and c.kind = d.kind and c.tag is not distinct from d.tag)) d) n
+    where n.place <= forebay._counter_cells() - (select count(*) from forebay.counter_cell c where c.group_id = n.group_id);
+    insert into forebay.counter_cell (group_id, queue, priority, kind)
+    select distinct b.group_id, b.queue, d.priority, ''
+    from unnest(v_found.deltas) d join unnest(v_found.bases) b on b.nr = d.base
+    where d.event > 0 and b.group_id <> 0
+      and not exists (select from forebay.counter_cell c
+                      where c.group_id = b.group_id and c.priority = d.priority and c.kind = d.kind and c.tag is not distinct from d.tag)
+    on conflict on constraint counter_cell_key do nothing;
+
+    insert into forebay.counter (cell_id, segment_id, no, counted_at, totals)
+    select n.cell_id, n.segment_id, coalesce(p.no, 0) + 1, v_at,
+           array(select coalesce(o.total, 0) + coalesce(a.jobs, 0)
+                 from generate_series(1, 46) i
+                 left join unnest(p.totals) with ordinality o (total, event) on o.event = i
+                 left join unnest(n.events, n.jobs) a (event, jobs) on a.event = i
+                 order by i)
+    from (select d.cell_id, d.segment_id, array_agg(d.event) as events, array_agg(d.jobs) as jobs
+          from (select c.cell_id, s.segment_id, d.event, sum(d.jobs)::bigint as jobs
+                from unnest(v_found.deltas) d
+                join unnest(v_found.bases) b on b.nr = d.base and b.group_id <> 0
+                cross join lateral (select forebay._counter_cell_of(b.group_id, d.priority, d.kind, d.tag) as cell_id) c
+                cross join lateral (select -1::bigint as segment_id union select d.segment_id) s
+                where d.event > 0
+                group by 1, 2, 3) d
+          group by d.cell_id, d.segment_id) n
+    left join lateral (select i.no, i.totals from forebay.counter i
+                       where i.cell_id = n.cell_id and i.segment_id = n.segment_id order by i.no desc limit 1) p on true;
+
+    insert into forebay.counter_fold (group_id, no, snap, folded_at, lanes, nos, open)
+    select b.group_id, coalesce(b.no, 0) + 1, v_found.snap, v_at, l.lanes, l.nos, o.open
+    from unnest(v_found.bases) b
+    cross join lateral (select coalesce(array_agg(i.lane), '{}') as lanes, coalesce(array_agg(coalesce(i.last_no, 0)), '{}') as nos,
+                               coalesce(bool_or(i.last_no > i.no), false) as is_new
+                        from unnest(v_found.lanes) i where i.base = b.nr) l
+    cross join lateral (select coalesce(array_agg(row(i.lease_id, i.claim_no, i.flushes)::forebay._counter_open), '{}') as open
+                        from unnest(v_found.opens) with ordinality i (lease_id, claim_no, flushes, place)
+                        where v_found.open_bases[i.place] = b.nr) o
+    where b.group_id <> 0
+      and (p_is_forced or b.no is null or l.is_new or o.open <> b.open
+           or exists (select from unnest(v_found.deltas) d where d.base = b.nr and d.event > 0)
+           or b.snap::text <> v_found.snap::text and b.folded_at not between v_at - interval '1 minute' and v_at);
+    get diagnostics v_folds = row_count;
+    return v_folds;
+end
+$$;
+
+
+-- The cell of jobs of a group.
+create function forebay._counter_cell_of(p_group_id bigint, p_priority integer, p_kind text, p_tag text) returns bigint
+language sql stable
+as $$
+    select coalesce(
+        case when p_tag is null
+             then (select c.cell_id from forebay.counter_cell c
+                   where c.group_id = p_group_id and c.priority = p_priority and c.kind = p_kind and c.tag is null)
+             else (select c.cell_id from forebay.counter_cell c
+                   where c.group_id = p_group_id and c.priority = p_priority and c.kind = p_kind and c.tag = p_tag) end,
+        (select c.cell_id from forebay.counter_cell c
+         where c.group_id = p_group_id and c.priority = p_priority and c.kind = '' and c.tag is null))
+$$;

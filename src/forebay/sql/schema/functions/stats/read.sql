@@ -1,0 +1,281 @@
+-- What the counters of some queues (null: all) do not have yet, in the caller's snapshot: what was appended since the last folds.
+--
+-- Everything is read in one snapshot, that of the calling statement. Rows of the log, of deferred and of count_change are found by
+-- ranges of transactions, as a claim finds them. The batches of a lane are numbered under its lock, so those that a snapshot shows are
+-- all up to some number. A settlement has its batch: those of new batches and of batches that were open at the fold are looked up.
+--
+-- Parameters: p_most, at most about as many batches of each lane, for a fold; null: all.
+create function forebay._counter_read(
+    p_queues text[], p_most bigint, out bases forebay._counter_base[], out lanes forebay._counter_lane[], out opens forebay._counter_open[],
+    out open_bases bigint[], out deltas forebay._counter_delta[])
+language plpgsql stable
+-- planner: in order
+as $$
+#variable_conflict use_column
+declare
+    v_now   constant pg_snapshot := pg_current_snapshot();
+    v_own   constant forebay._xid_range[] := forebay._own_xid_range();
+    v_bases forebay._counter_base[];
+    v_lanes forebay._counter_lane[];
+    v_los   bigint[];
+    v_ids   bigint[];
+    v_named record;
+    v_piece record;
+begin
+    v_bases := array(
+        select row(row_number() over (order by q.queue, g.name), q.queue, coalesce(g.group_id, 0), coalesce(g.name, 'default'),
+                   coalesce(g.start_after, '1:1:'), f.no, f.snap, f.folded_at, coalesce(f.open, '{}'),
+                   forebay._xid_ranges(coalesce(f.snap, '1:1:'), v_now) || v_own)::forebay._counter_base
+        from forebay._queues_of(p_queues) q (queue)
+        left join forebay.queue_group g on g.queue = q.queue
+        left join lateral (select i.* from forebay.counter_fold i where i.group_id = g.group_id order by i.no desc limit 1) f on true
+        where g.closing_at is null);
+    v_lanes := array(
+        select row(b.nr, b.group_id, l.lane, l.priority,
+                   case when b.snap is null and l.audience = 0 then forebay._xid_ranges(b.start, v_now) || v_own else b.ranges end,
+                   coalesce(f.no, 0), case when n.no - coalesce(f.no, 0) > p_most then coalesce(f.no, 0) + p_most else n.no end)::forebay._counter_lane
+        from unnest(v_bases) b
+        cross join lateral (select distinct i.lane, i.priority, i.audience from forebay.lane i
+                            where i.queue = b.queue and i.audience in (0, b.group_id, -b.group_id)) l
+        left join lateral (select u.no from forebay.counter_fold i cross join lateral unnest(i.lanes, i.nos) u (lane, no)
+                           where i.group_id = b.group_id and i.no = b.no and u.lane = l.lane limit 1) f on true
+        left join lateral (select i.no from forebay.batch i where i.group_id = b.group_id and i.lane = l.lane order by i.no desc limit 1) n on true);
+    select coalesce(array_agg(s.lo order by s.lo), '{}'), coalesce(array_agg(s.segment_id order by s.lo), '{}') into v_los, v_ids
+    from forebay.segment s
+    where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.lo >= forebay._archived_below()
+      and forebay._has_table(s.segment_id);
+    bases := v_bases;
+    lanes := v_lanes;
+
+    deltas := array(select a from forebay._counter_arrived(v_lanes, v_ids) a)
+           || array(select d from forebay._counter_deferred(v_bases, v_lanes) d)
+           || array(select c from forebay._counter_changed(v_bases) c);
+
+    -- The jobs of new batches, and those that were settled since. An end that is not in an array is the one of a whole batch.
+    with named as materialized (
+        select l.base, b.lane, b.lease_id, b.claim_no, b.seqs, b.xids, b.lanes, b.claimed_at, true as is_new, '{}'::integer[] as flushes
+        from unnest(v_lanes) l
+        cross join lateral (select i.* from forebay.batch i
+                            where i.group_id = l.group_id and i.lane = l.lane and i.no > l.no and i.no <= l.last_no offset 0) b
+        where b.seqs is not null
+        union all
+        select b.nr, i.lane, i.lease_id, i.claim_no, i.seqs, i.xids, i.lanes, i.claimed_at, false, o.flushes
+        from unnest(v_bases) b
+        cross join lateral unnest(b.open) o
+        cross join lateral (select j.* from forebay.batch j where j.lease_id = o.lease_id and j.claim_no = o.claim_no offset 0) i
+    ), settled as materialized (
+        select n.lease_id, n.claim_no, s.flush_no, s.offsets, s.outcomes, s.millis, case when s.offsets is null then n.seqs end as seqs
+        from named n
+        cross join lateral (select i.* from forebay.settlement i
+                            where i.lease_id = n.lease_id and i.claim_no = n.claim_no and i.flush_no <> all (n.flushes) offset 0) s
+    ), ended as materialized (
+        select s.lease_id, s.claim_no, u.place, coalesce(u.code, 'd') as code, u.millis
+        from settled s cross join lateral unnest(s.offsets, s.outcomes, s.millis) u (place, code, millis)
+        where s.offsets is not null and u.place is not null
+        union all
+        select s.lease_id, s.claim_no, u.place::smallint, 'd', u.millis
+        from settled s cross join lateral unnest(s.seqs, s.millis) with ordinality u (seq, millis, place)
+        where s.offsets is null and u.seq is not null
+    ), job as materialized (
+        select n.base, coalesce(u.lane, n.lane) as lane, coalesce(u.xid, n.xids[1]) as xid, u.seq, n.is_new, n.claimed_at, e.code, e.millis,
+               width_bucket(u.seq, v_los) as segment
+        from named n
+        cross join lateral unnest(n.seqs, n.xids, n.lanes) with ordinality u (seq, xid, lane, place)
+        left join ended e on e.lease_id = n.lease_id and e.claim_no = n.claim_no and e.place = u.place
+        where n.is_new or e.code is not null
+    ), over as materialized (
+        select s.lease_id, s.claim_no, bool_or(s.offsets is null) as is_whole, sum(cardinality(s.offsets)) as jobs, array_agg(s.flush_no) as flushes
+        from settled s group by s.lease_id, s.claim_no
+    ), left_open as materialized (
+        select n.base, row(n.lease_id, n.claim_no, n.flushes || o.flushes)::forebay._counter_open as open
+        from named n left join over o on o.lease_id = n.lease_id and o.claim_no = n.claim_no
+        where o.is_whole is not true
+          and cardinality(n.seqs) > coalesce(o.jobs, 0) + case when n.flushes = '{}' then 0 else (
+              select coalesce(sum(cardinality(i.offsets)), 0) from forebay.settlement i
+              where i.lease_id = n.lease_id and i.claim_no = n.claim_no and i.flush_no = any (n.flushes)) end
+    )
+    select (select coalesce(array_agg(o.open), '{}') from left_open o) as opens, (select coalesce(array_agg(o.base), '{}') from left_open o) as open_bases,
+           array(select row(j.segment, j.bases, j.lanes, j.xids, j.seqs, j.news, j.times, j.codes, j.millis)::forebay._counter_jobs
+                 from (select i.segment, array_agg(i.base) as bases, array_agg(i.lane) as lanes, array_agg(i.xid) as xids, array_agg(i.seq) as seqs,
+                              array_agg(i.is_new) as news, array_agg(i.claimed_at) as times, array_agg(i.code) as codes, array_agg(i.millis) as millis
+                       from job i where i.segment > 0 group by i.segment) j) as jobs
+    into v_named;
+    opens := v_named.opens;
+    open_bases := v_named.open_bases;
+    for v_piece in select j.* from unnest(v_named.jobs) j loop
+        deltas := deltas || array(select h from forebay._counter_handed(v_lanes, v_ids[v_piece.segment], v_piece.bases, v_piece.lanes, v_piece.xids,
+                                                                        v_piece.seqs, v_piece.news, v_piece.times, v_piece.codes, v_piece.millis) h);
+    end loop;
+    deltas := deltas || array(select s from forebay._counter_skipped(v_bases, v_lanes, v_los, v_ids) s);
+end
+$$;
+
+
+-- Rows of the log, by the transactions that have ended since the folds.
+create function forebay._counter_arrived(p_lanes forebay._counter_lane[], p_segments bigint[]) returns setof forebay._counter_delta
+language plpgsql stable
+-- planner: in order
+as $$
+declare
+    v_oldest xid8 := (select min((l.ranges[1]).low) from unnest(p_lanes) l);
+    v_sql    text;
+begin
+    select string_agg(format(
+        'select l.base, %1$s::bigint as segment_id, l.priority, i.kind, i.tag, count(*) as jobs, count(*) filter (where i.job_id is null) as first
+         from unnest($1) l cross join lateral unnest(l.ranges) r
+         cross join lateral (select i.kind, i.tag, i.job_id from forebay.log_%1$s i
+                             where i.lane = l.lane and i.xid >= r.low and i.xid < r.high and i.kind <> '''' offset 0) i
+         group by l.base, l.priority, i.kind, i.tag', s.segment_id), ' union all ')
+    into v_sql
+    from forebay.segment s left join forebay.seal f using (segment_id)
+    where s.segment_id = any (p_segments) and (f.xid is null or f.xid > v_oldest);
+    if v_sql is null or v_oldest is null then
+        return;
+    end if;
+    return query execute
+        'select u.base, u.segment_id, u.priority, u.kind, u.tag, e.event, e.jobs
+         from (' || v_sql || ') u cross join lateral (values (1, u.jobs), (2, u.first)) e (event, jobs) where e.jobs > 0' using p_lanes;
+end
+$$;
+
+
+-- Rows of deferred that came since the folds and wait; and scheduled jobs that were withdrawn.
+create function forebay._counter_deferred(p_bases forebay._counter_base[], p_lanes forebay._counter_lane[]) returns setof forebay._counter_delta
+language plpgsql stable
+-- planner: in order
+as $$
+#variable_conflict use_column
+declare
+    v_position forebay.promotion;
+begin
+    select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
+    return query
+    select l.base, -1::bigint, l.priority, d.kind, d.tag, case d.state when 'scheduled' then 15 else 16 end, count(*)
+    from unnest(p_lanes) l
+    join unnest(p_bases) b on b.nr = l.base
+    cross join lateral unnest(b.ranges) r
+    cross join lateral (
+        select i.kind, i.tag, forebay._state_of_deferred(i.attempt, i.pauses) as state
+        from forebay.deferred i
+        where i.lane = l.lane and i.kind <> '' and i.xid >= r.low and i.xid < r.high
+          and not (v_position.no is not null and pg_visible_in_snapshot(i.xid, v_position.snap)
+                   and (i.run_at, i.deferred_id) <= (v_position.run_at, v_position.deferred_id))
+        offset 0) d
+    group by l.base, l.priority, d.kind, d.tag, d.state;
+    return query
+    select w.base, -1::bigint, w.priority, w.kind, w.tag, case w.state when 'scheduled' then -15 else -16 end, count(*)
+    from (select distinct b.nr as base, u.priority, u.kind, u.tag, u.state, u.deferred_id
+          from unnest(p_bases) b
+          cross join lateral (
+              select i.* from forebay.withdrawn i
+              where i.queue = b.queue and (v_position.no is null or (i.run_at, i.deferred_id) > (v_position.run_at, v_position.deferred_id))
+              union all
+              -- Committed since the last promotion: it may be past due.
+              select i.* from unnest(forebay._xid_ranges(v_position.snap, pg_current_snapshot()) || forebay._own_xid_range()) r
+              cross join lateral (select j.* from forebay.withdrawn j where j.queue = b.queue and j.xid >= r.low and j.xid < r.high offset 0) i
+              where not pg_visible_in_snapshot(i.row_xid, v_position.snap)) u
+          where u.audience in (0, b.group_id, -b.group_id) and (u.group_id is null or u.group_id = b.group_id)) w
+    group by w.base, w.priority, w.kind, w.tag, w.state;
+end
+$$;
+
+
+-- Rows that left without a claim since the folds: promoted, moved or expired. A deferred row that its fold does not have is not subtracted.
+create function forebay._counter_changed(p_bases forebay._counter_base[]) returns setof forebay._counter_delta
+language sql stable
+-- planner: in order
+as $$
+    select b.nr, coalesce(c.segment_id, -1), u.priority, u.kind, u.tag,
+           case u.state when 's' then 15 when 'r' then 16 else case c.why when 'e' then 7 else 14 end end,
+           sum(case when u.state in ('s', 'r') then -u.jobs else u.jobs end)
+    from unnest(p_bases) b
+    cross join lateral unnest(b.ranges) r
+    cross join lateral (select i.* from forebay.count_change i where i.queue = b.queue and i.xid >= r.low and i.xid < r.high and i.kinds is not null offset 0) c
+    cross join lateral unnest(c.priorities, c.audiences, c.states, c.row_xids, c.jobs, c.kinds, c.tags) u (priority, audience, state, row_xid, jobs, kind, tag)
+    where case when u.state in ('s', 'r') then u.audience in (0, b.group_id, -b.group_id) and b.snap is not null and pg_visible_in_snapshot(u.row_xid, b.snap)
+               else c.group_id = b.group_id end
+    group by 1, 2, 3, 4, 5, 6
+$$;
+
+
+-- The jobs of batches in one segment: handed out since the folds, ended since, or both.
+create function forebay._counter_handed(
+    p_lanes forebay._counter_lane[], p_segment_id bigint, p_bases bigint[], p_of_lanes bigint[], p_xids xid8[], p_seqs bigint[], p_news boolean[],
+    p_times timestamptz[], p_codes "char"[], p_millis integer[])
+returns setof forebay._counter_delta
+language plpgsql stable
+-- planner: in order
+as $$
+begin
+    return query execute format(
+        'with job as materialized (
+             select u.base, u.lane, i.kind, i.tag, u.is_new, u.code, count(*) as jobs,
+                    case when u.is_new and i.job_id is null
+                         then 18 + width_bucket(greatest(extract(epoch from u.claimed_at - i.enqueued_at) * 1000, 0)::bigint - 1, $9) end as wait,
+                    case when u.millis is not null then 32 + width_bucket(u.millis::bigint - 1, $9) end as run,
+                    sum(case when u.is_new and i.job_id is null then greatest(extract(epoch from u.claimed_at - i.enqueued_at) * 1000, 0)::bigint end) as waited,
+                    sum(u.millis) as ran
+             from unnest($1, $2, $3, $4, $5, $6, $7, $8) u (base, lane, xid, seq, is_new, claimed_at, code, millis)
+             cross join lateral (select i.kind, i.tag, i.job_id, i.enqueued_at from forebay.log_%1$s i
+                                 where i.lane = u.lane and i.xid = u.xid and i.seq = u.seq limit 1) i
+             group by u.base, u.lane, i.kind, i.tag, u.is_new, u.code, wait, run)
+         select j.base, %1$s::bigint, l.priority, j.kind, j.tag, e.event, sum(e.jobs)::bigint
+         from job j
+         join unnest($10) l on l.base = j.base and l.lane = j.lane
+         cross join lateral (values
+             (case when j.is_new then 3 end, j.jobs), (j.wait, j.jobs), (j.run, j.jobs), (17, j.waited), (46, j.ran),
+             (case j.code when ''d'' then 4 when ''r'' then 5 when ''x'' then 6 when ''y'' then 6 when ''c'' then 9 when ''s'' then 10 when ''u'' then 10
+                          when ''h'' then 11 when ''l'' then 12 when ''k'' then 13 end, j.jobs)) e (event, jobs)
+         where e.event is not null and e.jobs > 0
+         group by j.base, l.priority, j.kind, j.tag, e.event', p_segment_id)
+    using p_bases, p_of_lanes, p_xids, p_seqs, p_news, p_times, p_codes, p_millis, forebay._counter_bounds(), p_lanes;
+end
+$$;
+
+
+-- Jobs that new batches skipped: cancelled or expired. Those that were moved, and those that the sweep has expired, were counted then.
+create function forebay._counter_skipped(p_bases forebay._counter_base[], p_lanes forebay._counter_lane[], p_los bigint[], p_segments bigint[])
+returns setof forebay._counter_delta
+language plpgsql stable
+-- planner: indexed
+as $$
+declare
+    v_piece record;
+begin
+    for v_piece in
+        select width_bucket(u.seq, p_los) as segment, array_agg(n.base) as bases, array_agg(n.group_id) as groups, array_agg(u.seq) as seqs, array_agg(u.code) as codes,
+               min(u.seq) as low, max(u.seq) as high
+        from (select l.base, l.group_id, b.no, b.lane, b.skipped, b.skipped_as
+              from unnest(p_lanes) l
+              cross join lateral (select i.no, i.lane, i.skipped, i.skipped_as from forebay.batch i
+                                  where i.group_id = l.group_id and i.lane = l.lane and i.no > l.no and i.no <= l.last_no offset 0) b
+              where b.skipped <> '{}') n
+        cross join lateral unnest(n.skipped, n.skipped_as) u (seq, code)
+        where u.code in ('c', 'e')
+        group by 1, n.lane, n.no
+    loop
+        continue when v_piece.segment = 0;
+        return query execute format(
+            'select u.base, %1$s::bigint, l.priority, i.kind, i.tag, case u.code when ''c'' then 8 else 7 end, count(*)
+             from (select j.* from forebay.log_%1$s j where j.seq >= $1 and j.seq <= $2 and j.kind <> '''' offset 0) i
+             join unnest($3, $4, $5, $6) u (base, group_id, seq, code) on u.seq = i.seq
+             join unnest($7) l on l.base = u.base and l.lane = i.lane
+             where u.code = ''c''
+                or not exists (select from forebay.tombstone t where t.job_id = coalesce(i.job_id, i.seq) and t.reason = ''e'' and t.group_id = u.group_id)
+             group by u.base, l.priority, i.kind, i.tag, u.code', p_segments[v_piece.segment])
+        using v_piece.low, v_piece.high, v_piece.bases, v_piece.groups, v_piece.seqs, v_piece.codes, p_lanes;
+    end loop;
+end
+$$;
+
+
+-- Upper bounds of the histograms of waits and durations, in milliseconds; the last of the 14 buckets has no bound.
+create function forebay._counter_bounds() returns bigint[]
+language sql immutable
+as $$ select array[5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 60000, 600000]::bigint[] $$;
+
+
+-- The most cells of one group.
+create function forebay._counter_cells() returns integer
+language sql immutable
+as $$ select 2000 $$;
