@@ -1399,6 +1399,17 @@ create table forebay.counter (
     primary key (cell_id, segment_id, no)
 );
 
+-- Totals at the beginning of a minute or an hour, of cells that had changed. The rows of forebay.counter are those of the seconds.
+create table forebay.counter_sample (
+    step    text collate "C" not null check (step in ('minute', 'hour')),
+    cell_id bigint not null,
+    at      timestamptz not null,
+    totals  bigint[] not null,
+    primary key (step, cell_id, at)
+);
+create index counter_sample_by_time on forebay.counter_sample (step, at);
+create index counter_by_time on forebay.counter (counted_at) where segment_id = -1;
+
 -- The elements of counter.totals. Elements 18 to 31 and 32 to 45 are histograms of waits and durations.
 create view forebay.counter_event (element, name) as values
     (1, 'arrived'), (2, 'enqueued'), (3, 'handed'), (4, 'done'), (5, 'failed'), (6, 'dead'), (7, 'expired'), (8, 'cancelled before a claim'),
@@ -1793,6 +1804,7 @@ begin
     delete from forebay.queue_count;
     delete from forebay.counter_fold;
     delete from forebay.counter;
+    delete from forebay.counter_sample;
     delete from forebay.counter_cell;
     delete from forebay.count_change;
     delete from forebay.withdrawn;
@@ -16757,14 +16769,14 @@ begin
                 'reset_endpoint', 'result', 'resume_key', 'resume_queue', 'resume_schedule', 'rotate_secret',
                 'run_schedule', 'sample_mirror', 'schedule_history', 'schedule_starts', 'schedules',
                 'schema_version', 'segment_held_by', 'set_concurrency', 'set_max_attempts', 'shard_queue',
-                'skip_dead', 'stats', 'stats_bounds', 'subscribe', 'subscriptions', 'test_endpoint',
+                'skip_dead', 'stats', 'stats_bounds', 'stats_series', 'subscribe', 'subscriptions', 'test_endpoint',
                 'truncate_queue', 'unfinished', 'unmute_cause', 'unsubscribe', 'workers']
             when 'forebay_reader' then array[
                 'audit_stats', 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'event_types',
                 'events', 'explain_job', 'groups', 'job', 'job_history', 'jobs', 'key', 'keys', 'limits',
                 'mirror_audits', 'mirror_status', 'queue_known', 'queue_of', 'result', 'schedule_history',
                 'schedule_starts', 'schedules', 'schema_version', 'segment_held_by', 'stats', 'stats_bounds',
-                'subscriptions', 'throttled', 'unfinished', 'workers']
+                'stats_series', 'subscriptions', 'throttled', 'unfinished', 'workers']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -18925,6 +18937,9 @@ begin
                       where c.group_id = b.group_id and c.priority = d.priority and c.kind = d.kind and c.tag is not distinct from d.tag)
     on conflict on constraint counter_cell_key do nothing;
 
+    if exists (select from unnest(v_found.deltas) d where d.event > 0) then
+        perform forebay._keep_samples('minute', v_at), forebay._keep_samples('hour', v_at);
+    end if;
     insert into forebay.counter (cell_id, segment_id, no, counted_at, totals)
     select n.cell_id, n.segment_id, coalesce(p.no, 0) + 1, v_at,
            array(select coalesce(o.total, 0) + coalesce(a.jobs, 0)
@@ -18978,6 +18993,32 @@ as $$
 $$;
 
 
+-- When a minute or an hour has begun, keep the totals that cells had before it, if they have changed since the last one.
+create function forebay._keep_samples(p_step text, p_at timestamptz) returns void
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_begin constant timestamptz := date_trunc(p_step, p_at, 'UTC');
+    v_last  timestamptz;
+begin
+    select s.at into v_last from forebay.counter_sample s where s.step = p_step order by s.at desc limit 1;
+    if v_last >= v_begin then
+        return;
+    end if;
+    insert into forebay.counter_sample (step, cell_id, at, totals)
+    select p_step, c.cell_id, v_begin, n.totals
+    from forebay.counter_cell c
+    cross join lateral (select i.counted_at, i.totals from forebay.counter i
+                        where i.cell_id = c.cell_id and i.segment_id = -1 order by i.no desc limit 1) n
+    where n.counted_at >= coalesce(v_last, '-infinity') and n.counted_at < v_begin
+    on conflict do nothing;
+end
+$$;
+
+
 -- functions/stats/keep.sql
 
 -- Fold everything, and move the totals of a segment to those of emptied segments: its rows are about to go.
@@ -19008,11 +19049,13 @@ language sql volatile
 as $$
     delete from forebay.counter_fold f where f.group_id = p_group_id;
     delete from forebay.counter i where i.cell_id in (select c.cell_id from forebay.counter_cell c where c.group_id = p_group_id);
+    delete from forebay.counter_sample s where s.cell_id in (select c.cell_id from forebay.counter_cell c where c.group_id = p_group_id);
     delete from forebay.counter_cell c where c.group_id = p_group_id;
 $$;
 
 
--- Delete folds but the newest of each group, and totals but the newest of each cell.
+-- Delete folds but the newest of each group; totals but the newest of each cell, those of a cell in all segments after an hour; samples of
+-- minutes after a week, and those of hours after a year, but the newest of these.
 create function forebay._trim_counters(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 set enable_seqscan = off
@@ -19020,6 +19063,7 @@ set jit = off
 set enable_bitmapscan = off
 as $$
 declare
+    v_at   constant timestamptz := forebay._now();
     v_gone bigint;
 begin
     delete from forebay.counter_fold f
@@ -19037,8 +19081,26 @@ begin
                                 union all select s.segment_id from forebay.segment s where s.removed_at is null) s) c
         cross join lateral (select n.no from forebay.counter n where n.cell_id = c.cell_id and n.segment_id = c.segment_id order by n.no desc limit 1) n
         cross join lateral (select j.ctid from forebay.counter j
-                            where j.cell_id = c.cell_id and j.segment_id = c.segment_id and j.no < n.no order by j.no desc limit p_most) i
+                            where j.cell_id = c.cell_id and j.segment_id = c.segment_id and j.no < n.no and c.segment_id <> -1 order by j.no desc limit p_most) i
         limit p_most));
+    get diagnostics v_gone = row_count;
+    rows := rows + v_gone;
+    delete from forebay.counter f
+    where f.ctid = any (array(
+        select i.ctid from forebay.counter i
+        where i.segment_id = -1 and i.counted_at < v_at - interval '1 hour'
+          and exists (select from forebay.counter n where n.cell_id = i.cell_id and n.segment_id = -1 and n.no > i.no)
+        order by i.counted_at limit p_most));
+    get diagnostics v_gone = row_count;
+    rows := rows + v_gone;
+    delete from forebay.counter_sample f
+    where f.ctid = any (array(
+        select i.ctid from (values ('minute', v_at - interval '7 days'), ('hour', v_at - interval '1 year')) s (step, before)
+        cross join lateral (
+            select j.ctid from forebay.counter_sample j
+            where j.step = s.step and j.at < s.before
+              and exists (select from forebay.counter_sample n where n.step = j.step and n.cell_id = j.cell_id and n.at > j.at and n.at < s.before)
+            order by j.at limit p_most) i));
     get diagnostics v_gone = row_count;
     rows := rows + v_gone;
     next := case when rows >= p_most then '[]' end;
@@ -19340,6 +19402,76 @@ as $$ select array[5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 60000,
 create function forebay._counter_cells() returns integer
 language sql immutable
 as $$ select 2000 $$;
+
+
+-- functions/stats/series.sql
+
+-- grant: operator, reader
+
+-- The counters of jobs over time, by queue, group, priority, kind and tag: a row for each step in which something changed.
+--
+-- Maintenance keeps the seconds of the last hour, the minutes of a week and the hours of a year. What was appended since the last fold, up to
+-- a few seconds, is not there yet.
+--
+-- Parameters: step, second, minute or hour; since, until: from and up to this time; null: all that is kept.
+-- Returns: at, the end of the step. scheduled, ready, claimed, retrying: jobs then. The others: how many in the time since the row before.
+-- Errors: JQ001 an unknown step.
+create function forebay.stats_series(
+    step text, since timestamptz default null, until timestamptz default null, only_queue text default null)
+returns table (at timestamptz, queue text, group_name text, priority integer, kind text, tag text, scheduled bigint, ready bigint, claimed bigint,
+               retrying bigint, enqueued bigint, handed bigint, done bigint, failed bigint, dead bigint, expired bigint, cancelled bigint, snoozed bigint,
+               released bigint, lost bigint, requeued bigint, wait_ms bigint, duration_ms bigint, waits bigint[], durations bigint[])
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_since constant timestamptz := coalesce(since, '-infinity');
+    v_until constant timestamptz := coalesce(until, 'infinity');
+begin
+    if (stats_series.step in ('second', 'minute', 'hour')) is not true then
+        raise exception using errcode = 'JQ001', message = format('there is no step %s', coalesce(quote_literal(left(stats_series.step, 40)), 'null')),
+            hint = 'One of second, minute, hour.';
+    end if;
+    return query
+    with sample as (
+        select i.cell_id, date_trunc('second', i.counted_at) as at, i.totals as t, case when i.no = 1 then '{}' else p.totals end as before
+        from (select distinct on (j.cell_id, date_trunc('second', j.counted_at)) j.*
+              from forebay.counter j
+              where stats_series.step = 'second' and j.segment_id = -1 and j.counted_at >= v_since and j.counted_at <= v_until
+              order by j.cell_id, date_trunc('second', j.counted_at), j.no desc) i
+        left join lateral (select n.totals from forebay.counter n
+                           where n.cell_id = i.cell_id and n.segment_id = -1 and n.no < i.no and n.counted_at < date_trunc('second', i.counted_at)
+                           order by n.no desc limit 1) p on true
+        union all
+        select i.cell_id, i.at, i.totals, coalesce(p.totals, '{}')
+        from (select j.cell_id, j.at, j.totals from forebay.counter_sample j where j.step = stats_series.step and j.at >= v_since and j.at <= v_until
+              union all
+              -- The present minute or hour.
+              select c.cell_id, n.counted_at, n.totals
+              from forebay.counter_cell c
+              cross join lateral (select j.counted_at, j.totals from forebay.counter j where j.cell_id = c.cell_id and j.segment_id = -1 order by j.no desc limit 1) n
+              where stats_series.step <> 'second' and n.counted_at between v_since and v_until
+                and n.counted_at > coalesce((select j.at from forebay.counter_sample j where j.step = stats_series.step order by j.at desc limit 1), '-infinity')) i
+        left join lateral (select j.totals from forebay.counter_sample j
+                           where j.step = stats_series.step and j.cell_id = i.cell_id and j.at < i.at order by j.at desc limit 1) p on true
+    )
+    select s.at, c.queue, coalesce(g.name, 'default'), c.priority, c.kind, c.tag,
+           s.t[15], s.t[1] + s.t[13] - s.t[3] - s.t[7] - s.t[8] - s.t[14],
+           s.t[3] - s.t[4] - s.t[5] - s.t[6] - s.t[9] - s.t[10] - s.t[11] - s.t[12] - s.t[13], s.t[16],
+           d.d[2], d.d[3], d.d[4], d.d[5], d.d[6], d.d[7], d.d[8] + d.d[9], d.d[10], d.d[11], d.d[12], d.d[13], d.d[17], d.d[46], d.d[18:31], d.d[32:45]
+    from sample s
+    join forebay.counter_cell c on c.cell_id = s.cell_id
+    left join forebay.queue_group g on g.group_id = c.group_id
+    cross join lateral (select array(select a.total - case when s.before is null then a.total else coalesce(s.before[a.event], 0) end
+                                     from unnest(s.t) with ordinality a (total, event) order by a.event) as d) d
+    where only_queue is null or c.queue = only_queue
+    order by s.at, c.queue, 3, c.priority, c.kind, c.tag;
+end
+$$;
 
 
 -- functions/stats/stats.sql

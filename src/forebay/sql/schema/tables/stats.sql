@@ -40,6 +40,17 @@ create table forebay.counter (
     primary key (cell_id, segment_id, no)
 );
 
+-- Totals at the beginning of a minute or an hour, of cells that had changed. The rows of forebay.counter are those of the seconds.
+create table forebay.counter_sample (
+    step    text collate "C" not null check (step in ('minute', 'hour')),
+    cell_id bigint not null,
+    at      timestamptz not null,
+    totals  bigint[] not null,
+    primary key (step, cell_id, at)
+);
+create index counter_sample_by_time on forebay.counter_sample (step, at);
+create index counter_by_time on forebay.counter (counted_at) where segment_id = -1;
+
 -- The elements of counter.totals. Elements 18 to 31 and 32 to 45 are histograms of waits and durations.
 create view forebay.counter_event (element, name) as values
     (1, 'arrived'), (2, 'enqueued'), (3, 'handed'), (4, 'done'), (5, 'failed'), (6, 'dead'), (7, 'expired'), (8, 'cancelled before a claim'),

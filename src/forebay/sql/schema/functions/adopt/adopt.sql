@@ -162,6 +162,7 @@ begin
     delete from forebay.queue_count;
     delete from forebay.counter_fold;
     delete from forebay.counter;
+    delete from forebay.counter_sample;
     delete from forebay.counter_cell;
     delete from forebay.count_change;
     delete from forebay.withdrawn;

@@ -53,6 +53,9 @@ begin
                       where c.group_id = b.group_id and c.priority = d.priority and c.kind = d.kind and c.tag is not distinct from d.tag)
     on conflict on constraint counter_cell_key do nothing;
 
+    if exists (select from unnest(v_found.deltas) d where d.event > 0) then
+        perform forebay._keep_samples('minute', v_at), forebay._keep_samples('hour', v_at);
+    end if;
     insert into forebay.counter (cell_id, segment_id, no, counted_at, totals)
     select n.cell_id, n.segment_id, coalesce(p.no, 0) + 1, v_at,
            array(select coalesce(o.total, 0) + coalesce(a.jobs, 0)
@@ -103,4 +106,28 @@ as $$
                    where c.group_id = p_group_id and c.priority = p_priority and c.kind = p_kind and c.tag = p_tag) end,
         (select c.cell_id from forebay.counter_cell c
          where c.group_id = p_group_id and c.priority = p_priority and c.kind = '' and c.tag is null))
+$$;
+
+
+-- When a minute or an hour has begun, keep the totals that cells had before it, if they have changed since the last one.
+create function forebay._keep_samples(p_step text, p_at timestamptz) returns void
+language plpgsql volatile
+-- planner: in order
+as $$
+declare
+    v_begin constant timestamptz := date_trunc(p_step, p_at, 'UTC');
+    v_last  timestamptz;
+begin
+    select s.at into v_last from forebay.counter_sample s where s.step = p_step order by s.at desc limit 1;
+    if v_last >= v_begin then
+        return;
+    end if;
+    insert into forebay.counter_sample (step, cell_id, at, totals)
+    select p_step, c.cell_id, v_begin, n.totals
+    from forebay.counter_cell c
+    cross join lateral (select i.counted_at, i.totals from forebay.counter i
+                        where i.cell_id = c.cell_id and i.segment_id = -1 order by i.no desc limit 1) n
+    where n.counted_at >= coalesce(v_last, '-infinity') and n.counted_at < v_begin
+    on conflict do nothing;
+end
 $$;
