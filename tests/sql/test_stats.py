@@ -1,13 +1,12 @@
 """Counters are exact: stats() is the sum over job(), and over a full count, whatever happened and whatever was folded."""
 
 import json
-import random
 from collections import Counter
 
 import pytest
 
 from tests.sql.test_counters import Life
-from tests.support.engine import connect, enqueue, one, open_group, small_segments
+from tests.support.engine import connect, one, small_segments
 
 _STATES = ("scheduled", "ready", "claimed", "running", "retrying")
 
@@ -21,7 +20,18 @@ def conn(database):
 def by_stats(conn) -> Counter:
     """Return the waiting and running jobs that stats() shows, by queue, priority, group, kind, tag and state."""
     found = Counter()
-    for queue, priority, group, kind, tag, scheduled, ready, claimed, running, retrying in conn.execute(
+    for (
+        queue,
+        priority,
+        group,
+        kind,
+        tag,
+        scheduled,
+        ready,
+        claimed,
+        running,
+        retrying,
+    ) in conn.execute(
         f"select queue, priority, group_name, kind, tag, {', '.join(_STATES)} from forebay.stats()"
     ):
         numbers = (scheduled, ready, claimed - running, running, retrying)
@@ -53,7 +63,9 @@ class Watched(Life):
     """The same with kinds and tags, folds at any moment, and segments that are emptied."""
 
     def options(self, **more):
-        return super().options(kind=self.draw.choice(["work", "mail"]), tag=self.draw.choice([None, "x"]), **more)
+        return super().options(
+            kind=self.draw.choice(["work", "mail"]), tag=self.draw.choice([None, "x"]), **more
+        )
 
     def do_fold(self):
         one(self.conn, "select forebay.fold_v1(%s)", self.draw.choice([1, 2, 2000]))
@@ -62,7 +74,9 @@ class Watched(Life):
 
 
 @pytest.mark.parametrize("keyed", [False, True])
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 12))])
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 12))]
+)
 def test_stats_are_the_sum_over_the_states_of_all_jobs(database, conn, seed, keyed):
     """After every random act, for two groups, kinds, tags, priorities and keys: stats() agrees with job() and with a full count."""
     small_segments(conn)

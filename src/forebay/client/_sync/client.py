@@ -16,6 +16,7 @@ from forebay.client._sync.jobs import Jobs
 from forebay.client._sync.publishing import Publishing
 from forebay.client._sync.queues import Queues
 from forebay.client._sync.schedules import AsyncSchedules
+from forebay.client._sync.stats import AsyncStats
 from forebay.client._sync.workers import AsyncWorkers
 from forebay.db.drivers import SyncConnection, run
 from forebay.model import JobId, JobOptionChanges
@@ -34,6 +35,7 @@ class Client(
     Endpoints,
     Publishing,
     AsyncSchedules,
+    AsyncStats,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -51,6 +53,7 @@ class Client(
         Endpoints: endpoints, and messages to them.
         Publishing: published events, their types, and subscriptions.
         AsyncSchedules: schedules, their instants and their history.
+        AsyncStats: the counters of jobs.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that
