@@ -1554,7 +1554,8 @@ $$;
 -- Every row of a job, for each group that reads it, with what became of it: what forebay.stats() adds up, for anybody who wants to count again.
 --
 -- A job has a row for each time it became ready or was scheduled. state: scheduled, ready, claimed, retrying; done, dead, expired, cancelled, of
--- jobs that have ended; failed, snoozed, released, lost, moved, of rows that were followed by another one; requeued, once for each time, beside
+-- jobs that have ended; failed, snoozed, released, lost, moved, of rows that were followed by another one; withdrawn, of jobs cancelled while
+-- they waited for their ordering key; requeued, once for each time, beside
 -- the present state. jobs is 1. For rows in segments that were emptied there is a row for each kind, tag and state, with their number; these
 -- numbers were counted before the segments were emptied.
 --
@@ -1586,7 +1587,7 @@ with groups as (
     select b.group_id, u.seq, u.code from forebay.batch b cross join lateral unnest(b.skipped, b.skipped_as) u (seq, code)
 ), log_row as (
     select g.queue, g.group_id, g.group_name, l.priority, r.kind, r.tag, r.seq, coalesce(r.job_id, r.seq) as job_id,
-           r.ordering_key is not null or r.limit_key is not null as has_key
+           r.ordering_key, r.ordering_key is not null or r.limit_key is not null as has_key
     from forebay.log r
     join lanes l on l.lane = r.lane
     join groups g on g.queue = l.queue and l.audience in (0, g.group_id, -g.group_id)
@@ -1605,9 +1606,18 @@ select r.queue, r.group_name, r.priority, r.kind, r.tag,
                                   or r.has_key and (
                                       exists (select from forebay.log n join lanes l on l.lane = n.lane
                                               where n.job_id = r.job_id and n.seq > r.seq and l.audience in (r.group_id, -r.group_id))
-                                      or exists (select from forebay.deferred n join lanes l on l.lane = n.lane
-                                                 where n.job_id = r.job_id and l.audience in (r.group_id, -r.group_id))) then 'moved'
+                                      or exists (select from forebay.deferred n join lanes l on l.lane = n.lane left join position p on true
+                                                 where n.job_id = r.job_id and l.audience in (r.group_id, -r.group_id)
+                                                   and (pg_visible_in_snapshot(n.xid, p.snap) and (n.run_at, n.deferred_id) <= (p.run_at, p.deferred_id)) is not true)) then 'moved'
                              when exists (select from forebay.tombstone t where t.job_id = r.job_id and t.reason = 'e' and t.group_id = r.group_id) then 'expired'
+                             -- Cancelled while it waits for its ordering key: it is counted as cancelled by the claim that skips it.
+                             when r.ordering_key is not null
+                                  and exists (select from forebay.tombstone t
+                                              where t.job_id = r.job_id and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = r.group_id))
+                                  and (h.seq is not null
+                                       or exists (select from forebay.parked p where p.seq = r.seq and p.group_id = r.group_id)
+                                       or exists (select from forebay.key_run k
+                                                  where k.group_id = r.group_id and k.ordering_key = r.ordering_key and r.seq = any (k.rest_seqs))) then 'withdrawn'
                              else 'ready' end end as state,
        1::bigint as jobs
 from log_row r
@@ -18862,7 +18872,7 @@ as $$
             select exists (select from shown s where s.queue = r.queue and s.group_name = r.group_name and s.priority = r.priority and s.kind = r.kind
                                                  and s.tag is not distinct from r.tag)
                    or not exists (select from shown s where s.queue = r.queue and s.group_name = r.group_name and s.priority = r.priority and s.kind = '') as is_shown) o
-        where r.state <> 'moved'
+        where r.state not in ('moved', 'withdrawn')
         group by 1, 2, 3, 4, 5, 6
     ), different as (
         select coalesce(a.queue, b.queue) as queue, coalesce(a.group_name, b.group_name) as "group", coalesce(a.priority, b.priority) as priority,
@@ -18892,7 +18902,7 @@ $$;
 -- Errors: JQ001 a bad number, JQ030 foreign cluster.
 -- Locks: the counters' lock; returns 0 when another session has it.
 -- pages: 1000 + 100 a lane + 12 an uncounted job
-create function forebay.fold_v1(p_most bigint default 2000, p_is_forced boolean default false) returns integer
+create function forebay.fold_v1(p_most bigint default 10000, p_is_forced boolean default false) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -19509,11 +19519,7 @@ begin
         select b.nr, b.queue, b.group_id, b.group_name from unnest(v_found.bases) b
     ), waiting as materialized (
         -- Of jobs that wait for a key, and of those whose handlers run.
-        select b.nr, i.priority, r.kind, r.tag, 47 as event, sum(r.jobs) as jobs
-        from forebay._counter_held(v_found.bases) r
-        join base b on b.nr = r.base
-        cross join lateral (select r.priority) i
-        group by 1, 2, 3, 4
+        select r.base, r.priority, r.kind, r.tag, r.event, sum(r.jobs) as jobs from forebay._counter_held(v_found.bases) r group by 1, 2, 3, 4, 5
         union all
         select r.base, r.priority, r.kind, r.tag, 48, sum(r.jobs) from forebay._counter_running(v_found.bases, v_found.lanes) r group by 1, 2, 3, 4
     ), folded as (
@@ -19555,7 +19561,7 @@ end
 $$;
 
 
--- The jobs that wait for a key. They are part of those that are ready.
+-- The jobs that wait for a key: they are part of those that are ready. Of cancelled ones of an ordering key the rows are not ready (event 1).
 create function forebay._counter_held(p_bases forebay._counter_base[]) returns setof forebay._counter_delta
 language plpgsql stable
 set enable_seqscan = off
@@ -19567,12 +19573,18 @@ begin
         return;
     end if;
     return query
-    select b.nr, -1::bigint, l.priority, (p.job).kind, (p.job).tag, 47, count(*)
+    select b.nr, -1::bigint, l.priority, (p.job).kind, (p.job).tag, case when c.is_cancelled then 1 else 47 end,
+           case when c.is_cancelled then -count(*) else count(*) end
     from forebay._parked_jobs() p
     join unnest(p_bases) b on b.group_id = p.group_id
+    cross join lateral (
+        select (p.job).ordering_key is not null
+               and exists (select from forebay.tombstone t
+                           where t.job_id = coalesce((p.job).job_id, (p.job).seq) and t.reason in ('c', 'r')
+                             and (t.group_id is null or t.group_id = p.group_id)) as is_cancelled) c
     cross join lateral (select i.priority from forebay.lane i where i.lane = (p.job).lane limit 1) l
     where (p.job).kind <> ''
-    group by 1, 3, 4, 5;
+    group by b.nr, l.priority, (p.job).kind, (p.job).tag, c.is_cancelled;
 end
 $$;
 

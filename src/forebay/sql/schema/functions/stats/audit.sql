@@ -33,7 +33,7 @@ as $$
             select exists (select from shown s where s.queue = r.queue and s.group_name = r.group_name and s.priority = r.priority and s.kind = r.kind
                                                  and s.tag is not distinct from r.tag)
                    or not exists (select from shown s where s.queue = r.queue and s.group_name = r.group_name and s.priority = r.priority and s.kind = '') as is_shown) o
-        where r.state <> 'moved'
+        where r.state not in ('moved', 'withdrawn')
         group by 1, 2, 3, 4, 5, 6
     ), different as (
         select coalesce(a.queue, b.queue) as queue, coalesce(a.group_name, b.group_name) as "group", coalesce(a.priority, b.priority) as priority,

@@ -10,7 +10,7 @@
 -- Errors: JQ001 a bad number, JQ030 foreign cluster.
 -- Locks: the counters' lock; returns 0 when another session has it.
 -- pages: 1000 + 100 a lane + 12 an uncounted job
-create function forebay.fold_v1(p_most bigint default 2000, p_is_forced boolean default false) returns integer
+create function forebay.fold_v1(p_most bigint default 10000, p_is_forced boolean default false) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order

@@ -29,11 +29,7 @@ begin
         select b.nr, b.queue, b.group_id, b.group_name from unnest(v_found.bases) b
     ), waiting as materialized (
         -- Of jobs that wait for a key, and of those whose handlers run.
-        select b.nr, i.priority, r.kind, r.tag, 47 as event, sum(r.jobs) as jobs
-        from forebay._counter_held(v_found.bases) r
-        join base b on b.nr = r.base
-        cross join lateral (select r.priority) i
-        group by 1, 2, 3, 4
+        select r.base, r.priority, r.kind, r.tag, r.event, sum(r.jobs) as jobs from forebay._counter_held(v_found.bases) r group by 1, 2, 3, 4, 5
         union all
         select r.base, r.priority, r.kind, r.tag, 48, sum(r.jobs) from forebay._counter_running(v_found.bases, v_found.lanes) r group by 1, 2, 3, 4
     ), folded as (
@@ -75,7 +71,7 @@ end
 $$;
 
 
--- The jobs that wait for a key. They are part of those that are ready.
+-- The jobs that wait for a key: they are part of those that are ready. Of cancelled ones of an ordering key the rows are not ready (event 1).
 create function forebay._counter_held(p_bases forebay._counter_base[]) returns setof forebay._counter_delta
 language plpgsql stable
 -- planner: in order
@@ -85,12 +81,18 @@ begin
         return;
     end if;
     return query
-    select b.nr, -1::bigint, l.priority, (p.job).kind, (p.job).tag, 47, count(*)
+    select b.nr, -1::bigint, l.priority, (p.job).kind, (p.job).tag, case when c.is_cancelled then 1 else 47 end,
+           case when c.is_cancelled then -count(*) else count(*) end
     from forebay._parked_jobs() p
     join unnest(p_bases) b on b.group_id = p.group_id
+    cross join lateral (
+        select (p.job).ordering_key is not null
+               and exists (select from forebay.tombstone t
+                           where t.job_id = coalesce((p.job).job_id, (p.job).seq) and t.reason in ('c', 'r')
+                             and (t.group_id is null or t.group_id = p.group_id)) as is_cancelled) c
     cross join lateral (select i.priority from forebay.lane i where i.lane = (p.job).lane limit 1) l
     where (p.job).kind <> ''
-    group by 1, 3, 4, 5;
+    group by b.nr, l.priority, (p.job).kind, (p.job).tag, c.is_cancelled;
 end
 $$;
 
