@@ -1429,9 +1429,10 @@ create type forebay._counter_lane as (
 create type forebay._counter_delta as (
     base bigint, segment_id bigint, priority integer, kind text, tag text, event integer, jobs bigint);
 
--- Jobs of batches in one segment: an element of each array is one job.
-create type forebay._counter_jobs as (
-    segment integer, bases bigint[], lanes bigint[], xids xid8[], seqs bigint[], news boolean[], times timestamptz[], codes "char"[], millis integer[]);
+-- A batch with news: new itself, or settled since the folds. seqs[1] and seqs[size] with these xids are its first and last job.
+create type forebay._counter_batch as (
+    nr bigint, base bigint, lane bigint, lease_id bigint, claim_no bigint, flushes integer[], segment integer, size integer, seqs bigint[], xids xid8[], lanes bigint[],
+    first_xid xid8, last_xid xid8, first_seq bigint, last_seq bigint, claimed_at timestamptz, is_new boolean, is_whole boolean, millis integer[]);
 
 
 -- tables/tombstone.sql
@@ -19145,6 +19146,8 @@ declare
     v_ids   bigint[];
     v_named record;
     v_piece record;
+    v_found forebay._counter_delta[];
+    v_runs  bigint[] := '{}';            -- batches that are done with
 begin
     v_bases := array(
         select row(row_number() over (order by q.queue, g.name), q.queue, coalesce(g.group_id, 0), coalesce(g.name, 'default'),
@@ -19175,7 +19178,7 @@ begin
            || array(select d from forebay._counter_deferred(v_bases, v_lanes) d)
            || array(select c from forebay._counter_changed(v_bases) c);
 
-    -- The jobs of new batches, and those that were settled since. An end that is not in an array is the one of a whole batch.
+    -- New batches, and those that were open; and which of their jobs were settled since. A batch that was settled as a whole has no ends.
     with named as materialized (
         select l.base, b.lane, b.lease_id, b.claim_no, b.seqs, b.xids, b.lanes, b.claimed_at, true as is_new, '{}'::integer[] as flushes
         from unnest(v_lanes) l
@@ -19187,46 +19190,65 @@ begin
         from unnest(v_bases) b
         cross join lateral unnest(b.open) o
         cross join lateral (select j.* from forebay.batch j where j.lease_id = o.lease_id and j.claim_no = o.claim_no offset 0) i
+    ), numbered as materialized (
+        select n.*, row_number() over () as nr, cardinality(n.seqs) as size from named n
     ), settled as materialized (
-        select n.lease_id, n.claim_no, s.flush_no, s.offsets, s.outcomes, s.millis, case when s.offsets is null then n.seqs end as seqs
-        from named n
+        select n.nr, s.flush_no, s.offsets, s.outcomes, s.millis
+        from numbered n
         cross join lateral (select i.* from forebay.settlement i
                             where i.lease_id = n.lease_id and i.claim_no = n.claim_no and i.flush_no <> all (n.flushes) offset 0) s
     ), ended as materialized (
-        select s.lease_id, s.claim_no, u.place, coalesce(u.code, 'd') as code, u.millis
+        select s.nr, u.place, coalesce(u.code, 'd') as code, u.millis
         from settled s cross join lateral unnest(s.offsets, s.outcomes, s.millis) u (place, code, millis)
         where s.offsets is not null and u.place is not null
-        union all
-        select s.lease_id, s.claim_no, u.place::smallint, 'd', u.millis
-        from settled s cross join lateral unnest(s.seqs, s.millis) with ordinality u (seq, millis, place)
-        where s.offsets is null and u.seq is not null
-    ), job as materialized (
-        select n.base, coalesce(u.lane, n.lane) as lane, coalesce(u.xid, n.xids[1]) as xid, u.seq, n.is_new, n.claimed_at, e.code, e.millis,
-               width_bucket(u.seq, v_los) as segment
-        from named n
-        cross join lateral unnest(n.seqs, n.xids, n.lanes) with ordinality u (seq, xid, lane, place)
-        left join ended e on e.lease_id = n.lease_id and e.claim_no = n.claim_no and e.place = u.place
-        where n.is_new or e.code is not null
     ), over as materialized (
-        select s.lease_id, s.claim_no, bool_or(s.offsets is null) as is_whole, sum(cardinality(s.offsets)) as jobs, array_agg(s.flush_no) as flushes
-        from settled s group by s.lease_id, s.claim_no
-    ), left_open as materialized (
+        select s.nr, bool_or(s.offsets is null) as is_whole, sum(cardinality(s.offsets)) as jobs, array_agg(s.flush_no) as flushes
+        from settled s group by s.nr
+    ), open as materialized (
         select n.base, row(n.lease_id, n.claim_no, n.flushes || o.flushes)::forebay._counter_open as open
-        from named n left join over o on o.lease_id = n.lease_id and o.claim_no = n.claim_no
+        from numbered n left join over o on o.nr = n.nr
         where o.is_whole is not true
-          and cardinality(n.seqs) > coalesce(o.jobs, 0) + case when n.flushes = '{}' then 0 else (
+          and n.size > coalesce(o.jobs, 0) + case when n.flushes = '{}' then 0 else (
               select coalesce(sum(cardinality(i.offsets)), 0) from forebay.settlement i
               where i.lease_id = n.lease_id and i.claim_no = n.claim_no and i.flush_no = any (n.flushes)) end
     )
-    select (select coalesce(array_agg(o.open), '{}') from left_open o) as opens, (select coalesce(array_agg(o.base), '{}') from left_open o) as open_bases,
-           array(select row(j.segment, j.bases, j.lanes, j.xids, j.seqs, j.news, j.times, j.codes, j.millis)::forebay._counter_jobs
-                 from (select i.segment, array_agg(i.base) as bases, array_agg(i.lane) as lanes, array_agg(i.xid) as xids, array_agg(i.seq) as seqs,
-                              array_agg(i.is_new) as news, array_agg(i.claimed_at) as times, array_agg(i.code) as codes, array_agg(i.millis) as millis
-                       from job i where i.segment > 0 group by i.segment) j) as jobs
+    select array(select o.open from open o) as opens, array(select o.base from open o) as open_bases,
+           (select array_agg(e.nr) from ended e) as nrs, (select array_agg(e.place) from ended e) as places,
+           (select array_agg(e.code) from ended e) as codes, (select array_agg(e.millis) from ended e) as millis,
+           array(select row(n.nr, n.base, n.lane, n.lease_id, n.claim_no, n.flushes, width_bucket(n.seqs[1], v_los), n.size, n.seqs, n.xids, n.lanes,
+                            n.xids[1], n.xids[cardinality(n.xids)], n.seqs[1], n.seqs[n.size], n.claimed_at, n.is_new, coalesce(o.is_whole, false),
+                            w.millis)::forebay._counter_batch
+                 from numbered n
+                 left join over o on o.nr = n.nr
+                 left join settled w on w.nr = n.nr and w.offsets is null
+                 where n.is_new or o.nr is not null) as batches
     into v_named;
     opens := v_named.opens;
     open_bases := v_named.open_bases;
-    for v_piece in select j.* from unnest(v_named.jobs) j loop
+
+    -- Nearly every batch is a run of rows in one segment.
+    for v_piece in
+        select b.segment, array_agg(b) as batches from unnest(v_named.batches) b
+        where b.segment > 0 and b.lanes is null and width_bucket(b.last_seq, v_los) = b.segment group by b.segment
+    loop
+        v_found := array(select r from forebay._counter_runs(v_lanes, v_ids[v_piece.segment], v_piece.batches, v_named.nrs, v_named.places, v_named.codes,
+                                                             v_named.millis) r);
+        deltas := deltas || array(select f from unnest(v_found) f where f.event <> 0);
+        v_runs := v_runs || array(select f.base from unnest(v_found) f where f.event = 0);
+    end loop;
+    for v_piece in
+        select j.segment, array_agg(j.base) as bases, array_agg(j.lane) as lanes, array_agg(j.xid) as xids, array_agg(j.seq) as seqs,
+               array_agg(j.is_new) as news, array_agg(j.claimed_at) as times, array_agg(j.code) as codes, array_agg(j.millis) as millis
+        from (select b.base, coalesce(u.lane, b.lane) as lane, coalesce(u.xid, b.first_xid) as xid, u.seq, b.is_new, b.claimed_at,
+                     case when b.is_whole then 'd' else e.code end as code, case when b.is_whole then u.millis else e.millis end as millis,
+                     width_bucket(u.seq, v_los) as segment
+              from unnest(v_named.batches) b
+              cross join lateral unnest(b.seqs, b.xids, b.lanes, b.millis) with ordinality u (seq, xid, lane, millis, place)
+              left join unnest(v_named.nrs, v_named.places, v_named.codes, v_named.millis) e (nr, place, code, millis) on e.nr = b.nr and e.place = u.place
+              where b.nr <> all (v_runs) and u.seq is not null and (b.is_new or b.is_whole or e.code is not null)) j
+        where j.segment > 0
+        group by j.segment
+    loop
         deltas := deltas || array(select h from forebay._counter_handed(v_lanes, v_ids[v_piece.segment], v_piece.bases, v_piece.lanes, v_piece.xids,
                                                                         v_piece.seqs, v_piece.news, v_piece.times, v_piece.codes, v_piece.millis) h);
     end loop;
@@ -19328,10 +19350,69 @@ as $$
 $$;
 
 
--- The jobs of batches in one segment: handed out since the folds, ended since, or both.
+-- The jobs of batches in one segment, read as runs of rows: all rows of the lane from the first to the last job, where these are exactly
+-- the jobs of the batch. It names the batches that it has counted, by number, as event 0.
+create function forebay._counter_runs(
+    p_lanes forebay._counter_lane[], p_segment_id bigint, p_batches forebay._counter_batch[], p_nrs bigint[], p_places smallint[], p_codes "char"[],
+    p_millis integer[])
+returns setof forebay._counter_delta
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    return query execute format(
+        'with run as materialized (
+             select b.nr, b.base, b.lane, b.is_new, b.is_whole, b.millis, b.size, r.kinds, r.tags, r.waits
+             from unnest($1) b
+             cross join lateral (
+                 select array_agg(i.seq) as seqs, array_agg(i.kind) as kinds, array_agg(i.tag) as tags,
+                        case when b.is_new then array_agg(case when i.job_id is null then date_part(''epoch'', b.claimed_at - i.enqueued_at) * 1000 end) end as waits
+                 from (select j.seq, j.kind, j.tag, j.job_id, j.enqueued_at from forebay.log_%1$s j
+                       where j.lane = b.lane and (j.xid, j.seq) >= (b.first_xid, b.first_seq) and (j.xid, j.seq) <= (b.last_xid, b.last_seq)
+                       order by j.xid, j.seq limit b.size + 1) i) r
+             where r.seqs = b.seqs
+         ), job as materialized (
+             select r.base, r.lane, r.is_new, u.kind, u.tag, case when r.is_whole then ''d'' else e.code end as code,
+                    18 + width_bucket(u.wait, $6) as wait, 32 + width_bucket((case when r.is_whole then u.millis else e.millis end)::double precision - 0.5, $6) as run,
+                    count(*) as jobs, sum(greatest(u.wait, 0)) as waited, sum(case when r.is_whole then u.millis else e.millis end) as ran
+             from run r
+             cross join lateral unnest(r.kinds, r.tags, r.waits, r.millis) with ordinality u (kind, tag, wait, millis, place)
+             left join unnest($2, $3, $4, $5) e (nr, place, code, millis) on e.nr = r.nr and e.place = u.place
+             where u.place <= r.size and (r.is_new or r.is_whole or e.code is not null)
+             group by 1, 2, 3, 4, 5, 6, 7, 8
+         )
+         select j.base, %1$s::bigint, l.priority, j.kind, j.tag, e.event, sum(e.jobs)::bigint
+         from job j
+         join unnest($7) l on l.base = j.base and l.lane = j.lane
+         cross join lateral forebay._counter_events(j.is_new, j.code, j.wait, j.run, j.jobs, j.waited::bigint, j.ran) e
+         group by j.base, l.priority, j.kind, j.tag, e.event
+         union all
+         select r.nr, 0, 0, null, null, 0, 0 from run r', p_segment_id)
+    using p_batches, p_nrs, p_places, p_codes, p_millis, forebay._counter_bounds()::double precision[], p_lanes;
+end
+$$;
+
+
+-- The events of jobs that were handed out or ended.
+create function forebay._counter_events(p_is_new boolean, p_code "char", p_wait integer, p_run integer, p_jobs bigint, p_waited bigint, p_ran bigint)
+returns table (event integer, jobs bigint)
+language sql immutable
+as $$
+    select e.event, e.jobs
+    from (values
+        (case when p_is_new then 3 end, p_jobs), (p_wait, p_jobs), (p_run, p_jobs), (17, p_waited), (46, p_ran),
+        (case p_code when 'd' then 4 when 'r' then 5 when 'x' then 6 when 'y' then 6 when 'c' then 9 when 's' then 10 when 'u' then 10
+                     when 'h' then 11 when 'l' then 12 when 'k' then 13 end, p_jobs)) e (event, jobs)
+    where e.event is not null and e.jobs > 0
+$$;
+
+
+-- The jobs of batches in one segment, each found by its row: handed out since the folds, ended since, or both.
 create function forebay._counter_handed(
     p_lanes forebay._counter_lane[], p_segment_id bigint, p_bases bigint[], p_of_lanes bigint[], p_xids xid8[], p_seqs bigint[], p_news boolean[],
-    p_times timestamptz[], p_codes "char"[], p_millis integer[])
+    p_times timestamptz[], p_codes text[], p_millis integer[])
 returns setof forebay._counter_delta
 language plpgsql stable
 set enable_seqscan = off
@@ -19342,10 +19423,9 @@ begin
     return query execute format(
         'with job as materialized (
              select u.base, u.lane, i.kind, i.tag, u.is_new, u.code, count(*) as jobs,
-                    case when u.is_new and i.job_id is null
-                         then 18 + width_bucket(greatest(extract(epoch from u.claimed_at - i.enqueued_at) * 1000, 0)::bigint - 1, $9) end as wait,
-                    case when u.millis is not null then 32 + width_bucket(u.millis::bigint - 1, $9) end as run,
-                    sum(case when u.is_new and i.job_id is null then greatest(extract(epoch from u.claimed_at - i.enqueued_at) * 1000, 0)::bigint end) as waited,
+                    18 + width_bucket(case when u.is_new and i.job_id is null then date_part(''epoch'', u.claimed_at - i.enqueued_at) * 1000 end, $9) as wait,
+                    32 + width_bucket(u.millis::double precision - 0.5, $9) as run,
+                    sum(case when u.is_new and i.job_id is null then greatest(date_part(''epoch'', u.claimed_at - i.enqueued_at) * 1000, 0) end) as waited,
                     sum(u.millis) as ran
              from unnest($1, $2, $3, $4, $5, $6, $7, $8) u (base, lane, xid, seq, is_new, claimed_at, code, millis)
              cross join lateral (select i.kind, i.tag, i.job_id, i.enqueued_at from forebay.log_%1$s i
@@ -19354,13 +19434,9 @@ begin
          select j.base, %1$s::bigint, l.priority, j.kind, j.tag, e.event, sum(e.jobs)::bigint
          from job j
          join unnest($10) l on l.base = j.base and l.lane = j.lane
-         cross join lateral (values
-             (case when j.is_new then 3 end, j.jobs), (j.wait, j.jobs), (j.run, j.jobs), (17, j.waited), (46, j.ran),
-             (case j.code when ''d'' then 4 when ''r'' then 5 when ''x'' then 6 when ''y'' then 6 when ''c'' then 9 when ''s'' then 10 when ''u'' then 10
-                          when ''h'' then 11 when ''l'' then 12 when ''k'' then 13 end, j.jobs)) e (event, jobs)
-         where e.event is not null and e.jobs > 0
+         cross join lateral forebay._counter_events(j.is_new, j.code::"char", j.wait, j.run, j.jobs, j.waited::bigint, j.ran) e
          group by j.base, l.priority, j.kind, j.tag, e.event', p_segment_id)
-    using p_bases, p_of_lanes, p_xids, p_seqs, p_news, p_times, p_codes, p_millis, forebay._counter_bounds(), p_lanes;
+    using p_bases, p_of_lanes, p_xids, p_seqs, p_news, p_times, p_codes, p_millis, forebay._counter_bounds()::double precision[], p_lanes;
 end
 $$;
 

@@ -70,6 +70,7 @@ create type forebay._counter_lane as (
 create type forebay._counter_delta as (
     base bigint, segment_id bigint, priority integer, kind text, tag text, event integer, jobs bigint);
 
--- Jobs of batches in one segment: an element of each array is one job.
-create type forebay._counter_jobs as (
-    segment integer, bases bigint[], lanes bigint[], xids xid8[], seqs bigint[], news boolean[], times timestamptz[], codes "char"[], millis integer[]);
+-- A batch with news: new itself, or settled since the folds. seqs[1] and seqs[size] with these xids are its first and last job.
+create type forebay._counter_batch as (
+    nr bigint, base bigint, lane bigint, lease_id bigint, claim_no bigint, flushes integer[], segment integer, size integer, seqs bigint[], xids xid8[], lanes bigint[],
+    first_xid xid8, last_xid xid8, first_seq bigint, last_seq bigint, claimed_at timestamptz, is_new boolean, is_whole boolean, millis integer[]);
