@@ -18909,6 +18909,8 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_found record;
@@ -19010,6 +19012,8 @@ language plpgsql volatile
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_begin constant timestamptz := date_trunc(p_step, p_at, 'UTC');
@@ -19135,6 +19139,8 @@ language plpgsql stable
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -19263,6 +19269,8 @@ language plpgsql stable
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_oldest xid8 := (select min((l.ranges[1]).low) from unnest(p_lanes) l);
@@ -19293,6 +19301,8 @@ language plpgsql stable
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -19336,6 +19346,8 @@ language sql stable
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
 as $$
     select b.nr, coalesce(c.segment_id, -1), u.priority, u.kind, u.tag,
            case u.state when 's' then 15 when 'r' then 16 else case c.why when 'e' then 7 else 14 end end,
@@ -19360,6 +19372,8 @@ language plpgsql stable
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
 as $$
 begin
     return query execute format(
@@ -19418,6 +19432,8 @@ language plpgsql stable
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
 as $$
 begin
     return query execute format(
@@ -19584,6 +19600,7 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 #variable_conflict use_column
 declare
@@ -19619,7 +19636,7 @@ begin
                                                        and c.tag is not distinct from i.tag) as is_other) o
               group by 1, 2, 3, 4, 5) a
         group by 1, 2, 3, 4
-    ), cell as (
+    ), cell as materialized (
         select coalesce(f.nr, a.nr) as nr, coalesce(f.priority, a.priority) as priority, coalesce(f.kind, a.kind) as kind, coalesce(f.tag, a.tag) as tag,
                case when a.nr is null then f.totals || array[0, 0]::bigint[]
                     else array(select (coalesce(f.totals[i], 0) + coalesce(a.jobs[array_position(a.events, i)], 0))::bigint from generate_series(1, 48) i) end as t
@@ -19643,6 +19660,7 @@ language plpgsql stable
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 begin
     if pg_sequence_last_value('forebay.key_seq') is null and pg_sequence_last_value('forebay.limit_parked_seq') is null then
@@ -19671,6 +19689,7 @@ language plpgsql stable
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_piece record;

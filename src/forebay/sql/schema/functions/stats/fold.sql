@@ -13,7 +13,7 @@
 create function forebay.fold_v1(p_most bigint default 10000, p_is_forced boolean default false) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
--- planner: in order
+-- planner: folds
 as $$
 declare
     v_found record;
@@ -112,7 +112,7 @@ $$;
 -- When a minute or an hour has begun, keep the totals that cells had before it, if they have changed since the last one.
 create function forebay._keep_samples(p_step text, p_at timestamptz) returns void
 language plpgsql volatile
--- planner: in order
+-- planner: folds
 as $$
 declare
     v_begin constant timestamptz := date_trunc(p_step, p_at, 'UTC');

@@ -9,7 +9,7 @@ create function forebay._counter_read(
     p_queues text[], p_most bigint, out bases forebay._counter_base[], out lanes forebay._counter_lane[], out opens forebay._counter_open[],
     out open_bases bigint[], out deltas forebay._counter_delta[])
 language plpgsql stable
--- planner: in order
+-- planner: folds
 as $$
 #variable_conflict use_column
 declare
@@ -135,7 +135,7 @@ $$;
 -- Rows of the log, by the transactions that have ended since the folds.
 create function forebay._counter_arrived(p_lanes forebay._counter_lane[], p_segments bigint[]) returns setof forebay._counter_delta
 language plpgsql stable
--- planner: in order
+-- planner: folds
 as $$
 declare
     v_oldest xid8 := (select min((l.ranges[1]).low) from unnest(p_lanes) l);
@@ -163,7 +163,7 @@ $$;
 -- Rows of deferred that came since the folds and wait; and scheduled jobs that were withdrawn.
 create function forebay._counter_deferred(p_bases forebay._counter_base[], p_lanes forebay._counter_lane[]) returns setof forebay._counter_delta
 language plpgsql stable
--- planner: in order
+-- planner: folds
 as $$
 #variable_conflict use_column
 declare
@@ -204,7 +204,7 @@ $$;
 -- Rows that left without a claim since the folds: promoted, moved or expired. A deferred row that its fold does not have is not subtracted.
 create function forebay._counter_changed(p_bases forebay._counter_base[]) returns setof forebay._counter_delta
 language sql stable
--- planner: in order
+-- planner: folds
 as $$
     select b.nr, coalesce(c.segment_id, -1), u.priority, u.kind, u.tag,
            case u.state when 's' then 15 when 'r' then 16 else case c.why when 'e' then 7 else 14 end end,
@@ -226,7 +226,7 @@ create function forebay._counter_runs(
     p_millis integer[])
 returns setof forebay._counter_delta
 language plpgsql stable
--- planner: in order
+-- planner: folds
 as $$
 begin
     return query execute format(
@@ -282,7 +282,7 @@ create function forebay._counter_handed(
     p_times timestamptz[], p_codes text[], p_millis integer[])
 returns setof forebay._counter_delta
 language plpgsql stable
--- planner: in order
+-- planner: folds
 as $$
 begin
     return query execute format(

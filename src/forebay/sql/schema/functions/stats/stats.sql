@@ -17,7 +17,7 @@ returns table (queue text, group_name text, priority integer, kind text, tag tex
                released bigint, lost bigint, requeued bigint, wait_ms bigint, duration_ms bigint, waits bigint[], durations bigint[])
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
--- planner: in order
+-- planner: hot
 as $$
 #variable_conflict use_column
 declare
@@ -53,7 +53,7 @@ begin
                                                        and c.tag is not distinct from i.tag) as is_other) o
               group by 1, 2, 3, 4, 5) a
         group by 1, 2, 3, 4
-    ), cell as (
+    ), cell as materialized (
         select coalesce(f.nr, a.nr) as nr, coalesce(f.priority, a.priority) as priority, coalesce(f.kind, a.kind) as kind, coalesce(f.tag, a.tag) as tag,
                case when a.nr is null then f.totals || array[0, 0]::bigint[]
                     else array(select (coalesce(f.totals[i], 0) + coalesce(a.jobs[array_position(a.events, i)], 0))::bigint from generate_series(1, 48) i) end as t
@@ -74,7 +74,7 @@ $$;
 -- The jobs that wait for a key: they are part of those that are ready. Of cancelled ones of an ordering key the rows are not ready (event 1).
 create function forebay._counter_held(p_bases forebay._counter_base[]) returns setof forebay._counter_delta
 language plpgsql stable
--- planner: in order
+-- planner: hot
 as $$
 begin
     if pg_sequence_last_value('forebay.key_seq') is null and pg_sequence_last_value('forebay.limit_parked_seq') is null then
@@ -100,7 +100,7 @@ $$;
 -- The jobs whose handlers run, by the last heartbeats of open leases: see forebay.depth().
 create function forebay._counter_running(p_bases forebay._counter_base[], p_lanes forebay._counter_lane[]) returns setof forebay._counter_delta
 language plpgsql stable
--- planner: in order
+-- planner: hot
 as $$
 declare
     v_piece record;
