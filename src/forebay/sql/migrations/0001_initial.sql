@@ -18933,21 +18933,14 @@ begin
     select r.*, pg_current_snapshot() as snap into v_found from forebay._counter_read(null, p_most) r;
     v_found.snap := forebay._snapshot_of_others(v_found.snap);
 
+    -- New cells, as many as there may be; then the cell of the others.
     insert into forebay.counter_cell (group_id, queue, priority, kind, tag)
     select n.group_id, n.queue, n.priority, n.kind, n.tag
     from (select d.*, row_number() over (partition by d.group_id order by d.priority, d.kind, d.tag) as place
-          from (select distinct b.group_id, b.queue, d.priority, d.kind, d.tag
-                from unnest(v_found.deltas) d join unnest(v_found.bases) b on b.nr = d.base
-                where d.event > 0 and b.group_id <> 0
-                  and not exists (select from forebay.counter_cell c
-                                  where c.group_id = b.group_id and c.priority = d.priority and c.kind = d.kind and c.tag is not distinct from d.tag)) d) n
+          from forebay._counter_places(v_found.bases, v_found.deltas) d where d.cell_id is null) n
     where n.place <= forebay._counter_cells() - (select count(*) from forebay.counter_cell c where c.group_id = n.group_id);
     insert into forebay.counter_cell (group_id, queue, priority, kind)
-    select distinct b.group_id, b.queue, d.priority, ''
-    from unnest(v_found.deltas) d join unnest(v_found.bases) b on b.nr = d.base
-    where d.event > 0 and b.group_id <> 0
-      and not exists (select from forebay.counter_cell c
-                      where c.group_id = b.group_id and c.priority = d.priority and c.kind = d.kind and c.tag is not distinct from d.tag)
+    select distinct d.group_id, d.queue, d.priority, '' from forebay._counter_places(v_found.bases, v_found.deltas) d where d.cell_id is null
     on conflict on constraint counter_cell_key do nothing;
 
     if exists (select from unnest(v_found.deltas) d where d.event > 0) then
@@ -18961,12 +18954,13 @@ begin
                  left join unnest(n.events, n.jobs) a (event, jobs) on a.event = i
                  order by i)
     from (select d.cell_id, d.segment_id, array_agg(d.event) as events, array_agg(d.jobs) as jobs
-          from (select c.cell_id, s.segment_id, d.event, sum(d.jobs)::bigint as jobs
-                from unnest(v_found.deltas) d
-                join unnest(v_found.bases) b on b.nr = d.base and b.group_id <> 0
-                cross join lateral (select forebay._counter_cell_of(b.group_id, d.priority, d.kind, d.tag) as cell_id) c
-                cross join lateral (select -1::bigint as segment_id union select d.segment_id) s
-                where d.event > 0
+          from (select coalesce(c.cell_id, o.cell_id) as cell_id, s.segment_id, d.event, sum(d.jobs)::bigint as jobs
+                from (select i.base, i.segment_id, i.priority, i.kind, i.tag, i.event, sum(i.jobs) as jobs
+                      from unnest(v_found.deltas) i where i.event > 0 group by 1, 2, 3, 4, 5, 6) d
+                join forebay._counter_places(v_found.bases, v_found.deltas) c
+                     on c.base = d.base and c.priority = d.priority and c.kind = d.kind and coalesce(c.tag, '') = coalesce(d.tag, '') and (c.tag is null) = (d.tag is null)
+                left join forebay.counter_cell o on c.cell_id is null and o.group_id = c.group_id and o.priority = c.priority and o.kind = '' and o.tag is null
+                cross join lateral (select -1::bigint as segment_id union all select d.segment_id where d.segment_id <> -1) s
                 group by 1, 2, 3) d
           group by d.cell_id, d.segment_id) n
     left join lateral (select i.no, i.totals from forebay.counter i
@@ -18991,18 +18985,21 @@ end
 $$;
 
 
--- The cell of jobs of a group.
-create function forebay._counter_cell_of(p_group_id bigint, p_priority integer, p_kind text, p_tag text) returns bigint
+-- The places that deltas are for, with their cells; null: they have none yet.
+create function forebay._counter_places(p_bases forebay._counter_base[], p_deltas forebay._counter_delta[])
+returns table (base bigint, group_id bigint, queue text, priority integer, kind text, tag text, cell_id bigint)
 language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
 as $$
-    select coalesce(
-        case when p_tag is null
-             then (select c.cell_id from forebay.counter_cell c
-                   where c.group_id = p_group_id and c.priority = p_priority and c.kind = p_kind and c.tag is null)
-             else (select c.cell_id from forebay.counter_cell c
-                   where c.group_id = p_group_id and c.priority = p_priority and c.kind = p_kind and c.tag = p_tag) end,
-        (select c.cell_id from forebay.counter_cell c
-         where c.group_id = p_group_id and c.priority = p_priority and c.kind = '' and c.tag is null))
+    select d.base, b.group_id, b.queue, d.priority, d.kind, d.tag, c.cell_id
+    from (select distinct i.base, i.priority, i.kind, i.tag from unnest(p_deltas) i where i.event > 0) d
+    join unnest(p_bases) b on b.nr = d.base and b.group_id <> 0
+    left join (select i.* from unnest(p_bases) g cross join lateral (select j.* from forebay.counter_cell j where j.group_id = g.group_id offset 0) i where g.group_id <> 0) c
+         on c.group_id = b.group_id and c.priority = d.priority and c.kind = d.kind and coalesce(c.tag, '') = coalesce(d.tag, '') and (c.tag is null) = (d.tag is null)
 $$;
 
 
@@ -19154,6 +19151,7 @@ declare
     v_piece record;
     v_found forebay._counter_delta[];
     v_runs  bigint[] := '{}';            -- batches that are done with
+    v_sort  text;
 begin
     v_bases := array(
         select row(row_number() over (order by q.queue, g.name), q.queue, coalesce(g.group_id, 0), coalesce(g.name, 'default'),
@@ -19237,10 +19235,18 @@ begin
         select b.segment, array_agg(b) as batches from unnest(v_named.batches) b
         where b.segment > 0 and b.lanes is null and width_bucket(b.last_seq, v_los) = b.segment group by b.segment
     loop
-        v_found := array(select r from forebay._counter_runs(v_lanes, v_ids[v_piece.segment], v_piece.batches, v_named.nrs, v_named.places, v_named.codes,
-                                                             v_named.millis) r);
-        deltas := deltas || array(select f from unnest(v_found) f where f.event <> 0);
-        v_runs := v_runs || array(select f.base from unnest(v_found) f where f.event = 0);
+        foreach v_sort in array array['one', 'mixed'] loop
+            if v_sort = 'one' then
+                v_found := array(select r from forebay._counter_runs(v_lanes, v_ids[v_piece.segment], v_piece.batches, v_named.nrs, v_named.codes, v_named.millis) r);
+            else
+                v_found := array(select r from forebay._counter_mixed(
+                    v_lanes, v_ids[v_piece.segment], array(select b from unnest(v_piece.batches) b where b.nr <> all (v_runs)), v_named.nrs, v_named.places,
+                    v_named.codes, v_named.millis) r);
+            end if;
+            deltas := deltas || array(select f from unnest(v_found) f where f.event <> 0);
+            v_runs := v_runs || array(select f.base from unnest(v_found) f where f.event = 0);
+            exit when cardinality(v_piece.batches) = (select count(*) from unnest(v_found) f where f.event = 0);
+        end loop;
     end loop;
     for v_piece in
         select j.segment, array_agg(j.base) as bases, array_agg(j.lane) as lanes, array_agg(j.xid) as xids, array_agg(j.seq) as seqs,
@@ -19363,8 +19369,71 @@ $$;
 
 
 -- The jobs of batches in one segment, read as runs of rows: all rows of the lane from the first to the last job, where these are exactly
--- the jobs of the batch. It names the batches that it has counted, by number, as event 0.
+-- the jobs of the batch, and have one kind and tag. It names the batches that it has counted, by number, as event 0.
 create function forebay._counter_runs(
+    p_lanes forebay._counter_lane[], p_segment_id bigint, p_batches forebay._counter_batch[], p_nrs bigint[], p_codes "char"[], p_millis integer[])
+returns setof forebay._counter_delta
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return query execute format(
+        'with run as materialized (
+             select b.nr, b.base, b.lane, b.is_new, b.is_whole, b.size, case when b.is_whole then b.millis end as millis, r.kind, r.tag,
+                    case when b.is_new and r.later = 0 then r.times end as times, b.claimed_at,
+                    width_bucket(date_part(''epoch'', b.claimed_at - r.first) * 1000, $5) as longest,
+                    width_bucket(date_part(''epoch'', b.claimed_at - r.last) * 1000, $5) as shortest,
+                    ((b.size * date_part(''epoch'', b.claimed_at) - r.sum) * 1000)::bigint as waited
+             from unnest($1) b
+             cross join lateral (
+                 select array_agg(i.seq) as seqs, min(i.kind) as kind, max(i.kind) as kind_to, min(i.tag) as tag, max(i.tag) as tag_to, count(i.tag) as tags,
+                        count(i.job_id) as later, min(i.enqueued_at) as first, max(i.enqueued_at) as last, sum(date_part(''epoch'', i.enqueued_at)) as sum,
+                        array_agg(i.enqueued_at) as times
+                 from (select j.seq, j.kind collate "C" as kind, j.tag collate "C" as tag, j.job_id, j.enqueued_at from forebay.log_%1$s j
+                       where j.lane = b.lane and (j.xid, j.seq) >= (b.first_xid, b.first_seq) and (j.xid, j.seq) <= (b.last_xid, b.last_seq)
+                       order by j.xid, j.seq limit b.size + 1) i) r
+             where r.seqs = b.seqs and r.kind = r.kind_to and r.tags in (0, b.size) and r.tag is not distinct from r.tag_to and r.later in (0, b.size)
+         ), event as (
+             select r.base, r.lane, r.kind, r.tag, 3 as event, r.size::bigint as jobs from run r where r.is_new
+             union all
+             select r.base, r.lane, r.kind, r.tag, 18 + r.longest, r.size from run r where r.times is not null and r.longest = r.shortest
+             union all
+             select r.base, r.lane, r.kind, r.tag, 18 + width_bucket(date_part(''epoch'', r.claimed_at - u) * 1000, $5), count(*)
+             from run r cross join lateral unnest(r.times) u where r.longest <> r.shortest group by r.nr, r.base, r.lane, r.kind, r.tag, 5
+             union all
+             select r.base, r.lane, r.kind, r.tag, 17, r.waited from run r where r.times is not null
+             union all
+             select r.base, r.lane, r.kind, r.tag, 4, r.size from run r where r.is_whole
+             union all
+             select r.base, r.lane, r.kind, r.tag, 32 + width_bucket(u::double precision - 0.5, $5), count(*)
+             from run r cross join lateral unnest(r.millis) u where u is not null group by r.nr, r.base, r.lane, r.kind, r.tag, 5
+             union all
+             select r.base, r.lane, r.kind, r.tag, 46, u.ran from run r cross join lateral (select sum(m) as ran from unnest(r.millis) m) u
+             union all
+             select r.base, r.lane, r.kind, r.tag, c.event, c.jobs
+             from run r
+             join (select e.nr, e.code, 32 + width_bucket(e.millis::double precision - 0.5, $5) as run, count(*) as jobs, sum(e.millis) as ran
+                   from unnest($2, $3, $4) e (nr, code, millis) group by 1, 2, 3) e on e.nr = r.nr
+             cross join lateral forebay._counter_events(false, e.code, null, e.run, e.jobs, null, e.ran) c
+         )
+         select e.base, %1$s::bigint, l.priority, e.kind, e.tag, e.event, sum(e.jobs)::bigint
+         from event e
+         join unnest($6) l on l.base = e.base and l.lane = e.lane
+         where e.jobs > 0
+         group by e.base, l.priority, e.kind, e.tag, e.event
+         union all
+         select r.nr, 0, 0, null, null, 0, 0 from run r', p_segment_id)
+    using p_batches, p_nrs, p_codes, p_millis, forebay._counter_bounds()::double precision[], p_lanes;
+end
+$$;
+
+
+-- The same where the jobs of a batch differ in kind or tag: the n-th row is that of the n-th job.
+create function forebay._counter_mixed(
     p_lanes forebay._counter_lane[], p_segment_id bigint, p_batches forebay._counter_batch[], p_nrs bigint[], p_places smallint[], p_codes "char"[],
     p_millis integer[])
 returns setof forebay._counter_delta

@@ -36,21 +36,14 @@ begin
     select r.*, pg_current_snapshot() as snap into v_found from forebay._counter_read(null, p_most) r;
     v_found.snap := forebay._snapshot_of_others(v_found.snap);
 
+    -- New cells, as many as there may be; then the cell of the others.
     insert into forebay.counter_cell (group_id, queue, priority, kind, tag)
     select n.group_id, n.queue, n.priority, n.kind, n.tag
     from (select d.*, row_number() over (partition by d.group_id order by d.priority, d.kind, d.tag) as place
-          from (select distinct b.group_id, b.queue, d.priority, d.kind, d.tag
-                from unnest(v_found.deltas) d join unnest(v_found.bases) b on b.nr = d.base
-                where d.event > 0 and b.group_id <> 0
-                  and not exists (select from forebay.counter_cell c
-                                  where c.group_id = b.group_id and c.priority = d.priority and c.kind = d.kind and c.tag is not distinct from d.tag)) d) n
+          from forebay._counter_places(v_found.bases, v_found.deltas) d where d.cell_id is null) n
     where n.place <= forebay._counter_cells() - (select count(*) from forebay.counter_cell c where c.group_id = n.group_id);
     insert into forebay.counter_cell (group_id, queue, priority, kind)
-    select distinct b.group_id, b.queue, d.priority, ''
-    from unnest(v_found.deltas) d join unnest(v_found.bases) b on b.nr = d.base
-    where d.event > 0 and b.group_id <> 0
-      and not exists (select from forebay.counter_cell c
-                      where c.group_id = b.group_id and c.priority = d.priority and c.kind = d.kind and c.tag is not distinct from d.tag)
+    select distinct d.group_id, d.queue, d.priority, '' from forebay._counter_places(v_found.bases, v_found.deltas) d where d.cell_id is null
     on conflict on constraint counter_cell_key do nothing;
 
     if exists (select from unnest(v_found.deltas) d where d.event > 0) then
@@ -64,12 +57,13 @@ begin
                  left join unnest(n.events, n.jobs) a (event, jobs) on a.event = i
                  order by i)
     from (select d.cell_id, d.segment_id, array_agg(d.event) as events, array_agg(d.jobs) as jobs
-          from (select c.cell_id, s.segment_id, d.event, sum(d.jobs)::bigint as jobs
-                from unnest(v_found.deltas) d
-                join unnest(v_found.bases) b on b.nr = d.base and b.group_id <> 0
-                cross join lateral (select forebay._counter_cell_of(b.group_id, d.priority, d.kind, d.tag) as cell_id) c
-                cross join lateral (select -1::bigint as segment_id union select d.segment_id) s
-                where d.event > 0
+          from (select coalesce(c.cell_id, o.cell_id) as cell_id, s.segment_id, d.event, sum(d.jobs)::bigint as jobs
+                from (select i.base, i.segment_id, i.priority, i.kind, i.tag, i.event, sum(i.jobs) as jobs
+                      from unnest(v_found.deltas) i where i.event > 0 group by 1, 2, 3, 4, 5, 6) d
+                join forebay._counter_places(v_found.bases, v_found.deltas) c
+                     on c.base = d.base and c.priority = d.priority and c.kind = d.kind and coalesce(c.tag, '') = coalesce(d.tag, '') and (c.tag is null) = (d.tag is null)
+                left join forebay.counter_cell o on c.cell_id is null and o.group_id = c.group_id and o.priority = c.priority and o.kind = '' and o.tag is null
+                cross join lateral (select -1::bigint as segment_id union all select d.segment_id where d.segment_id <> -1) s
                 group by 1, 2, 3) d
           group by d.cell_id, d.segment_id) n
     left join lateral (select i.no, i.totals from forebay.counter i
@@ -94,18 +88,17 @@ end
 $$;
 
 
--- The cell of jobs of a group.
-create function forebay._counter_cell_of(p_group_id bigint, p_priority integer, p_kind text, p_tag text) returns bigint
+-- The places that deltas are for, with their cells; null: they have none yet.
+create function forebay._counter_places(p_bases forebay._counter_base[], p_deltas forebay._counter_delta[])
+returns table (base bigint, group_id bigint, queue text, priority integer, kind text, tag text, cell_id bigint)
 language sql stable
+-- planner: folds
 as $$
-    select coalesce(
-        case when p_tag is null
-             then (select c.cell_id from forebay.counter_cell c
-                   where c.group_id = p_group_id and c.priority = p_priority and c.kind = p_kind and c.tag is null)
-             else (select c.cell_id from forebay.counter_cell c
-                   where c.group_id = p_group_id and c.priority = p_priority and c.kind = p_kind and c.tag = p_tag) end,
-        (select c.cell_id from forebay.counter_cell c
-         where c.group_id = p_group_id and c.priority = p_priority and c.kind = '' and c.tag is null))
+    select d.base, b.group_id, b.queue, d.priority, d.kind, d.tag, c.cell_id
+    from (select distinct i.base, i.priority, i.kind, i.tag from unnest(p_deltas) i where i.event > 0) d
+    join unnest(p_bases) b on b.nr = d.base and b.group_id <> 0
+    left join (select i.* from unnest(p_bases) g cross join lateral (select j.* from forebay.counter_cell j where j.group_id = g.group_id offset 0) i where g.group_id <> 0) c
+         on c.group_id = b.group_id and c.priority = d.priority and c.kind = d.kind and coalesce(c.tag, '') = coalesce(d.tag, '') and (c.tag is null) = (d.tag is null)
 $$;
 
 

@@ -23,6 +23,7 @@ declare
     v_piece record;
     v_found forebay._counter_delta[];
     v_runs  bigint[] := '{}';            -- batches that are done with
+    v_sort  text;
 begin
     v_bases := array(
         select row(row_number() over (order by q.queue, g.name), q.queue, coalesce(g.group_id, 0), coalesce(g.name, 'default'),
@@ -106,10 +107,18 @@ begin
         select b.segment, array_agg(b) as batches from unnest(v_named.batches) b
         where b.segment > 0 and b.lanes is null and width_bucket(b.last_seq, v_los) = b.segment group by b.segment
     loop
-        v_found := array(select r from forebay._counter_runs(v_lanes, v_ids[v_piece.segment], v_piece.batches, v_named.nrs, v_named.places, v_named.codes,
-                                                             v_named.millis) r);
-        deltas := deltas || array(select f from unnest(v_found) f where f.event <> 0);
-        v_runs := v_runs || array(select f.base from unnest(v_found) f where f.event = 0);
+        foreach v_sort in array array['one', 'mixed'] loop
+            if v_sort = 'one' then
+                v_found := array(select r from forebay._counter_runs(v_lanes, v_ids[v_piece.segment], v_piece.batches, v_named.nrs, v_named.codes, v_named.millis) r);
+            else
+                v_found := array(select r from forebay._counter_mixed(
+                    v_lanes, v_ids[v_piece.segment], array(select b from unnest(v_piece.batches) b where b.nr <> all (v_runs)), v_named.nrs, v_named.places,
+                    v_named.codes, v_named.millis) r);
+            end if;
+            deltas := deltas || array(select f from unnest(v_found) f where f.event <> 0);
+            v_runs := v_runs || array(select f.base from unnest(v_found) f where f.event = 0);
+            exit when cardinality(v_piece.batches) = (select count(*) from unnest(v_found) f where f.event = 0);
+        end loop;
     end loop;
     for v_piece in
         select j.segment, array_agg(j.base) as bases, array_agg(j.lane) as lanes, array_agg(j.xid) as xids, array_agg(j.seq) as seqs,
@@ -220,8 +229,67 @@ $$;
 
 
 -- The jobs of batches in one segment, read as runs of rows: all rows of the lane from the first to the last job, where these are exactly
--- the jobs of the batch. It names the batches that it has counted, by number, as event 0.
+-- the jobs of the batch, and have one kind and tag. It names the batches that it has counted, by number, as event 0.
 create function forebay._counter_runs(
+    p_lanes forebay._counter_lane[], p_segment_id bigint, p_batches forebay._counter_batch[], p_nrs bigint[], p_codes "char"[], p_millis integer[])
+returns setof forebay._counter_delta
+language plpgsql stable
+-- planner: folds
+as $$
+begin
+    return query execute format(
+        'with run as materialized (
+             select b.nr, b.base, b.lane, b.is_new, b.is_whole, b.size, case when b.is_whole then b.millis end as millis, r.kind, r.tag,
+                    case when b.is_new and r.later = 0 then r.times end as times, b.claimed_at,
+                    width_bucket(date_part(''epoch'', b.claimed_at - r.first) * 1000, $5) as longest,
+                    width_bucket(date_part(''epoch'', b.claimed_at - r.last) * 1000, $5) as shortest,
+                    ((b.size * date_part(''epoch'', b.claimed_at) - r.sum) * 1000)::bigint as waited
+             from unnest($1) b
+             cross join lateral (
+                 select array_agg(i.seq) as seqs, min(i.kind) as kind, max(i.kind) as kind_to, min(i.tag) as tag, max(i.tag) as tag_to, count(i.tag) as tags,
+                        count(i.job_id) as later, min(i.enqueued_at) as first, max(i.enqueued_at) as last, sum(date_part(''epoch'', i.enqueued_at)) as sum,
+                        array_agg(i.enqueued_at) as times
+                 from (select j.seq, j.kind collate "C" as kind, j.tag collate "C" as tag, j.job_id, j.enqueued_at from forebay.log_%1$s j
+                       where j.lane = b.lane and (j.xid, j.seq) >= (b.first_xid, b.first_seq) and (j.xid, j.seq) <= (b.last_xid, b.last_seq)
+                       order by j.xid, j.seq limit b.size + 1) i) r
+             where r.seqs = b.seqs and r.kind = r.kind_to and r.tags in (0, b.size) and r.tag is not distinct from r.tag_to and r.later in (0, b.size)
+         ), event as (
+             select r.base, r.lane, r.kind, r.tag, 3 as event, r.size::bigint as jobs from run r where r.is_new
+             union all
+             select r.base, r.lane, r.kind, r.tag, 18 + r.longest, r.size from run r where r.times is not null and r.longest = r.shortest
+             union all
+             select r.base, r.lane, r.kind, r.tag, 18 + width_bucket(date_part(''epoch'', r.claimed_at - u) * 1000, $5), count(*)
+             from run r cross join lateral unnest(r.times) u where r.longest <> r.shortest group by r.nr, r.base, r.lane, r.kind, r.tag, 5
+             union all
+             select r.base, r.lane, r.kind, r.tag, 17, r.waited from run r where r.times is not null
+             union all
+             select r.base, r.lane, r.kind, r.tag, 4, r.size from run r where r.is_whole
+             union all
+             select r.base, r.lane, r.kind, r.tag, 32 + width_bucket(u::double precision - 0.5, $5), count(*)
+             from run r cross join lateral unnest(r.millis) u where u is not null group by r.nr, r.base, r.lane, r.kind, r.tag, 5
+             union all
+             select r.base, r.lane, r.kind, r.tag, 46, u.ran from run r cross join lateral (select sum(m) as ran from unnest(r.millis) m) u
+             union all
+             select r.base, r.lane, r.kind, r.tag, c.event, c.jobs
+             from run r
+             join (select e.nr, e.code, 32 + width_bucket(e.millis::double precision - 0.5, $5) as run, count(*) as jobs, sum(e.millis) as ran
+                   from unnest($2, $3, $4) e (nr, code, millis) group by 1, 2, 3) e on e.nr = r.nr
+             cross join lateral forebay._counter_events(false, e.code, null, e.run, e.jobs, null, e.ran) c
+         )
+         select e.base, %1$s::bigint, l.priority, e.kind, e.tag, e.event, sum(e.jobs)::bigint
+         from event e
+         join unnest($6) l on l.base = e.base and l.lane = e.lane
+         where e.jobs > 0
+         group by e.base, l.priority, e.kind, e.tag, e.event
+         union all
+         select r.nr, 0, 0, null, null, 0, 0 from run r', p_segment_id)
+    using p_batches, p_nrs, p_codes, p_millis, forebay._counter_bounds()::double precision[], p_lanes;
+end
+$$;
+
+
+-- The same where the jobs of a batch differ in kind or tag: the n-th row is that of the n-th job.
+create function forebay._counter_mixed(
     p_lanes forebay._counter_lane[], p_segment_id bigint, p_batches forebay._counter_batch[], p_nrs bigint[], p_places smallint[], p_codes "char"[],
     p_millis integer[])
 returns setof forebay._counter_delta
