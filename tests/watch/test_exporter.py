@@ -16,7 +16,7 @@ import forebay
 import forebay.metrics
 from forebay.metrics import CONTENT_TYPE, Exporter, Family, metric_names
 from forebay.metrics._families import text_of
-from tests.support.engine import enqueue, shift_clock
+from tests.support.engine import Reader, enqueue, shift_clock
 from tests.support.mutant import break_function, violation
 from tests.support.probe import ANYWHERE, address_of
 from tests.support.waiting import wait_for
@@ -52,6 +52,23 @@ def test_the_numbers_are_those_of_the_database(database, conn):
     assert found['forebay_jobs{queue="mail",group="default",state="scheduled"}'] == 1
     assert found['forebay_queue_oldest_ready_seconds{queue="mail",group="default"}'] >= 100
     assert found['forebay_queue_served{queue="mail",group="default"}'] == 0
+
+
+def test_ends_and_histograms_are_those_of_the_counters(database, conn):
+    for _ in range(3):
+        enqueue(conn, queue="mail")
+    with Reader(database, "mail") as reader:
+        batch = reader.claim(2)
+        reader.finish(batch)
+    conn.execute("select forebay.fold_v1(1, true)")
+    found = values(Exporter(database).text())
+    assert (
+        found['forebay_job_ends_total{queue="mail",group="default",kind="work",outcome="done"}']
+        == 2
+    )
+    assert found['forebay_job_wait_seconds_count{queue="mail",group="default"}'] == 2
+    assert found['forebay_job_wait_seconds_bucket{queue="mail",group="default",le="+Inf"}'] == 2
+    assert found['forebay_job_wait_seconds_sum{queue="mail",group="default"}'] >= 0
 
 
 def test_an_alert_is_a_metric(database, conn):
@@ -168,6 +185,9 @@ def test_a_worker_answers_beside_its_probes(database, conn, effects):
 @has_prometheus
 def test_promtool_finds_nothing_to_say(database, conn):
     enqueue(conn, queue="mail")
+    with Reader(database, "mail") as reader:
+        reader.finish(reader.claim(1))
+    conn.execute("select forebay.fold_v1(1, true)")
     conn.execute(
         "select forebay.create_endpoint('shop', 'http', '{\"url\": \"http://127.0.0.1:1/\"}')"
     )
@@ -175,6 +195,7 @@ def test_promtool_finds_nothing_to_say(database, conn):
         text_of([Family(name, sort, what, labels, [(tuple("x" for _ in labels), 1.0)])])
         for name, sort, what, labels in forebay.metrics.WORKER_METRICS
     )
+    assert "forebay_job_wait_seconds_bucket" in text
     told = subprocess.run(
         ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False
     )

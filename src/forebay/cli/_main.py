@@ -37,6 +37,7 @@ from forebay.cli import (
     _queues,
     _schedules,
     _schema,
+    _stats,
     _worker,
     _workers,
 )
@@ -102,6 +103,7 @@ program.add_typer(_schedules.commands, name="schedules", rich_help_panel=_SEND)
 program.add_typer(_keys.commands, name="keys", rich_help_panel=_OPERATE)
 program.add_typer(_groups.commands, name="groups", rich_help_panel=_OPERATE)
 program.add_typer(_workers.commands, name="workers", rich_help_panel=_OPERATE)
+program.command("stats", rich_help_panel=_OPERATE)(_stats.stats)
 program.add_typer(_events.commands, name="events", rich_help_panel=_OPERATE)
 program.add_typer(_mirror.commands, name="mirror", rich_help_panel=_OPERATE)
 program.command("adopt", rich_help_panel=_OPERATE)(_schema.adopt)

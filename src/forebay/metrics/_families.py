@@ -19,6 +19,7 @@ VALUES_MAX: Final = 200
 OTHER: Final = "other"
 
 Sample = tuple[tuple[str, ...], float]
+Sort = Literal["gauge", "counter", "histogram"]
 
 
 @dataclass(slots=True)
@@ -27,7 +28,7 @@ class Family:
 
     Attributes:
         name: without a suffix; the one of a counter ends with ``_total``.
-        type: gauge or counter.
+        type: gauge, counter or histogram. The last value of a sample of a histogram is the bound ``le``, or sum or count.
         help: its meaning, one line.
         labels: the names of its labels.
         samples: values of the labels, and the value.
@@ -36,7 +37,7 @@ class Family:
     """
 
     name: str
-    type: Literal["gauge", "counter"]
+    type: Sort
     help: str
     labels: tuple[str, ...] = ()
     samples: list[Sample] = field(default_factory=list)
@@ -67,7 +68,7 @@ class Family:
 #: Name, type, help, labels, and the samples of the measurements.
 _Definition = tuple[
     str,
-    Literal["gauge", "counter"],
+    Sort,
     str,
     tuple[str, ...],
     "Callable[[Mapping[str, Any]], Iterable[Sample]]",
@@ -114,6 +115,41 @@ def _oldest(data: Mapping[str, Any]) -> Iterable[Sample]:
 
 def _paused(data: Mapping[str, Any]) -> Iterable[Sample]:
     return [((q["queue"], q["group"]), float(q["paused_at"] is not None)) for q in data["queues"]]
+
+
+_ENDS: Final = (
+    "done", "failed", "dead", "expired", "cancelled", "snoozed", "released", "lost",
+)  # fmt: skip
+
+
+def _ends(data: Mapping[str, Any]) -> Iterable[Sample]:
+    for cell in data["counters"]["cells"]:
+        for end in _ENDS:
+            yield (cell["queue"], cell["group"], cell["kind"] or OTHER, end), float(cell[end])
+
+
+def _histogram(buckets: str, total: str) -> Callable[[Mapping[str, Any]], Iterable[Sample]]:
+    """Return the buckets of all kinds of a queue, cumulated, with sum and count."""
+
+    def samples(data: Mapping[str, Any]) -> Iterable[Sample]:
+        bounds = [f"{bound / 1000:g}" for bound in data["counters"]["bounds"]] + ["+Inf"]
+        found: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+        for cell in data["counters"]["cells"]:
+            counts, sums = found.setdefault(
+                (cell["queue"], cell["group"]), ([0.0] * len(bounds), [0.0])
+            )
+            for place, count in enumerate(cell[buckets][: len(bounds)]):
+                counts[place] += count
+            sums[0] += cell[total] / 1000
+        for key, (counts, sums) in found.items():
+            reached = 0.0
+            for bound, count in zip(bounds, counts, strict=True):
+                reached += count
+                yield (*key, bound), reached
+            yield (*key, "sum"), sums[0]
+            yield (*key, "count"), reached
+
+    return samples
 
 
 def _dead(data: Mapping[str, Any]) -> Iterable[Sample]:
@@ -169,6 +205,9 @@ _DATABASE: Final[tuple[_Definition, ...]] = (
     ("forebay_queue_oldest_ready_seconds", "gauge", "Age of the oldest ready job; 0 without one.", _QUEUE, _oldest),
     ("forebay_queue_claims_total", "counter", "Jobs that workers claimed; a retried job counts again.", _QUEUE, _of_queues("claims")),
     ("forebay_queue_recently_completed", "gauge", "Jobs completed within the last 15 minutes, of the newest 100 batches of each lane.", _QUEUE, _of_queues("completed")),
+    ("forebay_job_ends_total", "counter", "Ends of jobs and attempts, at the last fold of the counters.", (*_QUEUE, "kind", "outcome"), _ends),
+    ("forebay_job_wait_seconds", "histogram", "From enqueue to claim, of jobs that were enqueued to run at once.", _QUEUE, _histogram("waits", "wait_ms")),
+    ("forebay_job_duration_seconds", "histogram", "Durations of attempts that ended, as workers measured them.", _QUEUE, _histogram("durations", "duration_ms")),
     ("forebay_queue_paused", "gauge", "Whether the queue is paused.", _QUEUE, _paused),
     ("forebay_queue_served", "gauge", "Whether a live worker serves the queue.", _QUEUE, _of_queues("is_served")),
     ("forebay_dead_letters", "gauge", "Dead letters that were not redriven, without muted causes.", ("queue", "kind", "reason"), _dead),
@@ -221,7 +260,12 @@ _LARGEST: Final = frozenset({
 })  # fmt: skip
 
 #: The number of labels that are capped together; 1 where nothing is listed.
-_CAPPED: Final = {"forebay_dead_letters": 2, "forebay_breaker_open": 2, "forebay_alert": 3}
+_CAPPED: Final = {
+    "forebay_job_ends_total": 3,
+    "forebay_dead_letters": 2,
+    "forebay_breaker_open": 2,
+    "forebay_alert": 3,
+}
 
 
 def metric_names() -> dict[str, tuple[str, ...]]:
@@ -252,7 +296,7 @@ def families_of(
 
 def _family(
     name: str,
-    sort: Literal["gauge", "counter"],
+    sort: Sort,
     text: str,
     labels: tuple[str, ...],
     samples: list[Sample],
@@ -270,17 +314,26 @@ def text_of(families: Iterable[Family], most: int = VALUES_MAX) -> str:
             continue
         lines.append(f"# HELP {family.name} {family.help}")
         lines.append(f"# TYPE {family.name} {family.type}")
-        for values, value in samples:
+        for at, value in samples:
+            name, names, values = _placed(family, at)
             labels = ",".join(
-                f'{name}="{_escaped(text)}"'
-                for name, text in zip(family.labels, values, strict=True)
+                f'{label}="{_escaped(text)}"' for label, text in zip(names, values, strict=True)
             )
             lines.append(
-                f"{family.name}{{{labels}}} {_number(value)}"
-                if labels
-                else f"{family.name} {_number(value)}"
+                f"{name}{{{labels}}} {_number(value)}" if labels else f"{name} {_number(value)}"
             )
     return "\n".join(lines) + "\n"
+
+
+def _placed(
+    family: Family, values: tuple[str, ...]
+) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Return name, labels and their values of a sample."""
+    if family.type != "histogram":
+        return family.name, family.labels, values
+    if values[-1] in ("sum", "count"):
+        return f"{family.name}_{values[-1]}", family.labels, values[:-1]
+    return f"{family.name}_bucket", (*family.labels, "le"), values
 
 
 def _escaped(text: str) -> str:

@@ -52,6 +52,10 @@ _SUMMARIZED_SEGMENTS = 3
 _RENEW_SECONDS = 2.0
 _RENEW_PAUSE_FACTOR = 20
 
+#: The same for folds of the counters.
+_FOLD_SECONDS = 1.0
+_FOLD_PAUSE_FACTOR = 5
+
 #: Seconds between two checks of the alerts, and the least multiple of the duration of one.
 _ALERTS_SECONDS = 15.0
 _ALERTS_PAUSE_FACTOR = 20
@@ -67,6 +71,7 @@ _TRIMMED: Final = {
     "limit_runs": 600.0,
     "limiters": 60.0,
     "counts": 60.0,
+    "counters": 60.0,
     "heartbeats": 600.0,
     "leases": 600.0,
     "failures": 600.0,
@@ -151,6 +156,7 @@ class Maintenance:
                 Duty("close", 2.0, self._close),
                 Duty("forget", 10.0, self._forget),
                 Duty("renew", _RENEW_SECONDS, self._renew),
+                Duty("fold", _FOLD_SECONDS, self._fold),
                 Duty("count", 60.0, self._count),
                 Duty("locks", 60.0, self._watch_locks),
                 Duty("alerts", _ALERTS_SECONDS, self._check_alerts),
@@ -356,6 +362,12 @@ class Maintenance:
         duty.every_seconds = max(
             _RENEW_SECONDS, _RENEW_PAUSE_FACTOR * (time.monotonic() - began_at)
         )
+        return False
+
+    async def _fold(self, duty: Duty) -> bool:
+        began_at = time.monotonic()
+        self._record("folded", await self._session.run(protocol.fold()))
+        duty.every_seconds = max(_FOLD_SECONDS, _FOLD_PAUSE_FACTOR * (time.monotonic() - began_at))
         return False
 
     async def _count(self, _: Duty) -> bool:

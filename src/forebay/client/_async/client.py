@@ -16,6 +16,7 @@ from forebay.client._async.jobs import AsyncJobs
 from forebay.client._async.publishing import AsyncPublishing
 from forebay.client._async.queues import AsyncQueues
 from forebay.client._async.schedules import AsyncSchedules
+from forebay.client._async.stats import AsyncStats
 from forebay.client._async.workers import AsyncWorkers
 from forebay.db.drivers import AsyncConnection, run_async
 from forebay.model import JobId, JobOptionChanges
@@ -35,6 +36,7 @@ class AsyncClient(
     AsyncPublishing,
     AsyncSchedules,
     AsyncAlerts,
+    AsyncStats,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -53,6 +55,7 @@ class AsyncClient(
         AsyncPublishing: published events, their types, and subscriptions.
         AsyncSchedules: schedules, their instants and their history.
         AsyncAlerts: alerts and their thresholds.
+        AsyncStats: the counters of jobs.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

@@ -17,6 +17,7 @@ from forebay.client._sync.jobs import Jobs
 from forebay.client._sync.publishing import Publishing
 from forebay.client._sync.queues import Queues
 from forebay.client._sync.schedules import AsyncSchedules
+from forebay.client._sync.stats import AsyncStats
 from forebay.client._sync.workers import AsyncWorkers
 from forebay.db.drivers import SyncConnection, run
 from forebay.model import JobId, JobOptionChanges
@@ -36,6 +37,7 @@ class Client(
     Publishing,
     AsyncSchedules,
     AsyncAlerts,
+    AsyncStats,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -54,6 +56,7 @@ class Client(
         Publishing: published events, their types, and subscriptions.
         AsyncSchedules: schedules, their instants and their history.
         AsyncAlerts: alerts and their thresholds.
+        AsyncStats: the counters of jobs.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

@@ -30,6 +30,7 @@ begin
         'installed_at', (select extract(epoch from min(m.applied_at)) from forebay.schema_migration m),
         'checked_at', (select extract(epoch from c.checked_at) from forebay.alert_check c),
         'queues', forebay._measured_queues(v_now, v_since),
+        'counters', forebay._measured_counters(),
         'dead', forebay._measured_dead(v_since),
         'workers', forebay._measured_workers(v_now),
         'endpoints', forebay._measured_endpoints(v_now),
@@ -129,6 +130,29 @@ begin
         'select min(u.enqueued_at) filter (where u.job_id is null) from (' || forebay._unread_sql(p_cursors, 'l.enqueued_at, l.job_id') || ' limit 100) u'
         using p_cursors;
 end
+$$;
+
+
+-- The counters up to the last fold, which is a second old where a worker runs, by queue, group and kind; with the histograms of waits and
+-- durations. The numbers of elements are those of forebay.counter_event. forebay.stats() adds what came since.
+create function forebay._measured_counters() returns jsonb
+language sql stable
+-- planner: in order
+as $$
+    select jsonb_build_object('bounds', to_jsonb(forebay._counter_bounds()), 'cells', coalesce(jsonb_agg(jsonb_build_object(
+               'queue', c.queue, 'group', c.name, 'kind', c.kind, 'enqueued', c.n[2], 'done', c.n[4], 'failed', c.n[5], 'dead', c.n[6], 'expired', c.n[7],
+               'cancelled', c.n[8] + c.n[9], 'snoozed', c.n[10], 'released', c.n[11], 'lost', c.n[12],
+               'waits', to_jsonb(c.n[18:31]), 'wait_ms', c.n[17], 'durations', to_jsonb(c.n[32:45]), 'duration_ms', c.n[46])
+           order by c.queue, c.name, c.kind), '[]'))
+    from (select s.queue, s.name, s.kind, array_agg(s.total order by s.element) as n
+          from (select e.queue, g.name, e.kind, u.element, sum(u.total)::bigint as total
+                from forebay.counter_cell e
+                join forebay.queue_group g on g.group_id = e.group_id
+                cross join lateral (select i.totals from forebay.counter i
+                                    where i.cell_id = e.cell_id and i.segment_id = -1 order by i.no desc limit 1) t
+                cross join lateral unnest(t.totals) with ordinality u (total, element)
+                group by e.queue, g.name, e.kind, u.element) s
+          group by s.queue, s.name, s.kind) c
 $$;
 
 
