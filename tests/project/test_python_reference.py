@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import forebay
+import forebay.metrics
 import forebay.mirror
 import forebay.sinks
 import forebay.testing
+import forebay.tracing
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python.md"
 SECTIONS = {
@@ -56,7 +58,9 @@ def test_every_public_name_has_its_entry_and_every_entry_its_name():
     """
     The reference has a section for each name of the package, and no other but those of its other modules.
     """
-    modules = {"forebay.mirror", "forebay.sinks", "forebay.testing", "forebay.django"}
+    modules = {
+        "forebay.mirror", "forebay.sinks", "forebay.testing", "forebay.django", "forebay.metrics", "forebay.tracing",
+    }  # fmt: skip
     assert set(SECTIONS) == {*forebay.__all__, *modules}
 
 
@@ -99,6 +103,14 @@ def test_every_name_for_sinks_has_its_row_and_every_row_its_name():
     The names of forebay.sinks, both ways.
     """
     assert documented("forebay.sinks") == set(forebay.sinks.__all__)
+
+
+def test_every_name_for_metrics_and_traces_has_its_row_and_every_row_its_name():
+    """
+    The names of forebay.metrics and forebay.tracing, both ways.
+    """
+    assert documented("forebay.metrics") == set(forebay.metrics.__all__)
+    assert documented("forebay.tracing") == set(forebay.tracing.__all__)
 
 
 def test_every_name_for_django_has_its_row():

@@ -42,6 +42,7 @@ SCENARIOS: Final = {
     "backlog": "claims and enqueues by the number of waiting jobs",
     "archive": "claims and enqueues by the number of old segments",
     "history": "searches among ended jobs, and their replay",
+    "stats": "the counters beside ten million jobs, and what counting costs",
     "cancel": "a tenth of the waiting jobs cancelled by a filter, beside claims of another queue",
     "fleet": "1 to 64 worker processes on one queue",
     "lanes": "1 to 1,000 lanes, one of them busy",

@@ -36,6 +36,9 @@ _BUILT_IN = {
     "time-machine": ("_archive", "time_machine", _OPERATE),
     "bundle": ("_bundle", "bundle", _OPERATE),
     "where": ("_where", "where", _OPERATE),
+    "alerts": ("_alerts", "alerts", _OPERATE),
+    "metrics": ("_metrics", "metrics", _OPERATE),
+    "stats": ("_stats", "stats", _OPERATE),
     "adopt": ("_schema", "adopt", _OPERATE),
     "version": ("_main", "version", _RUN),
     "endpoints": ("_endpoints", "commands", _SEND),
@@ -50,6 +53,7 @@ _BUILT_IN = {
     "groups": ("_groups", "commands", _OPERATE),
     "workers": ("_workers", "commands", _OPERATE),
     "events": ("_events", "commands", _OPERATE),
+    "thresholds": ("_alerts", "commands", _OPERATE),
     "mirror": ("_mirror", "commands", _OPERATE),
 }
 

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from forebay.mirror import Mirror
-    from forebay.model.mirrors import Alert, AuditRecord, MirrorStatus
+    from forebay.model.alerts import Alert
+    from forebay.model.mirrors import AuditRecord, MirrorStatus
 
 commands = Commands(help="Mirrors: status, heartbeat, audit.")
 

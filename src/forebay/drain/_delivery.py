@@ -18,6 +18,7 @@ import msgspec
 from forebay.errors import SinkUnavailable
 from forebay.model import Dead, Retry, Snooze
 from forebay.model.outcome import Endings, Release
+from forebay.model.spans import sending
 from forebay.model.text import logger
 from forebay.policy.breaker import Breaker
 from forebay.sinks import (
@@ -222,7 +223,8 @@ class Delivery:
         try:
             async with asyncio.timeout(self._call_seconds):
                 await self._open()
-                answers = await self._sink.send(messages)
+                with sending(self._sink, messages):
+                    answers = await self._sink.send(messages)
             check_count("send", answers, messages)
             check_answers(answers)
         except asyncio.CancelledError:

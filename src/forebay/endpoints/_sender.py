@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from forebay._dataclass import dataclass
 from forebay.errors import SinkUnavailable
+from forebay.model.spans import sending
 from forebay.model.text import logger
 from forebay.sinks import Accepted, EndpointGone, Rejected, TryLater
 from forebay.sinks.answer_checks import check_answers, check_count
@@ -255,7 +256,8 @@ class Sender:
         try:
             async with asyncio.timeout(sink.call_seconds):
                 await line.open()
-                answers = await sink.send(messages)
+                with sending(sink, messages):
+                    answers = await sink.send(messages)
             check_count("send", answers, messages)
             check_answers(answers)
         except asyncio.CancelledError:

@@ -27,7 +27,8 @@ from forebay.mirror.targets import (
     PostgresTarget,
     SQLiteTarget,
 )
-from forebay.model.mirrors import Alert, AuditRecord, MirrorFacts, MirrorStatus, Thresholds
+from forebay.model.alerts import Alert
+from forebay.model.mirrors import AuditRecord, MirrorFacts, MirrorStatus, Thresholds
 
 __all__ = [
     "Alert",

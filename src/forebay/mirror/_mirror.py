@@ -21,6 +21,7 @@ from forebay.mirror._reconcile import Counts, Reconciler, problem_of
 from forebay.model import Job, Snooze, checks
 from forebay.model.mirrors import AuditRecord, MirrorStatus, Thresholds
 from forebay.model.outcome import Endings
+from forebay.model.spans import reconciling
 from forebay.model.text import logger
 from forebay.ops import mirrors
 from forebay.policy.alerts import alerts_of
@@ -341,7 +342,8 @@ class Mirror(MirrorJobs):
         async def reconcile(jobs: list[Job]) -> Endings:
             work = self._loop_thread.submit(self._reconciler.run(jobs))
             try:
-                endings = await asyncio.wrap_future(work)
+                with reconciling(self.name, jobs):
+                    endings = await asyncio.wrap_future(work)
             except asyncio.CancelledError:
                 if (task := asyncio.current_task()) is not None and task.cancelling():
                     raise

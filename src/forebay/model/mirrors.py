@@ -7,6 +7,7 @@ from datetime import datetime
 
 from forebay._dataclass import dataclass
 from forebay.errors import ConfigError
+from forebay.model.alerts import Alert
 from forebay.model.checks import PRIORITY_BULK
 
 
@@ -47,23 +48,6 @@ class Thresholds:
             raise ConfigError(
                 "thresholds: completed_within", f"is {self.completed_within:g} s, not above 0"
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alert:
-    """A problem of a mirror.
-
-    Attributes:
-        code: ``A1`` too few completed jobs, ``A2`` too many waiting jobs, ``A3`` jobs that may never succeed.
-        problem: a description.
-        hint: what to do, or where to look.
-        since: start of the problem, if known.
-    """
-
-    code: str
-    problem: str
-    hint: str
-    since: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -543,6 +543,11 @@ def renew_counts() -> Operation[int]:
     return Operation("select forebay.renew_counts_v1()", scalar)
 
 
+def fold() -> Operation[int]:
+    """Fold what was appended into the counters; return how many folds were appended."""
+    return Operation("select forebay.fold_v1()", scalar)
+
+
 def trim(part: str, after: str | None, most: int) -> Operation[tuple[int, str | None]]:
     """Delete rows of one kind that are no longer needed; return how many, and where to continue."""
     return Operation(

@@ -18,7 +18,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from forebay.model.mirrors import Alert
+from forebay.model.alerts import Alert
 from forebay.model.text import counted
 from forebay.policy.retry import human_duration
 
@@ -42,9 +42,9 @@ def alerts_of(name: str, queue: str, facts: MirrorFacts, thresholds: Thresholds)
     """
     found = (
         _too_few_completed(name, queue, facts, thresholds),
-        _too_many_wait(facts, thresholds),
-        _expired(queue, facts),
-        _may_never_succeed(facts, thresholds),
+        _too_many_wait(name, facts, thresholds),
+        _expired(name, queue, facts),
+        _may_never_succeed(name, facts, thresholds),
     )
     return [alert for alert in found if alert is not None]
 
@@ -67,24 +67,35 @@ def above_since(facts: MirrorFacts, thresholds: Thresholds) -> datetime | None:
     return since if facts.above_since is None else min(since, facts.above_since)
 
 
+def too_few_completed_text(completed: int, least: int, within: float, silent: float | None) -> str:
+    """Return the problem of A1; ``silent`` is the number of seconds since the last completed job, None if there was none."""
+    if completed:
+        return f"{completed:,} jobs were completed within {human_duration(within)}, fewer than {least:,}"
+    if silent is None:
+        return "no job has been completed yet"
+    return f"no job has been completed for {human_duration(silent)}"
+
+
+def too_many_wait_text(due: int, most: int) -> str:
+    """Return the problem of A2."""
+    return f"{due:,} jobs are due; more than {most:,}"
+
+
 def _too_few_completed(
     name: str, queue: str, facts: MirrorFacts, thresholds: Thresholds
 ) -> Alert | None:
     if facts.completed >= thresholds.completed_least:
         return None
-    within = human_duration(thresholds.completed_within)
-    if facts.completed:
-        problem = f"{facts.completed:,} jobs were completed within {within}, fewer than {thresholds.completed_least:,}"
-    elif facts.completed_at is None:
-        problem = "no job has been completed yet"
-    else:
-        silent = human_duration((facts.at - facts.completed_at).total_seconds())
-        problem = f"no job has been completed for {silent}"
+    silent = None if facts.completed_at is None else (facts.at - facts.completed_at).total_seconds()
+    problem = too_few_completed_text(
+        facts.completed, thresholds.completed_least, thresholds.completed_within, silent
+    )
     return Alert(
         code="A1",
         problem=problem,
         hint=_why_so_few(name, queue, facts),
         since=facts.completed_at,
+        subject=name,
     )
 
 
@@ -102,20 +113,21 @@ def _why_so_few(name: str, queue: str, facts: MirrorFacts) -> str:
     )
 
 
-def _too_many_wait(facts: MirrorFacts, thresholds: Thresholds) -> Alert | None:
+def _too_many_wait(name: str, facts: MirrorFacts, thresholds: Thresholds) -> Alert | None:
     since = above_since(facts, thresholds)
     if since is None or (facts.at - since).total_seconds() < thresholds.waiting_for:
         return None
     length = human_duration((facts.at - since).total_seconds())
     return Alert(
         code="A2",
-        problem=f"{facts.due:,} jobs are due; more than {thresholds.waiting_most:,} for {length}",
+        problem=f"{too_many_wait_text(facts.due, thresholds.waiting_most)} for {length}",
+        subject=name,
         hint="More jobs are enqueued than completed: see forebay queues list; add workers or use a faster target.",
         since=since,
     )
 
 
-def _expired(queue: str, facts: MirrorFacts) -> Alert | None:
+def _expired(name: str, queue: str, facts: MirrorFacts) -> Alert | None:
     if not (facts.expired or facts.dead):
         return None
     parts = []
@@ -126,11 +138,12 @@ def _expired(queue: str, facts: MirrorFacts) -> Alert | None:
     return Alert(
         code="A3",
         problem=", ".join(parts),
+        subject=name,
         hint=f"Run forebay dead list --queue {queue} to see why; redrive or purge them.",
     )
 
 
-def _may_never_succeed(facts: MirrorFacts, thresholds: Thresholds) -> Alert | None:
+def _may_never_succeed(name: str, facts: MirrorFacts, thresholds: Thresholds) -> Alert | None:
     if not facts.stuck:
         return None
     oldest = facts.stuck[0]
@@ -144,4 +157,5 @@ def _may_never_succeed(facts: MirrorFacts, thresholds: Thresholds) -> Alert | No
         problem=f"job {oldest.job_id} failed {times} and is unproved {human_duration(age)} after it was due{error}",
         hint=f"Run forebay jobs show {oldest.job_id} to see all its errors.",
         since=oldest.due_at,
+        subject=name,
     )

@@ -5,6 +5,7 @@ from forebay.worker._fleet import run_workers
 from forebay.worker._log_format import as_log_format, log_to_stderr
 from forebay.worker._loop import run_to_the_end
 from forebay.worker._maintenance import Maintenance
+from forebay.worker._probes import serve_metrics
 from forebay.worker._stats import Stats
 from forebay.worker._worker import Worker
 
@@ -17,4 +18,5 @@ __all__ = [
     "log_to_stderr",
     "run_to_the_end",
     "run_workers",
+    "serve_metrics",
 ]

@@ -18,6 +18,7 @@ from forebay.errors import (
     LeaseLost,
     SchemaError,
 )
+from forebay.model.spans import PLACE
 from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
@@ -402,6 +403,7 @@ class Claimer:
     ) -> tuple[Batch | None, list[ClaimedJob]]:
         """Make one claim; the claimed jobs become a batch of the lease."""
         claim_no = lease.next_claim_no()
+        began_at = time.time()
         try:
             rows = await self._session.run(
                 protocol.claim(
@@ -419,6 +421,8 @@ class Claimer:
             raise
         if not rows:
             return None, []
+        if PLACE.installed is not None:
+            PLACE.installed.claimed(lane.queue, len(rows), began_at)
         self._sizes.record(lane.lane, size=sum(row.size for row in rows), jobs=len(rows))
         self._linger.record(lane, asked=count, rows=rows)
         if lease.lost:

@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING
 
 from forebay.worker._health import FleetHealth
+from forebay.worker._metrics import exporter_of
 from forebay.worker._probes import answer_probes
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ async def run_workers(
     """
     async with contextlib.AsyncExitStack() as stack:
         health = FleetHealth([worker.health for worker in workers])
-        await stack.enter_async_context(answer_probes(health, workers[0].name, settings.health))
+        exporter = exporter_of(workers[0].dsn, health, [worker.stats for worker in workers])
+        await stack.enter_async_context(
+            answer_probes(health, workers[0].name, settings.health, exporter.atext)
+        )
         running = [asyncio.create_task(each.run(until_idle=until_idle)) for each in workers]
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_EXCEPTION)
         if any(task.exception() for task in done):

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import DatabaseUnavailable
+from forebay.metrics import check_session
 from forebay.model.attempts import LostWorker
 from forebay.model.text import logger
 from forebay.ops import protocol, queues
@@ -50,6 +52,14 @@ _SUMMARIZED_SEGMENTS = 3
 _RENEW_SECONDS = 2.0
 _RENEW_PAUSE_FACTOR = 20
 
+#: The same for folds of the counters.
+_FOLD_SECONDS = 1.0
+_FOLD_PAUSE_FACTOR = 5
+
+#: Seconds between two checks of the alerts, and the least multiple of the duration of one.
+_ALERTS_SECONDS = 15.0
+_ALERTS_PAUSE_FACTOR = 20
+
 #: The parts of trimming with the seconds between two passes. Under a held snapshot a pass visits what the passes before deleted,
 #: so most are rare.
 _TRIMMED: Final = {
@@ -63,6 +73,7 @@ _TRIMMED: Final = {
     "limit_runs": 600.0,
     "limiters": 60.0,
     "counts": 60.0,
+    "counters": 60.0,
     "heartbeats": 600.0,
     "leases": 600.0,
     "failures": 600.0,
@@ -151,8 +162,10 @@ class Maintenance:
                 Duty("close", 2.0, self._close),
                 Duty("forget", 10.0, self._forget),
                 Duty("renew", _RENEW_SECONDS, self._renew),
+                Duty("fold", _FOLD_SECONDS, self._fold),
                 Duty("count", 60.0, self._count),
                 Duty("locks", 60.0, self._watch_locks),
+                Duty("alerts", _ALERTS_SECONDS, self._check_alerts),
                 *(
                     # A worker that becomes the leader does not begin with all of them at once.
                     Duty(
@@ -362,6 +375,12 @@ class Maintenance:
         )
         return False
 
+    async def _fold(self, duty: Duty) -> bool:
+        began_at = time.monotonic()
+        self._record("folded", await self._session.run(protocol.fold()))
+        duty.every_seconds = max(_FOLD_SECONDS, _FOLD_PAUSE_FACTOR * (time.monotonic() - began_at))
+        return False
+
     async def _count(self, _: Duty) -> bool:
         deep = await self._session.run(protocol.count())
         for queue, group, waiting in deep:
@@ -373,6 +392,20 @@ class Maintenance:
 
     async def _watch_locks(self, _: Duty) -> bool:
         self._lock_watch.record(await self._session.run(lock_holders()))
+        return False
+
+    async def _check_alerts(self, duty: Duty) -> bool:
+        began_at = time.monotonic()
+        checked = await check_session(self._session)
+        for change in checked.changes:
+            alert = change.alert
+            place = f" {alert.place}" if alert.place else ""
+            level = logging.WARNING if change.act == "fired" else logging.INFO
+            log.log(level, "alert %s%s %s: %s", alert.code, place, change.act, alert.problem)
+            self._record(f"alerts {change.act}", 1)
+        duty.every_seconds = max(
+            _ALERTS_SECONDS, _ALERTS_PAUSE_FACTOR * (time.monotonic() - began_at)
+        )
         return False
 
     async def _trim(self, duty: Duty) -> bool:

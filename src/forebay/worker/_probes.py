@@ -19,17 +19,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.config import listen_address
 from forebay.errors import ConfigError
+from forebay.metrics import CONTENT_TYPE
 from forebay.model.text import logger
+from forebay.worker._health import Health
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    from forebay.worker._health import FleetHealth, Health, HealthCheck
+    from forebay.worker._health import FleetHealth, HealthCheck
 
 log = logger("forebay.worker")
 
 #: How long a client may take for its request.
 _REQUEST_SECONDS: Final = 2.0
+
+#: How long an answer may take: that of /metrics waits for the database.
+_METRICS_SECONDS: Final = 15.0
 _LINE_BYTES_MAX: Final = 8192
 _CONNECTIONS_MAX: Final = 32
 
@@ -39,7 +44,10 @@ _REPORT_SECONDS: Final = 0.5
 
 @contextlib.asynccontextmanager
 async def answer_probes(
-    check: HealthCheck | FleetHealth, worker: str, address: str | None
+    check: HealthCheck | FleetHealth,
+    worker: str,
+    address: str | None,
+    metrics: Callable[[], Awaitable[str]] | None = None,
 ) -> AsyncIterator[None]:
     """Answer probes and report to systemd during the block, where either is wanted.
 
@@ -47,6 +55,7 @@ async def answer_probes(
         check: reads the health of the worker.
         worker: its name, for the answers.
         address: where to listen, as for ``listen_address``; None: nowhere.
+        metrics: returns the text of /metrics, in the loop of the probes; None: there is no such path.
 
     Raises:
         ConfigError: the process cannot listen there.
@@ -56,7 +65,7 @@ async def answer_probes(
     if reports is None and listener is None:
         yield
         return
-    probes = Probes(check, worker, listener, reports)
+    probes = Probes(check, worker, listener, reports, metrics)
     ticks = asyncio.create_task(check.tick())
     probes.start()
     try:
@@ -64,6 +73,32 @@ async def answer_probes(
     finally:
         ticks.cancel()
         probes.stop()
+
+
+@contextlib.asynccontextmanager
+async def serve_metrics(address: str, metrics: Callable[[], Awaitable[str]]) -> AsyncIterator[None]:
+    """Answer /metrics during the block, and /live and /ready, which are well.
+
+    Args:
+        address: where to listen, as for ``listen_address``.
+        metrics: returns the text of /metrics.
+
+    Raises:
+        ConfigError: the process cannot listen there.
+    """
+    probes = Probes(_Serving(), f"metrics:{os.getpid()}", _listen(address), None, metrics)
+    probes.start()
+    try:
+        yield
+    finally:
+        probes.stop()
+
+
+class _Serving:
+    """The health of a process that only answers."""
+
+    def read(self) -> Health:
+        return Health(state="running", is_live=True, is_ready=True, reasons=())
 
 
 class Probes:
@@ -77,15 +112,18 @@ class Probes:
         worker: the name of the worker.
         listener: the bound socket; None: no answers.
         reports: reports to systemd; None: no reports.
+        metrics: returns the text of /metrics; None: there is no such path.
     """
 
     def __init__(
         self,
-        check: HealthCheck | FleetHealth,
+        check: HealthCheck | FleetHealth | _Serving,
         worker: str,
         listener: socket.socket | None,
         reports: Reports | None,
+        metrics: Callable[[], Awaitable[str]] | None = None,
     ) -> None:
+        self._metrics = metrics
         self._check = check
         self._worker = worker
         self._listener = listener
@@ -148,7 +186,9 @@ class Probes:
                 request = await reader.readline()
                 while (await reader.readline()).strip():
                     pass  # a header
-                writer.write(self._answer(request))
+            # Metrics wait for the database. A scrape that is read slowly costs one connection.
+            async with asyncio.timeout(_METRICS_SECONDS):
+                writer.write(await self._answered(request))
                 await writer.drain()
         except (OSError, ValueError):
             pass  # a timeout, a client that has gone, or a line without an end
@@ -156,14 +196,20 @@ class Probes:
             self._open.pop(writer, None)
             writer.close()
 
-    def _answer(self, request: bytes) -> bytes:
-        method, _, rest = request.decode("latin-1").partition(" ")
-        path = rest.partition(" ")[0].partition("?")[0]
+    async def _answered(self, request: bytes) -> bytes:
+        method, path = _parsed(request)
+        if self._metrics is None or path != "/metrics" or method not in ("GET", "HEAD"):
+            return self._answer(method, path)
+        text = (await self._metrics()).encode()
+        return _response(HTTPStatus.OK, CONTENT_TYPE, text, is_head=method == "HEAD")
+
+    def _answer(self, method: str, path: str) -> bytes:
         health = self._check.read()
         good = {"/live": health.is_live, "/ready": health.is_ready}.get(path)
         body: dict[str, Any]
         if good is None:
-            status, body = HTTPStatus.NOT_FOUND, {"error": "/live and /ready are here"}
+            known = "/live and /ready" if self._metrics is None else "/live, /ready and /metrics"
+            status, body = HTTPStatus.NOT_FOUND, {"error": f"{known} are here"}
         elif method not in ("GET", "HEAD"):
             status, body = HTTPStatus.METHOD_NOT_ALLOWED, {"error": "use GET"}
         else:
@@ -175,11 +221,7 @@ class Probes:
                 "worker": self._worker,
             }
         text = json.dumps(body).encode() + b"\n"
-        head = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(text)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
-        )
-        return head.encode() + (b"" if method == "HEAD" else text)
+        return _response(status, "application/json", text, is_head=method == "HEAD")
 
 
 class Reports:
@@ -243,6 +285,20 @@ class Reports:
         self._sent.update(lines)
         if "WATCHDOG=1" in lines:
             self._alive_at = now
+
+
+def _parsed(request: bytes) -> tuple[str, str]:
+    """Return the method and the path of a request."""
+    method, _, rest = request.decode("latin-1").partition(" ")
+    return method, rest.partition(" ")[0].partition("?")[0]
+
+
+def _response(status: HTTPStatus, content_type: str, body: bytes, *, is_head: bool) -> bytes:
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {content_type}\r\n"
+        f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (b"" if is_head else body)
 
 
 def _listen(text: str) -> socket.socket:

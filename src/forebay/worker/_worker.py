@@ -41,6 +41,7 @@ from forebay.worker._leases import LeaseKeeper
 from forebay.worker._listeners import Listeners, require_middleware
 from forebay.worker._loop_watch import LoopWatch
 from forebay.worker._maintenance import Maintenance
+from forebay.worker._metrics import exporter_of
 from forebay.worker._polling import PollLeadership
 from forebay.worker._probes import answer_probes
 from forebay.worker._progress import ProgressReports
@@ -133,6 +134,11 @@ class Worker:
 
     # --- from outside ---
 
+    @property
+    def dsn(self) -> str:
+        """The database."""
+        return self._dsn
+
     def stop(self) -> None:
         """Stop claiming, finish running jobs within the grace time, release the rest."""
         self._signals.stop()
@@ -188,7 +194,12 @@ class Worker:
             self.health.begin()
             if self._answers_probes:
                 await stack.enter_async_context(
-                    answer_probes(self.health, self.name, self._settings.health)
+                    answer_probes(
+                        self.health,
+                        self.name,
+                        self._settings.health,
+                        exporter_of(self._dsn, self.health, [self.stats]).atext,
+                    )
                 )
             self._make_parts(await self._app.open_resources(stack))
             self.health.watch(self._leases)

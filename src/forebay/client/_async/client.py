@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Unpack
 
+from forebay.client._async.alerts import AsyncAlerts
 from forebay.client._async.archive import AsyncArchive
 from forebay.client._async.backfills import AsyncBackfills
 from forebay.client._async.changes import AsyncChanges
@@ -16,6 +17,7 @@ from forebay.client._async.jobs import AsyncJobs
 from forebay.client._async.publishing import AsyncPublishing
 from forebay.client._async.queues import AsyncQueues
 from forebay.client._async.schedules import AsyncSchedules
+from forebay.client._async.stats import AsyncStats
 from forebay.client._async.subjects import AsyncSubjects
 from forebay.client._async.workers import AsyncWorkers
 from forebay.db.drivers import AsyncConnection, run_async
@@ -37,6 +39,8 @@ class AsyncClient(
     AsyncSchedules,
     AsyncSubjects,
     AsyncArchive,
+    AsyncAlerts,
+    AsyncStats,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -56,6 +60,8 @@ class AsyncClient(
         AsyncSchedules: schedules, their instants and their history.
         AsyncSubjects: subjects, which come due again.
         AsyncArchive: where a job is, searches, replays, moments of the past.
+        AsyncAlerts: alerts and their thresholds.
+        AsyncStats: the counters of jobs.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Unpack
 
+from forebay.client._sync.alerts import AsyncAlerts
 from forebay.client._sync.archive import Archive
 from forebay.client._sync.backfills import Backfills
 from forebay.client._sync.changes import Changes
@@ -17,6 +18,7 @@ from forebay.client._sync.jobs import Jobs
 from forebay.client._sync.publishing import Publishing
 from forebay.client._sync.queues import Queues
 from forebay.client._sync.schedules import AsyncSchedules
+from forebay.client._sync.stats import AsyncStats
 from forebay.client._sync.subjects import Subjects
 from forebay.client._sync.workers import AsyncWorkers
 from forebay.db.drivers import SyncConnection, run
@@ -38,6 +40,8 @@ class Client(
     AsyncSchedules,
     Subjects,
     Archive,
+    AsyncAlerts,
+    AsyncStats,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -57,6 +61,8 @@ class Client(
         AsyncSchedules: schedules, their instants and their history.
         Subjects: subjects, which come due again.
         Archive: where a job is, searches, replays, moments of the past.
+        AsyncAlerts: alerts and their thresholds.
+        AsyncStats: the counters of jobs.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

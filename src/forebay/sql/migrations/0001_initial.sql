@@ -50,6 +50,42 @@ end
 $$;
 
 
+-- tables/alert.sql
+
+-- Alerts: what is wrong now, and when the rules were last applied. See docs/design/alerts.md.
+
+-- A row for each condition that holds, or held a moment ago. It is changed by each check, and deleted when the alert is over.
+create table forebay.alert (
+    code       text collate "C" not null,
+    subject    text collate "C" not null,  -- the queue, endpoint, mirror or schedule; empty: the database
+    group_name text collate "C" not null,  -- the consumer group; empty: none
+    severity   text not null check (severity in ('error', 'warning')),
+    problem    text not null,
+    hint       text not null,
+    since      timestamptz not null,       -- start of the condition
+    seen_at    timestamptz not null,       -- the last check that found it
+    fired_at   timestamptz,                -- null: it has not lasted long enough
+    primary key (code, subject, group_name)
+) with (fillfactor = 50);
+
+comment on table forebay.alert is 'Conditions of alerts; read them with forebay.alerts().';
+
+-- The last check, one row.
+create table forebay.alert_check (
+    one        boolean primary key default true check (one),
+    checked_at timestamptz not null
+) with (fillfactor = 50);
+
+-- Thresholds that differ from the defaults.
+create table forebay.alert_threshold (
+    name  text collate "C" not null,
+    queue text collate "C" not null,       -- empty: all queues
+    tag   text collate "C" not null,       -- empty: all tags
+    value double precision not null,
+    primary key (name, queue, tag)
+);
+
+
 -- tables/applied.sql
 
 -- Settings of queues that an application declares: what forebay.apply_queues() applied last. See docs/design/declared-queues.md.
@@ -245,7 +281,10 @@ create view forebay.code (column_name, code, meaning) as values
     ('subject_count.state', 'k', 'killed'),
     ('count_change.states', 's', 'scheduled: promoted or moved'),
     ('count_change.states', 'r', 'retrying: promoted or moved'),
-    ('count_change.states', 'w', 'ready: moved, or ended before a claim');
+    ('count_change.states', 'w', 'ready: moved, or ended before a claim'),
+    ('count_change.states', 'a', 'the same, with an ordering key'),
+    ('count_change.why', 'e', 'expired'),
+    ('count_change.why', 'm', 'moved to a newer row');
 
 comment on view forebay.code is 'Meanings of the one-letter codes in the columns of other tables.';
 
@@ -1002,7 +1041,7 @@ declare
 begin
     for v_name in
         select 'lock_' || n from unnest(array[
-            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'forgetting', 'follow_up', 'mirror_sample', 'routing', 'archive', 'migration']) n
+            'maintenance', 'promotion', 'sweep', 'retention', 'trim', 'summary', 'forgetting', 'follow_up', 'mirror_sample', 'routing', 'archive', 'migration', 'counters', 'alert']) n
         union all
         select 'lock_lane_' || n from generate_series(0, 127) n
         union all
@@ -1098,9 +1137,14 @@ create table forebay.count_change (
     group_id   bigint,                   -- of ready jobs
     priorities integer[] not null,
     audiences  bigint[] not null,
-    states     "char"[] not null,        -- s scheduled, r retrying: promoted or moved. w: ready, moved or expired before a claim
+    states     "char"[] not null,        -- s scheduled, r retrying: promoted or moved. w, a: ready, moved or expired before a claim; a with an ordering key
     row_xids   xid8[] not null,          -- of deferred rows: a count that does not show this transaction never counted the row
-    jobs       integer[] not null
+    jobs       integer[] not null,
+    -- For forebay.counter; null where it needs nothing:
+    kinds      text[],
+    tags       text[],
+    why        "char",                   -- of ready jobs: e expired, m moved to a newer row
+    segment_id bigint                    -- of the row of a ready job
 );
 create index count_change_by_xid on forebay.count_change (queue, xid);
 alter table forebay.count_change replica identity full;
@@ -1115,7 +1159,9 @@ create table forebay.withdrawn (
     state       text not null check (state in ('scheduled', 'retrying')),
     row_xid     xid8 not null,
     run_at      timestamptz not null,
-    deferred_id bigint not null
+    deferred_id bigint not null,
+    kind        text not null,
+    tag         text
 );
 create index withdrawn_by_time on forebay.withdrawn (queue, run_at, deferred_id);
 create index withdrawn_by_xid on forebay.withdrawn (queue, xid);
@@ -1393,6 +1439,86 @@ create table forebay.queue_shards (
 create sequence forebay.shard_seq as bigint cache 1;
 
 
+-- tables/stats.sql
+
+-- Counters of jobs by group, queue, priority, kind and tag. See docs/design/counters.md.
+--
+-- They are folded from the rows that enqueues, claims, settlements and promotions append. The newest row of counter_fold of a group
+-- says which rows are folded; a read adds the others. Rows are appended and read newest first; none is updated.
+
+
+-- A batch that was not settled as a whole when it was folded, and the settlements of it that were.
+create type forebay._counter_open as (lease_id bigint, claim_no bigint, flushes integer[]);
+
+create table forebay.counter_fold (
+    group_id  bigint not null,
+    no        bigint not null,
+    snap      pg_snapshot not null,      -- rows of the log, of deferred and of count_change that it shows are folded
+    folded_at timestamptz not null,
+    lanes     bigint[] not null,         -- in each of these lanes
+    nos       bigint[] not null,         --   the batches up to this number are folded
+    open      forebay._counter_open[] not null,
+    primary key (group_id, no)
+);
+
+-- What is counted apart from each other. A group has at most forebay._counter_cells() of them: further kinds and tags count together, as
+-- the kind '' without a tag.
+create table forebay.counter_cell (
+    cell_id  bigint generated always as identity primary key,
+    group_id bigint not null,
+    queue    text not null,
+    priority integer not null,
+    kind     text not null,
+    tag      text,
+    constraint counter_cell_key unique nulls not distinct (group_id, priority, kind, tag)
+);
+
+-- The totals of a cell up to a fold, in the order of forebay.counter_event.
+create table forebay.counter (
+    cell_id    bigint not null,
+    segment_id bigint not null,          -- of rows in this segment of the log; -1: all; -2: those in segments that were emptied
+    no         bigint not null,
+    counted_at timestamptz not null,
+    totals     bigint[] not null,
+    primary key (cell_id, segment_id, no)
+);
+
+-- Totals at the beginning of a minute or an hour, of cells that had changed. The rows of forebay.counter are those of the seconds.
+create table forebay.counter_sample (
+    step    text collate "C" not null check (step in ('minute', 'hour')),
+    cell_id bigint not null,
+    at      timestamptz not null,
+    totals  bigint[] not null,
+    primary key (step, cell_id, at)
+);
+create index counter_sample_by_time on forebay.counter_sample (step, at);
+create index counter_by_time on forebay.counter (counted_at) where segment_id = -1;
+
+-- The elements of counter.totals. Elements 18 to 31 and 32 to 45 are histograms of waits and durations.
+create view forebay.counter_event (element, name) as values
+    (1, 'arrived'), (2, 'enqueued'), (3, 'handed'), (4, 'done'), (5, 'failed'), (6, 'dead'), (7, 'expired'), (8, 'cancelled before a claim'),
+    (9, 'cancelled after a claim'), (10, 'snoozed'), (11, 'released'), (12, 'lost'), (13, 'requeued'), (14, 'moved'), (15, 'scheduled'), (16, 'retrying'),
+    (17, 'milliseconds waited'), (46, 'milliseconds run');
+
+-- A group whose counters are read: the last fold, and the transactions that have ended since.
+create type forebay._counter_base as (
+    nr bigint, queue text, group_id bigint, group_name text, start pg_snapshot, no bigint, snap pg_snapshot, folded_at timestamptz,
+    open forebay._counter_open[], ranges forebay._xid_range[]);
+
+-- A lane of it: the transactions whose rows of the log are not folded, and the first and the last batch to read.
+create type forebay._counter_lane as (
+    base bigint, group_id bigint, lane bigint, priority integer, ranges forebay._xid_range[], no bigint, last_no bigint);
+
+-- What is to be added to a cell. segment_id -1: to no segment. A negative event is that of a scheduled job that was withdrawn: it is shown and not folded.
+create type forebay._counter_delta as (
+    base bigint, segment_id bigint, priority integer, kind text, tag text, event integer, jobs bigint);
+
+-- A batch with news: new itself, or settled since the folds. seqs[1] and seqs[size] with these xids are its first and last job.
+create type forebay._counter_batch as (
+    nr bigint, base bigint, lane bigint, lease_id bigint, claim_no bigint, flushes integer[], segment integer, size integer, seqs bigint[], xids xid8[], lanes bigint[],
+    first_xid xid8, last_xid xid8, first_seq bigint, last_seq bigint, claimed_at timestamptz, is_new boolean, is_whole boolean, millis integer[]);
+
+
 -- tables/subject.sql
 
 -- Subjects: standing jobs, each with a name in its queue, arguments, a state, and the time at which it is due again. A run of a subject is
@@ -1593,6 +1719,105 @@ end
 $$;
 
 
+-- tables/watch.sql
+
+-- Every row of a job, for each group that reads it, with what became of it: what forebay.stats() adds up, for anybody who wants to count again.
+--
+-- A job has a row for each time it became ready or was scheduled. state: scheduled, ready, claimed, retrying; done, dead, expired, cancelled, of
+-- jobs that have ended; failed, snoozed, released, lost, moved, of rows that were followed by another one; withdrawn, of jobs cancelled while
+-- they waited for their ordering key; requeued, once for each time, beside
+-- the present state. jobs is 1. For rows in segments that were emptied there is a row for each kind, tag and state, with their number; these
+-- numbers were counted before the segments were emptied.
+--
+-- It reads all jobs. Run it in one statement with what it is compared with: then both have one snapshot.
+create view forebay.counted_row as
+with groups as (
+    select q.queue, coalesce(g.group_id, 0) as group_id, coalesce(g.name, 'default') as group_name, coalesce(g.start_after, '1:1:') as start_after
+    from (select distinct l.queue from forebay.lane l) q
+    left join forebay.queue_group g on g.queue = q.queue
+    where g.closing_at is null
+), lanes as (
+    select distinct l.lane, l.queue, l.priority, l.audience from forebay.lane l
+), named as (
+    select b.group_id, u.seq, b.lease_id, b.claim_no, u.place, b.claimed_at, b.no
+    from forebay.batch b cross join lateral unnest(b.seqs) with ordinality u (seq, place)
+), ended as (
+    select s.lease_id, s.claim_no, u.place, coalesce(u.code, 'd') as code
+    from forebay.settlement s cross join lateral unnest(s.offsets, s.outcomes) u (place, code)
+    where s.offsets is not null
+    union all
+    select s.lease_id, s.claim_no, u.place::smallint, 'd'
+    from forebay.settlement s
+    join forebay.batch b on b.lease_id = s.lease_id and b.claim_no = s.claim_no
+    cross join lateral generate_series(1, cardinality(b.seqs)) u (place)
+    where s.offsets is null
+), handed as (
+    select n.group_id, n.seq, e.code from named n left join ended e on e.lease_id = n.lease_id and e.claim_no = n.claim_no and e.place = n.place
+), skipped as (
+    select b.group_id, u.seq, u.code from forebay.batch b cross join lateral unnest(b.skipped, b.skipped_as) u (seq, code)
+), log_row as (
+    select g.queue, g.group_id, g.group_name, l.priority, r.kind, r.tag, r.seq, coalesce(r.job_id, r.seq) as job_id,
+           r.ordering_key, r.ordering_key is not null or r.limit_key is not null as has_key
+    from forebay.log r
+    join lanes l on l.lane = r.lane
+    join groups g on g.queue = l.queue and l.audience in (0, g.group_id, -g.group_id)
+    where r.kind <> '' and r.seq >= (select coalesce(max(s.hi), 0) from forebay.seal f join forebay.segment s using (segment_id) where f.xid = '0') and not (l.audience = 0 and pg_visible_in_snapshot(r.xid, g.start_after))
+), position as (
+    select p.* from forebay.promotion p order by p.no desc limit 1
+)
+-- Rows of the log: the last claim that named the row decides.
+select r.queue, r.group_name, r.priority, r.kind, r.tag,
+       case h.code when 'd' then 'done' when 'r' then 'failed' when 'x' then 'dead' when 'y' then 'dead' when 'c' then 'cancelled' when 's' then 'snoozed'
+                   when 'u' then 'snoozed' when 'h' then 'released' when 'l' then 'lost'
+                   else case when h.is_open then 'claimed'
+                             when s.code = 'c' then 'cancelled' when s.code = 'e' then 'expired' when s.code = 'm' then 'moved'
+                             when exists (select from forebay.tombstone t where t.job_id = r.job_id and t.reason = 'm' and r.seq <= t.up_to and t.group_id = r.group_id)
+                                  -- A job that came before its turn was appended again. A job has one row that can run.
+                                  or r.has_key and (
+                                      exists (select from forebay.log n join lanes l on l.lane = n.lane
+                                              where n.job_id = r.job_id and n.seq > r.seq and l.audience in (r.group_id, -r.group_id))
+                                      or exists (select from forebay.deferred n join lanes l on l.lane = n.lane left join position p on true
+                                                 where n.job_id = r.job_id and l.audience in (r.group_id, -r.group_id)
+                                                   and (pg_visible_in_snapshot(n.xid, p.snap) and (n.run_at, n.deferred_id) <= (p.run_at, p.deferred_id)) is not true)) then 'moved'
+                             when exists (select from forebay.tombstone t where t.job_id = r.job_id and t.reason = 'e' and t.group_id = r.group_id) then 'expired'
+                             -- Cancelled while it waits for its ordering key: it is counted as cancelled by the claim that skips it.
+                             when r.ordering_key is not null
+                                  and exists (select from forebay.tombstone t
+                                              where t.job_id = r.job_id and t.reason in ('c', 'r') and (t.group_id is null or t.group_id = r.group_id))
+                                  and (h.seq is not null
+                                       or exists (select from forebay.parked p where p.seq = r.seq and p.group_id = r.group_id)
+                                       or exists (select from forebay.key_run k
+                                                  where k.group_id = r.group_id and k.ordering_key = r.ordering_key and r.seq = any (k.rest_seqs))) then 'withdrawn'
+                             else 'ready' end end as state,
+       1::bigint as jobs
+from log_row r
+left join (select i.group_id, i.seq, max(i.code) filter (where i.code <> 'k') as code, bool_or(i.code is null) as is_open from handed i group by 1, 2) h
+       on h.group_id = r.group_id and h.seq = r.seq
+left join skipped s on s.group_id = r.group_id and s.seq = r.seq
+union all
+select r.queue, r.group_name, r.priority, r.kind, r.tag, 'requeued', 1 from log_row r join handed h on h.group_id = r.group_id and h.seq = r.seq where h.code = 'k'
+union all
+-- Rows that wait for a time, but those of jobs that were withdrawn.
+select g.queue, g.group_name, l.priority, d.kind, d.tag, case when d.attempt > 0 and d.pauses is null then 'retrying' else 'scheduled' end, 1
+from forebay.deferred d
+join lanes l on l.lane = d.lane
+join groups g on g.queue = l.queue and l.audience in (0, g.group_id, -g.group_id)
+left join position p on true
+where d.kind <> '' and (pg_visible_in_snapshot(d.xid, p.snap) and (d.run_at, d.deferred_id) <= (p.run_at, p.deferred_id)) is not true
+  and not exists (select from forebay.withdrawn w
+                  where w.run_at = d.run_at and w.deferred_id = d.deferred_id and (w.group_id is null or w.group_id = g.group_id))
+union all
+select g.queue, g.group_name, c.priority, c.kind, c.tag, e.state, e.jobs
+from groups g
+join forebay.counter_cell c on c.group_id = g.group_id
+cross join lateral (select i.totals as t from forebay.counter i where i.cell_id = c.cell_id and i.segment_id = -2 order by i.no desc limit 1) n
+cross join lateral (values ('done', n.t[4]), ('failed', n.t[5]), ('dead', n.t[6]), ('expired', n.t[7]), ('cancelled', n.t[8] + n.t[9]), ('snoozed', n.t[10]),
+                           ('released', n.t[11]), ('lost', n.t[12]), ('requeued', n.t[13]), ('moved', n.t[14])) e (state, jobs)
+where e.jobs <> 0;
+
+comment on view forebay.counted_row is 'Every row of a job and what became of it: count them to check forebay.stats().';
+
+
 -- functions/adopt/adopt.sql
 
 -- Adoption: decide what becomes of a log that was restored from another cluster.
@@ -1757,6 +1982,10 @@ begin
     delete from forebay.batch b using forebay.closed_group c where c.group_id = b.group_id;
     -- Counted by snapshots of the other cluster.
     delete from forebay.queue_count;
+    delete from forebay.counter_fold;
+    delete from forebay.counter;
+    delete from forebay.counter_sample;
+    delete from forebay.counter_cell;
     delete from forebay.count_change;
     delete from forebay.withdrawn;
     delete from forebay.limiter;
@@ -3742,11 +3971,12 @@ begin
     )
     select array_agg(distinct g.job_id) as jobs, array_agg(distinct g.lane) filter (where v_is_due) as due_lanes,
            array_agg(g.lane) as lanes, array_agg(g.xid) as xids, array_agg(forebay._state_of_deferred(g.attempt, g.pauses)) as states,
-           array_agg(g.run_at) as times, array_agg(g.deferred_id) as ids, array_agg(g.job_id) as row_jobs
+           array_agg(g.run_at) as times, array_agg(g.deferred_id) as ids, array_agg(g.job_id) as row_jobs,
+           array_agg(g.kind) as kinds, array_agg(g.tag) as tags
     into v_left from gone g;
     v_jobs := v_left.jobs;
     v_lanes := v_left.due_lanes;
-    perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
+    perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states, v_left.kinds, v_left.tags);
     -- A job that was cancelled for one of several groups: the new row is withdrawn for it.
     for v_withdrawn in
         with old as (
@@ -3866,7 +4096,7 @@ begin
         perform forebay._continue_job(v_log, v_target, coalesce(v_log.attempt, 0), coalesce(v_log.pauses, 0), (p_options ->> 'run_at')::timestamptz);
         insert into forebay.tombstone (job_id, group_id, reason, recorded_at, up_to)
         values (v_row.job_id, v_row.group_id, 'm', forebay._now(), v_row.seq);
-        perform forebay._record_skipped(v_lane.queue, v_row.group_id, v_lane.priority, 1);
+        perform forebay._record_row_left(v_lane.queue, v_row.group_id, v_lane.priority, v_log, 'm');
         v_jobs := v_jobs || v_row.job_id;
     end loop;
     if p_act = 'reprioritise' and v_jobs <> '{}' then
@@ -5105,8 +5335,8 @@ set jit = off
 set enable_bitmapscan = off
 as $$
 begin
-    insert into forebay.withdrawn (queue, priority, audience, group_id, state, row_xid, run_at, deferred_id)
-    select l.queue, l.priority, l.audience, p_group_id, forebay._state_of_deferred(d.attempt, d.pauses), d.xid, d.run_at, d.deferred_id
+    insert into forebay.withdrawn (queue, priority, audience, group_id, state, row_xid, run_at, deferred_id, kind, tag)
+    select l.queue, l.priority, l.audience, p_group_id, forebay._state_of_deferred(d.attempt, d.pauses), d.xid, d.run_at, d.deferred_id, d.kind, d.tag
     from unnest(p_job_ids) j (job_id)
     cross join lateral (select i.* from forebay.deferred i where i.job_id = j.job_id offset 0) d
     cross join lateral (select i.queue, i.priority, i.audience from forebay.lane i where i.lane = d.lane limit 1) l
@@ -5118,19 +5348,20 @@ $$;
 
 
 -- Record that deferred rows were promoted or moved. Arrays belong together.
-create function forebay._record_left(p_lanes bigint[], p_xids xid8[], p_states text[]) returns void
+create function forebay._record_left(p_lanes bigint[], p_xids xid8[], p_states text[], p_kinds text[], p_tags text[]) returns void
 language plpgsql volatile
 set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 as $$
 begin
-    insert into forebay.count_change (queue, priorities, audiences, states, row_xids, jobs)
-    select g.queue, array_agg(g.priority), array_agg(g.audience), array_agg(g.state), array_agg(g.xid), array_agg(g.jobs)
-    from (select l.queue, l.priority, l.audience, left(u.state, 1)::"char" as state, u.xid, sum(u.jobs)::integer as jobs
-          from (select i.lane, i.xid, i.state, count(*) as jobs from unnest(p_lanes, p_xids, p_states) i (lane, xid, state) group by 1, 2, 3) u
+    insert into forebay.count_change (queue, priorities, audiences, states, row_xids, jobs, kinds, tags)
+    select g.queue, array_agg(g.priority), array_agg(g.audience), array_agg(g.state), array_agg(g.xid), array_agg(g.jobs), array_agg(g.kind), array_agg(g.tag)
+    from (select l.queue, l.priority, l.audience, left(u.state, 1)::"char" as state, u.xid, u.kind, u.tag, sum(u.jobs)::integer as jobs
+          from (select i.lane, i.xid, i.state, i.kind, i.tag, count(*) as jobs
+                from unnest(p_lanes, p_xids, p_states, p_kinds, p_tags) i (lane, xid, state, kind, tag) group by 1, 2, 3, 4, 5) u
           cross join lateral (select i.queue, i.priority, i.audience from forebay.lane i where i.lane = u.lane limit 1) l
-          group by 1, 2, 3, 4, 5) g
+          group by 1, 2, 3, 4, 5, 6, 7) g
     group by g.queue;
 end
 $$;
@@ -5142,6 +5373,17 @@ language sql volatile
 as $$
     insert into forebay.count_change (queue, group_id, priorities, audiences, states, row_xids, jobs)
     values (p_queue, p_group_id, array[p_priority], array[0], array['w'::"char"], array['0'::xid8], array[p_jobs])
+$$;
+
+
+-- The same for the row of one job, of a lane of any sort, and for the counters by kind too. p_why: e expired, m moved to a newer row.
+create function forebay._record_row_left(p_queue text, p_group_id bigint, p_priority integer, p_row forebay.log, p_why "char") returns void
+language sql volatile
+as $$
+    insert into forebay.count_change (queue, group_id, priorities, audiences, states, row_xids, jobs, kinds, tags, why, segment_id)
+    select p_queue, p_group_id, array[p_priority], array[0], array[case when p_row.ordering_key is null then 'w' else 'a' end::"char"],
+           array['0'::xid8], array[1], array[p_row.kind], array[p_row.tag], p_why,
+           (select s.segment_id from forebay.segment s where s.lo <= p_row.seq order by s.lo desc limit 1)
 $$;
 
 
@@ -5644,6 +5886,11 @@ begin
               from (select) one left join forebay.queue_group i on i.queue = v_queue) g
         left join lateral (select i.oldest from forebay.queue_count i
                            where i.queue = v_queue and i.group_id = g.group_id order by i.oldest desc, i.no desc limit 1) c on true;
+        -- The counters have them too. A group that was never folded never counted the rows.
+        select least(v_up_to, min(pg_snapshot_xmin(f.snap))) into v_up_to
+        from forebay.queue_group g
+        cross join lateral (select i.snap from forebay.counter_fold i where i.group_id = g.group_id order by i.no desc limit 1) f
+        where g.queue = v_queue and g.closing_at is null;
         delete from forebay.count_change c
         where c.ctid = any (array(
             select i.ctid from forebay.count_change i where i.queue = v_queue and i.xid < v_up_to order by i.xid limit p_most - v_total));
@@ -5929,12 +6176,13 @@ begin
         select count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
                array_agg(d.xid) filter (where d.kind <> '') as xids,
                array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states,
-               array_agg(-d.job_id) filter (where d.job_id < 0) as subjects
+               array_agg(-d.job_id) filter (where d.job_id < 0) as subjects,
+               array_agg(d.kind) filter (where d.kind <> '') as kinds, array_agg(d.tag) filter (where d.kind <> '') as tags
         into v_left from due d;
         v_due := v_left.jobs;
         v_lanes := v_left.all_lanes;
         v_subjects := v_left.subjects;
-        perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
+        perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states, v_left.kinds, v_left.tags);
     end if;
 
     -- At or below the old position, and visible only since.
@@ -5957,13 +6205,14 @@ begin
     select count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
                array_agg(d.xid) filter (where d.kind <> '') as xids,
            array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states,
-           array_agg(-d.job_id) filter (where d.job_id < 0) as subjects
+           array_agg(-d.job_id) filter (where d.job_id < 0) as subjects,
+               array_agg(d.kind) filter (where d.kind <> '') as kinds, array_agg(d.tag) filter (where d.kind <> '') as tags
     into v_left from late d;
     v_late := v_left.jobs;
     if v_late > 0 then
         v_lanes := v_lanes || v_left.all_lanes;
         v_subjects := v_subjects || v_left.subjects;
-        perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
+        perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states, v_left.kinds, v_left.tags);
     end if;
     v_lanes := array(select distinct u from unnest(v_lanes) u);
     -- The lanes may have become dormant while the jobs waited.
@@ -9079,7 +9328,7 @@ begin
                (select array_agg(lower(i.verdict)::"char" order by i.nr) from skipped i) as skipped_as,
                (select array_agg(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)) order by i.nr)
                 from skipped i where i.verdict = 'e') as dead,
-               (select count(forebay._append_again(i.job, c.at + case when i.key = any (v_paused) and c.audience < 0 then interval '10 seconds'
+               (select count(forebay._append_again(c.queue, p_group_id, c.priority, i.job, c.at + case when i.key = any (v_paused) and c.audience < 0 then interval '10 seconds'
                                                                   when i.nr = i.stop then interval '1 second'
                                                                   else interval '0.2 seconds' end))
                 from candidate i where i.class = 5 or c.audience < 0 and i.nr = i.stop) as appended_again,
@@ -9167,11 +9416,13 @@ as $$ select coalesce((p_concurrency + 1) / 2, 0) $$;
 
 
 -- Append a key's next job again, to return in a moment, because it came too early.
-create function forebay._append_again(p_row forebay.log, p_run_at timestamptz) returns boolean
+create function forebay._append_again(p_queue text, p_group_id bigint, p_priority integer, p_row forebay.log, p_run_at timestamptz)
+returns boolean
 language plpgsql volatile
 as $$
 begin
     perform forebay._continue_job(p_row, p_row.lane, p_row.attempt, p_row.pauses, p_run_at);
+    perform forebay._record_row_left(p_queue, p_group_id, p_priority, p_row, 'm');
     return true;
 end
 $$;
@@ -11377,7 +11628,7 @@ begin
             perform forebay._continue_job(r, r.lane, coalesce(r.attempt, 0), coalesce(r.pauses, 0),
                                           v.at + case when v_items[1].limit_key = any (v_paused) then interval '10 seconds' else interval '1 second' end)
             from forebay._row(v_items[1].lane, v_items[1].xid, v_items[1].seq) r;
-            perform forebay._record_skipped(v_here.queue, p_group_id, v_here.priority, 1);
+            perform forebay._record_row_left(v_here.queue, p_group_id, v_here.priority, forebay._row(v_items[1].lane, v_items[1].xid, v_items[1].seq), 'm');
         end if;
         v_plan.used := 0;  -- Nothing is parked, whatever comes.
     end if;
@@ -11870,6 +12121,7 @@ begin
     delete from forebay.queue_count c
     where c.ctid = any (array(select i.ctid from forebay.queue_count i where i.group_id = p_group_id limit p_most - v_total));
     get diagnostics v_rows = row_count;
+    perform forebay._delete_counters(p_group_id);
     return v_total + v_rows;
 end
 $$;
@@ -12409,6 +12661,8 @@ begin
         if v_queues <> '{}' then
             perform forebay.renew_counts_v1(1, v_queues);
         end if;
+        -- So does a fold of the counters from before.
+        perform forebay._empty_counters(v_segment.segment_id);
         execute format('truncate forebay.log_%s', v_segment.segment_id);
         update forebay.segment s set removed_at = forebay._now() where s.segment_id = v_segment.segment_id;
         emptied := v_segment.segment_id;
@@ -12831,9 +13085,7 @@ begin
     end if;
     insert into forebay.tombstone (job_id, group_id, reason, recorded_at, enqueued_at)
     values (coalesce(p_row.job_id, p_row.seq), p_group_id, 'e', forebay._now(), p_row.enqueued_at);
-    if p_row.ordering_key is null then
-        perform forebay._record_skipped(p_queue, p_group_id, p_priority, 1);
-    end if;
+    perform forebay._record_row_left(p_queue, p_group_id, p_priority, p_row, 'e');
     return forebay._write_dead_letter(p_group_id, p_queue, p_priority, p_row, 'expired', coalesce(p_row.attempt, 0));
 end
 $$;
@@ -12853,7 +13105,7 @@ $$;
 --
 -- Parts: deferred, promoted rows, from a stored position on; late_deferred, promoted rows from the beginning, for rows that a late
 -- commit, or a call that was rolled back, left behind; promotions, old cursors of the promoter; batches, whose jobs left the
--- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limit_runs; limiters; counts; heartbeats;
+-- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limit_runs; limiters; counts; counters, but the newest of each; heartbeats;
 -- leases; failures; events; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
 -- mirror_breakers; mirror_audits; unique_keys; endpoint_activities; published, events past their keep_until; replays; occurrences, old
 -- decisions of schedules; subject_states, superseded a day ago; subject_counts, which are added up.
@@ -12891,7 +13143,7 @@ create function forebay._trim_parts() returns text[]
 language sql immutable
 as $$
     select array[
-        'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limit_runs', 'limiters', 'counts', 'heartbeats', 'leases', 'failures',
+        'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limit_runs', 'limiters', 'counts', 'counters', 'heartbeats', 'leases', 'failures',
         'events', 'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
         'unique_keys', 'endpoint_activities', 'published', 'replays', 'occurrences', 'subject_states', 'subject_counts']
 $$;
@@ -15435,6 +15687,8 @@ begin
             delete from forebay.batch b
             where b.group_id = v_id and b.lane in (select l.lane from forebay.lane l where l.queue = open_group.queue and l.audience = 0);
             delete from forebay.queue_count c where c.queue = open_group.queue and c.group_id = v_id;  -- It counted from those cursors.
+            lock table only forebay.lock_counters in share update exclusive mode;
+            perform forebay._delete_counters(v_id);
         end if;
     else
         v_id := forebay._make_group(
@@ -17584,16 +17838,17 @@ begin
                 'record_direct', 'revive_subject', 'send', 'subject', 'subject_counts', 'subject_history',
                 'subjects', 'throttled', 'trace_subject', 'upsert_subject', 'upsert_subjects']
             when 'forebay_worker' then array[
-                'activate_v1', 'apply_schedules', 'archive_v1', 'backfill', 'backfill_begin', 'backfill_count_v1',
-                'backfill_done_v1', 'backfill_enqueued_v1', 'backfill_next', 'backfill_plan', 'backfill_record_v1',
-                'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1', 'backfill_waiting_v1',
-                'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1', 'compare_queues',
-                'count_v1', 'drop_segments_v1', 'drop_subject', 'drop_subjects', 'endpoint_settings_v1', 'enqueue',
-                'enqueue_each', 'enqueue_many', 'enqueue_unique', 'event_payloads_v1', 'extend_v1', 'fire_v1',
-                'forget_v1', 'heartbeat_v1', 'job', 'kill_subject', 'lead_v1', 'lock_subjects_for_upgrade',
-                'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1',
-                'proofs_v1', 'publish', 'publish_many', 'push_subject', 'push_subjects', 'queue_known', 'queue_of',
-                'ready_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_kinds_v1',
+                'activate_v1', 'alerts', 'apply_schedules', 'archive_v1', 'backfill', 'backfill_begin',
+                'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1', 'backfill_next', 'backfill_plan',
+                'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
+                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1',
+                'compare_queues', 'count_v1', 'drop_segments_v1', 'drop_subject', 'drop_subjects',
+                'endpoint_settings_v1', 'enqueue', 'enqueue_each', 'enqueue_many', 'enqueue_unique',
+                'event_payloads_v1', 'extend_v1', 'fire_v1', 'fold_v1', 'forget_v1', 'heartbeat_v1', 'job',
+                'kill_subject', 'lead_v1', 'lock_subjects_for_upgrade', 'measurements', 'mirror_audits',
+                'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'proofs_v1',
+                'publish', 'publish_many', 'push_subject', 'push_subjects', 'queue_known', 'queue_of', 'ready_v1',
+                'record_alerts_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_kinds_v1',
                 'record_progress_v1', 'record_repair', 'record_sink_types_v1', 'record_upgrade', 'renew_counts_v1',
                 'replay_step_v1', 'report_deliveries_v1', 'resend_v1', 'resign_v1', 'result', 'retain_v1',
                 'revive_subject', 'revoke_lost_v1', 'route_v1', 'sample_mirror', 'schedule_problem_v1',
@@ -17602,29 +17857,31 @@ begin
                 'sweep_v1', 'trace_subject', 'trim_v1', 'unfinished', 'upgrade_subject', 'upsert_subject',
                 'upsert_subjects']
             when 'forebay_operator' then array[
-                'alter_endpoint', 'apply_queues', 'apply_schedules', 'backfill_schedule', 'cancel', 'change_jobs',
-                'close_group', 'close_groups', 'compare_queues', 'create_endpoint', 'create_event_type',
-                'create_schedule', 'dead_groups', 'dead_summary', 'depth', 'disable_endpoint', 'drop_endpoint',
-                'drop_event_type', 'drop_queue', 'drop_schedule', 'drop_subject', 'drop_subjects',
+                'alerts', 'alter_endpoint', 'apply_queues', 'apply_schedules', 'audit_stats', 'backfill_schedule',
+                'cancel', 'change_jobs', 'close_group', 'close_groups', 'compare_queues', 'create_endpoint',
+                'create_event_type', 'create_schedule', 'dead_groups', 'dead_summary', 'depth', 'disable_endpoint',
+                'drop_endpoint', 'drop_event_type', 'drop_queue', 'drop_schedule', 'drop_subject', 'drop_subjects',
                 'enable_endpoint', 'endpoints', 'event_types', 'events', 'explain_job', 'groups', 'job',
                 'job_attempts', 'job_history', 'jobs', 'jobs_at', 'keep_dead', 'key', 'keys', 'kill_subject',
-                'limit_key', 'limit_queue', 'limits', 'lock_subjects_for_upgrade', 'mirror_audits', 'mirror_status',
-                'mute_cause', 'open_group', 'pause_key', 'pause_queue', 'pause_schedule', 'plan_change',
-                'plan_replay', 'purge_dead', 'push_subject', 'push_subjects', 'queue_known', 'queue_of',
-                'record_act', 'record_audit', 'record_outcome', 'record_repair', 'record_upgrade', 'redact_queue',
-                'redrive', 'redrive_endpoint', 'redrive_matching', 'replay_endpoint', 'replay_jobs',
-                'reset_endpoint', 'result', 'resume_key', 'resume_queue', 'resume_schedule', 'revive_subject',
-                'rotate_secret', 'run_schedule', 'sample_mirror', 'schedule_history', 'schedule_starts',
-                'schedules', 'schema_version', 'search_jobs', 'segment_held_by', 'set_concurrency',
-                'set_max_attempts', 'shard_queue', 'skip_dead', 'subject', 'subject_counts', 'subject_history',
-                'subjects', 'subscribe', 'subscriptions', 'test_endpoint', 'trace_subject', 'truncate_queue',
-                'unfinished', 'unmute_cause', 'unsubscribe', 'upgrade_subject', 'upsert_subject', 'upsert_subjects',
-                'where_is', 'workers']
+                'limit_key', 'limit_queue', 'limits', 'lock_subjects_for_upgrade', 'measurements', 'mirror_audits',
+                'mirror_status', 'mute_cause', 'open_group', 'pause_key', 'pause_queue', 'pause_schedule',
+                'plan_change', 'plan_replay', 'purge_dead', 'push_subject', 'push_subjects', 'queue_known',
+                'queue_of', 'record_act', 'record_alerts_v1', 'record_audit', 'record_outcome', 'record_repair',
+                'record_upgrade', 'redact_queue', 'redrive', 'redrive_endpoint', 'redrive_matching',
+                'replay_endpoint', 'replay_jobs', 'reset_endpoint', 'result', 'resume_key', 'resume_queue',
+                'resume_schedule', 'revive_subject', 'rotate_secret', 'run_schedule', 'sample_mirror',
+                'schedule_history', 'schedule_starts', 'schedules', 'schema_version', 'search_jobs',
+                'segment_held_by', 'set_concurrency', 'set_max_attempts', 'set_threshold', 'shard_queue',
+                'skip_dead', 'stats', 'stats_bounds', 'stats_series', 'subject', 'subject_counts',
+                'subject_history', 'subjects', 'subscribe', 'subscriptions', 'test_endpoint', 'trace_subject',
+                'truncate_queue', 'unfinished', 'unmute_cause', 'unsubscribe', 'upgrade_subject', 'upsert_subject',
+                'upsert_subjects', 'where_is', 'workers']
             when 'forebay_reader' then array[
-                'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints', 'event_types', 'events',
-                'explain_job', 'groups', 'job', 'job_attempts', 'job_history', 'jobs', 'jobs_at', 'key', 'keys',
-                'limits', 'mirror_audits', 'mirror_status', 'queue_known', 'queue_of', 'result', 'schedule_history',
-                'schedule_starts', 'schedules', 'schema_version', 'search_jobs', 'segment_held_by', 'subject',
+                'alerts', 'audit_stats', 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints',
+                'event_types', 'events', 'explain_job', 'groups', 'job', 'job_attempts', 'job_history', 'jobs',
+                'jobs_at', 'key', 'keys', 'limits', 'measurements', 'mirror_audits', 'mirror_status', 'queue_known',
+                'queue_of', 'result', 'schedule_history', 'schedule_starts', 'schedules', 'schema_version',
+                'search_jobs', 'segment_held_by', 'stats', 'stats_bounds', 'stats_series', 'subject',
                 'subject_counts', 'subject_history', 'subjects', 'subscriptions', 'throttled', 'trace_subject',
                 'unfinished', 'where_is', 'workers']
         end;
@@ -19747,6 +20004,977 @@ begin
     end loop;
 end
 $$;
+
+
+-- functions/stats/audit.sql
+
+-- grant: operator, reader
+
+-- Compare forebay.stats() with a full count over forebay.counted_row, in one snapshot.
+--
+-- Returns: equal, whether all numbers agree; counted, how many rows and ends of jobs were counted; differences, null or a JSON array of
+-- {"queue", "group", "priority", "kind", "tag", "state", "stats", "counted"}, at most 100 of them.
+-- It reads all jobs: seconds for each million.
+create function forebay.audit_stats(only_queue text default null, out equal boolean, out counted bigint, out differences jsonb)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set jit = off
+as $$
+    with shown as materialized (
+        select s.* from forebay.stats(only_queue) s
+    ), by_stats as (
+        select s.queue, s.group_name, s.priority, s.kind, s.tag, u.state, u.jobs
+        from shown s
+        cross join lateral (values
+            ('scheduled', s.scheduled), ('ready', s.ready), ('claimed', s.claimed), ('retrying', s.retrying), ('done', s.done), ('failed', s.failed),
+            ('dead', s.dead), ('expired', s.expired), ('cancelled', s.cancelled), ('snoozed', s.snoozed), ('released', s.released), ('lost', s.lost),
+            ('requeued', s.requeued)) u (state, jobs)
+        where u.jobs <> 0
+    ), rows_found as materialized (
+        select r.queue, r.group_name, r.priority, r.kind, r.tag, r.state, sum(r.jobs) as jobs
+        from forebay.counted_row r
+        where only_queue is null or r.queue = only_queue
+        group by 1, 2, 3, 4, 5, 6
+    ), by_rows as (
+        -- Kinds and tags beyond the most cells are shown together.
+        select r.queue, r.group_name, r.priority, case when o.is_shown then r.kind else '' end as kind, case when o.is_shown then r.tag end as tag, r.state, sum(r.jobs) as jobs
+        from rows_found r
+        cross join lateral (
+            select exists (select from shown s where s.queue = r.queue and s.group_name = r.group_name and s.priority = r.priority and s.kind = r.kind
+                                                 and s.tag is not distinct from r.tag)
+                   or not exists (select from shown s where s.queue = r.queue and s.group_name = r.group_name and s.priority = r.priority and s.kind = '') as is_shown) o
+        where r.state not in ('moved', 'withdrawn')
+        group by 1, 2, 3, 4, 5, 6
+    ), different as (
+        select coalesce(a.queue, b.queue) as queue, coalesce(a.group_name, b.group_name) as "group", coalesce(a.priority, b.priority) as priority,
+               coalesce(a.kind, b.kind) as kind, coalesce(a.tag, b.tag) as tag, coalesce(a.state, b.state) as state,
+               coalesce(a.jobs, 0) as stats, coalesce(b.jobs, 0) as counted
+        from by_stats a
+        full join by_rows b on a.queue = b.queue and a.group_name = b.group_name and a.priority = b.priority and a.kind = b.kind
+                               and coalesce(a.tag, '') = coalesce(b.tag, '') and (a.tag is null) = (b.tag is null) and a.state = b.state
+        where a.jobs is distinct from b.jobs
+    )
+    select not exists (select from different), (select coalesce(sum(r.jobs), 0)::bigint from rows_found r),
+           (select jsonb_agg(d) from (select i.* from different i order by 1, 2, 3, 4, 5, 6 limit 100) d)
+$$;
+
+
+-- functions/stats/fold.sql
+
+-- grant: worker
+
+-- Fold what was appended since the last folds into the counters. Returns how many folds it appended; while that is not 0 and p_most
+-- bounds the call, there may be more.
+--
+-- Invariant "counters are exact": a fold is one statement's snapshot, and says which rows it has. A read adds the others. So a fold may be
+-- late, partial or lost, and no read is wrong; see docs/design/counters.md.
+--
+-- Parameters: p_most, batches of each lane that one call folds, at least 1. p_is_forced, wait for the lock and fold groups without news too.
+-- Errors: JQ001 a bad number, JQ030 foreign cluster.
+-- Locks: the counters' lock; returns 0 when another session has it.
+-- pages: 1000 + 100 a lane + 12 an uncounted job
+create function forebay.fold_v1(p_most bigint default 10000, p_is_forced boolean default false) returns integer
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_found record;
+    v_at    constant timestamptz := forebay._now();
+    v_folds integer;
+begin
+    if (p_most >= 1) is not true then
+        raise exception using errcode = 'JQ001', message = format('a fold of %s batches does nothing', coalesce(p_most::text, 'null'));
+    end if;
+    perform forebay._require_same_cluster();
+    if p_is_forced then
+        lock table only forebay.lock_counters in share update exclusive mode;
+    elsif not forebay._try_lock('counters') then
+        return 0;
+    end if;
+    -- A transaction with one snapshot for all its statements does not see what the last holder of the lock committed.
+    if current_setting('transaction_isolation') <> 'read committed' then
+        return 0;
+    end if;
+    select r.*, pg_current_snapshot() as snap into v_found from forebay._counter_read(null, p_most) r;
+    v_found.snap := forebay._snapshot_of_others(v_found.snap);
+
+    -- New cells, as many as there may be; then the cell of the others.
+    insert into forebay.counter_cell (group_id, queue, priority, kind, tag)
+    select n.group_id, n.queue, n.priority, n.kind, n.tag
+    from (select d.*, row_number() over (partition by d.group_id order by d.priority, d.kind, d.tag) as place
+          from forebay._counter_places(v_found.bases, v_found.deltas) d where d.cell_id is null) n
+    where n.place <= forebay._counter_cells() - (select count(*) from forebay.counter_cell c where c.group_id = n.group_id);
+    insert into forebay.counter_cell (group_id, queue, priority, kind)
+    select distinct d.group_id, d.queue, d.priority, '' from forebay._counter_places(v_found.bases, v_found.deltas) d where d.cell_id is null
+    on conflict on constraint counter_cell_key do nothing;
+
+    if exists (select from unnest(v_found.deltas) d where d.event > 0) then
+        perform forebay._keep_samples('minute', v_at), forebay._keep_samples('hour', v_at);
+    end if;
+    insert into forebay.counter (cell_id, segment_id, no, counted_at, totals)
+    select n.cell_id, n.segment_id, coalesce(p.no, 0) + 1, v_at,
+           array(select coalesce(o.total, 0) + coalesce(a.jobs, 0)
+                 from generate_series(1, 46) i
+                 left join unnest(p.totals) with ordinality o (total, event) on o.event = i
+                 left join unnest(n.events, n.jobs) a (event, jobs) on a.event = i
+                 order by i)
+    from (select d.cell_id, d.segment_id, array_agg(d.event) as events, array_agg(d.jobs) as jobs
+          from (select coalesce(c.cell_id, o.cell_id) as cell_id, s.segment_id, d.event, sum(d.jobs)::bigint as jobs
+                from (select i.base, i.segment_id, i.priority, i.kind, i.tag, i.event, sum(i.jobs) as jobs
+                      from unnest(v_found.deltas) i where i.event > 0 group by 1, 2, 3, 4, 5, 6) d
+                join forebay._counter_places(v_found.bases, v_found.deltas) c
+                     on c.base = d.base and c.priority = d.priority and c.kind = d.kind and coalesce(c.tag, '') = coalesce(d.tag, '') and (c.tag is null) = (d.tag is null)
+                left join forebay.counter_cell o on c.cell_id is null and o.group_id = c.group_id and o.priority = c.priority and o.kind = '' and o.tag is null
+                cross join lateral (select -1::bigint as segment_id union all select d.segment_id where d.segment_id <> -1) s
+                group by 1, 2, 3) d
+          group by d.cell_id, d.segment_id) n
+    left join lateral (select i.no, i.totals from forebay.counter i
+                       where i.cell_id = n.cell_id and i.segment_id = n.segment_id order by i.no desc limit 1) p on true;
+
+    insert into forebay.counter_fold (group_id, no, snap, folded_at, lanes, nos, open)
+    select b.group_id, coalesce(b.no, 0) + 1, v_found.snap, v_at, l.lanes, l.nos, o.open
+    from unnest(v_found.bases) b
+    cross join lateral (select coalesce(array_agg(i.lane), '{}') as lanes, coalesce(array_agg(coalesce(i.last_no, 0)), '{}') as nos,
+                               coalesce(bool_or(i.last_no > i.no), false) as is_new
+                        from unnest(v_found.lanes) i where i.base = b.nr) l
+    cross join lateral (select coalesce(array_agg(row(i.lease_id, i.claim_no, i.flushes)::forebay._counter_open), '{}') as open
+                        from unnest(v_found.opens) with ordinality i (lease_id, claim_no, flushes, place)
+                        where v_found.open_bases[i.place] = b.nr) o
+    where b.group_id <> 0
+      and (p_is_forced or b.no is null or l.is_new or o.open <> b.open
+           or exists (select from unnest(v_found.deltas) d where d.base = b.nr and d.event > 0)
+           or b.snap::text <> v_found.snap::text and b.folded_at not between v_at - interval '1 minute' and v_at);
+    get diagnostics v_folds = row_count;
+    return v_folds;
+end
+$$;
+
+
+-- The places that deltas are for, with their cells; null: they have none yet.
+create function forebay._counter_places(p_bases forebay._counter_base[], p_deltas forebay._counter_delta[])
+returns table (base bigint, group_id bigint, queue text, priority integer, kind text, tag text, cell_id bigint)
+language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
+as $$
+    select d.base, b.group_id, b.queue, d.priority, d.kind, d.tag, c.cell_id
+    from (select distinct i.base, i.priority, i.kind, i.tag from unnest(p_deltas) i where i.event > 0) d
+    join unnest(p_bases) b on b.nr = d.base and b.group_id <> 0
+    left join (select i.* from unnest(p_bases) g cross join lateral (select j.* from forebay.counter_cell j where j.group_id = g.group_id offset 0) i where g.group_id <> 0) c
+         on c.group_id = b.group_id and c.priority = d.priority and c.kind = d.kind and coalesce(c.tag, '') = coalesce(d.tag, '') and (c.tag is null) = (d.tag is null)
+$$;
+
+
+-- When a minute or an hour has begun, keep the totals that cells had before it, if they have changed since the last one.
+create function forebay._keep_samples(p_step text, p_at timestamptz) returns void
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_begin constant timestamptz := date_trunc(p_step, p_at, 'UTC');
+    v_last  timestamptz;
+begin
+    select s.at into v_last from forebay.counter_sample s where s.step = p_step order by s.at desc limit 1;
+    if v_last >= v_begin then
+        return;
+    end if;
+    insert into forebay.counter_sample (step, cell_id, at, totals)
+    select p_step, c.cell_id, v_begin, n.totals
+    from forebay.counter_cell c
+    cross join lateral (select i.counted_at, i.totals from forebay.counter i
+                        where i.cell_id = c.cell_id and i.segment_id = -1 order by i.no desc limit 1) n
+    where n.counted_at >= coalesce(v_last, '-infinity') and n.counted_at < v_begin
+    on conflict do nothing;
+end
+$$;
+
+
+-- functions/stats/keep.sql
+
+-- Fold everything, and move the totals of a segment to those of emptied segments: its rows are about to go.
+create function forebay._empty_counters(p_segment_id bigint) returns void
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    perform forebay.fold_v1(9223372036854775806, true);
+    insert into forebay.counter (cell_id, segment_id, no, counted_at, totals)
+    select n.cell_id, -2, coalesce(p.no, 0) + 1, n.counted_at,
+           array(select coalesce(o.total, 0) + a.total
+                 from unnest(p.totals) with ordinality o (total, event) right join unnest(n.totals) with ordinality a (total, event) on a.event = o.event
+                 order by a.event)
+    from forebay.counter_cell c
+    cross join lateral (select i.* from forebay.counter i where i.cell_id = c.cell_id and i.segment_id = p_segment_id order by i.no desc limit 1) n
+    left join lateral (select i.no, i.totals from forebay.counter i where i.cell_id = c.cell_id and i.segment_id = -2 order by i.no desc limit 1) p on true;
+    delete from forebay.counter i where i.segment_id = p_segment_id and i.cell_id in (select c.cell_id from forebay.counter_cell c);
+end
+$$;
+
+
+-- Delete the counters of a group.
+create function forebay._delete_counters(p_group_id bigint) returns void
+language sql volatile
+as $$
+    delete from forebay.counter_fold f where f.group_id = p_group_id;
+    delete from forebay.counter i where i.cell_id in (select c.cell_id from forebay.counter_cell c where c.group_id = p_group_id);
+    delete from forebay.counter_sample s where s.cell_id in (select c.cell_id from forebay.counter_cell c where c.group_id = p_group_id);
+    delete from forebay.counter_cell c where c.group_id = p_group_id;
+$$;
+
+
+-- Delete folds but the newest of each group; totals but the newest of each cell, those of a cell in all segments after an hour; samples of
+-- minutes after a week, and those of hours after a year, but the newest of these.
+create function forebay._trim_counters(p_after text, p_most integer, out rows bigint, out next text)
+language plpgsql volatile
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_at   constant timestamptz := forebay._now();
+    v_gone bigint;
+begin
+    delete from forebay.counter_fold f
+    where f.ctid = any (array(
+        select i.ctid from forebay.queue_group g
+        cross join lateral (select n.no from forebay.counter_fold n where n.group_id = g.group_id order by n.no desc limit 1) n
+        cross join lateral (select j.ctid from forebay.counter_fold j where j.group_id = g.group_id and j.no < n.no order by j.no desc limit p_most) i
+        limit p_most));
+    get diagnostics rows = row_count;
+    delete from forebay.counter f
+    where f.ctid = any (array(
+        select i.ctid from (
+            select c.cell_id, s.segment_id from forebay.counter_cell c
+            cross join lateral (select -1::bigint as segment_id union all select -2
+                                union all select s.segment_id from forebay.segment s where s.removed_at is null) s) c
+        cross join lateral (select n.no from forebay.counter n where n.cell_id = c.cell_id and n.segment_id = c.segment_id order by n.no desc limit 1) n
+        cross join lateral (select j.ctid from forebay.counter j
+                            where j.cell_id = c.cell_id and j.segment_id = c.segment_id and j.no < n.no and c.segment_id <> -1 order by j.no desc limit p_most) i
+        limit p_most));
+    get diagnostics v_gone = row_count;
+    rows := rows + v_gone;
+    delete from forebay.counter f
+    where f.ctid = any (array(
+        select i.ctid from forebay.counter i
+        where i.segment_id = -1 and i.counted_at < v_at - interval '1 hour'
+          and exists (select from forebay.counter n where n.cell_id = i.cell_id and n.segment_id = -1 and n.no > i.no)
+        order by i.counted_at limit p_most));
+    get diagnostics v_gone = row_count;
+    rows := rows + v_gone;
+    delete from forebay.counter_sample f
+    where f.ctid = any (array(
+        select i.ctid from (values ('minute', v_at - interval '7 days'), ('hour', v_at - interval '1 year')) s (step, before)
+        cross join lateral (
+            select j.ctid from forebay.counter_sample j
+            where j.step = s.step and j.at < s.before
+              and exists (select from forebay.counter_sample n where n.step = j.step and n.cell_id = j.cell_id and n.at > j.at and n.at < s.before)
+            order by j.at limit p_most) i));
+    get diagnostics v_gone = row_count;
+    rows := rows + v_gone;
+    next := case when rows >= p_most then '[]' end;
+end
+$$;
+
+
+-- functions/stats/read.sql
+
+-- What the counters of some queues (null: all) do not have yet, in the caller's snapshot: what was appended since the last folds.
+--
+-- Everything is read in one snapshot, that of the calling statement. Rows of the log, of deferred and of count_change are found by
+-- ranges of transactions, as a claim finds them. The batches of a lane are numbered under its lock, so those that a snapshot shows are
+-- all up to some number. A settlement has its batch: those of new batches and of batches that were open at the fold are looked up.
+--
+-- Parameters: p_most, at most about as many batches of each lane, for a fold; null: all.
+create function forebay._counter_read(
+    p_queues text[], p_most bigint, out bases forebay._counter_base[], out lanes forebay._counter_lane[], out opens forebay._counter_open[],
+    out open_bases bigint[], out deltas forebay._counter_delta[])
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_now   constant pg_snapshot := pg_current_snapshot();
+    v_own   constant forebay._xid_range[] := forebay._own_xid_range();
+    v_bases forebay._counter_base[];
+    v_lanes forebay._counter_lane[];
+    v_los   bigint[];
+    v_ids   bigint[];
+    v_named record;
+    v_piece record;
+    v_found forebay._counter_delta[];
+    v_runs  bigint[] := '{}';            -- batches that are done with
+    v_sort  text;
+begin
+    v_bases := array(
+        select row(row_number() over (order by q.queue, g.name), q.queue, coalesce(g.group_id, 0), coalesce(g.name, 'default'),
+                   coalesce(g.start_after, '1:1:'), f.no, f.snap, f.folded_at, coalesce(f.open, '{}'),
+                   forebay._xid_ranges(coalesce(f.snap, '1:1:'), v_now) || v_own)::forebay._counter_base
+        from forebay._queues_of(p_queues) q (queue)
+        left join forebay.queue_group g on g.queue = q.queue
+        left join lateral (select i.* from forebay.counter_fold i where i.group_id = g.group_id order by i.no desc limit 1) f on true
+        where g.closing_at is null);
+    v_lanes := array(
+        select row(b.nr, b.group_id, l.lane, l.priority,
+                   case when b.snap is null and l.audience = 0 then forebay._xid_ranges(b.start, v_now) || v_own else b.ranges end,
+                   coalesce(f.no, 0), case when n.no - coalesce(f.no, 0) > p_most then coalesce(f.no, 0) + p_most else n.no end)::forebay._counter_lane
+        from unnest(v_bases) b
+        cross join lateral (select distinct i.lane, i.priority, i.audience from forebay.lane i
+                            where i.queue = b.queue and i.audience in (0, b.group_id, -b.group_id)) l
+        left join lateral (select u.no from forebay.counter_fold i cross join lateral unnest(i.lanes, i.nos) u (lane, no)
+                           where i.group_id = b.group_id and i.no = b.no and u.lane = l.lane limit 1) f on true
+        left join lateral (select i.no from forebay.batch i where i.group_id = b.group_id and i.lane = l.lane order by i.no desc limit 1) n on true);
+    select coalesce(array_agg(s.lo order by s.lo), '{}'), coalesce(array_agg(s.segment_id order by s.lo), '{}') into v_los, v_ids
+    from forebay.segment s
+    where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0) and s.lo >= forebay._archived_below()
+      and forebay._has_table(s.segment_id);
+    bases := v_bases;
+    lanes := v_lanes;
+
+    deltas := array(select a from forebay._counter_arrived(v_lanes, v_ids) a)
+           || array(select d from forebay._counter_deferred(v_bases, v_lanes) d)
+           || array(select c from forebay._counter_changed(v_bases) c);
+
+    -- New batches, and those that were open; and which of their jobs were settled since. A batch that was settled as a whole has no ends.
+    with named as materialized (
+        select l.base, b.lane, b.lease_id, b.claim_no, b.seqs, b.xids, b.lanes, b.claimed_at, true as is_new, '{}'::integer[] as flushes
+        from unnest(v_lanes) l
+        cross join lateral (select i.* from forebay.batch i
+                            where i.group_id = l.group_id and i.lane = l.lane and i.no > l.no and i.no <= l.last_no offset 0) b
+        where b.seqs is not null
+        union all
+        select b.nr, i.lane, i.lease_id, i.claim_no, i.seqs, i.xids, i.lanes, i.claimed_at, false, o.flushes
+        from unnest(v_bases) b
+        cross join lateral unnest(b.open) o
+        cross join lateral (select j.* from forebay.batch j where j.lease_id = o.lease_id and j.claim_no = o.claim_no offset 0) i
+    ), numbered as materialized (
+        select n.*, row_number() over () as nr, cardinality(n.seqs) as size from named n
+    ), settled as materialized (
+        select n.nr, s.flush_no, s.offsets, s.outcomes, s.millis
+        from numbered n
+        cross join lateral (select i.* from forebay.settlement i
+                            where i.lease_id = n.lease_id and i.claim_no = n.claim_no and i.flush_no <> all (n.flushes) offset 0) s
+    ), ended as materialized (
+        select s.nr, u.place, coalesce(u.code, 'd') as code, u.millis
+        from settled s cross join lateral unnest(s.offsets, s.outcomes, s.millis) u (place, code, millis)
+        where s.offsets is not null and u.place is not null
+    ), over as materialized (
+        select s.nr, bool_or(s.offsets is null) as is_whole, sum(cardinality(s.offsets)) as jobs, array_agg(s.flush_no) as flushes
+        from settled s group by s.nr
+    ), open as materialized (
+        select n.base, row(n.lease_id, n.claim_no, n.flushes || o.flushes)::forebay._counter_open as open
+        from numbered n left join over o on o.nr = n.nr
+        where o.is_whole is not true
+          and n.size > coalesce(o.jobs, 0) + case when n.flushes = '{}' then 0 else (
+              select coalesce(sum(cardinality(i.offsets)), 0) from forebay.settlement i
+              where i.lease_id = n.lease_id and i.claim_no = n.claim_no and i.flush_no = any (n.flushes)) end
+    )
+    select array(select o.open from open o) as opens, array(select o.base from open o) as open_bases,
+           (select array_agg(e.nr) from ended e) as nrs, (select array_agg(e.place) from ended e) as places,
+           (select array_agg(e.code) from ended e) as codes, (select array_agg(e.millis) from ended e) as millis,
+           array(select row(n.nr, n.base, n.lane, n.lease_id, n.claim_no, n.flushes, width_bucket(n.seqs[1], v_los), n.size, n.seqs, n.xids, n.lanes,
+                            n.xids[1], n.xids[cardinality(n.xids)], n.seqs[1], n.seqs[n.size], n.claimed_at, n.is_new, coalesce(o.is_whole, false),
+                            w.millis)::forebay._counter_batch
+                 from numbered n
+                 left join over o on o.nr = n.nr
+                 left join settled w on w.nr = n.nr and w.offsets is null
+                 where n.is_new or o.nr is not null) as batches
+    into v_named;
+    opens := v_named.opens;
+    open_bases := v_named.open_bases;
+
+    -- Nearly every batch is a run of rows in one segment.
+    for v_piece in
+        select b.segment, array_agg(b) as batches from unnest(v_named.batches) b
+        where b.segment > 0 and b.lanes is null and width_bucket(b.last_seq, v_los) = b.segment group by b.segment
+    loop
+        foreach v_sort in array array['one', 'mixed'] loop
+            if v_sort = 'one' then
+                v_found := array(select r from forebay._counter_runs(v_lanes, v_ids[v_piece.segment], v_piece.batches, v_named.nrs, v_named.codes, v_named.millis) r);
+            else
+                v_found := array(select r from forebay._counter_mixed(
+                    v_lanes, v_ids[v_piece.segment], array(select b from unnest(v_piece.batches) b where b.nr <> all (v_runs)), v_named.nrs, v_named.places,
+                    v_named.codes, v_named.millis) r);
+            end if;
+            deltas := deltas || array(select f from unnest(v_found) f where f.event <> 0);
+            v_runs := v_runs || array(select f.base from unnest(v_found) f where f.event = 0);
+            exit when cardinality(v_piece.batches) = (select count(*) from unnest(v_found) f where f.event = 0);
+        end loop;
+    end loop;
+    for v_piece in
+        select j.segment, array_agg(j.base) as bases, array_agg(j.lane) as lanes, array_agg(j.xid) as xids, array_agg(j.seq) as seqs,
+               array_agg(j.is_new) as news, array_agg(j.claimed_at) as times, array_agg(j.code) as codes, array_agg(j.millis) as millis
+        from (select b.base, coalesce(u.lane, b.lane) as lane, coalesce(u.xid, b.first_xid) as xid, u.seq, b.is_new, b.claimed_at,
+                     case when b.is_whole then 'd' else e.code end as code, case when b.is_whole then u.millis else e.millis end as millis,
+                     width_bucket(u.seq, v_los) as segment
+              from unnest(v_named.batches) b
+              cross join lateral unnest(b.seqs, b.xids, b.lanes, b.millis) with ordinality u (seq, xid, lane, millis, place)
+              left join unnest(v_named.nrs, v_named.places, v_named.codes, v_named.millis) e (nr, place, code, millis) on e.nr = b.nr and e.place = u.place
+              where b.nr <> all (v_runs) and u.seq is not null and (b.is_new or b.is_whole or e.code is not null)) j
+        where j.segment > 0
+        group by j.segment
+    loop
+        deltas := deltas || array(select h from forebay._counter_handed(v_lanes, v_ids[v_piece.segment], v_piece.bases, v_piece.lanes, v_piece.xids,
+                                                                        v_piece.seqs, v_piece.news, v_piece.times, v_piece.codes, v_piece.millis) h);
+    end loop;
+    deltas := deltas || array(select s from forebay._counter_skipped(v_bases, v_lanes, v_los, v_ids) s);
+end
+$$;
+
+
+-- Rows of the log, by the transactions that have ended since the folds.
+create function forebay._counter_arrived(p_lanes forebay._counter_lane[], p_segments bigint[]) returns setof forebay._counter_delta
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_oldest xid8 := (select min((l.ranges[1]).low) from unnest(p_lanes) l);
+    v_sql    text;
+begin
+    select string_agg(format(
+        'select l.base, %1$s::bigint as segment_id, l.priority, i.kind, i.tag, count(*) as jobs, count(*) filter (where i.job_id is null) as first
+         from unnest($1) l cross join lateral unnest(l.ranges) r
+         cross join lateral (select i.kind, i.tag, i.job_id from forebay.log_%1$s i
+                             where i.lane = l.lane and i.xid >= r.low and i.xid < r.high and i.kind <> '''' offset 0) i
+         group by l.base, l.priority, i.kind, i.tag', s.segment_id), ' union all ')
+    into v_sql
+    from forebay.segment s left join forebay.seal f using (segment_id)
+    where s.segment_id = any (p_segments) and (f.xid is null or f.xid > v_oldest);
+    if v_sql is null or v_oldest is null then
+        return;
+    end if;
+    return query execute
+        'select u.base, u.segment_id, u.priority, u.kind, u.tag, e.event, e.jobs
+         from (' || v_sql || ') u cross join lateral (values (1, u.jobs), (2, u.first)) e (event, jobs) where e.jobs > 0' using p_lanes;
+end
+$$;
+
+
+-- Rows of deferred that came since the folds and wait; and scheduled jobs that were withdrawn.
+create function forebay._counter_deferred(p_bases forebay._counter_base[], p_lanes forebay._counter_lane[]) returns setof forebay._counter_delta
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_position forebay.promotion;
+begin
+    select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
+    return query
+    select l.base, -1::bigint, l.priority, d.kind, d.tag, case d.state when 'scheduled' then 15 else 16 end, count(*)
+    from unnest(p_lanes) l
+    join unnest(p_bases) b on b.nr = l.base
+    cross join lateral unnest(b.ranges) r
+    cross join lateral (
+        select i.kind, i.tag, forebay._state_of_deferred(i.attempt, i.pauses) as state
+        from forebay.deferred i
+        where i.lane = l.lane and i.kind <> '' and i.xid >= r.low and i.xid < r.high
+          and not (v_position.no is not null and pg_visible_in_snapshot(i.xid, v_position.snap)
+                   and (i.run_at, i.deferred_id) <= (v_position.run_at, v_position.deferred_id))
+        offset 0) d
+    group by l.base, l.priority, d.kind, d.tag, d.state;
+    return query
+    select w.base, -1::bigint, w.priority, w.kind, w.tag, case w.state when 'scheduled' then -15 else -16 end, count(*)
+    from (select distinct b.nr as base, u.priority, u.kind, u.tag, u.state, u.deferred_id
+          from unnest(p_bases) b
+          cross join lateral (
+              select i.* from forebay.withdrawn i
+              where i.queue = b.queue and (v_position.no is null or (i.run_at, i.deferred_id) > (v_position.run_at, v_position.deferred_id))
+              union all
+              -- Committed since the last promotion: it may be past due.
+              select i.* from unnest(forebay._xid_ranges(v_position.snap, pg_current_snapshot()) || forebay._own_xid_range()) r
+              cross join lateral (select j.* from forebay.withdrawn j where j.queue = b.queue and j.xid >= r.low and j.xid < r.high offset 0) i
+              where not pg_visible_in_snapshot(i.row_xid, v_position.snap)) u
+          where u.audience in (0, b.group_id, -b.group_id) and (u.group_id is null or u.group_id = b.group_id)) w
+    group by w.base, w.priority, w.kind, w.tag, w.state;
+end
+$$;
+
+
+-- Rows that left without a claim since the folds: promoted, moved or expired. A deferred row that its fold does not have is not subtracted.
+create function forebay._counter_changed(p_bases forebay._counter_base[]) returns setof forebay._counter_delta
+language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
+as $$
+    select b.nr, coalesce(c.segment_id, -1), u.priority, u.kind, u.tag,
+           case u.state when 's' then 15 when 'r' then 16 else case c.why when 'e' then 7 else 14 end end,
+           sum(case when u.state in ('s', 'r') then -u.jobs else u.jobs end)
+    from unnest(p_bases) b
+    cross join lateral unnest(b.ranges) r
+    cross join lateral (select i.* from forebay.count_change i where i.queue = b.queue and i.xid >= r.low and i.xid < r.high and i.kinds is not null offset 0) c
+    cross join lateral unnest(c.priorities, c.audiences, c.states, c.row_xids, c.jobs, c.kinds, c.tags) u (priority, audience, state, row_xid, jobs, kind, tag)
+    where case when u.state in ('s', 'r') then u.audience in (0, b.group_id, -b.group_id) and b.snap is not null and pg_visible_in_snapshot(u.row_xid, b.snap)
+               else c.group_id = b.group_id end
+    group by 1, 2, 3, 4, 5, 6
+$$;
+
+
+-- The jobs of batches in one segment, read as runs of rows: all rows of the lane from the first to the last job, where these are exactly
+-- the jobs of the batch, and have one kind and tag. It names the batches that it has counted, by number, as event 0.
+create function forebay._counter_runs(
+    p_lanes forebay._counter_lane[], p_segment_id bigint, p_batches forebay._counter_batch[], p_nrs bigint[], p_codes "char"[], p_millis integer[])
+returns setof forebay._counter_delta
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return query execute format(
+        'with run as materialized (
+             select b.nr, b.base, b.lane, b.is_new, b.is_whole, b.size, case when b.is_whole then b.millis end as millis, r.kind, r.tag,
+                    case when b.is_new and r.later = 0 then r.times end as times, b.claimed_at,
+                    width_bucket(date_part(''epoch'', b.claimed_at - r.first) * 1000, $5) as longest,
+                    width_bucket(date_part(''epoch'', b.claimed_at - r.last) * 1000, $5) as shortest,
+                    ((b.size * date_part(''epoch'', b.claimed_at) - r.sum) * 1000)::bigint as waited
+             from unnest($1) b
+             cross join lateral (
+                 select array_agg(i.seq) as seqs, min(i.kind) as kind, max(i.kind) as kind_to, min(i.tag) as tag, max(i.tag) as tag_to, count(i.tag) as tags,
+                        count(i.job_id) as later, min(i.enqueued_at) as first, max(i.enqueued_at) as last, sum(date_part(''epoch'', i.enqueued_at)) as sum,
+                        array_agg(i.enqueued_at) as times
+                 from (select j.seq, j.kind collate "C" as kind, j.tag collate "C" as tag, j.job_id, j.enqueued_at from forebay.log_%1$s j
+                       where j.lane = b.lane and (j.xid, j.seq) >= (b.first_xid, b.first_seq) and (j.xid, j.seq) <= (b.last_xid, b.last_seq)
+                       order by j.xid, j.seq limit b.size + 1) i) r
+             where r.seqs = b.seqs and r.kind = r.kind_to and r.tags in (0, b.size) and r.tag is not distinct from r.tag_to and r.later in (0, b.size)
+         ), event as (
+             select r.base, r.lane, r.kind, r.tag, 3 as event, r.size::bigint as jobs from run r where r.is_new
+             union all
+             select r.base, r.lane, r.kind, r.tag, 18 + r.longest, r.size from run r where r.times is not null and r.longest = r.shortest
+             union all
+             select r.base, r.lane, r.kind, r.tag, 18 + width_bucket(date_part(''epoch'', r.claimed_at - u) * 1000, $5), count(*)
+             from run r cross join lateral unnest(r.times) u where r.longest <> r.shortest group by r.nr, r.base, r.lane, r.kind, r.tag, 5
+             union all
+             select r.base, r.lane, r.kind, r.tag, 17, r.waited from run r where r.times is not null
+             union all
+             select r.base, r.lane, r.kind, r.tag, 4, r.size from run r where r.is_whole
+             union all
+             select r.base, r.lane, r.kind, r.tag, 32 + width_bucket(u::double precision - 0.5, $5), count(*)
+             from run r cross join lateral unnest(r.millis) u where u is not null group by r.nr, r.base, r.lane, r.kind, r.tag, 5
+             union all
+             select r.base, r.lane, r.kind, r.tag, 46, u.ran from run r cross join lateral (select sum(m) as ran from unnest(r.millis) m) u
+             union all
+             select r.base, r.lane, r.kind, r.tag, c.event, c.jobs
+             from run r
+             join (select e.nr, e.code, 32 + width_bucket(e.millis::double precision - 0.5, $5) as run, count(*) as jobs, sum(e.millis) as ran
+                   from unnest($2, $3, $4) e (nr, code, millis) group by 1, 2, 3) e on e.nr = r.nr
+             cross join lateral forebay._counter_events(false, e.code, null, e.run, e.jobs, null, e.ran) c
+         )
+         select e.base, %1$s::bigint, l.priority, e.kind, e.tag, e.event, sum(e.jobs)::bigint
+         from event e
+         join unnest($6) l on l.base = e.base and l.lane = e.lane
+         where e.jobs > 0
+         group by e.base, l.priority, e.kind, e.tag, e.event
+         union all
+         select r.nr, 0, 0, null, null, 0, 0 from run r', p_segment_id)
+    using p_batches, p_nrs, p_codes, p_millis, forebay._counter_bounds()::double precision[], p_lanes;
+end
+$$;
+
+
+-- The same where the jobs of a batch differ in kind or tag: the n-th row is that of the n-th job.
+create function forebay._counter_mixed(
+    p_lanes forebay._counter_lane[], p_segment_id bigint, p_batches forebay._counter_batch[], p_nrs bigint[], p_places smallint[], p_codes "char"[],
+    p_millis integer[])
+returns setof forebay._counter_delta
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return query execute format(
+        'with run as materialized (
+             select b.nr, b.base, b.lane, b.is_new, b.is_whole, b.millis, b.size, r.kinds, r.tags, r.waits
+             from unnest($1) b
+             cross join lateral (
+                 select array_agg(i.seq) as seqs, array_agg(i.kind) as kinds, array_agg(i.tag) as tags,
+                        case when b.is_new then array_agg(case when i.job_id is null then date_part(''epoch'', b.claimed_at - i.enqueued_at) * 1000 end) end as waits
+                 from (select j.seq, j.kind, j.tag, j.job_id, j.enqueued_at from forebay.log_%1$s j
+                       where j.lane = b.lane and (j.xid, j.seq) >= (b.first_xid, b.first_seq) and (j.xid, j.seq) <= (b.last_xid, b.last_seq)
+                       order by j.xid, j.seq limit b.size + 1) i) r
+             where r.seqs = b.seqs
+         ), job as materialized (
+             select r.base, r.lane, r.is_new, u.kind, u.tag, case when r.is_whole then ''d'' else e.code end as code,
+                    18 + width_bucket(u.wait, $6) as wait, 32 + width_bucket((case when r.is_whole then u.millis else e.millis end)::double precision - 0.5, $6) as run,
+                    count(*) as jobs, sum(greatest(u.wait, 0)) as waited, sum(case when r.is_whole then u.millis else e.millis end) as ran
+             from run r
+             cross join lateral unnest(r.kinds, r.tags, r.waits, r.millis) with ordinality u (kind, tag, wait, millis, place)
+             left join unnest($2, $3, $4, $5) e (nr, place, code, millis) on e.nr = r.nr and e.place = u.place
+             where u.place <= r.size and (r.is_new or r.is_whole or e.code is not null)
+             group by 1, 2, 3, 4, 5, 6, 7, 8
+         )
+         select j.base, %1$s::bigint, l.priority, j.kind, j.tag, e.event, sum(e.jobs)::bigint
+         from job j
+         join unnest($7) l on l.base = j.base and l.lane = j.lane
+         cross join lateral forebay._counter_events(j.is_new, j.code, j.wait, j.run, j.jobs, j.waited::bigint, j.ran) e
+         group by j.base, l.priority, j.kind, j.tag, e.event
+         union all
+         select r.nr, 0, 0, null, null, 0, 0 from run r', p_segment_id)
+    using p_batches, p_nrs, p_places, p_codes, p_millis, forebay._counter_bounds()::double precision[], p_lanes;
+end
+$$;
+
+
+-- The events of jobs that were handed out or ended.
+create function forebay._counter_events(p_is_new boolean, p_code "char", p_wait integer, p_run integer, p_jobs bigint, p_waited bigint, p_ran bigint)
+returns table (event integer, jobs bigint)
+language sql immutable
+as $$
+    select e.event, e.jobs
+    from (values
+        (case when p_is_new then 3 end, p_jobs), (p_wait, p_jobs), (p_run, p_jobs), (17, p_waited), (46, p_ran),
+        (case p_code when 'd' then 4 when 'r' then 5 when 'x' then 6 when 'y' then 6 when 'c' then 9 when 's' then 10 when 'u' then 10
+                     when 'h' then 11 when 'l' then 12 when 'k' then 13 end, p_jobs)) e (event, jobs)
+    where e.event is not null and e.jobs > 0
+$$;
+
+
+-- The jobs of batches in one segment, each found by its row: handed out since the folds, ended since, or both.
+create function forebay._counter_handed(
+    p_lanes forebay._counter_lane[], p_segment_id bigint, p_bases bigint[], p_of_lanes bigint[], p_xids xid8[], p_seqs bigint[], p_news boolean[],
+    p_times timestamptz[], p_codes text[], p_millis integer[])
+returns setof forebay._counter_delta
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return query execute format(
+        'with job as materialized (
+             select u.base, u.lane, i.kind, i.tag, u.is_new, u.code, count(*) as jobs,
+                    18 + width_bucket(case when u.is_new and i.job_id is null then date_part(''epoch'', u.claimed_at - i.enqueued_at) * 1000 end, $9) as wait,
+                    32 + width_bucket(u.millis::double precision - 0.5, $9) as run,
+                    sum(case when u.is_new and i.job_id is null then greatest(date_part(''epoch'', u.claimed_at - i.enqueued_at) * 1000, 0) end) as waited,
+                    sum(u.millis) as ran
+             from unnest($1, $2, $3, $4, $5, $6, $7, $8) u (base, lane, xid, seq, is_new, claimed_at, code, millis)
+             cross join lateral (select i.kind, i.tag, i.job_id, i.enqueued_at from forebay.log_%1$s i
+                                 where i.lane = u.lane and i.xid = u.xid and i.seq = u.seq limit 1) i
+             group by u.base, u.lane, i.kind, i.tag, u.is_new, u.code, wait, run)
+         select j.base, %1$s::bigint, l.priority, j.kind, j.tag, e.event, sum(e.jobs)::bigint
+         from job j
+         join unnest($10) l on l.base = j.base and l.lane = j.lane
+         cross join lateral forebay._counter_events(j.is_new, j.code::"char", j.wait, j.run, j.jobs, j.waited::bigint, j.ran) e
+         group by j.base, l.priority, j.kind, j.tag, e.event', p_segment_id)
+    using p_bases, p_of_lanes, p_xids, p_seqs, p_news, p_times, p_codes, p_millis, forebay._counter_bounds()::double precision[], p_lanes;
+end
+$$;
+
+
+-- Jobs that new batches skipped: cancelled or expired. Those that were moved, and those that the sweep has expired, were counted then.
+create function forebay._counter_skipped(p_bases forebay._counter_base[], p_lanes forebay._counter_lane[], p_los bigint[], p_segments bigint[])
+returns setof forebay._counter_delta
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+as $$
+declare
+    v_piece record;
+begin
+    for v_piece in
+        select width_bucket(u.seq, p_los) as segment, array_agg(n.base) as bases, array_agg(n.group_id) as groups, array_agg(u.seq) as seqs, array_agg(u.code) as codes,
+               min(u.seq) as low, max(u.seq) as high
+        from (select l.base, l.group_id, b.no, b.lane, b.skipped, b.skipped_as
+              from unnest(p_lanes) l
+              cross join lateral (select i.no, i.lane, i.skipped, i.skipped_as from forebay.batch i
+                                  where i.group_id = l.group_id and i.lane = l.lane and i.no > l.no and i.no <= l.last_no offset 0) b
+              where b.skipped <> '{}') n
+        cross join lateral unnest(n.skipped, n.skipped_as) u (seq, code)
+        where u.code in ('c', 'e')
+        group by 1, n.lane, n.no
+    loop
+        continue when v_piece.segment = 0;
+        return query execute format(
+            'select u.base, %1$s::bigint, l.priority, i.kind, i.tag, case u.code when ''c'' then 8 else 7 end, count(*)
+             from (select j.* from forebay.log_%1$s j where j.seq >= $1 and j.seq <= $2 and j.kind <> '''' offset 0) i
+             join unnest($3, $4, $5, $6) u (base, group_id, seq, code) on u.seq = i.seq
+             join unnest($7) l on l.base = u.base and l.lane = i.lane
+             where u.code = ''c''
+                or not exists (select from forebay.tombstone t where t.job_id = coalesce(i.job_id, i.seq) and t.reason = ''e'' and t.group_id = u.group_id)
+             group by u.base, l.priority, i.kind, i.tag, u.code', p_segments[v_piece.segment])
+        using v_piece.low, v_piece.high, v_piece.bases, v_piece.groups, v_piece.seqs, v_piece.codes, p_lanes;
+    end loop;
+end
+$$;
+
+
+-- Upper bounds of the histograms of waits and durations, in milliseconds; the last of the 14 buckets has no bound.
+create function forebay._counter_bounds() returns bigint[]
+language sql immutable
+as $$ select array[5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 60000, 600000]::bigint[] $$;
+
+
+-- The most cells of one group.
+create function forebay._counter_cells() returns integer
+language sql immutable
+as $$ select 2000 $$;
+
+
+-- functions/stats/series.sql
+
+-- grant: operator, reader
+
+-- The counters of jobs over time, by queue, group, priority, kind and tag: a row for each step in which something changed.
+--
+-- Maintenance keeps the seconds of the last hour, the minutes of a week and the hours of a year. What was appended since the last fold, up to
+-- a few seconds, is not there yet.
+--
+-- Parameters: step, second, minute or hour; since, until: from and up to this time; null: all that is kept.
+-- Returns: at, the end of the step. scheduled, ready, claimed, retrying: jobs then. The others: how many in the time since the row before.
+-- Errors: JQ001 an unknown step.
+create function forebay.stats_series(
+    step text, since timestamptz default null, until timestamptz default null, only_queue text default null)
+returns table (at timestamptz, queue text, group_name text, priority integer, kind text, tag text, scheduled bigint, ready bigint, claimed bigint,
+               retrying bigint, enqueued bigint, handed bigint, done bigint, failed bigint, dead bigint, expired bigint, cancelled bigint, snoozed bigint,
+               released bigint, lost bigint, requeued bigint, wait_ms bigint, duration_ms bigint, waits bigint[], durations bigint[])
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_since constant timestamptz := coalesce(since, '-infinity');
+    v_until constant timestamptz := coalesce(until, 'infinity');
+begin
+    if (stats_series.step in ('second', 'minute', 'hour')) is not true then
+        raise exception using errcode = 'JQ001', message = format('there is no step %s', coalesce(quote_literal(left(stats_series.step, 40)), 'null')),
+            hint = 'One of second, minute, hour.';
+    end if;
+    return query
+    with sample as (
+        select i.cell_id, date_trunc('second', i.counted_at) as at, i.totals as t, case when i.no = 1 then '{}' else p.totals end as before
+        from (select distinct on (j.cell_id, date_trunc('second', j.counted_at)) j.*
+              from forebay.counter j
+              where stats_series.step = 'second' and j.segment_id = -1 and j.counted_at >= v_since and j.counted_at <= v_until
+              order by j.cell_id, date_trunc('second', j.counted_at), j.no desc) i
+        left join lateral (select n.totals from forebay.counter n
+                           where n.cell_id = i.cell_id and n.segment_id = -1 and n.no < i.no and n.counted_at < date_trunc('second', i.counted_at)
+                           order by n.no desc limit 1) p on true
+        union all
+        select i.cell_id, i.at, i.totals, coalesce(p.totals, '{}')
+        from (select j.cell_id, j.at, j.totals from forebay.counter_sample j where j.step = stats_series.step and j.at >= v_since and j.at <= v_until
+              union all
+              -- The present minute or hour.
+              select c.cell_id, n.counted_at, n.totals
+              from forebay.counter_cell c
+              cross join lateral (select j.counted_at, j.totals from forebay.counter j where j.cell_id = c.cell_id and j.segment_id = -1 order by j.no desc limit 1) n
+              where stats_series.step <> 'second' and n.counted_at between v_since and v_until
+                and n.counted_at > coalesce((select j.at from forebay.counter_sample j where j.step = stats_series.step order by j.at desc limit 1), '-infinity')) i
+        left join lateral (select j.totals from forebay.counter_sample j
+                           where j.step = stats_series.step and j.cell_id = i.cell_id and j.at < i.at order by j.at desc limit 1) p on true
+    )
+    select s.at, c.queue, coalesce(g.name, 'default'), c.priority, c.kind, c.tag,
+           s.t[15], s.t[1] + s.t[13] - s.t[3] - s.t[7] - s.t[8] - s.t[14],
+           s.t[3] - s.t[4] - s.t[5] - s.t[6] - s.t[9] - s.t[10] - s.t[11] - s.t[12] - s.t[13], s.t[16],
+           d.d[2], d.d[3], d.d[4], d.d[5], d.d[6], d.d[7], d.d[8] + d.d[9], d.d[10], d.d[11], d.d[12], d.d[13], d.d[17], d.d[46], d.d[18:31], d.d[32:45]
+    from sample s
+    join forebay.counter_cell c on c.cell_id = s.cell_id
+    left join forebay.queue_group g on g.group_id = c.group_id
+    cross join lateral (select array(select a.total - case when s.before is null then a.total else coalesce(s.before[a.event], 0) end
+                                     from unnest(s.t) with ordinality a (total, event) order by a.event) as d) d
+    where only_queue is null or c.queue = only_queue
+    order by s.at, c.queue, 3, c.priority, c.kind, c.tag;
+end
+$$;
+
+
+-- functions/stats/stats.sql
+
+-- grant: operator, reader
+
+-- The counters of jobs, exact in the caller's snapshot, by queue, group, priority, kind and tag. The states are those of forebay.job().
+--
+-- It adds what was appended since the last fold to the totals of that fold; maintenance folds every second. So its cost depends on the
+-- kinds and tags, not on the jobs that wait or have ended. Where no worker has run yet it visits every job.
+--
+-- Returns: scheduled, ready, claimed, retrying: jobs now; ready includes held, the jobs that wait for their ordering key or limit key; claimed
+-- includes running, those that a heartbeat has named. The others count since the group was opened: enqueued, to run at once; handed, to workers;
+-- done; failed, attempts that ended with an error and will be repeated; dead; expired; cancelled; snoozed, with those of an unknown kind; released;
+-- lost, sent back from lost leases; requeued behind another job of their ordering key. waits and durations are histograms, with the bounds of
+-- forebay.stats_bounds(); wait_ms and duration_ms the sums. A kind '' stands for further kinds and tags, see docs/design/counters.md.
+-- pages: 1000 + 100 a lane + 8 a cell + 12 an uncounted job + 20 an open lease
+create function forebay.stats(only_queue text default null)
+returns table (queue text, group_name text, priority integer, kind text, tag text, scheduled bigint, ready bigint, held bigint, claimed bigint, running bigint,
+               retrying bigint, enqueued bigint, handed bigint, done bigint, failed bigint, dead bigint, expired bigint, cancelled bigint, snoozed bigint,
+               released bigint, lost bigint, requeued bigint, wait_ms bigint, duration_ms bigint, waits bigint[], durations bigint[])
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_found record;
+begin
+    select r.* into v_found from forebay._counter_read(case when only_queue is not null then array[only_queue] end, null) r;
+    return query
+    with base as materialized (
+        select b.nr, b.queue, b.group_id, b.group_name from unnest(v_found.bases) b
+    ), waiting as materialized (
+        -- Of jobs that wait for a key, and of those whose handlers run.
+        select r.base, r.priority, r.kind, r.tag, r.event, sum(r.jobs) as jobs from forebay._counter_held(v_found.bases) r group by 1, 2, 3, 4, 5
+        union all
+        select r.base, r.priority, r.kind, r.tag, 48, sum(r.jobs) from forebay._counter_running(v_found.bases, v_found.lanes) r group by 1, 2, 3, 4
+    ), folded as (
+        select b.nr, c.priority, c.kind, c.tag, n.totals
+        from base b
+        cross join lateral (select i.cell_id, i.priority, i.kind, i.tag from forebay.counter_cell i where i.group_id = b.group_id offset 0) c
+        cross join lateral (select i.totals from forebay.counter i where i.cell_id = c.cell_id and i.segment_id = -1 order by i.no desc limit 1) n
+    ), full_group as materialized (
+        select b.nr from base b where (select count(*) from forebay.counter_cell i where i.group_id = b.group_id) >= forebay._counter_cells()
+    ), added as (
+        select a.nr, a.priority, a.kind, a.tag, array_agg(a.event) as events, array_agg(a.jobs) as jobs
+        from (select i.nr, i.priority, case when o.is_other then '' else i.kind end as kind, case when not o.is_other then i.tag end as tag, i.event, sum(i.jobs)::bigint as jobs
+              from (select d.base as nr, d.priority, d.kind, d.tag, abs(d.event) as event, sum(case when d.event < 0 then -d.jobs else d.jobs end) as jobs
+                    from unnest(v_found.deltas) d group by 1, 2, 3, 4, 5
+                    union all
+                    select w.* from waiting w) i
+              join base b on b.nr = i.nr
+              cross join lateral (select exists (select from full_group f where f.nr = i.nr)
+                                     and not exists (select from forebay.counter_cell c
+                                                     where c.group_id = b.group_id and c.priority = i.priority and c.kind = i.kind
+                                                       and c.tag is not distinct from i.tag) as is_other) o
+              group by 1, 2, 3, 4, 5) a
+        group by 1, 2, 3, 4
+    ), cell as materialized (
+        select coalesce(f.nr, a.nr) as nr, coalesce(f.priority, a.priority) as priority, coalesce(f.kind, a.kind) as kind, coalesce(f.tag, a.tag) as tag,
+               case when a.nr is null then f.totals || array[0, 0]::bigint[]
+                    else array(select (coalesce(f.totals[i], 0) + coalesce(a.jobs[array_position(a.events, i)], 0))::bigint from generate_series(1, 48) i) end as t
+        from folded f full join added a on a.nr = f.nr and a.priority = f.priority and a.kind = f.kind and coalesce(a.tag, '') = coalesce(f.tag, '')
+                                           and (a.tag is null) = (f.tag is null)
+    )
+    select b.queue, b.group_name, c.priority, c.kind, c.tag,
+           c.t[15], c.t[1] + c.t[13] - c.t[3] - c.t[7] - c.t[8] - c.t[14], c.t[47],
+           c.t[3] - c.t[4] - c.t[5] - c.t[6] - c.t[9] - c.t[10] - c.t[11] - c.t[12] - c.t[13], c.t[48], c.t[16],
+           c.t[2], c.t[3], c.t[4], c.t[5], c.t[6], c.t[7], c.t[8] + c.t[9], c.t[10], c.t[11], c.t[12], c.t[13], c.t[17], c.t[46],
+           c.t[18:31], c.t[32:45]
+    from cell c join base b on b.nr = c.nr
+    order by b.queue, b.group_name, c.priority, c.kind, c.tag;
+end
+$$;
+
+
+-- The jobs that wait for a key: they are part of those that are ready. Of cancelled ones of an ordering key the rows are not ready (event 1).
+create function forebay._counter_held(p_bases forebay._counter_base[]) returns setof forebay._counter_delta
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    if pg_sequence_last_value('forebay.key_seq') is null and pg_sequence_last_value('forebay.limit_parked_seq') is null then
+        return;
+    end if;
+    return query
+    select b.nr, -1::bigint, l.priority, (p.job).kind, (p.job).tag, case when c.is_cancelled then 1 else 47 end,
+           case when c.is_cancelled then -count(*) else count(*) end
+    from forebay._parked_jobs() p
+    join unnest(p_bases) b on b.group_id = p.group_id
+    cross join lateral (
+        select (p.job).ordering_key is not null
+               and exists (select from forebay.tombstone t
+                           where t.job_id = coalesce((p.job).job_id, (p.job).seq) and t.reason in ('c', 'r')
+                             and (t.group_id is null or t.group_id = p.group_id)) as is_cancelled) c
+    cross join lateral (select i.priority from forebay.lane i where i.lane = (p.job).lane limit 1) l
+    where (p.job).kind <> ''
+    group by b.nr, l.priority, (p.job).kind, (p.job).tag, c.is_cancelled;
+end
+$$;
+
+
+-- The jobs whose handlers run, by the last heartbeats of open leases: see forebay.depth().
+create function forebay._counter_running(p_bases forebay._counter_base[], p_lanes forebay._counter_lane[]) returns setof forebay._counter_delta
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_piece record;
+begin
+    for v_piece in
+        with open_lease as materialized (
+            select e.lease_id, f.floor, h.heartbeat_at, h.running_jobs
+            from forebay.lease e
+            join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
+            join lateral (select i.heartbeat_at, i.running_jobs from forebay.heartbeat i
+                          where i.lease_id = e.lease_id order by i.heartbeat_at desc limit 1) h on true
+            where e.closed_at is null and h.running_jobs is not null
+        ), open_job as (
+            select e.lease_id, n.nr as base, e.running_jobs, coalesce(u.lane, b.lane) as lane, coalesce(u.xid, b.xids[1]) as xid, u.seq
+            from open_lease e
+            join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= e.floor and b.claimed_at <= e.heartbeat_at
+            join unnest(p_bases) n on n.group_id = b.group_id
+            cross join lateral unnest(b.seqs, b.xids, b.lanes) with ordinality u (seq, xid, lane, place)
+            where not exists (select from forebay.settlement s
+                              where s.lease_id = b.lease_id and s.claim_no = b.claim_no and (s.offsets is null or u.place::smallint = any (s.offsets)))
+        )
+        select s.segment_id, array_agg(o.base) as bases, array_agg(o.lease_id) as leases, array_agg(o.lane) as lanes, array_agg(o.xid) as xids, array_agg(o.seq) as seqs
+        from open_job o
+        cross join lateral (select i.segment_id from forebay.segment i where i.lo <= o.seq order by i.lo desc limit 1) s
+        group by s.segment_id
+    loop
+        return query execute format(
+            'select u.base, -1::bigint, l.priority, i.kind, i.tag, 48, count(*)
+             from unnest($1, $2, $3, $4, $5) u (base, lease_id, lane, xid, seq)
+             cross join lateral (select i.kind, i.tag, coalesce(i.job_id, i.seq) as job_id from forebay.log_%s i
+                                 where i.lane = u.lane and i.xid = u.xid and i.seq = u.seq limit 1) i
+             join unnest($6) l on l.base = u.base and l.lane = u.lane
+             join lateral (select h.running_jobs from forebay.heartbeat h where h.lease_id = u.lease_id order by h.heartbeat_at desc limit 1) r
+                  on i.job_id = any (r.running_jobs)
+             group by u.base, l.priority, i.kind, i.tag', v_piece.segment_id)
+        using v_piece.bases, v_piece.leases, v_piece.lanes, v_piece.xids, v_piece.seqs, p_lanes;
+    end loop;
+end
+$$;
+
+
+-- Upper bounds, in milliseconds, of the buckets of forebay.stats(); the last bucket has none.
+create function forebay.stats_bounds() returns bigint[]
+language sql immutable security definer
+set search_path = pg_catalog, pg_temp
+as $$ select forebay._counter_bounds() $$;
 
 
 -- functions/subjects/change_subject.sql
@@ -22218,6 +23446,475 @@ end
 $$;
 
 
+-- functions/watch/alerts.sql
+
+-- grant: operator, reader, worker
+
+-- The alerts that fire now, as the last check recorded them; with with_pending also conditions that have not lasted long enough.
+--
+-- The leader of maintenance checks every 15 seconds, and so do `forebay alerts` and each scrape of `forebay metrics`. If the last check
+-- is more than three minutes old, the first row is the alert "unchecked"; not before the first check or the end of the first hour.
+--
+-- Errors: none.
+create function forebay.alerts(with_pending boolean default false)
+returns table (code text, subject text, group_name text, severity text, problem text, hint text, since timestamptz, fired_at timestamptz)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+as $$
+    select 'unchecked', '', '', 'error',
+           'no process has checked the alerts ' || case when c.checked_at is null then 'yet' else 'since ' || to_char(c.checked_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI:SS') || ' UTC' end,
+           'Start a worker, whose maintenance checks them, or run forebay alerts regularly.', c.checked_at, forebay._now()
+    from (select max(i.checked_at) as checked_at from forebay.alert_check i) c
+    where c.checked_at < forebay._now() - interval '3 minutes'
+       or c.checked_at is null and not exists (select from forebay.schema_migration m where m.applied_at > forebay._now() - interval '1 hour')
+    union all
+    (select a.code, a.subject, a.group_name, a.severity, a.problem, a.hint, a.since, a.fired_at
+     from forebay.alert a where a.fired_at is not null or alerts.with_pending
+     order by a.code, a.subject, a.group_name)
+$$;
+
+
+-- functions/watch/measurements.sql
+
+-- grant: operator, reader, worker
+
+-- Everything that alerts and metrics are made of, as one JSON object: queues by group, dead letters, workers, endpoints, mirrors,
+-- schedules and the database. The only place that reads it: counters with more detail replace a part here, and nothing else.
+--
+-- It continues from the last counts of waiting jobs, as forebay.depth() does, and reads the newest 100 batches of each lane and its first
+-- 100 unread rows. Times are seconds since 1970.
+--
+-- Invariant "a scrape does not scan": the cost grows with lanes, endpoints and workers, and not with jobs.
+--
+-- Parameters: within_seconds, 60 to 86400: the time to which the numbers "completed", "died" and "missed" refer.
+-- Errors: JQ001 a bad number.
+-- pages: 3000 + 400 a lane + 4 an uncounted job + 20 an open lease
+create function forebay.measurements(within_seconds double precision default 900) returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+declare
+    v_now   constant timestamptz := forebay._now();
+    v_since constant timestamptz := v_now - make_interval(secs => least(greatest(within_seconds, 0), 1000000));
+begin
+    if (measurements.within_seconds between 60 and 86400) is not true then
+        raise exception using errcode = 'JQ001', column = 'within_seconds',
+            message = format('within_seconds is %s, not within 60 to 86400', coalesce(measurements.within_seconds::text, 'null'));
+    end if;
+    return jsonb_build_object(
+        'at', extract(epoch from v_now), 'within', within_seconds,
+        'installed_at', (select extract(epoch from min(m.applied_at)) from forebay.schema_migration m),
+        'checked_at', (select extract(epoch from c.checked_at) from forebay.alert_check c),
+        'queues', forebay._measured_queues(v_now, v_since),
+        'counters', forebay._measured_counters(),
+        'dead', forebay._measured_dead(v_since),
+        'workers', forebay._measured_workers(v_now),
+        'endpoints', forebay._measured_endpoints(v_now),
+        'mirrors', forebay._measured_mirrors(v_now),
+        'schedules', forebay._measured_schedules(v_since),
+        'database', forebay._measured_database(v_now),
+        'alerts', (select coalesce(jsonb_agg(jsonb_build_object(
+                              'code', a.code, 'subject', a.subject, 'group', a.group_name, 'severity', a.severity, 'problem', a.problem, 'hint', a.hint,
+                              'since', extract(epoch from a.since), 'fired_at', extract(epoch from a.fired_at))
+                          order by a.code, a.subject, a.group_name), '[]') from forebay.alert a),
+        'thresholds', (select coalesce(jsonb_agg(jsonb_build_object('name', t.name, 'queue', t.queue, 'tag', t.tag, 'value', t.value)), '[]')
+                       from forebay.alert_threshold t));
+end
+$$;
+
+
+-- The groups of all queues: jobs by state, claims and completions, and the oldest ready job.
+create function forebay._measured_queues(p_now timestamptz, p_since timestamptz) returns jsonb
+language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+    with lanes as materialized (
+        select g.queue, g.group_id, l.lane, g.start_after, l.audience
+        from forebay.queue_group g
+        join lateral (select distinct i.lane, i.audience from forebay.lane i
+                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true),
+    newest as materialized (
+        select l.queue, l.group_id, l.lane, l.audience, l.start_after, n.*
+        from lanes l
+        left join lateral (
+            select i.snap_from, i.snap_to, i.pos_segment, i.pos_xid, i.pos_seq, i.handed_total
+            from forebay.batch i where i.group_id = l.group_id and i.lane = l.lane order by i.no desc limit 1) n on true),
+    claims as materialized (
+        select l.group_id, sum(n.handed_total)::bigint as claimed, max(n.claimed_at) as claimed_at
+        from lanes l
+        cross join lateral (select i.handed_total, i.claimed_at from forebay.batch i
+                            where i.group_id = l.group_id and i.lane = l.lane and i.lease_id is not null order by i.no desc limit 1) n
+        group by l.group_id),
+    done as materialized (
+        select b.group_id, max(b.settled_at) as completed_at, coalesce(sum(b.jobs) filter (where b.settled_at > p_since), 0)::bigint as completed
+        from (
+            select l.group_id, s.settled_at, d.jobs
+            from lanes l
+            cross join lateral (
+                select i.lease_id, i.claim_no, cardinality(i.seqs) as jobs from forebay.batch i
+                where i.group_id = l.group_id and i.lane = l.lane and i.lease_id is not null order by i.no desc limit 100) n
+            join forebay.settlement s on s.lease_id = n.lease_id and s.claim_no = n.claim_no
+            cross join lateral (
+                select case when s.outcomes is not null then (select count(*) from unnest(s.outcomes) o where o = 'd')
+                            when s.offsets is not null then cardinality(s.offsets) else n.jobs end as jobs) d
+            where d.jobs > 0) b
+        group by b.group_id),
+    oldest as materialized (
+        -- Rows of retried and scheduled jobs keep the time of their first enqueue, and say nothing about the wait.
+        select c.queue, c.group_id, min(u.oldest) as oldest
+        from (select n.queue, n.group_id, row(1, n.lane, case n.audience when 0 then n.start_after else '1:1:' end, n.snap_from, n.snap_to, s.lo, s.hi, n.pos_xid,
+                                     n.pos_seq)::forebay._cursor as cursor
+              from newest n left join forebay.segment s on s.segment_id = n.pos_segment
+              where n.audience = 0
+              union all
+              select l.queue, null, row(1, l.lane, '1:1:'::pg_snapshot, null, null, null, null, null, null)::forebay._cursor
+              from (select distinct i.queue, i.lane from forebay.lane i
+                    where i.audience = 0 and not exists (select from forebay.queue_group g where g.queue = i.queue)) l) c
+        cross join lateral forebay._oldest_unread(array[c.cursor]) u
+        group by c.queue, c.group_id),
+    counts as materialized (
+        select d.queue, d.group_name, sum(d.scheduled)::bigint as scheduled, sum(d.ready)::bigint as ready, sum(d.claimed)::bigint as claimed,
+               sum(d.running)::bigint as running, sum(d.retrying)::bigint as retrying
+        from forebay.depth() d group by d.queue, d.group_name)
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'queue', d.queue, 'group', d.group_name, 'scheduled', d.scheduled, 'ready', d.ready, 'claimed', d.claimed, 'running', d.running,
+               'retrying', d.retrying, 'created_at', extract(epoch from g.created_at),
+               'paused_at', extract(epoch from forebay._paused_since(g.paused_at, g.resume_at)),
+               'is_served', g.group_id is not null and (d.claimed + d.running > 0 or forebay._leader_of(g.group_id) is not null or exists (
+                   select from forebay.lease l
+                   join lateral (select h.heartbeat_at from forebay.heartbeat h where h.lease_id = l.lease_id order by h.heartbeat_at desc limit 1) h on true
+                   where l.closed_at is null and l.details ->> 'group' = g.name and l.details -> 'queues' ? g.queue
+                     and h.heartbeat_at > p_now - make_interval(secs => l.lease_seconds))),
+               'claims', coalesce(c.claimed, 0), 'claimed_at', extract(epoch from c.claimed_at),
+               'completed', coalesce(o.completed, 0), 'completed_at', extract(epoch from o.completed_at),
+               'oldest_ready_at', case when d.ready > 0 then extract(epoch from u.oldest) end) order by d.queue, d.group_name), '[]')
+    from counts d
+    left join forebay.queue_group g on g.queue = d.queue and g.name = d.group_name
+    left join claims c on c.group_id = g.group_id
+    left join done o on o.group_id = g.group_id
+    left join oldest u on u.queue = d.queue and u.group_id is not distinct from g.group_id
+$$;
+
+
+-- When the oldest of the first 100 rows in front of cursors was enqueued; rows of jobs that had one before are left out.
+create function forebay._oldest_unread(p_cursors forebay._cursor[]) returns table (oldest timestamptz)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+begin
+    return query execute
+        'select min(u.enqueued_at) filter (where u.job_id is null) from (' || forebay._unread_sql(p_cursors, 'l.enqueued_at, l.job_id') || ' limit 100) u'
+        using p_cursors;
+end
+$$;
+
+
+-- The counters up to the last fold, which is a second old where a worker runs, by queue, group and kind; with the histograms of waits and
+-- durations. The numbers of elements are those of forebay.counter_event. forebay.stats() adds what came since.
+create function forebay._measured_counters() returns jsonb
+language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+    select jsonb_build_object('bounds', to_jsonb(forebay._counter_bounds()), 'cells', coalesce(jsonb_agg(jsonb_build_object(
+               'queue', c.queue, 'group', c.name, 'kind', c.kind, 'enqueued', c.n[2], 'done', c.n[4], 'failed', c.n[5], 'dead', c.n[6], 'expired', c.n[7],
+               'cancelled', c.n[8] + c.n[9], 'snoozed', c.n[10], 'released', c.n[11], 'lost', c.n[12],
+               'waits', to_jsonb(c.n[18:31]), 'wait_ms', c.n[17], 'durations', to_jsonb(c.n[32:45]), 'duration_ms', c.n[46])
+           order by c.queue, c.name, c.kind), '[]'))
+    from (select s.queue, s.name, s.kind, array_agg(s.total order by s.element) as n
+          from (select e.queue, g.name, e.kind, u.element, sum(u.total)::bigint as total
+                from forebay.counter_cell e
+                join forebay.queue_group g on g.group_id = e.group_id
+                cross join lateral (select i.totals from forebay.counter i
+                                    where i.cell_id = e.cell_id and i.segment_id = -1 order by i.no desc limit 1) t
+                cross join lateral unnest(t.totals) with ordinality u (total, element)
+                group by e.queue, g.name, e.kind, u.element) s
+          group by s.queue, s.name, s.kind) c
+$$;
+
+
+-- Dead letters that were not redriven, by queue, kind, tag and reason; muted causes do not count. At most 100,000 are read, the
+-- newest of each queue.
+create function forebay._measured_dead(p_since timestamptz) returns jsonb
+language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'queue', d.queue, 'kind', d.kind, 'tag', d.tag, 'reason', d.reason, 'dead', d.dead, 'lately', d.lately, 'newest_at', extract(epoch from d.newest))
+           order by d.queue, d.kind, d.tag, d.reason), '[]')
+    from (select i.queue, i.kind, i.tag, i.reason, count(*) as dead, count(*) filter (where i.died_at > p_since) as lately, max(i.died_at) as newest
+          from (select q.queue from forebay._queues_of(null) q (queue) union select 'forebay.deliver') q
+          cross join lateral (select * from forebay.dead_letter e where e.queue = q.queue order by e.died_at desc limit 100000) i
+          where i.redriven_at is null
+            and not exists (select from forebay.muted_cause m where m.cause = i.cause and m.cause <> '' and (m.until is null or m.until > forebay._now()))
+          group by i.queue, i.kind, i.tag, i.reason) d
+$$;
+
+
+-- The workers with an open lease.
+create function forebay._measured_workers(p_now timestamptz) returns jsonb
+language sql stable
+set enable_seqscan = off
+set jit = off
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'worker', l.worker, 'group', l.details ->> 'group', 'app', l.details ->> 'app', 'concurrency', l.details -> 'concurrency',
+               'is_alive', coalesce(h.heartbeat_at > p_now - make_interval(secs => l.lease_seconds), false), 'heartbeat_at', extract(epoch from h.heartbeat_at),
+               'memory_bytes', h.memory_kb * 1024::bigint, 'running', coalesce(cardinality(h.running_jobs), 0)) order by l.worker), '[]')
+    from forebay.lease l
+    left join lateral (select b.heartbeat_at, b.memory_kb, b.running_jobs from forebay.heartbeat b
+                       where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h on true
+    where l.closed_at is null
+$$;
+
+
+-- Endpoints: what waits, the breaker, and calls of the last two minutes.
+create function forebay._measured_endpoints(p_now timestamptz) returns jsonb
+language sql volatile
+set enable_seqscan = off
+set jit = off
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'endpoint', e.name, 'waiting', e.waiting, 'breaker', e.breaker, 'opened_at', extract(epoch from e.opened_at),
+               'is_disabled', e.disabled_at is not null, 'is_overfull', e.is_overfull, 'accepted_per_second', e.accepted_per_second,
+               'failed_per_second', e.failed_per_second, 'rejected_per_second', e.rejected_per_second, 'p99_seconds', e.p99_seconds,
+               'error', left(e.last_error, 200)) order by e.name), '[]')
+    from forebay.endpoints() e
+$$;
+
+
+-- Mirrors: the last sample, open breakers, and the last audit.
+create function forebay._measured_mirrors(p_now timestamptz) returns jsonb
+language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'mirror', m.mirror, 'due', s.due, 'waiting', s.waiting, 'sampled_at', extract(epoch from s.at), 'breakers', coalesce(b.breakers, '[]'),
+               'drift', a.missing + a.stale + a.orphaned + a.ahead, 'repaired', a.repaired, 'audited_at', extract(epoch from a.ended_at)) order by m.mirror), '[]')
+    from (with recursive each as (
+              (select i.mirror from forebay.mirror_sample i order by i.mirror limit 1)
+              union all
+              select n.mirror from each e, lateral (select i.mirror from forebay.mirror_sample i where i.mirror > e.mirror order by i.mirror limit 1) n)
+          select e.mirror from each e union select i.mirror from forebay.mirror_audit i) m
+    left join lateral (select i.* from forebay.mirror_sample i where i.mirror = m.mirror order by i.at desc limit 1) s on true
+    left join lateral (select i.* from forebay.mirror_audit i where i.mirror = m.mirror order by i.ended_at desc limit 1) a on true
+    left join lateral (
+        select jsonb_agg(jsonb_build_object('who', o.who, 'place', o.place, 'why', o.why, 'at', extract(epoch from o.at)) order by o.who, o.place) as breakers
+        from (select distinct on (i.who, i.place) i.* from forebay.mirror_breaker i
+              where i.mirror = m.mirror and i.at > p_now - interval '1 hour' order by i.who, i.place, i.at desc) o
+        where o.open_until > p_now - interval '3 minutes') b on true
+$$;
+
+
+-- Schedules: where the decisions are, and instants that were missed lately.
+create function forebay._measured_schedules(p_since timestamptz) returns jsonb
+language sql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'schedule', s.name, 'kind', s.kind, 'cron', s.cron, 'every', extract(epoch from s.every), 'tz', s.tz, 'starts_at', extract(epoch from s.starts_at),
+               'decided_to', extract(epoch from s.decided_to), 'is_paused', s.paused_at is not null, 'is_declared', s.vanished_at is null, 'problem', s.problem,
+               'missed', coalesce(o.missed, 0)) order by s.name), '[]')
+    from forebay.schedule s
+    left join lateral (select sum(i.instants)::bigint as missed from forebay.occurrence i
+                       where i.schedule_id = s.schedule_id and i.status = 'missed' and i.decided_at > p_since) o on true
+$$;
+
+
+-- The database: the oldest snapshot, dead rows, the reserve of segments, duties of maintenance, and sizes.
+create function forebay._measured_database(p_now timestamptz) returns jsonb
+language sql stable
+set enable_seqscan = off
+set jit = off
+as $$
+    select jsonb_build_object(
+        'snapshot_seconds', (
+            select coalesce(extract(epoch from max(p_now - coalesce(a.xact_start, a.query_start))), 0) from pg_stat_activity a
+            where a.backend_xmin is not null and a.backend_type <> 'walsender' and a.pid <> pg_backend_pid()
+              and (a.datid is null or a.datid = (select d.oid from pg_database d where d.datname = current_database()))),
+        'prepared_seconds', (select coalesce(extract(epoch from max(p_now - p.prepared)), 0) from pg_prepared_xacts p where p.database = current_database()),
+        'xmin_age', greatest(
+            (select coalesce(max(age(a.backend_xmin)), 0) from pg_stat_activity a where a.pid <> pg_backend_pid()),
+            (select coalesce(max(greatest(age(r.xmin), age(r.catalog_xmin))), 0) from pg_replication_slots r),
+            (select coalesce(max(age(p.transaction)), 0) from pg_prepared_xacts p)),
+        'dead_rows', (select coalesce(sum(t.n_dead_tup), 0)::bigint from pg_stat_user_tables t where t.schemaname = 'forebay'),
+        'live_rows', (select coalesce(sum(t.n_live_tup), 0)::bigint from pg_stat_user_tables t where t.schemaname = 'forebay'),
+        'numbers_left', (select max(s.hi) from forebay.segment s) - 1 - coalesce(pg_sequence_last_value('forebay.log_seq'), 0),
+        'numbers_drawn', coalesce(pg_sequence_last_value('forebay.log_seq'), 0),
+        'reserve_rows', (select s.value from forebay.setting s where s.name = 'reserve_rows'),
+        'segments', (select count(*) from forebay.segment s where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)),
+        'duties', (select coalesce(jsonb_agg(jsonb_build_object(
+                              'duty', d.name, 'error', d.error, 'since', extract(epoch from d.since), 'recorded_at', extract(epoch from d.recorded_at))
+                          order by d.name), '[]') from forebay.duty d))
+$$;
+
+
+-- functions/watch/record_alerts.sql
+
+-- grant: worker, operator
+
+-- Record what a check of the rules found, and return what began or ended with it.
+--
+-- An alert fires when its condition was found by every check for its time, and ends when no check has found it for p_clear_seconds. Both
+-- write a row of the event log, and publish an event of the type forebay.alert if it has a subscription, in this transaction. Invariant "one alert, two events":
+-- docs/design/alerts.md. A crash before the commit leaves the state of the check before; the next check does the same.
+--
+-- Parameters: p_found, a JSON array of {"code", "subject", "group", "severity", "problem", "hint", "since" (seconds since 1970; null: now),
+--   "for" (seconds)}, at most 1,000; p_clear_seconds, 0 to 86400.
+-- Returns: for each, act, fired or cleared.
+-- Errors: JQ001 a bad array or number, JQ030 foreign cluster.
+-- Locks: the lock of alerts, only tried: if another session has it, nothing is recorded.
+-- pages: 200 + 60 an alert
+create function forebay.record_alerts_v1(p_found jsonb, p_clear_seconds double precision default 120)
+returns table (act text, code text, subject text, group_name text, severity text, problem text, hint text, since timestamptz)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_now constant timestamptz := forebay._now();
+    v_row record;
+begin
+    if (jsonb_typeof(p_found) = 'array' and jsonb_array_length(p_found) <= 1000 and p_clear_seconds between 0 and 86400) is not true then
+        raise exception using errcode = 'JQ001', message = 'alerts are an array of at most 1,000 objects, and p_clear_seconds is 0 to 86400';
+    end if;
+    perform forebay._require_same_cluster();
+    if not forebay._try_lock('alert') then
+        return;
+    end if;
+    insert into forebay.alert_check (checked_at) values (v_now) on conflict on constraint alert_check_pkey do update set checked_at = excluded.checked_at;
+    insert into forebay.alert as a (code, subject, group_name, severity, problem, hint, since, seen_at)
+    select distinct on (f.code, f.subject, f.grp) left(f.code, 100), left(f.subject, 200), left(f.grp, 200), f.severity, left(f.problem, 1000), left(f.hint, 1000),
+           least(coalesce(f.since, v_now), v_now), v_now
+    from (select e.value ->> 'code' as code, coalesce(e.value ->> 'subject', '') as subject, coalesce(e.value ->> 'group', '') as grp,
+                 coalesce(e.value ->> 'severity', 'warning') as severity, coalesce(e.value ->> 'problem', '') as problem, coalesce(e.value ->> 'hint', '') as hint,
+                 to_timestamp((e.value ->> 'since')::double precision) as since
+          from jsonb_array_elements(p_found) e) f
+    on conflict on constraint alert_pkey do update
+    set severity = excluded.severity, problem = excluded.problem, hint = excluded.hint, seen_at = excluded.seen_at,
+        since = case when a.fired_at is null and a.seen_at < v_now - interval '3 minutes' then excluded.since else least(a.since, excluded.since) end;
+
+    for v_row in
+        update forebay.alert a set fired_at = v_now
+        from (select e.value ->> 'code' as code, coalesce(e.value ->> 'subject', '') as subject, coalesce(e.value ->> 'group', '') as grp,
+                     coalesce((e.value ->> 'for')::double precision, 0) as seconds
+              from jsonb_array_elements(p_found) e) f
+        where a.code = f.code and a.subject = f.subject and a.group_name = f.grp and a.fired_at is null
+          and a.since <= v_now - make_interval(secs => f.seconds)
+        returning 'fired' as act, a.code, a.subject, a.group_name, a.severity, a.problem, a.hint, a.since
+    loop
+        perform forebay._announce_alert(v_row.act, v_row.code, v_row.subject, v_row.group_name, v_row.severity, v_row.problem, v_row.hint, v_row.since);
+        return query select v_row.act, v_row.code, v_row.subject, v_row.group_name, v_row.severity, v_row.problem, v_row.hint, v_row.since;
+    end loop;
+
+    for v_row in
+        -- A condition that has not lasted long enough has to last without a break.
+        delete from forebay.alert a
+        where a.seen_at < v_now and (a.fired_at is null or a.seen_at <= v_now - make_interval(secs => p_clear_seconds))
+        returning 'cleared' as act, a.code, a.subject, a.group_name, a.severity, a.problem, a.hint, a.since, a.fired_at
+    loop
+        continue when v_row.fired_at is null;
+        perform forebay._announce_alert(v_row.act, v_row.code, v_row.subject, v_row.group_name, v_row.severity, v_row.problem, v_row.hint, v_row.since);
+        return query select v_row.act, v_row.code, v_row.subject, v_row.group_name, v_row.severity, v_row.problem, v_row.hint, v_row.since;
+    end loop;
+end
+$$;
+
+
+-- Write the event of an alert that fired or cleared, and publish it.
+create function forebay._announce_alert(
+    p_act text, p_code text, p_subject text, p_group text, p_severity text, p_problem text, p_hint text, p_since timestamptz)
+returns void
+language plpgsql volatile
+as $$
+begin
+    perform forebay._record_event(
+        'alerts.' || p_act, p_kind => p_code, p_queue => nullif(p_subject, ''), p_group => nullif(p_group, ''),
+        p_new => jsonb_build_object('severity', p_severity, 'since', p_since), p_detail => p_problem);
+    -- An event without a router would wait, and be an alert.
+    if not exists (select from forebay.subscription s where s.event_type = 'forebay.alert') then
+        return;
+    end if;
+    perform forebay.publish(
+        'forebay.alert',
+        jsonb_build_object('state', p_act, 'code', p_code, 'subject', p_subject, 'group', p_group, 'severity', p_severity, 'problem', p_problem,
+                           'hint', p_hint, 'since', p_since));
+exception
+    when configuration_limit_exceeded or sqlstate 'JQ001' then
+        -- The queue of events is full, or an operator dropped the event type. The alert counts nevertheless.
+        perform forebay._record_event(
+            'alerts.' || p_act, p_kind => p_code, p_queue => nullif(p_subject, ''), p_group => nullif(p_group, ''),
+            p_new => jsonb_build_object('severity', p_severity, 'since', p_since, 'published', false), p_detail => p_problem);
+end
+$$;
+
+
+-- functions/watch/set_threshold.sql
+
+-- grant: operator
+
+-- Set a threshold of the alerts, or, with value null, remove it, so that the next more general one holds; returns the value before.
+--
+-- The most special one holds: of the queue and tag, of the tag, of the queue, of all, and then the default of the library. Tags matter to
+-- dead letters only. A name that no rule knows is refused by the library, not here.
+--
+-- Parameters: queue and tag, null: any; value, from 0.
+-- Errors: JQ001 a bad name or value.
+create function forebay.set_threshold(name text, value double precision, queue text default null, tag text default null) returns double precision
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+declare
+    v_before double precision;
+begin
+    if (length(set_threshold.name) between 1 and 100) is not true or (coalesce(set_threshold.value, 0) between 0 and 1e15) is not true then
+        raise exception using errcode = 'JQ001', column = 'value',
+            message = format('threshold %s cannot be %s', coalesce(quote_literal(left(set_threshold.name, 100)), 'null'), coalesce(set_threshold.value::text, 'null')),
+            hint = 'The value is a number from 0.';
+    end if;
+    select t.value into v_before from forebay.alert_threshold t
+    where t.name = set_threshold.name and t.queue = coalesce(set_threshold.queue, '') and t.tag = coalesce(set_threshold.tag, '') for update;
+    if v_before is not distinct from set_threshold.value then
+        return v_before;
+    end if;
+    if set_threshold.value is null then
+        delete from forebay.alert_threshold t
+        where t.name = set_threshold.name and t.queue = coalesce(set_threshold.queue, '') and t.tag = coalesce(set_threshold.tag, '');
+    else
+        insert into forebay.alert_threshold (name, queue, tag, value)
+        values (set_threshold.name, coalesce(set_threshold.queue, ''), coalesce(set_threshold.tag, ''), set_threshold.value)
+        on conflict on constraint alert_threshold_pkey do update set value = excluded.value;
+    end if;
+    perform forebay._record_event(
+        'alerts.set', p_queue => set_threshold.queue, p_kind => set_threshold.tag, p_old => to_jsonb(v_before), p_new => to_jsonb(set_threshold.value),
+        p_detail => set_threshold.name);
+    return v_before;
+end
+$$;
+
+
 -- first_rows.sql
 
 -- The first rows of a new schema: its secret, its database, the grants, and segments, so that the first enqueue can write.
@@ -22246,7 +23943,8 @@ insert into forebay.sink_type (name, settings, required, is_ours) values
     ('rq', '{url,queue,tasks,serializer,job_timeout,result_ttl,failure_ttl,connect_timeout}', '{url}', true),
     ('sqs', '{queue_url,region,endpoint_url,profile,requests,connect_timeout,read_timeout}', '{queue_url}', true);
 insert into forebay.event_type (name, description, created_at)
-values ('forebay.endpoint_failing', 'An endpoint fails and will be disabled: endpoint, percent of the time until then, since, error.', forebay._now());
+values ('forebay.endpoint_failing', 'An endpoint fails and will be disabled: endpoint, percent of the time until then, since, error.', forebay._now()),
+       ('forebay.alert', 'An alert fired or cleared: state, code, subject, group, severity, problem, hint, since.', forebay._now());
 
 select forebay._grant();
 

@@ -24,7 +24,8 @@ insert into forebay.sink_type (name, settings, required, is_ours) values
     ('rq', '{url,queue,tasks,serializer,job_timeout,result_ttl,failure_ttl,connect_timeout}', '{url}', true),
     ('sqs', '{queue_url,region,endpoint_url,profile,requests,connect_timeout,read_timeout}', '{queue_url}', true);
 insert into forebay.event_type (name, description, created_at)
-values ('forebay.endpoint_failing', 'An endpoint fails and will be disabled: endpoint, percent of the time until then, since, error.', forebay._now());
+values ('forebay.endpoint_failing', 'An endpoint fails and will be disabled: endpoint, percent of the time until then, since, error.', forebay._now()),
+       ('forebay.alert', 'An alert fired or cleared: state, code, subject, group, severity, problem, hint, since.', forebay._now());
 
 select forebay._grant();
 

@@ -26,3 +26,10 @@ set plan_cache_mode = force_generic_plan
 set enable_nestloop = off
 set jit = off
 set plan_cache_mode = force_generic_plan
+
+-- folds: like hot, and rows are grouped by hashing them, since a sort of texts costs more than all the rest.
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set enable_sort = off
+set plan_cache_mode = force_generic_plan

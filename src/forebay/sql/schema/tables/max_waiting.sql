@@ -39,9 +39,14 @@ create table forebay.count_change (
     group_id   bigint,                   -- of ready jobs
     priorities integer[] not null,
     audiences  bigint[] not null,
-    states     "char"[] not null,        -- s scheduled, r retrying: promoted or moved. w: ready, moved or expired before a claim
+    states     "char"[] not null,        -- s scheduled, r retrying: promoted or moved. w, a: ready, moved or expired before a claim; a with an ordering key
     row_xids   xid8[] not null,          -- of deferred rows: a count that does not show this transaction never counted the row
-    jobs       integer[] not null
+    jobs       integer[] not null,
+    -- For forebay.counter; null where it needs nothing:
+    kinds      text[],
+    tags       text[],
+    why        "char",                   -- of ready jobs: e expired, m moved to a newer row
+    segment_id bigint                    -- of the row of a ready job
 );
 create index count_change_by_xid on forebay.count_change (queue, xid);
 alter table forebay.count_change replica identity full;
@@ -56,7 +61,9 @@ create table forebay.withdrawn (
     state       text not null check (state in ('scheduled', 'retrying')),
     row_xid     xid8 not null,
     run_at      timestamptz not null,
-    deferred_id bigint not null
+    deferred_id bigint not null,
+    kind        text not null,
+    tag         text
 );
 create index withdrawn_by_time on forebay.withdrawn (queue, run_at, deferred_id);
 create index withdrawn_by_xid on forebay.withdrawn (queue, xid);

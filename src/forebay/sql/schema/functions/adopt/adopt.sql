@@ -160,6 +160,10 @@ begin
     delete from forebay.batch b using forebay.closed_group c where c.group_id = b.group_id;
     -- Counted by snapshots of the other cluster.
     delete from forebay.queue_count;
+    delete from forebay.counter_fold;
+    delete from forebay.counter;
+    delete from forebay.counter_sample;
+    delete from forebay.counter_cell;
     delete from forebay.count_change;
     delete from forebay.withdrawn;
     delete from forebay.limiter;

@@ -51,11 +51,12 @@ begin
     )
     select array_agg(distinct g.job_id) as jobs, array_agg(distinct g.lane) filter (where v_is_due) as due_lanes,
            array_agg(g.lane) as lanes, array_agg(g.xid) as xids, array_agg(forebay._state_of_deferred(g.attempt, g.pauses)) as states,
-           array_agg(g.run_at) as times, array_agg(g.deferred_id) as ids, array_agg(g.job_id) as row_jobs
+           array_agg(g.run_at) as times, array_agg(g.deferred_id) as ids, array_agg(g.job_id) as row_jobs,
+           array_agg(g.kind) as kinds, array_agg(g.tag) as tags
     into v_left from gone g;
     v_jobs := v_left.jobs;
     v_lanes := v_left.due_lanes;
-    perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
+    perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states, v_left.kinds, v_left.tags);
     -- A job that was cancelled for one of several groups: the new row is withdrawn for it.
     for v_withdrawn in
         with old as (
@@ -174,7 +175,7 @@ begin
         perform forebay._continue_job(v_log, v_target, coalesce(v_log.attempt, 0), coalesce(v_log.pauses, 0), (p_options ->> 'run_at')::timestamptz);
         insert into forebay.tombstone (job_id, group_id, reason, recorded_at, up_to)
         values (v_row.job_id, v_row.group_id, 'm', forebay._now(), v_row.seq);
-        perform forebay._record_skipped(v_lane.queue, v_row.group_id, v_lane.priority, 1);
+        perform forebay._record_row_left(v_lane.queue, v_row.group_id, v_lane.priority, v_log, 'm');
         v_jobs := v_jobs || v_row.job_id;
     end loop;
     if p_act = 'reprioritise' and v_jobs <> '{}' then

@@ -69,6 +69,11 @@ begin
               from (select) one left join forebay.queue_group i on i.queue = v_queue) g
         left join lateral (select i.oldest from forebay.queue_count i
                            where i.queue = v_queue and i.group_id = g.group_id order by i.oldest desc, i.no desc limit 1) c on true;
+        -- The counters have them too. A group that was never folded never counted the rows.
+        select least(v_up_to, min(pg_snapshot_xmin(f.snap))) into v_up_to
+        from forebay.queue_group g
+        cross join lateral (select i.snap from forebay.counter_fold i where i.group_id = g.group_id order by i.no desc limit 1) f
+        where g.queue = v_queue and g.closing_at is null;
         delete from forebay.count_change c
         where c.ctid = any (array(
             select i.ctid from forebay.count_change i where i.queue = v_queue and i.xid < v_up_to order by i.xid limit p_most - v_total));

@@ -108,12 +108,13 @@ begin
         select count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
                array_agg(d.xid) filter (where d.kind <> '') as xids,
                array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states,
-               array_agg(-d.job_id) filter (where d.job_id < 0) as subjects
+               array_agg(-d.job_id) filter (where d.job_id < 0) as subjects,
+               array_agg(d.kind) filter (where d.kind <> '') as kinds, array_agg(d.tag) filter (where d.kind <> '') as tags
         into v_left from due d;
         v_due := v_left.jobs;
         v_lanes := v_left.all_lanes;
         v_subjects := v_left.subjects;
-        perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
+        perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states, v_left.kinds, v_left.tags);
     end if;
 
     -- At or below the old position, and visible only since.
@@ -136,13 +137,14 @@ begin
     select count(*) as jobs, array_agg(d.lane) as all_lanes, array_agg(d.lane) filter (where d.kind <> '') as lanes,
                array_agg(d.xid) filter (where d.kind <> '') as xids,
            array_agg(forebay._state_of_deferred(d.attempt, d.pauses)) filter (where d.kind <> '') as states,
-           array_agg(-d.job_id) filter (where d.job_id < 0) as subjects
+           array_agg(-d.job_id) filter (where d.job_id < 0) as subjects,
+               array_agg(d.kind) filter (where d.kind <> '') as kinds, array_agg(d.tag) filter (where d.kind <> '') as tags
     into v_left from late d;
     v_late := v_left.jobs;
     if v_late > 0 then
         v_lanes := v_lanes || v_left.all_lanes;
         v_subjects := v_subjects || v_left.subjects;
-        perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states);
+        perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states, v_left.kinds, v_left.tags);
     end if;
     v_lanes := array(select distinct u from unnest(v_lanes) u);
     -- The lanes may have become dormant while the jobs waited.

@@ -437,7 +437,7 @@ begin
                (select array_agg(lower(i.verdict)::"char" order by i.nr) from skipped i) as skipped_as,
                (select array_agg(forebay._write_dead_letter(p_group_id, c.queue, c.priority, i.job, 'expired', coalesce((i.job).attempt, 0)) order by i.nr)
                 from skipped i where i.verdict = 'e') as dead,
-               (select count(forebay._append_again(i.job, c.at + case when i.key = any (v_paused) and c.audience < 0 then interval '10 seconds'
+               (select count(forebay._append_again(c.queue, p_group_id, c.priority, i.job, c.at + case when i.key = any (v_paused) and c.audience < 0 then interval '10 seconds'
                                                                   when i.nr = i.stop then interval '1 second'
                                                                   else interval '0.2 seconds' end))
                 from candidate i where i.class = 5 or c.audience < 0 and i.nr = i.stop) as appended_again,
@@ -520,11 +520,13 @@ as $$ select coalesce((p_concurrency + 1) / 2, 0) $$;
 
 
 -- Append a key's next job again, to return in a moment, because it came too early.
-create function forebay._append_again(p_row forebay.log, p_run_at timestamptz) returns boolean
+create function forebay._append_again(p_queue text, p_group_id bigint, p_priority integer, p_row forebay.log, p_run_at timestamptz)
+returns boolean
 language plpgsql volatile
 as $$
 begin
     perform forebay._continue_job(p_row, p_row.lane, p_row.attempt, p_row.pauses, p_run_at);
+    perform forebay._record_row_left(p_queue, p_group_id, p_priority, p_row, 'm');
     return true;
 end
 $$;

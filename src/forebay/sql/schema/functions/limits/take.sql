@@ -244,7 +244,7 @@ begin
             perform forebay._continue_job(r, r.lane, coalesce(r.attempt, 0), coalesce(r.pauses, 0),
                                           v.at + case when v_items[1].limit_key = any (v_paused) then interval '10 seconds' else interval '1 second' end)
             from forebay._row(v_items[1].lane, v_items[1].xid, v_items[1].seq) r;
-            perform forebay._record_skipped(v_here.queue, p_group_id, v_here.priority, 1);
+            perform forebay._record_row_left(v_here.queue, p_group_id, v_here.priority, forebay._row(v_items[1].lane, v_items[1].xid, v_items[1].seq), 'm');
         end if;
         v_plan.used := 0;  -- Nothing is parked, whatever comes.
     end if;

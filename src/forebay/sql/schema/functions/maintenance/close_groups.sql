@@ -157,6 +157,7 @@ begin
     delete from forebay.queue_count c
     where c.ctid = any (array(select i.ctid from forebay.queue_count i where i.group_id = p_group_id limit p_most - v_total));
     get diagnostics v_rows = row_count;
+    perform forebay._delete_counters(p_group_id);
     return v_total + v_rows;
 end
 $$;

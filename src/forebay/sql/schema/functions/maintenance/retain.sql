@@ -53,6 +53,8 @@ begin
         if v_queues <> '{}' then
             perform forebay.renew_counts_v1(1, v_queues);
         end if;
+        -- So does a fold of the counters from before.
+        perform forebay._empty_counters(v_segment.segment_id);
         execute format('truncate forebay.log_%s', v_segment.segment_id);
         update forebay.segment s set removed_at = forebay._now() where s.segment_id = v_segment.segment_id;
         emptied := v_segment.segment_id;

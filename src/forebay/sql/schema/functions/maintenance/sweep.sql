@@ -215,9 +215,7 @@ begin
     end if;
     insert into forebay.tombstone (job_id, group_id, reason, recorded_at, enqueued_at)
     values (coalesce(p_row.job_id, p_row.seq), p_group_id, 'e', forebay._now(), p_row.enqueued_at);
-    if p_row.ordering_key is null then
-        perform forebay._record_skipped(p_queue, p_group_id, p_priority, 1);
-    end if;
+    perform forebay._record_row_left(p_queue, p_group_id, p_priority, p_row, 'e');
     return forebay._write_dead_letter(p_group_id, p_queue, p_priority, p_row, 'expired', coalesce(p_row.attempt, 0));
 end
 $$;

@@ -10,7 +10,7 @@
 --
 -- Parts: deferred, promoted rows, from a stored position on; late_deferred, promoted rows from the beginning, for rows that a late
 -- commit, or a call that was rolled back, left behind; promotions, old cursors of the promoter; batches, whose jobs left the
--- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limit_runs; limiters; counts; heartbeats;
+-- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limit_runs; limiters; counts; counters, but the newest of each; heartbeats;
 -- leases; failures; events; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
 -- mirror_breakers; mirror_audits; unique_keys; endpoint_activities; published, events past their keep_until; replays; occurrences, old
 -- decisions of schedules; subject_states, superseded a day ago; subject_counts, which are added up.
@@ -46,7 +46,7 @@ create function forebay._trim_parts() returns text[]
 language sql immutable
 as $$
     select array[
-        'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limit_runs', 'limiters', 'counts', 'heartbeats', 'leases', 'failures',
+        'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limit_runs', 'limiters', 'counts', 'counters', 'heartbeats', 'leases', 'failures',
         'events', 'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
         'unique_keys', 'endpoint_activities', 'published', 'replays', 'occurrences', 'subject_states', 'subject_counts']
 $$;

@@ -53,6 +53,8 @@ begin
             delete from forebay.batch b
             where b.group_id = v_id and b.lane in (select l.lane from forebay.lane l where l.queue = open_group.queue and l.audience = 0);
             delete from forebay.queue_count c where c.queue = open_group.queue and c.group_id = v_id;  -- It counted from those cursors.
+            lock table only forebay.lock_counters in share update exclusive mode;
+            perform forebay._delete_counters(v_id);
         end if;
     else
         v_id := forebay._make_group(

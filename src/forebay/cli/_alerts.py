@@ -1,0 +1,122 @@
+"""forebay alerts: what is wrong. forebay thresholds: from when on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.padding import Padding
+from rich.text import Text
+
+from forebay.cli._help import Commands
+from forebay.cli.exit import ExitCode
+from forebay.cli.options import Dsn, Json, Queue
+from forebay.cli.output import ago, console, print_json, table
+from forebay.client import Client, address_of
+from forebay.db.own import run_own
+from forebay.errors import ConfigError
+from forebay.metrics import check
+from forebay.ops import watch
+from forebay.policy.watch import THRESHOLDS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from forebay.model.alerts import Alert
+
+commands = Commands(help="Thresholds of the alerts.")
+
+
+def alerts(
+    *,
+    pending: Annotated[
+        bool,
+        typer.Option("--pending", help="Also list conditions that have not lasted long enough."),
+    ] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Check all alerts now, and list those that fire.
+
+    The exit code is 1 if an alert fires, else 0. A running worker checks every 15 seconds.
+    """
+    found = check(address_of(dsn))
+    if as_json:
+        print_json({"fine": not found.alerts, "alerts": found.alerts, "pending": found.pending})
+    else:
+        _print(console(), found.alerts, found.pending if pending else [])
+    if found.alerts:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@commands.command("list")
+def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
+    """List the thresholds: the defaults, and what was set."""
+    changed = run_own(address_of(dsn), watch.thresholds())
+    if as_json:
+        print_json({"defaults": dict(THRESHOLDS), "set": changed})
+        return
+    rows = table("threshold", "queue", "tag", "value", right=("value",))
+    for name, value in THRESHOLDS.items():
+        rows.add_row(name, "-", "-", Text(f"{value:g}", "dim"))
+        for one in changed:
+            if one["name"] == name:
+                rows.add_row("", one["queue"] or "-", one["tag"] or "-", f"{one['value']:g}")
+    console().print(rows)
+
+
+@commands.command("set")
+def set_(
+    name: Annotated[str, typer.Argument(metavar="THRESHOLD", help="Name of the threshold.")],
+    value: Annotated[
+        str, typer.Argument(metavar="VALUE", help="A number from 0, or default to remove it.")
+    ],
+    *,
+    queue: Queue = None,
+    tag: Annotated[
+        str | None,
+        typer.Option(
+            "--tag", metavar="TAG", help="Only dead letters with this tag.", show_default=False
+        ),
+    ] = None,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Set a threshold for all queues, or for one."""
+    number = None if value == "default" else _number(value)
+    before = Client(dsn).set_threshold(name, number, queue=queue, tag=tag)
+    if as_json:
+        print_json(
+            {"threshold": name, "queue": queue, "tag": tag, "value": number, "before": before}
+        )
+        return
+    shown = "default" if number is None else f"{number:g}"
+    earlier = "default" if before is None else f"{before:g}"
+    console().print(f"{name}: {earlier} -> {shown}")
+
+
+def _number(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        raise ConfigError("threshold", f"{value} is not a number from 0") from None
+
+
+def _print(out: Console, alerts: list[Alert], pending: list[Alert]) -> None:
+    if not alerts:
+        out.print(Text.assemble(("✓ ", "bold green"), "no alerts"))
+    for alert in alerts:
+        _print_alert(out, alert, "✗", "bold red" if alert.severity == "error" else "bold yellow")
+    for alert in pending:
+        _print_alert(out, alert, "…", "dim")
+
+
+def _print_alert(out: Console, alert: Alert, mark: str, style: str) -> None:
+    line = Text.assemble((f"{mark} ", style), (alert.code, style))
+    if alert.place:
+        line.append(f" {alert.place}", "bold")
+    line.append(f": {alert.problem}")
+    if alert.since is not None:
+        line.append(f", {ago(alert.since)}", "dim")
+    out.print(line)
+    out.print(Padding(Text(f"→ {alert.hint}", "dim"), (0, 0, 0, 5)))

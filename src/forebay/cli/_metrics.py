@@ -1,0 +1,60 @@
+"""forebay metrics: the metrics of the database in the text format of Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.cli._worker import set_up_log
+from forebay.cli.options import Dsn
+from forebay.client import address_of
+from forebay.metrics import Exporter
+from forebay.worker import serve_metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+def metrics(
+    *,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            "--listen",
+            metavar="ADDR",
+            help="Answer GET /metrics at this address, such as 127.0.0.1:9187, until stopped.",
+            show_default=False,
+        ),
+    ] = None,
+    values: Annotated[
+        int,
+        typer.Option(
+            "--values", metavar="N", min=2, help="Most values of a label; the rest is 'other'."
+        ),
+    ] = 200,
+    dsn: Dsn = None,
+) -> None:
+    """Print the metrics of the database for Prometheus, or serve them.
+
+    A worker serves them, too: forebay worker --health ADDR. If no worker runs, this command checks the alerts.
+    """
+    exporter = Exporter(address_of(dsn), values_max=values)
+    if listen is None:
+        print(exporter.text(), end="")
+        return
+    set_up_log("info", "text")
+    asyncio.run(_serve(listen, exporter.atext))
+
+
+async def _serve(listen: str, text: Callable[[], Awaitable[str]]) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with contextlib.suppress(NotImplementedError):
+            loop.add_signal_handler(number, stopped.set)
+    async with serve_metrics(listen, text):
+        await stopped.wait()

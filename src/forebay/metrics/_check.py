@@ -1,0 +1,73 @@
+"""A check of the alerts: read the measurements, apply the rules, record the result."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from forebay.db.session import Session
+from forebay.ops import watch
+from forebay.policy.watch import alerts_of_all
+
+if TYPE_CHECKING:
+    from forebay.model.alerts import Alert, AlertChange
+
+#: A read that takes longer is given up: the next one may find a database that answers.
+CALL_SECONDS: Final = 10.0
+
+_SETTINGS: Final = {"statement_timeout": "8s", "jit": "off"}
+
+
+class Checked(NamedTuple):
+    """The result of a check.
+
+    Attributes:
+        data: what was measured.
+        alerts: the alerts that fire, also those recorded before.
+        pending: conditions that have not lasted long enough.
+        changes: what fired or cleared with this check.
+    """
+
+    data: dict[str, Any]
+    alerts: list[Alert]
+    pending: list[Alert]
+    changes: list[AlertChange]
+
+
+async def check_session(session: Session) -> Checked:
+    """Check on a session; a role that may not record only reads what others recorded.
+
+    Raises:
+        DatabaseUnavailable: the database cannot be reached.
+        SchemaError: it has no schema, or an old one.
+    """
+    data = await session.run(watch.measurements())
+    changes = []
+    if await session.run(watch.may_record()):
+        changes = await session.run(watch.record_alerts(alerts_of_all(data)))
+    listed = await session.run(watch.alerts(with_pending=True))
+    return Checked(
+        data,
+        [alert for alert in listed if alert.fired_at is not None],
+        [alert for alert in listed if alert.fired_at is None],
+        changes,
+    )
+
+
+async def acheck(dsn: str) -> Checked:
+    """Check on a new connection, see ``check_session``."""
+    session = new_session(dsn, "forebay alerts")
+    try:
+        return await check_session(session)
+    finally:
+        await session.close()
+
+
+def check(dsn: str) -> Checked:
+    """Check on a new connection, see ``check_session``; not in a thread that runs an event loop."""
+    return asyncio.run(acheck(dsn))
+
+
+def new_session(dsn: str, name: str) -> Session:
+    """Return a session with bounded calls."""
+    return Session(dsn, name=name, lock_timeout="1s", call_seconds=CALL_SECONDS, settings=_SETTINGS)

@@ -1,0 +1,126 @@
+"""``Exporter``: the metrics of a database as text, and as an ASGI or WSGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import ForebayError
+from forebay.metrics._check import CALL_SECONDS, check_session, new_session
+from forebay.metrics._families import VALUES_MAX, families_of, text_of
+from forebay.model.text import logger
+from forebay.ops import watch
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+
+    from forebay.db.session import Session
+    from forebay.metrics._families import Family
+
+log = logger("forebay.metrics")
+
+CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+#: The alerts are checked by a scrape if the last check is this old; then the leader of maintenance is away.
+_CHECK_SECONDS: Final = 45.0
+
+
+class Exporter:
+    """Reads a database and returns its metrics as text.
+
+    It guarantees that the database is read at most once in ``min_seconds``, by one caller at a time, however many scrape, and that
+    an unreachable database is the metric ``forebay_up 0`` and no error. An object is an ASGI application; ``wsgi`` is a WSGI
+    application. They answer every path. Leaves nothing behind.
+
+    Args:
+        dsn: the database.
+        values_max: most values of a label whose values users choose, in each metric; the rest is added up under ``other``.
+        min_seconds: a text is returned again for this time.
+        process: returns metrics of this process, which are added.
+    """
+
+    def __init__(
+        self,
+        dsn: str | Callable[[], str],
+        *,
+        values_max: int = VALUES_MAX,
+        min_seconds: float = 1.0,
+        process: Callable[[], Iterable[Family]] = tuple,
+    ) -> None:
+        self._dsn = dsn
+        self._values_max = max(values_max, 2)
+        self._min_seconds = min_seconds
+        self._process = process
+        self._lock = threading.Lock()
+        self._read_at = -min_seconds
+        self._text = ""
+
+    def text(self) -> str:
+        """Return the metrics. In a thread that runs an event loop call ``atext``."""
+        with self._lock:
+            if time.monotonic() - self._read_at >= self._min_seconds:
+                self._text = asyncio.run(self._database())
+                self._read_at = time.monotonic()
+            return self._text + text_of(self._process(), self._values_max).lstrip("\n")
+
+    async def atext(self) -> str:
+        """Return the metrics; the database is read in a thread."""
+        return await asyncio.to_thread(self.text)
+
+    async def _database(self) -> str:
+        began_at = time.monotonic()
+        data: dict[str, Any] | None = None
+        alerts: list[Any] = []
+        session = new_session(
+            self._dsn if isinstance(self._dsn, str) else self._dsn(), "forebay metrics"
+        )
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                data, alerts = await _read(session)
+        except (ForebayError, TimeoutError) as error:
+            log.warning("no metrics of the database: %s", str(error) or "it did not answer in time")
+        finally:
+            await session.close()
+        return text_of(families_of(data, alerts, time.monotonic() - began_at), self._values_max)
+
+    async def __call__(
+        self,
+        scope: MutableMapping[str, Any],
+        receive: Callable[[], Awaitable[Any]],
+        send: Callable[[MutableMapping[str, Any]], Awaitable[None]],
+    ) -> None:
+        """Answer a request: the ASGI application."""
+        if scope["type"] == "lifespan":
+            while True:
+                message = await receive()
+                await send({"type": f"{message['type']}.complete"})
+                if message["type"] == "lifespan.shutdown":
+                    return
+        body = (await self.atext()).encode()
+        headers = [
+            (b"content-type", CONTENT_TYPE.encode()),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send(
+            {"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body}
+        )
+
+    def wsgi(self, _: Any, start_response: Callable[..., Any]) -> list[bytes]:
+        """Answer a request: the WSGI application."""
+        body = self.text().encode()
+        start_response(
+            "200 OK", [("Content-Type", CONTENT_TYPE), ("Content-Length", str(len(body)))]
+        )
+        return [body]
+
+
+async def _read(session: Session) -> tuple[dict[str, Any], list[Any]]:
+    data = await session.run(watch.measurements())
+    checked_at = data["checked_at"]
+    if checked_at is None or data["at"] - checked_at > _CHECK_SECONDS:
+        checked = await check_session(session)
+        return checked.data, checked.alerts
+    return data, await session.run(watch.alerts())

@@ -1,0 +1,351 @@
+"""The metrics: their names, their labels, and how measurements become samples.
+
+The names are stable: docs/reference/metrics.md lists them, and a test compares. A name, a label or a meaning changes with a major
+version only. No label holds an id or a key of a job. The values of a label that users choose are capped; what is beyond is added up
+under ``other``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+#: Most values of a capped label in one metric; one of them is ``other``.
+VALUES_MAX: Final = 200
+OTHER: Final = "other"
+
+Sample = tuple[tuple[str, ...], float]
+Sort = Literal["gauge", "counter", "histogram"]
+
+
+@dataclass(slots=True)
+class Family:
+    """One metric.
+
+    Attributes:
+        name: without a suffix; the one of a counter ends with ``_total``.
+        type: gauge, counter or histogram. The last value of a sample of a histogram is the bound ``le``, or sum or count.
+        help: its meaning, one line.
+        labels: the names of its labels.
+        samples: values of the labels, and the value.
+        capped: the number of labels, from the first on, whose values are capped together.
+        combine: how samples become one under ``other``.
+    """
+
+    name: str
+    type: Sort
+    help: str
+    labels: tuple[str, ...] = ()
+    samples: list[Sample] = field(default_factory=list)
+    capped: int = 1
+    combine: Literal["sum", "max"] = "sum"
+
+    def within(self, most: int = VALUES_MAX) -> list[Sample]:
+        """Return the samples with at most this many values of the capped labels: the largest, and ``other``."""
+        size = min(self.capped, len(self.labels))
+        weights: dict[tuple[str, ...], float] = {}
+        for values, value in self.samples:
+            weights[values[:size]] = weights.get(values[:size], 0.0) + abs(value)
+        kept = set(weights)
+        if len(weights) > most:
+            kept = set(sorted(weights, key=lambda key: (-weights[key], key))[: most - 1])
+        merged: dict[tuple[str, ...], float] = {}
+        for values, value in self.samples:
+            at = values if values[:size] in kept else (*(OTHER,) * size, *values[size:])
+            if at not in merged:
+                merged[at] = value
+            elif self.combine == "sum":
+                merged[at] += value
+            else:
+                merged[at] = max(merged[at], value)
+        return list(merged.items())
+
+
+#: Name, type, help, labels, and the samples of the measurements.
+_Definition = tuple[
+    str,
+    Sort,
+    str,
+    tuple[str, ...],
+    "Callable[[Mapping[str, Any]], Iterable[Sample]]",
+]
+
+_STATES: Final = ("scheduled", "ready", "claimed", "running", "retrying")
+_QUEUE: Final = ("queue", "group")
+
+
+def _of_queues(name: str) -> Callable[[Mapping[str, Any]], Iterable[Sample]]:
+    return lambda data: [((q["queue"], q["group"]), float(q[name])) for q in data["queues"]]
+
+
+def _of_endpoints(name: str) -> Callable[[Mapping[str, Any]], Iterable[Sample]]:
+    return lambda data: [
+        ((e["endpoint"],), float(e[name])) for e in data["endpoints"] if e[name] is not None
+    ]
+
+
+def _of_mirrors(name: str) -> Callable[[Mapping[str, Any]], Iterable[Sample]]:
+    return lambda data: [
+        ((m["mirror"],), float(m[name])) for m in data["mirrors"] if m[name] is not None
+    ]
+
+
+def _of_database(name: str) -> Callable[[Mapping[str, Any]], Iterable[Sample]]:
+    return lambda data: (
+        [] if data["database"][name] is None else [((), float(data["database"][name]))]
+    )
+
+
+def _jobs(data: Mapping[str, Any]) -> Iterable[Sample]:
+    for queue in data["queues"]:
+        for state in _STATES:
+            yield (queue["queue"], queue["group"], state), float(queue[state])
+
+
+def _oldest(data: Mapping[str, Any]) -> Iterable[Sample]:
+    for queue in data["queues"]:
+        oldest = queue["oldest_ready_at"]
+        age = 0.0 if oldest is None else max(0.0, data["at"] - oldest)
+        yield (queue["queue"], queue["group"]), age
+
+
+def _paused(data: Mapping[str, Any]) -> Iterable[Sample]:
+    return [((q["queue"], q["group"]), float(q["paused_at"] is not None)) for q in data["queues"]]
+
+
+_ENDS: Final = (
+    "done", "failed", "dead", "expired", "cancelled", "snoozed", "released", "lost",
+)  # fmt: skip
+
+
+def _ends(data: Mapping[str, Any]) -> Iterable[Sample]:
+    for cell in data["counters"]["cells"]:
+        for end in _ENDS:
+            yield (cell["queue"], cell["group"], cell["kind"] or OTHER, end), float(cell[end])
+
+
+def _histogram(buckets: str, total: str) -> Callable[[Mapping[str, Any]], Iterable[Sample]]:
+    """Return the buckets of all kinds of a queue, cumulated, with sum and count."""
+
+    def samples(data: Mapping[str, Any]) -> Iterable[Sample]:
+        bounds = [f"{bound / 1000:g}" for bound in data["counters"]["bounds"]] + ["+Inf"]
+        found: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
+        for cell in data["counters"]["cells"]:
+            counts, sums = found.setdefault(
+                (cell["queue"], cell["group"]), ([0.0] * len(bounds), [0.0])
+            )
+            for place, count in enumerate(cell[buckets][: len(bounds)]):
+                counts[place] += count
+            sums[0] += cell[total] / 1000
+        for key, (counts, sums) in found.items():
+            reached = 0.0
+            for bound, count in zip(bounds, counts, strict=True):
+                reached += count
+                yield (*key, bound), reached
+            yield (*key, "sum"), sums[0]
+            yield (*key, "count"), reached
+
+    return samples
+
+
+def _dead(data: Mapping[str, Any]) -> Iterable[Sample]:
+    found: dict[tuple[str, ...], float] = {}
+    for dead in data["dead"]:
+        key = (dead["queue"], dead["kind"], dead["reason"])
+        found[key] = found.get(key, 0.0) + dead["dead"]
+    return found.items()
+
+
+def _workers(data: Mapping[str, Any]) -> Iterable[Sample]:
+    found = {("alive",): 0.0, ("silent",): 0.0}
+    for worker in data["workers"]:
+        found["alive" if worker["is_alive"] else "silent",] += 1
+    return found.items()
+
+
+def _memory(data: Mapping[str, Any]) -> Iterable[Sample]:
+    return [((), float(sum(w["memory_bytes"] or 0 for w in data["workers"] if w["is_alive"])))]
+
+
+def _slots(data: Mapping[str, Any]) -> Iterable[Sample]:
+    return [((), float(sum(w["concurrency"] or 0 for w in data["workers"] if w["is_alive"])))]
+
+
+def _calls(data: Mapping[str, Any]) -> Iterable[Sample]:
+    for endpoint in data["endpoints"]:
+        for outcome in ("accepted", "failed", "rejected"):
+            yield (endpoint["endpoint"], outcome), float(endpoint[f"{outcome}_per_second"] or 0)
+
+
+def _breakers(data: Mapping[str, Any]) -> Iterable[Sample]:
+    for endpoint in data["endpoints"]:
+        yield ("endpoint", endpoint["endpoint"]), float(endpoint["breaker"] != "closed")
+    for mirror in data["mirrors"]:
+        yield ("mirror", mirror["mirror"]), float(bool(mirror["breakers"]))
+
+
+def _missed(data: Mapping[str, Any]) -> Iterable[Sample]:
+    return [((s["schedule"],), float(s["missed"])) for s in data["schedules"]]
+
+
+def _duties(data: Mapping[str, Any]) -> Iterable[Sample]:
+    return [((), float(len(data["database"]["duties"])))]
+
+
+def _checked(data: Mapping[str, Any]) -> Iterable[Sample]:
+    return [] if data["checked_at"] is None else [((), float(data["checked_at"]))]
+
+
+_DATABASE: Final[tuple[_Definition, ...]] = (
+    ("forebay_jobs", "gauge", "Jobs that have not ended, by state.", (*_QUEUE, "state"), _jobs),
+    ("forebay_queue_oldest_ready_seconds", "gauge", "Age of the oldest ready job; 0 without one.", _QUEUE, _oldest),
+    ("forebay_queue_claims_total", "counter", "Jobs that workers claimed; a retried job counts again.", _QUEUE, _of_queues("claims")),
+    ("forebay_queue_recently_completed", "gauge", "Jobs completed within the last 15 minutes, of the newest 100 batches of each lane.", _QUEUE, _of_queues("completed")),
+    ("forebay_job_ends_total", "counter", "Ends of jobs and attempts, at the last fold of the counters.", (*_QUEUE, "kind", "outcome"), _ends),
+    ("forebay_job_wait_seconds", "histogram", "From enqueue to claim, of jobs that were enqueued to run at once.", _QUEUE, _histogram("waits", "wait_ms")),
+    ("forebay_job_duration_seconds", "histogram", "Durations of attempts that ended, as workers measured them.", _QUEUE, _histogram("durations", "duration_ms")),
+    ("forebay_queue_paused", "gauge", "Whether the queue is paused.", _QUEUE, _paused),
+    ("forebay_queue_served", "gauge", "Whether a live worker serves the queue.", _QUEUE, _of_queues("is_served")),
+    ("forebay_dead_letters", "gauge", "Dead letters that were not redriven, without muted causes.", ("queue", "kind", "reason"), _dead),
+    ("forebay_workers", "gauge", "Workers with an open lease.", ("state",), _workers),
+    ("forebay_workers_memory_bytes", "gauge", "Resident memory of all live workers.", (), _memory),
+    ("forebay_workers_slots", "gauge", "Jobs that all live workers can run at a time.", (), _slots),
+    ("forebay_endpoint_waiting", "gauge", "Parked deliveries.", ("endpoint",), _of_endpoints("waiting")),
+    ("forebay_endpoint_disabled", "gauge", "Whether the endpoint is disabled.", ("endpoint",), _of_endpoints("is_disabled")),
+    ("forebay_endpoint_calls_per_second", "gauge", "Calls in the last two minutes.", ("endpoint", "outcome"), _calls),
+    ("forebay_endpoint_latency_p99_seconds", "gauge", "99 % of the accepted deliveries took at most this long since publication.", ("endpoint",), _of_endpoints("p99_seconds")),
+    ("forebay_breaker_open", "gauge", "Whether a breaker is open.", ("sort", "name"), _breakers),
+    ("forebay_mirror_due", "gauge", "Due jobs of a mirror, at its last sample.", ("mirror",), _of_mirrors("due")),
+    ("forebay_mirror_drift", "gauge", "Differences that the last audit found.", ("mirror",), _of_mirrors("drift")),
+    ("forebay_schedule_recently_missed", "gauge", "Instants missed within the last 15 minutes.", ("schedule",), _missed),
+    ("forebay_database_snapshot_seconds", "gauge", "Age of the oldest transaction that holds a snapshot.", (), _of_database("snapshot_seconds")),
+    ("forebay_database_prepared_seconds", "gauge", "Age of the oldest prepared transaction.", (), _of_database("prepared_seconds")),
+    ("forebay_database_dead_rows", "gauge", "Dead rows in the tables of the schema, as the statistics have them.", (), _of_database("dead_rows")),
+    ("forebay_log_rows_total", "counter", "Numbers of log rows that were drawn.", (), _of_database("numbers_drawn")),
+    ("forebay_log_numbers_left", "gauge", "Numbers for which a segment exists.", (), _of_database("numbers_left")),
+    ("forebay_log_segments", "gauge", "Segments in use.", (), _of_database("segments")),
+    ("forebay_maintenance_duties_failing", "gauge", "Duties of maintenance that fail or are behind.", (), _duties),
+    ("forebay_alerts_checked_timestamp_seconds", "gauge", "When the alerts were checked last.", (), _checked),
+)  # fmt: skip
+
+_ALERT: Final = (
+    "forebay_alert",
+    "gauge",
+    "1 for each alert that fires.",
+    ("code", "subject", "group", "severity"),
+)
+_UP: Final = ("forebay_up", "gauge", "Whether the database answered.")
+_SCRAPE: Final = ("forebay_scrape_duration_seconds", "gauge", "How long the database took.")
+
+#: Of one worker process: name, type, help, labels.
+WORKER: Final[tuple[tuple[str, Literal["gauge", "counter"], str, tuple[str, ...]], ...]] = (
+    ("forebay_worker_claimed_jobs_total", "counter", "Jobs that this process claimed.", ()),
+    ("forebay_worker_attempts_total", "counter", "Attempts that ended in this process.", ("outcome",)),
+    ("forebay_worker_leases_lost_total", "counter", "Leases that this process lost.", ()),
+    ("forebay_worker_reconnects_total", "counter", "How often claims of this process lost the database.", ()),
+    ("forebay_worker_listener_errors_total", "counter", "Exceptions of listeners in this process.", ()),
+    ("forebay_worker_live", "gauge", "Whether the event loop of this process runs.", ()),
+    ("forebay_worker_ready", "gauge", "Whether this process claims jobs.", ()),
+)  # fmt: skip
+
+#: Metrics of which ``other`` has the largest value instead of the sum.
+_LARGEST: Final = frozenset({
+    "forebay_queue_oldest_ready_seconds", "forebay_queue_paused", "forebay_queue_served",
+    "forebay_endpoint_disabled", "forebay_endpoint_latency_p99_seconds", "forebay_breaker_open",
+    "forebay_alert",
+})  # fmt: skip
+
+#: The number of labels that are capped together; 1 where nothing is listed.
+_CAPPED: Final = {
+    "forebay_job_ends_total": 3,
+    "forebay_dead_letters": 2,
+    "forebay_breaker_open": 2,
+    "forebay_alert": 3,
+}
+
+
+def metric_names() -> dict[str, tuple[str, ...]]:
+    """Return all names with their labels."""
+    found = {name: labels for name, _, _, labels, _ in _DATABASE}
+    found[_ALERT[0]] = _ALERT[3]
+    found[_UP[0]] = found[_SCRAPE[0]] = ()
+    found.update({name: labels for name, _, _, labels in WORKER})
+    return dict(sorted(found.items()))
+
+
+def families_of(
+    data: Mapping[str, Any] | None, alerts: Sequence[Any], seconds: float
+) -> list[Family]:
+    """Return the metrics of a database; without data, that it did not answer."""
+    found = [
+        Family(*_UP, samples=[((), float(data is not None))]),
+        Family(*_SCRAPE, samples=[((), seconds)]),
+    ]
+    if data is None:
+        return found
+    for name, sort, text, labels, samples in _DATABASE:
+        found.append(_family(name, sort, text, labels, list(samples(data))))
+    firing: list[Sample] = [((a.code, a.subject, a.group, a.severity), 1.0) for a in alerts]
+    found.append(_family(_ALERT[0], "gauge", _ALERT[2], _ALERT[3], firing))
+    return found
+
+
+def _family(
+    name: str,
+    sort: Sort,
+    text: str,
+    labels: tuple[str, ...],
+    samples: list[Sample],
+) -> Family:
+    capped = _CAPPED.get(name, 2 if labels[:2] == _QUEUE else 1)
+    return Family(name, sort, text, labels, samples, capped, "max" if name in _LARGEST else "sum")
+
+
+def text_of(families: Iterable[Family], most: int = VALUES_MAX) -> str:
+    """Return the text that Prometheus scrapes; metrics without samples are left out."""
+    lines = []
+    for family in families:
+        samples = family.within(most)
+        if not samples:
+            continue
+        lines.append(f"# HELP {family.name} {family.help}")
+        lines.append(f"# TYPE {family.name} {family.type}")
+        for at, value in samples:
+            name, names, values = _placed(family, at)
+            labels = ",".join(
+                f'{label}="{_escaped(text)}"' for label, text in zip(names, values, strict=True)
+            )
+            lines.append(
+                f"{name}{{{labels}}} {_number(value)}" if labels else f"{name} {_number(value)}"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def _placed(
+    family: Family, values: tuple[str, ...]
+) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Return name, labels and their values of a sample."""
+    if family.type != "histogram":
+        return family.name, family.labels, values
+    if values[-1] in ("sum", "count"):
+        return f"{family.name}_{values[-1]}", family.labels, values[:-1]
+    return f"{family.name}_bucket", (*family.labels, "le"), values
+
+
+def _escaped(text: str) -> str:
+    r"""Return the value of a label.
+
+    >>> print(_escaped('a"b\\c'))
+    a\"b\\c
+    """
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _number(value: float) -> str:
+    if math.isfinite(value) and value == int(value) and abs(value) < 1e15:
+        return str(int(value))
+    return repr(value)

@@ -1,0 +1,100 @@
+"""Measurements and alerts."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.errors import ConfigError
+from forebay.model.alerts import Alert, AlertChange
+from forebay.ops._records import rows_as
+from forebay.ops.operation import Operation, ResultRows, scalar
+from forebay.policy.watch import CLEAR_SECONDS, WITHIN_SECONDS, checked_threshold
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: Most alerts that one check records.
+ALERTS_MAX: Final = 1000
+
+_FIELDS: Final = (
+    "'code', a.code, 'subject', a.subject, 'group', a.group_name, 'severity', a.severity,"
+    " 'problem', a.problem, 'hint', a.hint, 'since', a.since"
+)
+
+
+def measurements() -> Operation[dict[str, Any]]:
+    """Return the call that reads everything that alerts and metrics are made of."""
+    return Operation(
+        "select forebay.measurements(%(within)s)::text",
+        lambda rows: json.loads(scalar(rows)),
+        {"within": WITHIN_SECONDS},
+    )
+
+
+def record_alerts(found: Iterable[Alert]) -> Operation[list[AlertChange]]:
+    """Return the call that records a check; its result is what fired or cleared; see ``may_record``."""
+    rows = [
+        {
+            "code": alert.code,
+            "subject": alert.subject,
+            "group": alert.group,
+            "severity": alert.severity,
+            "problem": alert.problem,
+            "hint": alert.hint,
+            "since": None if alert.since is None else alert.since.timestamp(),
+            "for": alert.for_seconds,
+        }
+        for alert in found
+    ]
+    return Operation(
+        f"select json_build_object('act', a.act, 'alert', json_build_object({_FIELDS}))::text"
+        " from forebay.record_alerts_v1(%(found)s::jsonb, %(clear)s) a",
+        lambda rows: rows_as(AlertChange, rows),
+        {"found": json.dumps(rows[:ALERTS_MAX]), "clear": CLEAR_SECONDS},
+    )
+
+
+def may_record() -> Operation[bool]:
+    """Return the call that tells whether this role may record a check."""
+    return Operation(
+        "select pg_catalog.has_function_privilege('forebay.record_alerts_v1(jsonb, double precision)', 'execute')",
+        scalar,
+    )
+
+
+def alerts(*, with_pending: bool = False) -> Operation[list[Alert]]:
+    """Return the call that lists the alerts that fire, and with ``with_pending`` what has not lasted long enough."""
+    return Operation(
+        f"select json_build_object({_FIELDS}, 'fired_at', a.fired_at)::text"
+        " from forebay.alerts(%(pending)s) a",
+        _alerts,
+        {"pending": with_pending},
+    )
+
+
+def set_threshold(
+    name: str, value: float | None, *, queue: str | None = None, tag: str | None = None
+) -> Operation[float | None]:
+    """Return the call that sets a threshold; without a value the next more general one holds. Its result is the value before."""
+    if value is not None and not 0 <= value <= 1e15:
+        raise ConfigError("threshold", f"{name} is {value:g}, not a number from 0")
+    return Operation(
+        "select forebay.set_threshold(%(name)s, %(value)s::double precision, %(queue)s, %(tag)s)",
+        scalar,
+        {"name": checked_threshold(name), "value": value, "queue": queue, "tag": tag},
+    )
+
+
+def thresholds() -> Operation[list[dict[str, Any]]]:
+    """Return the call that lists the thresholds that differ from the defaults."""
+    return Operation(
+        "select (forebay.measurements(60) -> 'thresholds')::text",
+        lambda rows: json.loads(scalar(rows)),
+    )
+
+
+def _alerts(rows: ResultRows) -> list[Alert]:
+    return [msgspec.convert(json.loads(text), Alert) for (text,) in rows]

@@ -1,0 +1,358 @@
+"""When what was measured is an alert: pure rules on ``forebay.measurements()``, for every queue and for the database.
+
+A1 to A3 have the meaning that they have for mirrors, see ``forebay.policy.alerts``. The rules decide what is wrong now; the
+database keeps since when, and an alert fires when its condition has lasted ``for_seconds``.
+
+Shown by: tests/unit/test_watch_rules.py, tests/sql/test_alerts.py.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.errors import ConfigError, InvalidJob
+from forebay.model.alerts import Alert
+from forebay.model.text import counted
+from forebay.policy.alerts import too_few_completed_text, too_many_wait_text
+from forebay.policy.cron import Timing
+from forebay.policy.retry import human_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+#: Seconds of the period to which ``completed``, ``lately`` and ``missed`` refer.
+WITHIN_SECONDS: Final = 900.0
+
+#: An alert clears when its condition was false for this long.
+CLEAR_SECONDS: Final = 120.0
+
+#: An alert that fires needs this share of its threshold to clear, so that a value at the threshold does not flap.
+CLEAR_SHARE: Final = 0.8
+
+#: In the first hour of an installation, what has never worked is no alert: it is being set up.
+NEW_SECONDS: Final = 3600.0
+
+#: The thresholds, with their defaults. The meaning of each is in docs/howto/monitoring.md.
+THRESHOLDS: Final[Mapping[str, float]] = {
+    "completed_least": 0.0,
+    "stalled_for": 600.0,
+    "waiting_most": 10_000.0,
+    "waiting_for": 600.0,
+    "oldest_ready": 600.0,
+    "unserved_for": 60.0,
+    "dead_most": 0.0,
+    "dead_lately_most": 100.0,
+    "breaker_for": 60.0,
+    "drift_most": 0.0,
+    "snapshot_for": 900.0,
+    "dead_rows_most": 1_000_000.0,
+    "maintenance_for": 300.0,
+    "reserve_share": 0.5,
+    "schedule_late": 120.0,
+}
+
+#: The queues of published events and of deliveries, which no application serves.
+_DELIVERING: Final = ("forebay.publish", "forebay.deliver")
+
+
+class Watched:
+    """The measurements, their thresholds and the alerts that fire.
+
+    Args:
+        data: what ``forebay.measurements()`` returned.
+    """
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.data = data
+        self.at = float(data["at"])
+        self.is_new = self.at - float(data["installed_at"] or 0) < NEW_SECONDS
+        self._set = {(t["name"], t["queue"], t["tag"]): t["value"] for t in data["thresholds"]}
+        self._open = {
+            (a["code"], a["subject"], a["group"])
+            for a in data["alerts"]
+            if a["fired_at"] is not None
+        }
+
+    def threshold(self, name: str, queue: str = "", tag: str | None = None) -> float:
+        """Return the most special value: of queue and tag, of the tag, of the queue, of all, the default."""
+        for place in ((queue, tag or ""), ("", tag or ""), (queue, ""), ("", "")):
+            value = self._set.get((name, *place))
+            if value is not None:
+                return float(value)
+        return THRESHOLDS[name]
+
+    def exceeds(
+        self, value: float, threshold: float, code: str, subject: str = "", group: str = ""
+    ) -> bool:
+        """Whether a value is above a threshold; for an alert that fires, above the level at which it clears."""
+        if (code, subject, group) in self._open:
+            return value > threshold * CLEAR_SHARE
+        return value > threshold
+
+    def instant(self, seconds: float | None) -> datetime | None:
+        """Return an instant of the measurements."""
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def alerts_of_all(data: Mapping[str, Any]) -> list[Alert]:
+    """Return every condition that holds now, whether or not it has lasted long enough.
+
+    Args:
+        data: what ``forebay.measurements(within_seconds => 900)`` returned.
+    """
+    watched = Watched(data)
+    found: list[Alert] = []
+    for queue in data["queues"]:
+        found += _of_queue(watched, queue)
+    found += _of_dead_letters(watched)
+    for rules in (_of_endpoints, _of_mirrors, _of_schedules, _of_database):
+        found += rules(watched)
+    return found
+
+
+def checked_threshold(name: str) -> str:
+    """Return the name of a threshold.
+
+    Raises:
+        ConfigError: no rule has it.
+    """
+    if name not in THRESHOLDS:
+        raise ConfigError(
+            "threshold", f"{name} is unknown", hint=f"One of {', '.join(THRESHOLDS)}."
+        )
+    return name
+
+
+def _of_queue(watched: Watched, facts: Mapping[str, Any]) -> Iterator[Alert]:
+    queue, group = facts["queue"], facts["group"]
+    never_worked = watched.is_new and facts["claimed_at"] is None
+    created_at = facts["created_at"] or watched.at
+    yield from _few_completed(
+        watched, facts, never_worked=never_worked or watched.at - created_at < WITHIN_SECONDS
+    )
+    most = watched.threshold("waiting_most", queue)
+    if watched.exceeds(facts["ready"], most, "A2", queue, group):
+        yield Alert(
+            code="A2",
+            subject=queue,
+            group=group,
+            problem=too_many_wait_text(facts["ready"], int(most)),
+            hint=f"More jobs are enqueued than completed: see forebay queues list; add workers for queue {queue}.",
+            for_seconds=watched.threshold("waiting_for", queue),
+        )
+    oldest = facts["oldest_ready_at"]
+    late = watched.threshold("oldest_ready", queue)
+    if (
+        facts["paused_at"] is None
+        and not never_worked
+        and oldest is not None
+        and watched.exceeds(watched.at - oldest, late, "oldest", queue, group)
+    ):
+        yield Alert(
+            code="oldest",
+            subject=queue,
+            group=group,
+            problem=f"the oldest ready job waits for {human_duration(watched.at - oldest)}",
+            hint=f"Add workers for queue {queue}, or see what its workers do: forebay workers list.",
+            since=watched.instant(oldest + late),
+        )
+    if (
+        facts["ready"]
+        and not facts["is_served"]
+        and facts["paused_at"] is None
+        and not never_worked
+    ):
+        command = (
+            "forebay deliver"
+            if queue in _DELIVERING
+            else f"forebay worker MODULE:APP --queue {queue}"
+        )
+        yield Alert(
+            code="unserved",
+            subject=queue,
+            group=group,
+            severity="error",
+            problem=f"{counted(facts['ready'], 'job')} ready, and no worker serves the queue",
+            hint=f"Start a worker: {command}.",
+            for_seconds=watched.threshold("unserved_for", queue),
+        )
+
+
+def _few_completed(
+    watched: Watched, facts: Mapping[str, Any], *, never_worked: bool
+) -> Iterator[Alert]:
+    """A1: below the least number, or none at all although jobs are ready."""
+    queue, completed, completed_at = facts["queue"], facts["completed"], facts["completed_at"]
+    least = watched.threshold("completed_least", queue)
+    stalls = facts["ready"] > 0 and completed == 0 and facts["paused_at"] is None
+    if never_worked or not (completed < least or stalls):
+        return
+    if facts["paused_at"] is not None:
+        hint = f"Queue {queue} is paused: forebay queues resume {queue}."
+    elif facts["ready"]:
+        hint = f"{counted(facts['ready'], 'job')} ready: does a worker serve queue {queue}, and do its jobs succeed?"
+    else:
+        hint = "No job is ready: check that jobs are enqueued. A regular job that does nothing proves that jobs still complete."
+    yield Alert(
+        code="A1",
+        subject=queue,
+        group=facts["group"],
+        severity="error",
+        problem=too_few_completed_text(
+            completed,
+            int(least),
+            WITHIN_SECONDS,
+            None if completed_at is None else watched.at - completed_at,
+        ),
+        hint=hint,
+        for_seconds=0.0 if completed < least else watched.threshold("stalled_for", queue),
+    )
+
+
+def _of_dead_letters(watched: Watched) -> Iterator[Alert]:
+    """A3, and dead letters that become more; by queue, with the thresholds of their tags."""
+    for queue in sorted({dead["queue"] for dead in watched.data["dead"]}):
+        lines = [dead for dead in watched.data["dead"] if dead["queue"] == queue]
+        over = [
+            dead
+            for dead in lines
+            if dead["dead"] > watched.threshold("dead_most", queue, dead["tag"])
+        ]
+        if over:
+            kinds = ", ".join(sorted({dead["kind"] for dead in over})[:3])
+            yield Alert(
+                code="A3",
+                subject=queue,
+                problem=f"{counted(sum(dead['dead'] for dead in over), 'dead letter')} of {kinds}",
+                hint=f"Run forebay dead list --queue {queue} to see why; redrive or purge them.",
+            )
+        lately = sum(dead["lately"] for dead in lines)
+        most = watched.threshold("dead_lately_most", queue)
+        if watched.exceeds(lately, most, "dead-growing", queue):
+            yield Alert(
+                code="dead-growing",
+                subject=queue,
+                severity="error",
+                problem=f"{counted(lately, 'job')} died within {human_duration(WITHIN_SECONDS)}, more than {most:,.0f}",
+                hint=f"Something fails for good: forebay dead summary --queue {queue}.",
+            )
+
+
+def _of_endpoints(watched: Watched) -> Iterator[Alert]:
+    for endpoint in watched.data["endpoints"]:
+        if endpoint["breaker"] == "closed" or endpoint["is_disabled"]:
+            continue
+        yield Alert(
+            code="breaker",
+            subject=endpoint["endpoint"],
+            problem=f"the breaker of endpoint {endpoint['endpoint']} is open: {endpoint['error'] or 'no error was recorded'}",
+            hint=f"See forebay endpoints show {endpoint['endpoint']}; deliveries wait until a probe succeeds.",
+            since=watched.instant(endpoint["opened_at"]),
+            for_seconds=watched.threshold("breaker_for"),
+        )
+
+
+def _of_mirrors(watched: Watched) -> Iterator[Alert]:
+    for mirror in watched.data["mirrors"]:
+        name = mirror["mirror"]
+        if mirror["breakers"]:
+            first = mirror["breakers"][0]
+            yield Alert(
+                code="breaker",
+                subject=name,
+                problem=f"the breaker of mirror {name} is open in {first['who']}: {first['why'] or 'no reason was given'}",
+                hint=f"A store is unreachable: forebay mirror status MODULE:APP {name}.",
+                for_seconds=watched.threshold("breaker_for"),
+            )
+        left = (mirror["drift"] or 0) - (mirror["repaired"] or 0)
+        if left > watched.threshold("drift_most"):
+            yield Alert(
+                code="drift",
+                subject=name,
+                problem=f"the last audit found {counted(left, 'difference')} that no job repairs",
+                hint=f"Run forebay mirror audit MODULE:APP {name} --repair.",
+                since=watched.instant(mirror["audited_at"]),
+            )
+
+
+def _of_schedules(watched: Watched) -> Iterator[Alert]:
+    late = watched.threshold("schedule_late")
+    for schedule in watched.data["schedules"]:
+        if schedule["is_paused"] or not schedule["is_declared"]:
+            continue
+        name = schedule["schedule"]
+        problem, since = _of_schedule(watched, schedule, late)
+        if problem is not None:
+            yield Alert(
+                code="schedule",
+                subject=name,
+                severity="error",
+                problem=problem,
+                hint=f"Start a worker, which runs schedules; see forebay schedules show {name}.",
+                since=since,
+            )
+
+
+def _of_schedule(
+    watched: Watched, schedule: Mapping[str, Any], late: float
+) -> tuple[str | None, datetime | None]:
+    if schedule["problem"]:
+        return f"cannot be used: {schedule['problem']}", None
+    if schedule["missed"]:
+        return (
+            f"{counted(schedule['missed'], 'instant')} missed within {human_duration(WITHIN_SECONDS)}",
+            None,
+        )
+    decided_to = watched.instant(schedule["decided_to"])
+    if decided_to is None:
+        return None, None
+    try:
+        timing = Timing(
+            schedule["cron"],
+            schedule["every"],
+            schedule["tz"],
+            watched.instant(schedule["starts_at"]),
+        )
+        instant = next(timing.after(decided_to), None)
+    except InvalidJob as error:
+        return f"cannot be used: {error.message}", None
+    if instant is None or watched.at - instant.timestamp() <= late:
+        return None, None
+    waits = human_duration(watched.at - instant.timestamp())
+    return f"its instant of {instant:%Y-%m-%d %H:%M:%S} UTC is {waits} late", instant
+
+
+def _of_database(watched: Watched) -> Iterator[Alert]:
+    facts = watched.data["database"]
+    held = max(float(facts["snapshot_seconds"]), float(facts["prepared_seconds"]))
+    if watched.exceeds(held, watched.threshold("snapshot_for"), "snapshot"):
+        yield Alert(
+            code="snapshot",
+            problem=f"a transaction has been open for {human_duration(held)}",
+            hint="It keeps dead rows of all tables: forebay guard names it, and can end it.",
+            since=watched.instant(watched.at - held),
+        )
+    if watched.exceeds(facts["dead_rows"], watched.threshold("dead_rows_most"), "dead-rows"):
+        yield Alert(
+            code="dead-rows",
+            problem=f"{facts['dead_rows']:,} dead rows in the tables of the schema",
+            hint="Autovacuum does not keep up, or a snapshot keeps it from removing them: forebay doctor.",
+        )
+    for duty in facts["duties"]:
+        yield Alert(
+            code="maintenance",
+            subject=duty["duty"],
+            problem=f"{duty['duty']} {'is behind' if duty['error'] is None else 'fails: ' + duty['error']}",
+            hint="See forebay doctor: maintenance, locks and snapshots.",
+            since=watched.instant(duty["since"]),
+            for_seconds=watched.threshold("maintenance_for"),
+        )
+    least = watched.threshold("reserve_share") * facts["reserve_rows"]
+    if facts["numbers_left"] is not None and facts["numbers_left"] < least:
+        yield Alert(
+            code="reserve",
+            severity="error",
+            problem=f"{facts['numbers_left']:,} numbers left in the existing segments: when they are used up, every enqueue fails",
+            hint="Start a worker, which creates segments; or do it now: select forebay.extend_v1();",
+        )

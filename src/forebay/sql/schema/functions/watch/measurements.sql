@@ -1,0 +1,269 @@
+-- grant: operator, reader, worker
+
+-- Everything that alerts and metrics are made of, as one JSON object: queues by group, dead letters, workers, endpoints, mirrors,
+-- schedules and the database. The only place that reads it: counters with more detail replace a part here, and nothing else.
+--
+-- It continues from the last counts of waiting jobs, as forebay.depth() does, and reads the newest 100 batches of each lane and its first
+-- 100 unread rows. Times are seconds since 1970.
+--
+-- Invariant "a scrape does not scan": the cost grows with lanes, endpoints and workers, and not with jobs.
+--
+-- Parameters: within_seconds, 60 to 86400: the time to which the numbers "completed", "died" and "missed" refer.
+-- Errors: JQ001 a bad number.
+-- pages: 3000 + 400 a lane + 4 an uncounted job + 20 an open lease
+create function forebay.measurements(within_seconds double precision default 900) returns jsonb
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: hot
+as $$
+#variable_conflict use_column
+declare
+    v_now   constant timestamptz := forebay._now();
+    v_since constant timestamptz := v_now - make_interval(secs => least(greatest(within_seconds, 0), 1000000));
+begin
+    if (measurements.within_seconds between 60 and 86400) is not true then
+        raise exception using errcode = 'JQ001', column = 'within_seconds',
+            message = format('within_seconds is %s, not within 60 to 86400', coalesce(measurements.within_seconds::text, 'null'));
+    end if;
+    return jsonb_build_object(
+        'at', extract(epoch from v_now), 'within', within_seconds,
+        'installed_at', (select extract(epoch from min(m.applied_at)) from forebay.schema_migration m),
+        'checked_at', (select extract(epoch from c.checked_at) from forebay.alert_check c),
+        'queues', forebay._measured_queues(v_now, v_since),
+        'counters', forebay._measured_counters(),
+        'dead', forebay._measured_dead(v_since),
+        'workers', forebay._measured_workers(v_now),
+        'endpoints', forebay._measured_endpoints(v_now),
+        'mirrors', forebay._measured_mirrors(v_now),
+        'schedules', forebay._measured_schedules(v_since),
+        'database', forebay._measured_database(v_now),
+        'alerts', (select coalesce(jsonb_agg(jsonb_build_object(
+                              'code', a.code, 'subject', a.subject, 'group', a.group_name, 'severity', a.severity, 'problem', a.problem, 'hint', a.hint,
+                              'since', extract(epoch from a.since), 'fired_at', extract(epoch from a.fired_at))
+                          order by a.code, a.subject, a.group_name), '[]') from forebay.alert a),
+        'thresholds', (select coalesce(jsonb_agg(jsonb_build_object('name', t.name, 'queue', t.queue, 'tag', t.tag, 'value', t.value)), '[]')
+                       from forebay.alert_threshold t));
+end
+$$;
+
+
+-- The groups of all queues: jobs by state, claims and completions, and the oldest ready job.
+create function forebay._measured_queues(p_now timestamptz, p_since timestamptz) returns jsonb
+language sql stable
+-- planner: hot
+as $$
+    with lanes as materialized (
+        select g.queue, g.group_id, l.lane, g.start_after, l.audience
+        from forebay.queue_group g
+        join lateral (select distinct i.lane, i.audience from forebay.lane i
+                      where i.queue = g.queue and i.audience in (0, g.group_id, -g.group_id)) l on true),
+    newest as materialized (
+        select l.queue, l.group_id, l.lane, l.audience, l.start_after, n.*
+        from lanes l
+        left join lateral (
+            select i.snap_from, i.snap_to, i.pos_segment, i.pos_xid, i.pos_seq, i.handed_total
+            from forebay.batch i where i.group_id = l.group_id and i.lane = l.lane order by i.no desc limit 1) n on true),
+    claims as materialized (
+        select l.group_id, sum(n.handed_total)::bigint as claimed, max(n.claimed_at) as claimed_at
+        from lanes l
+        cross join lateral (select i.handed_total, i.claimed_at from forebay.batch i
+                            where i.group_id = l.group_id and i.lane = l.lane and i.lease_id is not null order by i.no desc limit 1) n
+        group by l.group_id),
+    done as materialized (
+        select b.group_id, max(b.settled_at) as completed_at, coalesce(sum(b.jobs) filter (where b.settled_at > p_since), 0)::bigint as completed
+        from (
+            select l.group_id, s.settled_at, d.jobs
+            from lanes l
+            cross join lateral (
+                select i.lease_id, i.claim_no, cardinality(i.seqs) as jobs from forebay.batch i
+                where i.group_id = l.group_id and i.lane = l.lane and i.lease_id is not null order by i.no desc limit 100) n
+            join forebay.settlement s on s.lease_id = n.lease_id and s.claim_no = n.claim_no
+            cross join lateral (
+                select case when s.outcomes is not null then (select count(*) from unnest(s.outcomes) o where o = 'd')
+                            when s.offsets is not null then cardinality(s.offsets) else n.jobs end as jobs) d
+            where d.jobs > 0) b
+        group by b.group_id),
+    oldest as materialized (
+        -- Rows of retried and scheduled jobs keep the time of their first enqueue, and say nothing about the wait.
+        select c.queue, c.group_id, min(u.oldest) as oldest
+        from (select n.queue, n.group_id, row(1, n.lane, case n.audience when 0 then n.start_after else '1:1:' end, n.snap_from, n.snap_to, s.lo, s.hi, n.pos_xid,
+                                     n.pos_seq)::forebay._cursor as cursor
+              from newest n left join forebay.segment s on s.segment_id = n.pos_segment
+              where n.audience = 0
+              union all
+              select l.queue, null, row(1, l.lane, '1:1:'::pg_snapshot, null, null, null, null, null, null)::forebay._cursor
+              from (select distinct i.queue, i.lane from forebay.lane i
+                    where i.audience = 0 and not exists (select from forebay.queue_group g where g.queue = i.queue)) l) c
+        cross join lateral forebay._oldest_unread(array[c.cursor]) u
+        group by c.queue, c.group_id),
+    counts as materialized (
+        select d.queue, d.group_name, sum(d.scheduled)::bigint as scheduled, sum(d.ready)::bigint as ready, sum(d.claimed)::bigint as claimed,
+               sum(d.running)::bigint as running, sum(d.retrying)::bigint as retrying
+        from forebay.depth() d group by d.queue, d.group_name)
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'queue', d.queue, 'group', d.group_name, 'scheduled', d.scheduled, 'ready', d.ready, 'claimed', d.claimed, 'running', d.running,
+               'retrying', d.retrying, 'created_at', extract(epoch from g.created_at),
+               'paused_at', extract(epoch from forebay._paused_since(g.paused_at, g.resume_at)),
+               'is_served', g.group_id is not null and (d.claimed + d.running > 0 or forebay._leader_of(g.group_id) is not null or exists (
+                   select from forebay.lease l
+                   join lateral (select h.heartbeat_at from forebay.heartbeat h where h.lease_id = l.lease_id order by h.heartbeat_at desc limit 1) h on true
+                   where l.closed_at is null and l.details ->> 'group' = g.name and l.details -> 'queues' ? g.queue
+                     and h.heartbeat_at > p_now - make_interval(secs => l.lease_seconds))),
+               'claims', coalesce(c.claimed, 0), 'claimed_at', extract(epoch from c.claimed_at),
+               'completed', coalesce(o.completed, 0), 'completed_at', extract(epoch from o.completed_at),
+               'oldest_ready_at', case when d.ready > 0 then extract(epoch from u.oldest) end) order by d.queue, d.group_name), '[]')
+    from counts d
+    left join forebay.queue_group g on g.queue = d.queue and g.name = d.group_name
+    left join claims c on c.group_id = g.group_id
+    left join done o on o.group_id = g.group_id
+    left join oldest u on u.queue = d.queue and u.group_id is not distinct from g.group_id
+$$;
+
+
+-- When the oldest of the first 100 rows in front of cursors was enqueued; rows of jobs that had one before are left out.
+create function forebay._oldest_unread(p_cursors forebay._cursor[]) returns table (oldest timestamptz)
+language plpgsql stable
+-- planner: in order
+as $$
+begin
+    return query execute
+        'select min(u.enqueued_at) filter (where u.job_id is null) from (' || forebay._unread_sql(p_cursors, 'l.enqueued_at, l.job_id') || ' limit 100) u'
+        using p_cursors;
+end
+$$;
+
+
+-- The counters up to the last fold, which is a second old where a worker runs, by queue, group and kind; with the histograms of waits and
+-- durations. The numbers of elements are those of forebay.counter_event. forebay.stats() adds what came since.
+create function forebay._measured_counters() returns jsonb
+language sql stable
+-- planner: in order
+as $$
+    select jsonb_build_object('bounds', to_jsonb(forebay._counter_bounds()), 'cells', coalesce(jsonb_agg(jsonb_build_object(
+               'queue', c.queue, 'group', c.name, 'kind', c.kind, 'enqueued', c.n[2], 'done', c.n[4], 'failed', c.n[5], 'dead', c.n[6], 'expired', c.n[7],
+               'cancelled', c.n[8] + c.n[9], 'snoozed', c.n[10], 'released', c.n[11], 'lost', c.n[12],
+               'waits', to_jsonb(c.n[18:31]), 'wait_ms', c.n[17], 'durations', to_jsonb(c.n[32:45]), 'duration_ms', c.n[46])
+           order by c.queue, c.name, c.kind), '[]'))
+    from (select s.queue, s.name, s.kind, array_agg(s.total order by s.element) as n
+          from (select e.queue, g.name, e.kind, u.element, sum(u.total)::bigint as total
+                from forebay.counter_cell e
+                join forebay.queue_group g on g.group_id = e.group_id
+                cross join lateral (select i.totals from forebay.counter i
+                                    where i.cell_id = e.cell_id and i.segment_id = -1 order by i.no desc limit 1) t
+                cross join lateral unnest(t.totals) with ordinality u (total, element)
+                group by e.queue, g.name, e.kind, u.element) s
+          group by s.queue, s.name, s.kind) c
+$$;
+
+
+-- Dead letters that were not redriven, by queue, kind, tag and reason; muted causes do not count. At most 100,000 are read, the
+-- newest of each queue.
+create function forebay._measured_dead(p_since timestamptz) returns jsonb
+language sql stable
+-- planner: in order
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'queue', d.queue, 'kind', d.kind, 'tag', d.tag, 'reason', d.reason, 'dead', d.dead, 'lately', d.lately, 'newest_at', extract(epoch from d.newest))
+           order by d.queue, d.kind, d.tag, d.reason), '[]')
+    from (select i.queue, i.kind, i.tag, i.reason, count(*) as dead, count(*) filter (where i.died_at > p_since) as lately, max(i.died_at) as newest
+          from (select q.queue from forebay._queues_of(null) q (queue) union select 'forebay.deliver') q
+          cross join lateral (select * from forebay.dead_letter e where e.queue = q.queue order by e.died_at desc limit 100000) i
+          where i.redriven_at is null
+            and not exists (select from forebay.muted_cause m where m.cause = i.cause and m.cause <> '' and (m.until is null or m.until > forebay._now()))
+          group by i.queue, i.kind, i.tag, i.reason) d
+$$;
+
+
+-- The workers with an open lease.
+create function forebay._measured_workers(p_now timestamptz) returns jsonb
+language sql stable
+-- planner: indexed
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'worker', l.worker, 'group', l.details ->> 'group', 'app', l.details ->> 'app', 'concurrency', l.details -> 'concurrency',
+               'is_alive', coalesce(h.heartbeat_at > p_now - make_interval(secs => l.lease_seconds), false), 'heartbeat_at', extract(epoch from h.heartbeat_at),
+               'memory_bytes', h.memory_kb * 1024::bigint, 'running', coalesce(cardinality(h.running_jobs), 0)) order by l.worker), '[]')
+    from forebay.lease l
+    left join lateral (select b.heartbeat_at, b.memory_kb, b.running_jobs from forebay.heartbeat b
+                       where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h on true
+    where l.closed_at is null
+$$;
+
+
+-- Endpoints: what waits, the breaker, and calls of the last two minutes.
+create function forebay._measured_endpoints(p_now timestamptz) returns jsonb
+language sql volatile
+-- planner: indexed
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'endpoint', e.name, 'waiting', e.waiting, 'breaker', e.breaker, 'opened_at', extract(epoch from e.opened_at),
+               'is_disabled', e.disabled_at is not null, 'is_overfull', e.is_overfull, 'accepted_per_second', e.accepted_per_second,
+               'failed_per_second', e.failed_per_second, 'rejected_per_second', e.rejected_per_second, 'p99_seconds', e.p99_seconds,
+               'error', left(e.last_error, 200)) order by e.name), '[]')
+    from forebay.endpoints() e
+$$;
+
+
+-- Mirrors: the last sample, open breakers, and the last audit.
+create function forebay._measured_mirrors(p_now timestamptz) returns jsonb
+language sql stable
+-- planner: in order
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'mirror', m.mirror, 'due', s.due, 'waiting', s.waiting, 'sampled_at', extract(epoch from s.at), 'breakers', coalesce(b.breakers, '[]'),
+               'drift', a.missing + a.stale + a.orphaned + a.ahead, 'repaired', a.repaired, 'audited_at', extract(epoch from a.ended_at)) order by m.mirror), '[]')
+    from (with recursive each as (
+              (select i.mirror from forebay.mirror_sample i order by i.mirror limit 1)
+              union all
+              select n.mirror from each e, lateral (select i.mirror from forebay.mirror_sample i where i.mirror > e.mirror order by i.mirror limit 1) n)
+          select e.mirror from each e union select i.mirror from forebay.mirror_audit i) m
+    left join lateral (select i.* from forebay.mirror_sample i where i.mirror = m.mirror order by i.at desc limit 1) s on true
+    left join lateral (select i.* from forebay.mirror_audit i where i.mirror = m.mirror order by i.ended_at desc limit 1) a on true
+    left join lateral (
+        select jsonb_agg(jsonb_build_object('who', o.who, 'place', o.place, 'why', o.why, 'at', extract(epoch from o.at)) order by o.who, o.place) as breakers
+        from (select distinct on (i.who, i.place) i.* from forebay.mirror_breaker i
+              where i.mirror = m.mirror and i.at > p_now - interval '1 hour' order by i.who, i.place, i.at desc) o
+        where o.open_until > p_now - interval '3 minutes') b on true
+$$;
+
+
+-- Schedules: where the decisions are, and instants that were missed lately.
+create function forebay._measured_schedules(p_since timestamptz) returns jsonb
+language sql stable
+-- planner: in order
+as $$
+    select coalesce(jsonb_agg(jsonb_build_object(
+               'schedule', s.name, 'kind', s.kind, 'cron', s.cron, 'every', extract(epoch from s.every), 'tz', s.tz, 'starts_at', extract(epoch from s.starts_at),
+               'decided_to', extract(epoch from s.decided_to), 'is_paused', s.paused_at is not null, 'is_declared', s.vanished_at is null, 'problem', s.problem,
+               'missed', coalesce(o.missed, 0)) order by s.name), '[]')
+    from forebay.schedule s
+    left join lateral (select sum(i.instants)::bigint as missed from forebay.occurrence i
+                       where i.schedule_id = s.schedule_id and i.status = 'missed' and i.decided_at > p_since) o on true
+$$;
+
+
+-- The database: the oldest snapshot, dead rows, the reserve of segments, duties of maintenance, and sizes.
+create function forebay._measured_database(p_now timestamptz) returns jsonb
+language sql stable
+-- planner: indexed
+as $$
+    select jsonb_build_object(
+        'snapshot_seconds', (
+            select coalesce(extract(epoch from max(p_now - coalesce(a.xact_start, a.query_start))), 0) from pg_stat_activity a
+            where a.backend_xmin is not null and a.backend_type <> 'walsender' and a.pid <> pg_backend_pid()
+              and (a.datid is null or a.datid = (select d.oid from pg_database d where d.datname = current_database()))),
+        'prepared_seconds', (select coalesce(extract(epoch from max(p_now - p.prepared)), 0) from pg_prepared_xacts p where p.database = current_database()),
+        'xmin_age', greatest(
+            (select coalesce(max(age(a.backend_xmin)), 0) from pg_stat_activity a where a.pid <> pg_backend_pid()),
+            (select coalesce(max(greatest(age(r.xmin), age(r.catalog_xmin))), 0) from pg_replication_slots r),
+            (select coalesce(max(age(p.transaction)), 0) from pg_prepared_xacts p)),
+        'dead_rows', (select coalesce(sum(t.n_dead_tup), 0)::bigint from pg_stat_user_tables t where t.schemaname = 'forebay'),
+        'live_rows', (select coalesce(sum(t.n_live_tup), 0)::bigint from pg_stat_user_tables t where t.schemaname = 'forebay'),
+        'numbers_left', (select max(s.hi) from forebay.segment s) - 1 - coalesce(pg_sequence_last_value('forebay.log_seq'), 0),
+        'numbers_drawn', coalesce(pg_sequence_last_value('forebay.log_seq'), 0),
+        'reserve_rows', (select s.value from forebay.setting s where s.name = 'reserve_rows'),
+        'segments', (select count(*) from forebay.segment s where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)),
+        'duties', (select coalesce(jsonb_agg(jsonb_build_object(
+                              'duty', d.name, 'error', d.error, 'since', extract(epoch from d.since), 'recorded_at', extract(epoch from d.recorded_at))
+                          order by d.name), '[]') from forebay.duty d))
+$$;

@@ -1,0 +1,32 @@
+-- Alerts: what is wrong now, and when the rules were last applied. See docs/design/alerts.md.
+
+-- A row for each condition that holds, or held a moment ago. It is changed by each check, and deleted when the alert is over.
+create table forebay.alert (
+    code       text collate "C" not null,
+    subject    text collate "C" not null,  -- the queue, endpoint, mirror or schedule; empty: the database
+    group_name text collate "C" not null,  -- the consumer group; empty: none
+    severity   text not null check (severity in ('error', 'warning')),
+    problem    text not null,
+    hint       text not null,
+    since      timestamptz not null,       -- start of the condition
+    seen_at    timestamptz not null,       -- the last check that found it
+    fired_at   timestamptz,                -- null: it has not lasted long enough
+    primary key (code, subject, group_name)
+) with (fillfactor = 50);
+
+comment on table forebay.alert is 'Conditions of alerts; read them with forebay.alerts().';
+
+-- The last check, one row.
+create table forebay.alert_check (
+    one        boolean primary key default true check (one),
+    checked_at timestamptz not null
+) with (fillfactor = 50);
+
+-- Thresholds that differ from the defaults.
+create table forebay.alert_threshold (
+    name  text collate "C" not null,
+    queue text collate "C" not null,       -- empty: all queues
+    tag   text collate "C" not null,       -- empty: all tags
+    value double precision not null,
+    primary key (name, queue, tag)
+);

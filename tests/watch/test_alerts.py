@@ -1,0 +1,336 @@
+"""Each problem, made for real, fires the alerts that name it, and they clear when it is gone."""
+
+import json
+
+import pytest
+
+import forebay
+from forebay.errors import ConfigError
+from forebay.metrics import acheck
+from forebay.policy.watch import THRESHOLDS, alerts_of_all
+from tests.support.engine import connect, enqueue, one, shift_clock, sqlstate
+from tests.support.fix_worker import run_until_idle, running
+from tests.support.mutant import break_function, violation
+
+pytestmark = pytest.mark.anyio
+
+HOUR = 3600.0
+
+
+class Watch:
+    """Checks alerts of a database whose clock it moves."""
+
+    def __init__(self, dsn, conn):
+        self.dsn, self.conn, self.shifted = dsn, conn, 0.0
+
+    async def codes(self, only=None):
+        found = {(a.code, a.subject) for a in (await acheck(self.dsn)).alerts}
+        return found if only is None else {code for code, _ in found if code in only}
+
+    async def wait(self, seconds, only=None):
+        """Let time pass, with a check each minute; return what fires at the end."""
+        found = set()
+        for _ in range(int(seconds // 60)):
+            self.jump(60)
+            found = await self.codes(only)
+        return found
+
+    def jump(self, seconds):
+        self.shifted += seconds
+        shift_clock(self.conn, self.shifted)
+
+    def events(self):
+        return self.conn.execute(
+            "select act, kind, queue from forebay.event where act in ('alerts.fired', 'alerts.cleared') order by event_id"
+        ).fetchall()
+
+
+@pytest.fixture
+def watch(database, conn):
+    return Watch(database, conn)
+
+
+@pytest.fixture
+def work(app):
+    """An application with a job that works and one that never does."""
+
+    @app.job(queue="mail")
+    def well() -> None:
+        pass
+
+    @app.job(queue="mail", retry=forebay.RetryPolicy(max_attempts=1))
+    def broken() -> None:
+        raise ValueError("never")
+
+    return well, broken
+
+
+A = ("A1", "A2", "A3")
+
+
+async def steady(app, conn, well, watch):
+    """An old installation with steady traffic, watched for A1 to A3."""
+    watch.jump(2 * HOUR)
+    one(conn, "select forebay.set_threshold('completed_least', 1, 'mail')")
+    one(conn, "select forebay.set_threshold('waiting_most', 10, 'mail')")
+    with conn.transaction():
+        well.enqueue(conn)
+    await run_until_idle(app)
+    watch.jump(1000)  # the group is no longer new
+    with conn.transaction():
+        well.enqueue(conn)
+    await run_until_idle(app)
+    assert await watch.codes() == set()
+
+
+async def test_a_producer_that_stops_fires_a1_only(app, conn, watch, work):
+    well, _ = work
+    await steady(app, conn, well, watch)
+    assert await watch.wait(1200) == {("A1", "mail")}
+    with conn.transaction():
+        well.enqueue(conn)
+    await run_until_idle(app)
+    assert await watch.codes() == {("A1", "mail")}, "it ends after two quiet minutes"
+    assert await watch.wait(180) == set()
+    assert watch.events() == [("alerts.fired", "A1", "mail"), ("alerts.cleared", "A1", "mail")]
+
+
+async def test_a_consumer_that_stops_fires_a1_of_the_three(app, conn, watch, work):
+    """Nobody serves the queue, and its oldest job waits: the other two alerts say so."""
+    well, _ = work
+    await steady(app, conn, well, watch)
+    with conn.transaction():
+        well.enqueue(conn)
+    assert await watch.wait(120) == {("unserved", "mail")}
+    assert await watch.wait(1200) == {("A1", "mail"), ("unserved", "mail"), ("oldest", "mail")}
+    await run_until_idle(app)
+    assert await watch.wait(180) == set()
+
+
+async def test_a_producer_that_outpaces_its_consumer_fires_a2_of_the_three(app, conn, watch, work):
+    well, _ = work
+    await steady(app, conn, well, watch)
+    with conn.transaction():
+        for _ in range(20):
+            well.enqueue(conn)
+    assert await watch.wait(300, A) == set(), "not before it has lasted"
+    assert await watch.wait(360, A) == {"A2"}
+    await run_until_idle(app)
+    assert await watch.wait(180, A) == set()
+
+
+async def test_a_job_that_can_never_succeed_fires_a3_only(app, conn, watch, work):
+    well, broken = work
+    await steady(app, conn, well, watch)
+    with conn.transaction():
+        broken.enqueue(conn)
+    await run_until_idle(app)
+    assert await watch.codes() == {("A3", "mail")}
+    conn.execute("select forebay.set_threshold('dead_most', 5, 'mail')")
+    assert await watch.wait(180) == set()
+
+
+async def test_the_first_hour_of_an_installation_has_no_false_alarm(database, conn, watch):
+    """
+    Jobs wait and no worker was ever started; then the hour is over. Nobody has checked yet, and that is no alert either.
+    """
+    enqueue(conn, queue="mail")
+    assert conn.execute("select * from forebay.alerts()").fetchall() == []
+    watch.jump(HOUR - 240)
+    assert await watch.wait(180) == set()
+    watch.jump(600)
+    assert ("unserved", "mail") in await watch.wait(180)
+
+
+async def test_alerts_that_nobody_checks_are_an_alert(database, conn, watch):
+    await watch.codes()
+    assert conn.execute("select * from forebay.alerts()").fetchall() == []
+    watch.jump(200)
+    assert one(conn, "select code from forebay.alerts()") == "unchecked"
+    assert forebay.Client(database).alerts()[0].code == "unchecked"
+    await watch.codes()
+    assert conn.execute("select * from forebay.alerts()").fetchall() == []
+
+
+async def test_dead_letters_that_become_more(app, conn, watch, work):
+    _, broken = work
+    conn.execute("select forebay.set_threshold('dead_lately_most', 4)")
+    with conn.transaction():
+        for _ in range(5):
+            broken.enqueue(conn)
+    await run_until_idle(app)
+    assert await watch.codes() == {("A3", "mail"), ("dead-growing", "mail")}
+    watch.jump(1000)
+    await watch.codes()
+    assert await watch.wait(180) == {("A3", "mail")}
+
+
+async def test_a_snapshot_that_is_held(database, conn, watch):
+    conn.execute("select forebay.set_threshold('snapshot_for', 0.001)")
+    with connect(database) as holder:
+        holder.execute("begin isolation level repeatable read")
+        holder.execute("select 1")
+        assert await watch.codes() == {("snapshot", "")}
+    watch.jump(130)
+    conn.execute("select forebay.set_threshold('snapshot_for', 1000000)")
+    assert await watch.codes() == set()
+
+
+async def test_the_breaker_of_an_endpoint_the_reserve_and_a_duty(database, conn, watch):
+    conn.execute(
+        "select forebay.create_endpoint('shop', 'http', '{\"url\": \"http://127.0.0.1:1/\"}', breaker_threshold => 1)"
+    )
+    conn.execute(
+        "update forebay.endpoint_state set opened_at = forebay._now(), failures = 1, last_error = 'refused'"
+    )
+    conn.execute("select forebay.record_duty_v1('seal', 600, 'no space')")
+    conn.execute("select forebay.configure('reserve_rows', 1000000000)")
+    assert await watch.wait(120) == {("breaker", "shop"), ("maintenance", "seal"), ("reserve", "")}
+    conn.execute("update forebay.endpoint_state set opened_at = null")
+    conn.execute("select forebay.record_duty_v1('seal')")
+    conn.execute("select forebay.configure('reserve_rows', 1000000)")
+    assert await watch.wait(240) == set()
+
+
+async def test_the_drift_of_a_mirror(database, conn, watch):
+    found = {
+        "seconds": 1, "compared": "version", "items": 9, "copies": 8, "rows": 17, "ranges": 0, "differed": 0, "suspects": 1,
+        "missing": 1, "stale": 0, "orphaned": 0, "ahead": 0,
+    }  # fmt: skip
+    audit = one(conn, "select forebay.record_audit('pages', %s::jsonb)", json.dumps(found))
+    assert await watch.codes() == {("drift", "pages")}
+    conn.execute("select forebay.record_repair(%s, 1)", [audit])
+    assert await watch.wait(180) == set()
+
+
+async def test_a_schedule_that_nobody_runs(database, conn, watch):
+    conn.execute(
+        "select forebay.create_schedule('nightly', 'report', cron => '* * * * *', queue => 'mail')"
+    )
+    assert await watch.codes() == set()
+    assert await watch.wait(300) == {("schedule", "nightly")}
+    conn.execute("select forebay.pause_schedule('nightly')")
+    assert await watch.wait(180) == set()
+
+
+async def test_an_alert_is_published_and_in_the_event_log(app, conn, watch, work):
+    """
+    It is published where somebody subscribes: an event that waits for nobody would itself be an alert.
+    """
+    _, broken = work
+    conn.execute(
+        "select forebay.create_endpoint('ops', 'http', '{\"url\": \"http://127.0.0.1:1/\"}')"
+    )
+    conn.execute("select forebay.subscribe('ops', 'forebay.alert')")
+    with conn.transaction():
+        broken.enqueue(conn)
+    await run_until_idle(app)
+    await watch.codes()
+    await watch.codes()
+    rows = conn.execute(
+        "select args ->> 'state', args ->> 'code', args ->> 'subject' from forebay.log where kind = 'forebay.alert'"
+    ).fetchall()
+    assert rows == [("fired", "A3", "mail")], "once, however often it is checked"
+    assert watch.events()[-1] == ("alerts.fired", "A3", "mail")
+
+
+async def test_without_a_subscription_nothing_is_published(app, conn, watch, work):
+    _, broken = work
+    with conn.transaction():
+        broken.enqueue(conn)
+    await run_until_idle(app)
+    assert await watch.codes() == {("A3", "mail")}
+    assert one(conn, "select count(*) from forebay.log where kind = 'forebay.alert'") == 0
+
+
+async def test_an_alert_fires_although_its_event_cannot_be_published(app, conn, watch, work):
+    _, broken = work
+    conn.execute(
+        "select forebay.create_endpoint('ops', 'http', '{\"url\": \"http://127.0.0.1:1/\"}')"
+    )
+    conn.execute("select forebay.subscribe('ops', 'forebay.alert')")
+    conn.execute("select forebay.publish('forebay.alert')")
+    conn.execute("select forebay.limit_queue('forebay.publish', max_waiting => 1)")
+    with conn.transaction():
+        broken.enqueue(conn)
+    await run_until_idle(app)
+    assert await watch.codes() == {("A3", "mail")}
+    assert [act for act, *_ in watch.events()] == ["alerts.fired"]
+
+
+async def test_a_condition_must_last_without_a_break(database, conn):
+    """A check that does not find it begins its time anew; so does a long time without checks."""
+    found = json.dumps([{"code": "x", "for": 120}])
+
+    def check(what, seconds):
+        shift_clock(conn, seconds)
+        return conn.execute(
+            "select act from forebay.record_alerts_v1(%s::jsonb)", [what]
+        ).fetchall()
+
+    assert check(found, 10) == []
+    assert check("[]", 70) == []
+    assert check(found, 140) == []
+    assert check(found, 200) == []
+    assert check(found, 270) == [("fired",)]
+    assert check("[]", 300) == []
+    assert check("[]", 400) == [("cleared",)]
+    assert check(found, 500) == []
+    assert check(found, 900) == [], "nobody looked in between"
+
+
+def test_an_alert_that_flaps_fires_once(database, conn):
+    """Without the time to clear, each second check would fire again."""
+
+    def flaps():
+        for step in range(6):
+            shift_clock(conn, step * 30 + 30)
+            what = json.dumps([{"code": "x"}] if step % 2 == 0 else [])
+            conn.execute("select * from forebay.record_alerts_v1(%s::jsonb)", [what])
+        assert one(conn, "select count(*) from forebay.event where act = 'alerts.fired'") == 1
+
+    flaps()
+    conn.execute("delete from forebay.alert")
+    conn.execute("delete from forebay.event")
+    break_function(
+        database,
+        "record_alerts_v1",
+        ("a.seen_at <= v_now - make_interval(secs => p_clear_seconds)", "true"),
+    )
+    assert violation(flaps)
+
+
+def test_a_threshold_of_a_queue_goes_before_that_of_all(database):
+    client = forebay.Client(database)
+    assert client.set_threshold("oldest_ready", 5.0) is None
+    assert client.set_threshold("oldest_ready", 9.0, queue="mail") is None
+    assert client.set_threshold("oldest_ready", None) == 5.0
+    with pytest.raises(ConfigError, match="unknown"):
+        client.set_threshold("oldest", 1.0)
+    with pytest.raises(ConfigError, match="not a number from 0"):
+        client.set_threshold("oldest_ready", -1.0)
+
+
+@pytest.mark.usual("has login roles of its own")
+def test_a_reader_sees_alerts_and_may_not_record(conn):
+    conn.execute("set role forebay_reader")
+    assert conn.execute("select * from forebay.alerts()").fetchall() == []
+    conn.execute("select forebay.measurements()")
+    assert sqlstate(conn, "select forebay.record_alerts_v1('[]')") == "42501"
+    assert sqlstate(conn, "select forebay.set_threshold('x', 1)") == "42501"
+
+
+async def test_a_running_worker_checks(app, conn, work, monkeypatch):
+    monkeypatch.setattr("forebay.worker._maintenance._ALERTS_SECONDS", 0.05)
+    from tests.support.waiting import wait_for_async
+
+    async with running(app):
+        await wait_for_async(
+            lambda: conn.execute("select 1 from forebay.alert_check").fetchone(), 20, "a check"
+        )
+
+
+def test_each_threshold_has_a_default_and_the_rules_know_no_other(database, conn):
+    data = one(conn, "select forebay.measurements()")
+    assert alerts_of_all(data) == []
+    assert all(value >= 0 for value in THRESHOLDS.values())

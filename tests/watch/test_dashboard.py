@@ -1,0 +1,134 @@
+"""The dashboard for Grafana: its form, and that each query names metrics and labels that exist."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from forebay.metrics import metric_names
+
+FILE = Path(__file__).parents[2] / "examples" / "monitoring" / "grafana-dashboard.json"
+RULES = FILE.with_name("forebay-rules.yml")
+
+#: The parts of the model of a dashboard that we use, as of schema version 39: name and type, of the dashboard and of a panel.
+DASHBOARD = {
+    "title": str, "uid": str, "description": str, "tags": list, "schemaVersion": int, "version": int, "editable": bool,
+    "timezone": str, "refresh": str, "time": dict, "annotations": dict, "links": list, "templating": dict, "panels": list,
+}  # fmt: skip
+PANEL = {
+    "id": int, "title": str, "description": str, "type": str, "datasource": dict, "gridPos": dict, "targets": list,
+    "fieldConfig": dict, "options": dict,
+}  # fmt: skip
+TARGET = {"refId": str, "datasource": dict, "expr": str, "legendFormat": str}
+
+#: Units of Grafana, and types of panels of its core.
+UNITS = {"short", "s", "ops", "bytes"}
+TYPES = {"stat", "timeseries", "table"}
+
+
+@pytest.fixture
+def dashboard():
+    return json.loads(FILE.read_text())
+
+
+def conforms(value, schema, optional=()):
+    assert {name: type(value[name]) for name in schema} == schema
+    assert set(value) <= set(schema) | set(optional)
+
+
+def queries(dashboard):
+    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+
+
+def test_it_has_the_form_that_grafana_imports(dashboard):
+    conforms(dashboard, DASHBOARD)
+    assert "id" not in dashboard, "Grafana would replace the dashboard with that id"
+    for panel in dashboard["panels"]:
+        conforms(panel, PANEL)
+        assert panel["type"] in TYPES
+        assert panel["fieldConfig"]["defaults"]["unit"] in UNITS
+        assert panel["targets"], panel["title"]
+        for target in panel["targets"]:
+            conforms(target, TARGET, ("instant", "format"))
+            assert (
+                target["datasource"]
+                == panel["datasource"]
+                == {
+                    "type": "prometheus",
+                    "uid": "${datasource}",
+                }
+            )
+        assert len({target["refId"] for target in panel["targets"]}) == len(panel["targets"])
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+
+
+def test_no_two_panels_overlap(dashboard):
+    taken = set()
+    for panel in dashboard["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+def test_each_query_names_metrics_labels_and_variables_that_exist(dashboard):
+    known = metric_names()
+    variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    rules = re.findall(r"^\s+expr: (.+)$", RULES.read_text(), re.MULTILINE)
+    assert len(rules) == 4
+    known |= {
+        f"{name}_bucket": (*known[name], "le")
+        for name in ("forebay_job_wait_seconds", "forebay_job_duration_seconds")
+    }
+    for query in [*queries(dashboard), *rules]:
+        names = re.findall(r"\bforebay_\w+", query)
+        assert names
+        assert set(names) <= set(known), query
+        labels = {label for name in names for label in known[name]}
+        by = {
+            label.strip()
+            for part in re.findall(r"by \(([^)]*)\)", query)
+            for label in part.split(",")
+        }
+        matched = set(re.findall(r"(\w+)=~?\"", query))
+        assert by | matched <= labels, query
+        assert set(re.findall(r"\$(\w+)", query)) <= variables | {"__rate_interval"}, query
+
+
+def test_every_metric_but_some_is_on_it(dashboard):
+    """What is left out is for alerts, or says the same again."""
+    shown = {
+        name.removesuffix("_bucket")
+        for name in re.findall(r"\bforebay_\w+", " ".join(queries(dashboard)))
+    }
+    assert set(metric_names()) - shown == {
+        "forebay_alerts_checked_timestamp_seconds", "forebay_endpoint_disabled", "forebay_endpoint_latency_p99_seconds",
+        "forebay_log_segments", "forebay_maintenance_duties_failing", "forebay_mirror_due", "forebay_queue_paused",
+        "forebay_queue_recently_completed", "forebay_queue_served", "forebay_schedule_recently_missed",
+        "forebay_scrape_duration_seconds", "forebay_worker_claimed_jobs_total", "forebay_worker_leases_lost_total",
+        "forebay_worker_listener_errors_total", "forebay_worker_live", "forebay_worker_ready", "forebay_worker_reconnects_total",
+        "forebay_workers_memory_bytes", "forebay_workers_slots",
+    }  # fmt: skip
+
+
+@pytest.mark.skipif(not shutil.which("promtool"), reason="Prometheus is not installed")
+def test_prometheus_reads_each_query(dashboard, tmp_path):
+    """As rules, since promtool checks these."""
+    rules = [
+        {"record": f"forebay:{number}", "expr": re.sub(r"\$__rate_interval", "5m", query)}
+        for number, query in enumerate(queries(dashboard))
+    ]
+    file = tmp_path / "rules.json"
+    file.write_text(json.dumps({"groups": [{"name": "dashboard", "rules": rules}]}))
+    told = subprocess.run(
+        ["promtool", "check", "rules", str(file)], capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stdout + told.stderr
