@@ -22,6 +22,7 @@ import contextlib
 import random
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -110,10 +111,10 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
                 found = draw_up(conn, account, (number for number, _ in notes.read()))
     found["double"] = found["settled_twice"] + found["applied_twice"]
     report = _report(found, kills, server_kills, took, can_kill_server=server is not None)
-    if options.keep:
-        report.figures["dsn"] = dsn
-        report.notes.append(f"the database was kept: {dsn}")
-    return report
+    if not options.keep:
+        return report
+    figures = {**report.figures, "dsn": dsn}
+    return replace(report, figures=figures, notes=[*report.notes, f"the database was kept: {dsn}"])
 
 
 def _enqueue_more(dsn: str, jobs: int) -> range:
