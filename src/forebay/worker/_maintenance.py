@@ -50,9 +50,10 @@ _SUMMARIZED_SEGMENTS = 3
 _RENEW_SECONDS = 2.0
 _RENEW_PAUSE_FACTOR = 20
 
-#: The same for folds of the counters.
+#: The same for folds of the counters, and the longest pause: while a worker is at its limit, folds come later, and reads add more.
 _FOLD_SECONDS = 1.0
-_FOLD_PAUSE_FACTOR = 5
+_FOLD_PAUSE_FACTOR = 20
+_FOLD_SECONDS_MAX = 10.0
 
 #: The parts of trimming with the seconds between two passes. Under a held snapshot a pass visits what the passes before deleted,
 #: so most are rare.
@@ -360,7 +361,8 @@ class Maintenance:
     async def _fold(self, duty: Duty) -> bool:
         began_at = time.monotonic()
         self._record("folded", await self._session.run(protocol.fold()))
-        duty.every_seconds = max(_FOLD_SECONDS, _FOLD_PAUSE_FACTOR * (time.monotonic() - began_at))
+        pause = _FOLD_PAUSE_FACTOR * (time.monotonic() - began_at)
+        duty.every_seconds = min(max(_FOLD_SECONDS, pause), _FOLD_SECONDS_MAX)
         return False
 
     async def _count(self, _: Duty) -> bool:
