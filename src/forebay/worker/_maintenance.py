@@ -151,7 +151,7 @@ class Maintenance:
                 Duty("close", 2.0, self._close),
                 Duty("forget", 10.0, self._forget),
                 Duty("renew", _RENEW_SECONDS, self._renew),
-                Duty("fold", _FOLD_SECONDS, self._fold),
+                Duty("fold", _FOLD_SECONDS, self._fold, due_at=time.monotonic() + _FOLD_SECONDS),
                 Duty("count", 60.0, self._count),
                 Duty("locks", 60.0, self._watch_locks),
                 *(
