@@ -1,12 +1,25 @@
 """Counters are exact: stats() is the sum over job(), and over a full count, whatever happened and whatever was folded."""
 
 import json
+import random
 from collections import Counter
 
 import pytest
 
 from tests.sql.test_counters import Life
-from tests.support.engine import connect, one, small_segments
+from tests.support.engine import (
+    Reader,
+    connect,
+    enqueue,
+    enqueue_many,
+    one,
+    shift_clock,
+    small_segments,
+    sqlstate,
+    trim,
+)
+from tests.support.mutant import break_function, violation
+from tests.support.plans import pages
 
 _STATES = ("scheduled", "ready", "claimed", "running", "retrying")
 
@@ -93,3 +106,122 @@ def test_stats_are_the_sum_over_the_states_of_all_jobs(database, conn, seed, key
         raise AssertionError(f"after {done[-8:]}") from error
     finally:
         life.close()
+
+
+def test_a_crash_leaves_the_counters_exact(own_database, own_server):
+    """
+    Whatever a crash of the server takes back, claims that were committed asynchronously too, and at whatever moment between folds it comes:
+    the counters agree with a full count.
+    """
+    draw = random.Random(7)
+    for _ in range(4):
+        with connect(own_database) as conn, Reader(own_database) as reader:
+            for _ in range(12):
+                act = draw.choice(["enqueue", "claim", "settle", "fold", "schedule"])
+                if act == "enqueue":
+                    enqueue_many(conn, [{"kind": draw.choice("ab")} for _ in range(20)])
+                elif act == "schedule":
+                    enqueue(conn, kind="b", delay="1 h")
+                elif act == "claim":
+                    reader.claim_ready(7)
+                elif act == "settle" and reader.open_claims:
+                    reader.settle(reader.open_claims.pop())
+                else:
+                    one(conn, "select forebay.fold_v1()")
+            own_server.kill()
+        own_server.start()
+        with connect(own_database) as conn:
+            assert conn.execute(
+                "select equal, differences from forebay.audit_stats()"
+            ).fetchone() == (True, None)
+            one(conn, "select forebay.fold_v1()")
+            assert conn.execute(
+                "select equal, differences from forebay.audit_stats()"
+            ).fetchone() == (True, None)
+
+
+def test_the_rows_of_emptied_segments_stay_counted(conn, database):
+    """The totals of a segment are kept when it is emptied, and the audit adds them."""
+    small_segments(conn, rows=100)
+    with Reader(database) as reader:
+        enqueue_many(conn, [{"kind": "work", "tag": "x"} for _ in range(350)])
+        reader.claim_all()
+        for claim_no in list(reader.open_claims):
+            reader.settle(claim_no)
+        enqueue(conn)
+        one(conn, "select forebay.seal_v1()")
+        one(conn, "select forebay.configure('retention_bytes', 0)")
+        emptied = 0
+        while conn.execute("select emptied from forebay.retain_v1()").fetchone()[0] is not None:
+            emptied += 1
+        assert emptied >= 2
+        trim(conn)
+        assert one(conn, "select sum(done) from forebay.stats()") == 350
+        assert conn.execute("select equal, differences from forebay.audit_stats()").fetchone() == (
+            True,
+            None,
+        )
+
+
+def test_a_read_visits_no_job_that_just_waits_or_has_ended(conn, database):
+    """The pages of a read do not depend on the number of jobs."""
+    with Reader(database) as reader:
+
+        def pages_of_a_read():
+            one(conn, "select forebay.fold_v1()")
+            one(conn, "select forebay.fold_v1()")
+            conn.execute("select count(*) from forebay.stats()")
+            return pages(conn, "select count(*) from forebay.stats()", [])
+
+        enqueue_many(conn, [{"kind": "work"} for _ in range(100)])
+        reader.claim_ready(50)
+        before = pages_of_a_read()
+        for _ in range(5):
+            enqueue_many(conn, [{"kind": "work"} for _ in range(2000)])
+            reader.claim_ready(1000)
+        assert pages_of_a_read() <= before + 100
+
+
+def test_the_series_adds_up_to_the_counters(conn, database):
+    """The increments of all seconds are the present totals."""
+    with Reader(database) as reader:
+        for step in range(3):
+            shift_clock(conn, step * 61)
+            enqueue_many(conn, [{"kind": "work"} for _ in range(10)])
+            reader.claim_ready(4)
+            one(conn, "select forebay.fold_v1()")
+        for step in ("second", "minute"):
+            assert one(conn, "select sum(handed) from forebay.stats_series(%s)", step) == 12
+        assert sqlstate(conn, "select * from forebay.stats_series('day')") == "JQ001"
+
+
+@pytest.mark.parametrize(
+    ("function", "guard", "mutant"),
+    [
+        (
+            "_counter_read",
+            "i.no > l.no and i.no <= l.last_no",
+            "i.no >= l.no and i.no <= l.last_no",
+        ),
+        ("_counter_read", "and i.flush_no <> all (n.flushes) offset 0", "offset 0"),
+        ("_counter_changed", "and pg_visible_in_snapshot(u.row_xid, b.snap)", ""),
+    ],
+)
+def test_each_guard_of_the_counters_is_needed(database, conn, function, guard, mutant):
+    """Without it a row is counted twice, or not at all."""
+    break_function(database, function, (guard, mutant))
+    with violation(), Reader(database) as reader:
+        jobs = enqueue_many(conn, [{"kind": "work"} for _ in range(9)])
+        first = reader.claim_ready(4)
+        reader.settle(first.claim_no, [1, 2])
+        one(conn, "select forebay.fold_v1()")
+        enqueue(conn, delay="1 s")
+        shift_clock(conn, 5)
+        one(conn, "select forebay.promote_v1()")
+        reader.settle(first.claim_no, [3])
+        reader.claim_ready(3)
+        one(conn, "select forebay.fold_v1()")
+        one(conn, "select forebay.fold_v1()")
+        assert jobs
+        equal, _, differences = conn.execute("select * from forebay.audit_stats()").fetchone()
+        assert equal, differences

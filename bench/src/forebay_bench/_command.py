@@ -112,6 +112,14 @@ def bench(
             show_default=False,
         ),
     ] = None,
+    keep: Annotated[
+        bool,
+        typer.Option(
+            "--keep",
+            help="For the scenario crash: keep the database, with 100,000 jobs or more, and print its address. A server"
+            " that was started for it keeps running.",
+        ),
+    ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -152,6 +160,8 @@ def bench(
     _check_sink(scenario, sink, server)
     if waiting is not None and scenario != "endpoints":
         raise ConfigError("--waiting", "is an option of the scenario endpoints")
+    if keep and scenario != "crash":
+        raise ConfigError("--keep", "is an option of the scenario crash")
     if plot is not None:
         _require_plots(plot)
     options = Options(
@@ -164,6 +174,7 @@ def bench(
         sink=sink,
         server=server,
         waiting=waiting,
+        keep=keep,
     )
     with ended_in_order(), _progress(console(stderr=True)) as progress:
         report, facts = run_scenario(scenario, options, dsn=dsn, pg_bin=pg_bin, progress=progress)

@@ -77,6 +77,8 @@ class Options:
     """host:port of a running server for that sink; None starts one for this run."""
     waiting: int | None = None
     """Deliveries that wait for the dead endpoint, for the scenario endpoints; None: the scenario's number."""
+    keep: bool = False
+    """Keep the database, for the scenario crash, with at least 100,000 jobs in it."""
 
 
 def run_scenario(
@@ -104,7 +106,7 @@ def run_scenario(
         raise KeyError(name)
     scenario = importlib.import_module(f"forebay_bench.scenarios.{name}")
     started = time.perf_counter()
-    with open_place(dsn, pg_bin) as place:
+    with open_place(dsn, pg_bin, keep=options.keep) as place:
         with MachineSpeed() as speed:
             report: Report = scenario.run(place, options, progress)
         facts = describe(place.facts)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.cli._worker import set_up_log
+from forebay.cli._serving import set_up_log
 from forebay.cli.options import Dsn
 from forebay.client import address_of
 from forebay.metrics import Exporter

@@ -52,9 +52,10 @@ _SUMMARIZED_SEGMENTS = 3
 _RENEW_SECONDS = 2.0
 _RENEW_PAUSE_FACTOR = 20
 
-#: The same for folds of the counters.
+#: The same for folds of the counters, and the longest pause: while a worker is at its limit, folds come later, and reads add more.
 _FOLD_SECONDS = 1.0
-_FOLD_PAUSE_FACTOR = 5
+_FOLD_PAUSE_FACTOR = 20
+_FOLD_SECONDS_MAX = 10.0
 
 #: Seconds between two checks of the alerts, and the least multiple of the duration of one.
 _ALERTS_SECONDS = 15.0
@@ -162,7 +163,7 @@ class Maintenance:
                 Duty("close", 2.0, self._close),
                 Duty("forget", 10.0, self._forget),
                 Duty("renew", _RENEW_SECONDS, self._renew),
-                Duty("fold", _FOLD_SECONDS, self._fold),
+                Duty("fold", _FOLD_SECONDS, self._fold, due_at=time.monotonic() + _FOLD_SECONDS),
                 Duty("count", 60.0, self._count),
                 Duty("locks", 60.0, self._watch_locks),
                 Duty("alerts", _ALERTS_SECONDS, self._check_alerts),
@@ -378,7 +379,8 @@ class Maintenance:
     async def _fold(self, duty: Duty) -> bool:
         began_at = time.monotonic()
         self._record("folded", await self._session.run(protocol.fold()))
-        duty.every_seconds = max(_FOLD_SECONDS, _FOLD_PAUSE_FACTOR * (time.monotonic() - began_at))
+        pause = _FOLD_PAUSE_FACTOR * (time.monotonic() - began_at)
+        duty.every_seconds = min(max(_FOLD_SECONDS, pause), _FOLD_SECONDS_MAX)
         return False
 
     async def _count(self, _: Duty) -> bool:

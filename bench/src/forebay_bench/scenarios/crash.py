@@ -22,6 +22,7 @@ import contextlib
 import random
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -34,6 +35,7 @@ from forebay_bench._journal import Journal
 from forebay_bench._place import SERVER_SETTINGS
 from forebay_bench._processes import Workers, scripts, wait_until, workers
 from forebay_bench._report import Bar, Report, Table
+from forebay_bench._writers import NUMBERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +53,16 @@ _KILL_EVERY_SECONDS: Final = 3.0
 _SERVER_KILL_EVERY: Final = 3
 
 #: Leases of killed workers are noticed after some seconds, backoffs of their jobs come on top.
-_REST_SECONDS: Final = 120.0
+_REST_SECONDS: Final = 300.0
+
+#: Jobs that are enqueued in bulk where the database is kept.
+_KEPT_JOBS: Final = 100_000
+
+_MORE: Final = """
+with entry as (
+    insert into ledger.entry (entry, effect_in_transaction) select i, false from generate_series(%(first)s::bigint, %(last)s::bigint) i returning entry)
+select forebay.enqueue_many('record_effect', array(select jsonb_build_object('entry', e.entry, 'seconds', 0.0) from entry e order by e.entry), 'crash')
+"""
 
 _UNFINISHED: Final = "select coalesce(sum(scheduled + ready + claimed + running + retrying), -1)::bigint from forebay.depth('crash')"
 
@@ -65,7 +76,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         notes = Journal(Path(folder) / "notes")
         settings = {"FOREBAY_QUEUE": "crash", **notes.environment}
         with (
-            place.database("crash") as dsn,
+            place.database("crash", keep=options.keep) as dsn,
             workers(dsn, concurrency=_CONCURRENCY, settings=settings) as worker_processes,
         ):
             with psycopg.connect(dsn, autocommit=True) as conn:
@@ -85,6 +96,12 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
                         raise ForebayError(f"a producer failed: {answer['failures'][0]}")
                     for outcome, entries in account.items():
                         entries.extend(answer[outcome.replace(" ", "_")])
+            if options.keep:
+                progress("more jobs, in bulk")
+                account["committed"].extend(
+                    _enqueue_more(dsn, max(1, int(_KEPT_JOBS * options.scale)))
+                )
+                kills += _kill(worker_processes, notes, None, seconds, progress)[0]
             progress("waiting until everything is done")
             wait_until(lambda: _unfinished(dsn) == 0, _REST_SECONDS, "everything is done")
             worker_processes.raise_when_one_ended()
@@ -93,7 +110,19 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
             with psycopg.connect(dsn, autocommit=True) as conn:
                 found = draw_up(conn, account, (number for number, _ in notes.read()))
     found["double"] = found["settled_twice"] + found["applied_twice"]
-    return _report(found, kills, server_kills, took, can_kill_server=server is not None)
+    report = _report(found, kills, server_kills, took, can_kill_server=server is not None)
+    if not options.keep:
+        return report
+    figures = {**report.figures, "dsn": dsn}
+    return replace(report, figures=figures, notes=[*report.notes, f"the database was kept: {dsn}"])
+
+
+def _enqueue_more(dsn: str, jobs: int) -> range:
+    """Enqueue many jobs in one transaction; return their entries."""
+    first = (_WRITERS + 1) * NUMBERS
+    with psycopg.connect(dsn) as conn:
+        conn.execute(_MORE, {"first": first, "last": first + jobs - 1})
+    return range(first, first + jobs)
 
 
 def _server(place: Place) -> EmbeddedServer | None:

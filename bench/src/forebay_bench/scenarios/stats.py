@@ -36,7 +36,7 @@ _QUICK_JOBS: Final = 300_000
 _BATCH: Final = 10_000
 _CALLS: Final = 100
 _HELD_STEPS: Final = 200
-_DRAINED: Final = 70_000
+_DRAINED: Final = 250_000
 _ENQUEUE_SECONDS: Final = 3.0
 
 _STOP_FOLDING: Final = """
@@ -150,7 +150,7 @@ def _counting(
     place: Place, options: Options, rounds: int, progress: Callable[[str], None]
 ) -> dict[str, list[float]]:
     """Drain and enqueue in turns, with and without counting."""
-    count = max(100, int(_DRAINED * options.scale * (3 if options.full else 1)))
+    count = max(100, int(_DRAINED * options.scale * (2 if options.full else 1)))
     seconds = _ENQUEUE_SECONDS * min(1.0, options.scale)
     with contextlib.ExitStack() as stack:
         other = stack.enter_context(place.database("plain", migrated=False))

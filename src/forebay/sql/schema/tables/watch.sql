@@ -29,7 +29,12 @@ with groups as (
     cross join lateral generate_series(1, cardinality(b.seqs)) u (place)
     where s.offsets is null
 ), handed as (
-    select n.group_id, n.seq, e.code from named n left join ended e on e.lease_id = n.lease_id and e.claim_no = n.claim_no and e.place = n.place
+    select n.group_id, n.seq, e.code from named n
+    -- A full join is never a nested loop, whatever the planner believes of the sizes.
+    full join ended e on e.lease_id = n.lease_id and e.claim_no = n.claim_no and e.place = n.place
+    where coalesce(n.seq, -1) <> -1
+), requeued as materialized (
+    select h.group_id, h.seq from handed h where h.code = 'k'
 ), skipped as (
     select b.group_id, u.seq, u.code from forebay.batch b cross join lateral unnest(b.skipped, b.skipped_as) u (seq, code)
 ), log_row as (
@@ -68,11 +73,12 @@ select r.queue, r.group_name, r.priority, r.kind, r.tag,
                              else 'ready' end end as state,
        1::bigint as jobs
 from log_row r
-left join (select i.group_id, i.seq, max(i.code) filter (where i.code <> 'k') as code, bool_or(i.code is null) as is_open from handed i group by 1, 2) h
+full join (select i.group_id, i.seq, max(i.code) filter (where i.code <> 'k') as code, bool_or(i.code is null) as is_open from handed i group by 1, 2) h
        on h.group_id = r.group_id and h.seq = r.seq
-left join skipped s on s.group_id = r.group_id and s.seq = r.seq
+full join skipped s on s.group_id = r.group_id and s.seq = r.seq
+where coalesce(r.seq, -1) <> -1
 union all
-select r.queue, r.group_name, r.priority, r.kind, r.tag, 'requeued', 1 from log_row r join handed h on h.group_id = r.group_id and h.seq = r.seq where h.code = 'k'
+select r.queue, r.group_name, r.priority, r.kind, r.tag, 'requeued', 1 from log_row r join requeued h on h.group_id = r.group_id and h.seq = r.seq
 union all
 -- Rows that wait for a time, but those of jobs that were withdrawn.
 select g.queue, g.group_name, l.priority, d.kind, d.tag, case when d.attempt > 0 and d.pauses is null then 'retrying' else 'scheduled' end, 1
