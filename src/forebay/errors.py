@@ -568,8 +568,7 @@ class WorkerLost(HandlerError):
     problem: str | None = "the process ended without a response"
 
 
-#: Every SQLSTATE that our SQL functions raise. Class JQ is unassigned. The SQL standard reserves classes that begin
-#: with 0 to 4 or A to H, and drivers interpret some other classes as lost connections.
+#: Every SQLSTATE that our SQL functions raise. Class JQ is unassigned: classes from 0 to 4 and A to H belong to the standard.
 SQLSTATES: Final[dict[str, type[ForebayError]]] = {
     cls.sqlstate: cls
     for cls in tuple(globals().values())

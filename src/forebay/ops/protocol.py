@@ -113,8 +113,7 @@ def _instant(micros: int) -> datetime:
 
 _CLAIMED: Final = msgspec.json.Decoder(list[ClaimedJob])
 
-#: An answer of at most this many characters is decoded as a whole. Decoding more would stop the event loop for too long, and
-#: decoded arguments take up to twenty times the memory of their text.
+#: A longer answer is not decoded as a whole: that would stop the event loop, and take twenty times the memory of the text.
 _DECODED_AT_ONCE: Final = 262_144
 
 
@@ -156,12 +155,11 @@ class Kept:
 
 @dataclass(slots=True)
 class SubjectEnd:
-    """What a run that ended well means for its subject; see ``forebay.settle_v1``.
+    """What the end of a run means for its subject; see ``forebay.settle_v1``.
 
     Attributes:
         then: again, complete or drop; unset for a run that was cancelled.
-        after: seconds until it is due again; or ``at``, ``interval`` or ``every``.
-        at: the instant.
+        after: seconds until it is due again; or ``at``, an instant, ``interval`` or ``every``.
         interval: an interval in the words of PostgreSQL.
         every: seconds of the grid whose next instant is meant.
         data: the state that the next run finds; unset: unchanged.

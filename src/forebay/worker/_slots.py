@@ -93,6 +93,12 @@ class Slots:
         """The number of slots that are not free."""
         return len(self.calls) + self.reserved
 
+    def adjust(self, concurrency: int) -> None:
+        """Change the number of slots if it differs, and log it."""
+        if concurrency != self.concurrency:
+            log.info("concurrency: %s instead of %s", concurrency, self.concurrency)
+            self.resize(concurrency)
+
     def resize(self, concurrency: int) -> None:
         """Change the number of slots; running calls keep theirs until they end."""
         self.concurrency = concurrency

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from forebay.config import WorkerSettings
 from forebay.db.session import Session
-from forebay.errors import ConfigError, DatabaseUnavailable
+from forebay.errors import ConfigError
 from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.policy.leadership import LEADER_IDS, MAINTENANCE
@@ -47,7 +47,7 @@ from forebay.worker._probes import answer_probes
 from forebay.worker._progress import ProgressReports
 from forebay.worker._scheduler import firing
 from forebay.worker._settler import Settler
-from forebay.worker._signals import Signals
+from forebay.worker._signals import Signals, listen
 from forebay.worker._stats import RecordedOutcomes, Stats
 from forebay.worker._suspects import Suspects
 
@@ -193,14 +193,9 @@ class Worker:
         async with contextlib.AsyncExitStack() as stack:
             self.health.begin()
             if self._answers_probes:
-                await stack.enter_async_context(
-                    answer_probes(
-                        self.health,
-                        self.name,
-                        self._settings.health,
-                        exporter_of(self._dsn, self.health, [self.stats]).atext,
-                    )
-                )
+                text = exporter_of(self._dsn, self.health, [self.stats]).atext
+                probes = answer_probes(self.health, self.name, self._settings.health, text)
+                await stack.enter_async_context(probes)
             self._make_parts(await self._app.open_resources(stack))
             self.health.watch(self._leases)
             heartbeat = self._heartbeat = self._make_heartbeat()
@@ -408,10 +403,7 @@ class Worker:
         if answer.server_time is not None:
             self._maintenance.observe_clock(answer.server_time, sent_at, answered_at)
         self._leases.confirm(answer, lease_ids, sent_at)
-        concurrency = answer.concurrency or self._settings.slots
-        if concurrency != self._executor.slots.concurrency:
-            log.info("concurrency: %s instead of %s", concurrency, self._executor.slots.concurrency)
-            self._executor.slots.resize(concurrency)
+        self._executor.slots.adjust(answer.concurrency or self._settings.slots)
         self._job_log.muted = answer.muted_causes
         self._claimer.queue_attempts = answer.queue_attempts
         if answer.cancelled_jobs:
@@ -430,19 +422,13 @@ class Worker:
             self._signals.wake.set()
 
     async def _listen(self) -> None:
-        failures = 0
-        while True:
-            try:
-                async for queue in self._notifications.notifications(protocol.CHANNEL):
-                    failures = 0
-                    if queue in self._weights:
-                        self._claimer.notify(queue)
-                    elif queue.isdecimal():  # Not the name of a queue: a leader resigned.
-                        self._assume_leaderless([int(queue)])
-            except DatabaseUnavailable as error:
-                log.debug("no notifications: %s", error)
-            failures += 1
-            await self._signals.outage.pause(failures)
+        def read(message: str) -> None:
+            if message in self._weights:
+                self._claimer.notify(message)
+            elif message.isdecimal():  # Not the name of a queue: a leader resigned.
+                self._assume_leaderless([int(message)])
+
+        await listen(self._notifications, self._signals.outage, read)
 
     # --- the end ---
 
