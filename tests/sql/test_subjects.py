@@ -213,7 +213,7 @@ def test_apostrophes_and_the_like_arrive_unchanged(conn, reader, text):
     assert header["subject"] == text
     assert batch.jobs[0]["args"] == {"text": text}
     end(reader, batch, outcome="dead", reason="permanent", error={"type": "E", "message": text})
-    rows = conn.execute("select error from forebay.trace_subject(%s)", [text]).fetchall()
+    rows = conn.execute("select error from forebay.trace(%s)", [text]).fetchall()
     assert (f"E: {text}",) in rows
 
 
@@ -679,7 +679,7 @@ def test_lists_history_and_trace(conn, reader, clock):
     assert sqlstate(conn, "select * from forebay.subject_history('crawl', 'nope')") == "JQ065"
     assert sqlstate(conn, "select forebay.drop_subject('crawl', 'nope')") == "JQ065"
     push(conn, {"subject": "a", "queue": "other"})
-    queues = {r[0] for r in conn.execute("select queue from forebay.trace_subject('a')")}
+    queues = {r[0] for r in conn.execute("select queue from forebay.trace('a')")}
     assert queues == {"crawl", "other"}
 
 
@@ -721,3 +721,27 @@ def test_subjects_of_a_queue_are_dropped_in_steps(conn):
     assert total == 25
     assert one(conn, "select count(*) from forebay.subject") == 0
     assert counts(conn) == {}
+
+
+def test_where_finds_the_runs_of_a_subject(conn, reader, clock):
+    push(conn, "example.org")
+    first = show(conn, "example.org")["job_id"]
+    run(reader, again(after=1))
+    clock.ahead(seconds=2)
+    promote(conn)
+    second = show(conn, "example.org")["job_id"]
+    found = conn.execute("select job_id, found_as from forebay.where_is('example.org')").fetchall()
+    assert found == [(second, "subject"), (first, "subject")]
+
+
+def test_a_trace_follows_a_correlation_id_over_queues(conn, reader):
+    push(conn, {"subject": "a", "correlation_id": "request 7"})
+    conn.execute("select forebay.enqueue('mail', queue => 'mail', correlation_id => 'request 7')")
+    batch, _ = claim_one(reader)
+    end(reader, batch, outcome="dead", reason="permanent", error={"type": "E", "message": "m"})
+    rows = conn.execute("select queue, what, error from forebay.trace('request 7')").fetchall()
+    assert {
+        ("crawl", "enqueued", None),
+        ("mail", "enqueued", None),
+        ("crawl", "dead", "E: m"),
+    } == set(rows)

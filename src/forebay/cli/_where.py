@@ -46,8 +46,8 @@ def where(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="JOB|CORRELATION_ID|KEY",
-            help="The id of a job; or a correlation id, an ordering key, a limit key or a unique key.",
+            metavar="JOB|SUBJECT|CORRELATION_ID|KEY",
+            help="The id of a job; or a subject, a correlation id, an ordering key, a limit key or a unique key.",
         ),
     ],
     *,
@@ -56,7 +56,7 @@ def where(
 ) -> None:
     """Show where a job is: what made it, its attempts and errors, what it waits for, and what happens next.
 
-    Several jobs can have one correlation id or key: the newest are listed, and the newest unfinished one is described. Exit code 1: there
+    Several jobs can have one subject, correlation id or key: the newest are listed, and the newest unfinished one is described. Exit code 1: there
     is no such job.
     """
     found = Client(dsn).where(what)
@@ -77,7 +77,10 @@ def _nothing(found: Whereabouts) -> Text:
         (reason,) = found.explanations
         text = Text(reason.answer[:1].upper() + reason.answer[1:] + ".", style="bold")
         return text.append(f"\n→ {reason.hint}" if reason.hint else "", style="not bold")
-    text = Text(f"No job has {found.what!r} as its correlation id or a key.", style="bold")
+    text = Text(
+        f"No job has {found.what!r} as its correlation id or a key, and no subject of this name has run.",
+        style="bold",
+    )
     if not found.is_complete:
         text.append(
             "\n→ The newest 1,000,000 rows were searched. Search on with forebay jobs search.",

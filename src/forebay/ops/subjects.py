@@ -223,7 +223,7 @@ def subject_history(queue: str, name: str, limit: int) -> Operation[list[Subject
 def trace_subject(name: str, limit: int) -> Operation[list[TraceEntry]]:
     """Return the call that lists what happened under a name in all queues, newest first."""
     return Operation(
-        "select row_to_json(t)::text from forebay.trace_subject(%(name)s, %(most)s::integer) t",
+        "select row_to_json(t)::text from forebay.trace(%(name)s, %(most)s::integer) t",
         lambda rows: rows_as(TraceEntry, rows),
         {"name": checked_subject(name, "name"), "most": _limit(limit)},
     )

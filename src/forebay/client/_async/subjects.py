@@ -142,11 +142,11 @@ class AsyncSubjects(AsyncClientBase):
     async def trace(
         self, name: str, *, limit: int = 200, conn: AsyncConnection | None = None
     ) -> list[TraceEntry]:
-        """Return history and errors of the subjects of a name in all queues, newest first.
+        """Return history and errors of a subject, or of the jobs of a correlation id, over all queues, newest first.
 
         Args:
-            name: of the subjects.
-            limit: maximum number of rows, 1 to 10,000.
+            name: the subject, or the correlation id.
+            limit: maximum number of rows, 1 to 1,000.
             conn: the connection to use.
         """
         return await self._run(conn, ops.trace_subject(name, limit))

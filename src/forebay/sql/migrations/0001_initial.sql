@@ -2894,9 +2894,10 @@ $$;
 
 -- grant: operator, reader
 
--- Find jobs by what a person has at hand: an id, a correlation id, an ordering key, a limit key or a unique key. Newest first, at most `most`.
+-- Find jobs by what a person has at hand: an id, a subject, a correlation id, an ordering key, a limit key or a unique key. Newest first,
+-- at most `most`.
 --
--- found_as: job, correlation id, ordering key, limit key or unique key. A number is the id of a job if there is such a job.
+-- found_as: job, subject (its newest runs, of all queues), correlation id, ordering key, limit key or unique key. A number is the id of a job if there is such a job.
 -- is_last: the search was complete; otherwise it has looked at the newest 1,000,000 rows that have no summary.
 --
 -- Parameters: most, 1 to 100.
@@ -2911,7 +2912,7 @@ set jit = off
 as $$
 #variable_conflict use_column
 declare
-    -- The columns of a job by which it is found: a subject is one more.
+    -- The columns of a job by which it is found.
     v_names constant text[] := array['correlation_id', 'ordering_key', 'limit_key', 'unique_key'];
     v_found record;
     v_which text;
@@ -2924,6 +2925,15 @@ begin
     if where_is.what ~ '^\d{1,18}$' and (
             exists (select from forebay._rows_of(where_is.what::bigint)) or exists (select from forebay.deferred d where d.job_id = where_is.what::bigint)) then
         return query select where_is.what::bigint, 'job', true;
+        return;
+    end if;
+    return query
+        select r.job_id, 'subject', true
+        from (select distinct s.job_id from forebay._subjects_named(where_is.what) n
+              cross join lateral (select i.job_id from forebay.subject_state i where i.subject_id = n.subject_id and i.job_id is not null
+                                  order by i.no desc, i.part desc limit 2 * where_is.most) s) r
+        order by r.job_id desc limit where_is.most;
+    if found then
         return;
     end if;
     select f.job_ids, f.next is null as is_last into v_found
@@ -17841,8 +17851,7 @@ begin
                 'backfill_token_v1', 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'drop_subject',
                 'drop_subjects', 'enqueue', 'enqueue_each', 'enqueue_many', 'enqueue_unique', 'kill_subject',
                 'publish', 'publish_many', 'push_subject', 'push_subjects', 'queue_known', 'queue_of',
-                'record_direct', 'revive_subject', 'send', 'subject', 'subject_counts', 'subject_history',
-                'subjects', 'throttled', 'trace_subject', 'upsert_subject', 'upsert_subjects']
+                'record_direct', 'revive_subject', 'send', 'throttled', 'upsert_subject', 'upsert_subjects']
             when 'forebay_worker' then array[
                 'activate_v1', 'alerts', 'apply_schedules', 'archive_v1', 'backfill', 'backfill_begin',
                 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1', 'backfill_next', 'backfill_plan',
@@ -17859,9 +17868,8 @@ begin
                 'replay_step_v1', 'report_deliveries_v1', 'resend_v1', 'resign_v1', 'result', 'retain_v1',
                 'revive_subject', 'revoke_lost_v1', 'route_v1', 'sample_mirror', 'schedule_problem_v1',
                 'schedules_v1', 'schema_version', 'seal_v1', 'send', 'settle_job_v1', 'settle_v1',
-                'start_suspect_v1', 'subject', 'subject_counts', 'subject_history', 'subjects', 'summarize_v1',
-                'sweep_v1', 'trace_subject', 'trim_v1', 'unfinished', 'upgrade_subject', 'upsert_subject',
-                'upsert_subjects']
+                'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished', 'upgrade_subject',
+                'upsert_subject', 'upsert_subjects']
             when 'forebay_operator' then array[
                 'alerts', 'alter_endpoint', 'apply_queues', 'apply_schedules', 'audit_stats', 'backfill_schedule',
                 'cancel', 'change_jobs', 'close_group', 'close_groups', 'compare_queues', 'create_endpoint',
@@ -17872,23 +17880,22 @@ begin
                 'limit_key', 'limit_queue', 'limits', 'lock_subjects_for_upgrade', 'measurements', 'mirror_audits',
                 'mirror_status', 'mute_cause', 'open_group', 'pause_key', 'pause_queue', 'pause_schedule',
                 'plan_change', 'plan_replay', 'purge_dead', 'push_subject', 'push_subjects', 'queue_known',
-                'queue_of', 'record_act', 'record_alerts_v1', 'record_audit', 'record_outcome', 'record_repair',
-                'record_upgrade', 'redact_queue', 'redrive', 'redrive_endpoint', 'redrive_matching',
-                'replay_endpoint', 'replay_jobs', 'reset_endpoint', 'result', 'resume_key', 'resume_queue',
-                'resume_schedule', 'revive_subject', 'rotate_secret', 'run_schedule', 'sample_mirror',
-                'schedule_history', 'schedule_starts', 'schedules', 'schema_version', 'search_jobs',
-                'segment_held_by', 'set_concurrency', 'set_max_attempts', 'set_threshold', 'shard_queue',
-                'skip_dead', 'stats', 'stats_bounds', 'stats_series', 'subject', 'subject_counts',
-                'subject_history', 'subjects', 'subscribe', 'subscriptions', 'test_endpoint', 'trace_subject',
-                'truncate_queue', 'unfinished', 'unmute_cause', 'unsubscribe', 'upgrade_subject', 'upsert_subject',
-                'upsert_subjects', 'where_is', 'workers']
+                'queue_of', 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'record_upgrade',
+                'redact_queue', 'redrive', 'redrive_endpoint', 'redrive_matching', 'replay_endpoint', 'replay_jobs',
+                'reset_endpoint', 'result', 'resume_key', 'resume_queue', 'resume_schedule', 'revive_subject',
+                'rotate_secret', 'run_schedule', 'sample_mirror', 'schedule_history', 'schedule_starts',
+                'schedules', 'schema_version', 'search_jobs', 'segment_held_by', 'set_concurrency',
+                'set_max_attempts', 'set_threshold', 'shard_queue', 'skip_dead', 'stats', 'stats_bounds',
+                'stats_series', 'subject', 'subject_counts', 'subject_history', 'subjects', 'subscribe',
+                'subscriptions', 'test_endpoint', 'trace', 'truncate_queue', 'unfinished', 'unmute_cause',
+                'unsubscribe', 'upgrade_subject', 'upsert_subject', 'upsert_subjects', 'where_is', 'workers']
             when 'forebay_reader' then array[
                 'alerts', 'audit_stats', 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints',
                 'event_types', 'events', 'explain_job', 'groups', 'job', 'job_attempts', 'job_history', 'jobs',
                 'jobs_at', 'key', 'keys', 'limits', 'measurements', 'mirror_audits', 'mirror_status', 'queue_known',
                 'queue_of', 'result', 'schedule_history', 'schedule_starts', 'schedules', 'schema_version',
                 'search_jobs', 'segment_held_by', 'stats', 'stats_bounds', 'stats_series', 'subject',
-                'subject_counts', 'subject_history', 'subjects', 'subscriptions', 'throttled', 'trace_subject',
+                'subject_counts', 'subject_history', 'subjects', 'subscriptions', 'throttled', 'trace',
                 'unfinished', 'where_is', 'workers']
         end;
         for v_call in
@@ -21571,7 +21578,7 @@ as $$ select to_char(p_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00
 
 -- functions/subjects/lists.sql
 
--- grant: operator, reader, producer, worker
+-- grant: operator, reader
 
 -- A subject; no row if there is none.
 --
@@ -21668,12 +21675,15 @@ end
 $$;
 
 
--- What happened under a name: history and errors of the subjects of this name in all queues, newest first.
+-- What happened under a name: history and errors of the subjects of this name in all queues, and of the jobs with this correlation id,
+-- newest first.
 --
--- Parameters: name, a subject; most, 1 to 10000.
--- Returns: what, as of forebay.subject_history(), or the outcome of a failed attempt, with its number and its error.
--- Errors: none.
-create function forebay.trace_subject(name text, most integer default 200)
+-- Parameters: name, a subject or a correlation id; most, 1 to 1000. Of the jobs with the correlation id, those among the newest 1,000,000
+--   rows of the log that have no summary yet, and all others.
+-- Returns: what, as of forebay.subject_history(); enqueued, for a job with the correlation id; or the outcome of a failed attempt, with its
+--   number and its error.
+-- Errors: JQ001 a bad name.
+create function forebay.trace(name text, most integer default 200)
 returns table (at timestamptz, queue text, subject text, job_id bigint, kind text, what text, attempt integer, error text)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
@@ -21681,25 +21691,43 @@ set enable_seqscan = off
 set jit = off
 set enable_bitmapscan = off
 as $$
+    with states as materialized (
+        select n.queue, n.subject, s.*
+        from forebay._subjects_named(trace.name) n
+        cross join lateral (select * from forebay.subject_state i where i.subject_id = n.subject_id
+                            order by i.no desc, i.part desc limit least(greatest(trace.most, 1), 1000)) s),
+    jobs as materialized (
+        select j.job_id, d.queue, d.kind, d.enqueued_at
+        from forebay.search_jobs(jsonb_build_object('correlation_id', trace.name), most => least(greatest(trace.most, 1), 1000), budget => 1000000) f
+        cross join lateral unnest(f.job_ids) j (job_id)
+        cross join lateral (select * from forebay.job(j.job_id) limit 1) d
+        where length(trace.name) <= 200)
+    select t.at, t.queue, t.subject, t.job_id, t.kind, t.what, t.attempt, t.error
+    from (select s.at, s.queue, s.subject, s.job_id, s.kind, forebay._what_happened(s.state, s.part) as what, null::integer as attempt,
+                 s.reason as error
+          from states s
+          union all
+          select j.enqueued_at, j.queue, null, j.job_id, j.kind, 'enqueued', null, null from jobs j
+          union all
+          select f.failed_at, j.queue, j.subject, f.job_id, j.kind, f.outcome, f.attempt, concat_ws(': ', f.error_type, f.message)
+          from (select distinct s.queue, s.subject, s.job_id, s.kind from states s where s.job_id is not null
+                union select j.queue, null, j.job_id, j.kind from jobs j) j
+          cross join lateral (select * from forebay.failure i where i.job_id = j.job_id offset 0) f) t
+    order by t.at desc limit least(greatest(trace.most, 1), 1000)
+$$;
+
+
+-- The subjects of a name in all queues.
+create function forebay._subjects_named(p_name text) returns table (queue text, subject text, subject_id bigint)
+language sql stable
+as $$
     with recursive queues (queue) as (
         (select s.queue from forebay.subject s order by s.queue limit 1)
         union all
         select n.queue from queues q
-        cross join lateral (select s.queue from forebay.subject s where s.queue > q.queue order by s.queue limit 1) n),
-    states as materialized (
-        select q.queue, s.*
-        from queues q
-        cross join lateral (select i.subject_id from forebay.subject i where i.queue = q.queue and i.subject = trace_subject.name offset 0) n
-        cross join lateral (select * from forebay.subject_state i where i.subject_id = n.subject_id
-                            order by i.no desc, i.part desc limit least(greatest(trace_subject.most, 1), 10000)) s)
-    select t.at, t.queue, trace_subject.name, t.job_id, t.kind, t.what, t.attempt, t.error
-    from (select s.at, s.queue, s.job_id, s.kind, forebay._what_happened(s.state, s.part) as what, null::integer as attempt, s.reason as error
-          from states s
-          union all
-          select f.failed_at, j.queue, f.job_id, j.kind, f.outcome, f.attempt, concat_ws(': ', f.error_type, f.message)
-          from (select distinct s.queue, s.job_id, s.kind from states s where s.job_id is not null) j
-          cross join lateral (select * from forebay.failure i where i.job_id = j.job_id offset 0) f) t
-    order by t.at desc limit least(greatest(trace_subject.most, 1), 10000)
+        cross join lateral (select s.queue from forebay.subject s where s.queue > q.queue order by s.queue limit 1) n)
+    select i.queue, i.subject, i.subject_id
+    from queues q cross join lateral (select * from forebay.subject i where i.queue = q.queue and i.subject = p_name offset 0) i
 $$;
 
 
@@ -23774,7 +23802,7 @@ $$;
 
 -- functions/watch/record_alerts.sql
 
--- grant: worker, operator
+-- grant: worker
 
 -- Record what a check of the rules found, and return what began or ended with it.
 --

@@ -1,8 +1,9 @@
 -- grant: operator, reader
 
--- Find jobs by what a person has at hand: an id, a correlation id, an ordering key, a limit key or a unique key. Newest first, at most `most`.
+-- Find jobs by what a person has at hand: an id, a subject, a correlation id, an ordering key, a limit key or a unique key. Newest first,
+-- at most `most`.
 --
--- found_as: job, correlation id, ordering key, limit key or unique key. A number is the id of a job if there is such a job.
+-- found_as: job, subject (its newest runs, of all queues), correlation id, ordering key, limit key or unique key. A number is the id of a job if there is such a job.
 -- is_last: the search was complete; otherwise it has looked at the newest 1,000,000 rows that have no summary.
 --
 -- Parameters: most, 1 to 100.
@@ -16,7 +17,7 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    -- The columns of a job by which it is found: a subject is one more.
+    -- The columns of a job by which it is found.
     v_names constant text[] := array['correlation_id', 'ordering_key', 'limit_key', 'unique_key'];
     v_found record;
     v_which text;
@@ -29,6 +30,15 @@ begin
     if where_is.what ~ '^\d{1,18}$' and (
             exists (select from forebay._rows_of(where_is.what::bigint)) or exists (select from forebay.deferred d where d.job_id = where_is.what::bigint)) then
         return query select where_is.what::bigint, 'job', true;
+        return;
+    end if;
+    return query
+        select r.job_id, 'subject', true
+        from (select distinct s.job_id from forebay._subjects_named(where_is.what) n
+              cross join lateral (select i.job_id from forebay.subject_state i where i.subject_id = n.subject_id and i.job_id is not null
+                                  order by i.no desc, i.part desc limit 2 * where_is.most) s) r
+        order by r.job_id desc limit where_is.most;
+    if found then
         return;
     end if;
     select f.job_ids, f.next is null as is_last into v_found

@@ -1,4 +1,4 @@
--- grant: operator, reader, producer, worker
+-- grant: operator, reader
 
 -- A subject; no row if there is none.
 --
@@ -89,36 +89,57 @@ end
 $$;
 
 
--- What happened under a name: history and errors of the subjects of this name in all queues, newest first.
+-- What happened under a name: history and errors of the subjects of this name in all queues, and of the jobs with this correlation id,
+-- newest first.
 --
--- Parameters: name, a subject; most, 1 to 10000.
--- Returns: what, as of forebay.subject_history(), or the outcome of a failed attempt, with its number and its error.
--- Errors: none.
-create function forebay.trace_subject(name text, most integer default 200)
+-- Parameters: name, a subject or a correlation id; most, 1 to 1000. Of the jobs with the correlation id, those among the newest 1,000,000
+--   rows of the log that have no summary yet, and all others.
+-- Returns: what, as of forebay.subject_history(); enqueued, for a job with the correlation id; or the outcome of a failed attempt, with its
+--   number and its error.
+-- Errors: JQ001 a bad name.
+create function forebay.trace(name text, most integer default 200)
 returns table (at timestamptz, queue text, subject text, job_id bigint, kind text, what text, attempt integer, error text)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
 as $$
+    with states as materialized (
+        select n.queue, n.subject, s.*
+        from forebay._subjects_named(trace.name) n
+        cross join lateral (select * from forebay.subject_state i where i.subject_id = n.subject_id
+                            order by i.no desc, i.part desc limit least(greatest(trace.most, 1), 1000)) s),
+    jobs as materialized (
+        select j.job_id, d.queue, d.kind, d.enqueued_at
+        from forebay.search_jobs(jsonb_build_object('correlation_id', trace.name), most => least(greatest(trace.most, 1), 1000), budget => 1000000) f
+        cross join lateral unnest(f.job_ids) j (job_id)
+        cross join lateral (select * from forebay.job(j.job_id) limit 1) d
+        where length(trace.name) <= 200)
+    select t.at, t.queue, t.subject, t.job_id, t.kind, t.what, t.attempt, t.error
+    from (select s.at, s.queue, s.subject, s.job_id, s.kind, forebay._what_happened(s.state, s.part) as what, null::integer as attempt,
+                 s.reason as error
+          from states s
+          union all
+          select j.enqueued_at, j.queue, null, j.job_id, j.kind, 'enqueued', null, null from jobs j
+          union all
+          select f.failed_at, j.queue, j.subject, f.job_id, j.kind, f.outcome, f.attempt, concat_ws(': ', f.error_type, f.message)
+          from (select distinct s.queue, s.subject, s.job_id, s.kind from states s where s.job_id is not null
+                union select j.queue, null, j.job_id, j.kind from jobs j) j
+          cross join lateral (select * from forebay.failure i where i.job_id = j.job_id offset 0) f) t
+    order by t.at desc limit least(greatest(trace.most, 1), 1000)
+$$;
+
+
+-- The subjects of a name in all queues.
+create function forebay._subjects_named(p_name text) returns table (queue text, subject text, subject_id bigint)
+language sql stable
+as $$
     with recursive queues (queue) as (
         (select s.queue from forebay.subject s order by s.queue limit 1)
         union all
         select n.queue from queues q
-        cross join lateral (select s.queue from forebay.subject s where s.queue > q.queue order by s.queue limit 1) n),
-    states as materialized (
-        select q.queue, s.*
-        from queues q
-        cross join lateral (select i.subject_id from forebay.subject i where i.queue = q.queue and i.subject = trace_subject.name offset 0) n
-        cross join lateral (select * from forebay.subject_state i where i.subject_id = n.subject_id
-                            order by i.no desc, i.part desc limit least(greatest(trace_subject.most, 1), 10000)) s)
-    select t.at, t.queue, trace_subject.name, t.job_id, t.kind, t.what, t.attempt, t.error
-    from (select s.at, s.queue, s.job_id, s.kind, forebay._what_happened(s.state, s.part) as what, null::integer as attempt, s.reason as error
-          from states s
-          union all
-          select f.failed_at, j.queue, f.job_id, j.kind, f.outcome, f.attempt, concat_ws(': ', f.error_type, f.message)
-          from (select distinct s.queue, s.job_id, s.kind from states s where s.job_id is not null) j
-          cross join lateral (select * from forebay.failure i where i.job_id = j.job_id offset 0) f) t
-    order by t.at desc limit least(greatest(trace_subject.most, 1), 10000)
+        cross join lateral (select s.queue from forebay.subject s where s.queue > q.queue order by s.queue limit 1) n)
+    select i.queue, i.subject, i.subject_id
+    from queues q cross join lateral (select * from forebay.subject i where i.queue = q.queue and i.subject = p_name offset 0) i
 $$;
 
 

@@ -1,4 +1,4 @@
--- grant: worker, operator
+-- grant: worker
 
 -- Record what a check of the rules found, and return what began or ended with it.
 --
