@@ -17880,15 +17880,16 @@ begin
                 'limit_key', 'limit_queue', 'limits', 'lock_subjects_for_upgrade', 'measurements', 'mirror_audits',
                 'mirror_status', 'mute_cause', 'open_group', 'pause_key', 'pause_queue', 'pause_schedule',
                 'plan_change', 'plan_replay', 'purge_dead', 'push_subject', 'push_subjects', 'queue_known',
-                'queue_of', 'record_act', 'record_audit', 'record_outcome', 'record_repair', 'record_upgrade',
-                'redact_queue', 'redrive', 'redrive_endpoint', 'redrive_matching', 'replay_endpoint', 'replay_jobs',
-                'reset_endpoint', 'result', 'resume_key', 'resume_queue', 'resume_schedule', 'revive_subject',
-                'rotate_secret', 'run_schedule', 'sample_mirror', 'schedule_history', 'schedule_starts',
-                'schedules', 'schema_version', 'search_jobs', 'segment_held_by', 'set_concurrency',
-                'set_max_attempts', 'set_threshold', 'shard_queue', 'skip_dead', 'stats', 'stats_bounds',
-                'stats_series', 'subject', 'subject_counts', 'subject_history', 'subjects', 'subscribe',
-                'subscriptions', 'test_endpoint', 'trace', 'truncate_queue', 'unfinished', 'unmute_cause',
-                'unsubscribe', 'upgrade_subject', 'upsert_subject', 'upsert_subjects', 'where_is', 'workers']
+                'queue_of', 'record_act', 'record_alerts_v1', 'record_audit', 'record_outcome', 'record_repair',
+                'record_upgrade', 'redact_queue', 'redrive', 'redrive_endpoint', 'redrive_matching',
+                'replay_endpoint', 'replay_jobs', 'reset_endpoint', 'result', 'resume_key', 'resume_queue',
+                'resume_schedule', 'revive_subject', 'rotate_secret', 'run_schedule', 'sample_mirror',
+                'schedule_history', 'schedule_starts', 'schedules', 'schema_version', 'search_jobs',
+                'segment_held_by', 'set_concurrency', 'set_max_attempts', 'set_threshold', 'shard_queue',
+                'skip_dead', 'stats', 'stats_bounds', 'stats_series', 'subject', 'subject_counts',
+                'subject_history', 'subjects', 'subscribe', 'subscriptions', 'test_endpoint', 'trace',
+                'truncate_queue', 'unfinished', 'unmute_cause', 'unsubscribe', 'upgrade_subject', 'upsert_subject',
+                'upsert_subjects', 'where_is', 'workers']
             when 'forebay_reader' then array[
                 'alerts', 'audit_stats', 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints',
                 'event_types', 'events', 'explain_job', 'groups', 'job', 'job_attempts', 'job_history', 'jobs',
@@ -23802,7 +23803,7 @@ $$;
 
 -- functions/watch/record_alerts.sql
 
--- grant: worker
+-- grant: worker, operator
 
 -- Record what a check of the rules found, and return what began or ended with it.
 --

@@ -1,4 +1,4 @@
--- grant: worker
+-- grant: worker, operator
 
 -- Record what a check of the rules found, and return what began or ended with it.
 --
