@@ -121,6 +121,18 @@ class Session:
             once,
         )
 
+    def _claim_lanes(self, lanes: list[int], groups: list[int], limit: int = 10) -> Call:
+        reader = self.reader
+        reader.claim_no += 1
+        first = reader.claim_no
+        reader.claim_no += len(lanes) - 1
+        return Call(
+            "claim_lanes_v1",
+            "select * from forebay.claim_lanes_v1(%s, %s, %s, %s, %s, %s)",
+            [reader.lease_id, first, first, groups, lanes, [limit] * len(lanes)],
+            {"lane": len(lanes), "job": limit * len(lanes), "open transaction": 6},
+        )
+
     def _settle(self, flush: dict[str, Any]) -> Call:
         return Call(
             "settle_v1",
@@ -186,6 +198,8 @@ class Session:
                 [reader.lease_id, reader.claim_no, offset],
                 once=True,
             )
+        some = self.queues[:20]
+        yield self._claim_lanes([lane_of(each, self.conn) for each in some], self.groups[:20])
         yield self._claim("behind", lane_of("behind", self.conn), once=True)
         yield self._settle({"flush_no": 1})
         yield Call(

@@ -40,9 +40,9 @@ def ready_lanes(*answers, leads=frozenset()):
     polls = ReadyLanes(
         database,
         SimpleNamespace(groups=[1], current=lease),
-        SimpleNamespace(sleep_millis=None, held=leads),
+        SimpleNamespace(sleep_millis=None, held=leads, poll_seconds=0.05),
         Signals(),
-        0.05,
+        {"default": 1},
     )
     return polls, lease, database
 
@@ -51,7 +51,7 @@ def test_a_lane_that_is_still_alone_is_claimed_from_again():
     async def story():
         polls, lease, _ = ready_lanes([FIRST], [SECOND])
         assert await polls.only_until(lease, FIRST) == polls.until > 0
-        assert await polls.next() == [SECOND]
+        assert await polls.next(10) == [SECOND]
 
     asyncio.run(story())
 
@@ -61,7 +61,7 @@ def test_an_answer_with_other_lanes_goes_to_the_next_plan():
         polls, lease, database = ready_lanes([FIRST, SECOND])
         assert await polls.only_until(lease, FIRST) == 0.0
         assert database.answers == []
-        assert await polls.next() == [FIRST, SECOND]
+        assert await polls.next(10) == [FIRST, SECOND]
 
     asyncio.run(story())
 
@@ -71,7 +71,7 @@ def test_claimed_jobs_do_not_wait_for_a_late_answer():
         polls, lease, database = ready_lanes(LATE, [FIRST])
         assert await polls.only_until(lease, FIRST) == 0.0
         database.may_answer.set()
-        assert await polls.next() == [FIRST]
+        assert await polls.next(10) == [FIRST]
 
     asyncio.run(story())
 
@@ -81,7 +81,7 @@ def test_claimed_jobs_are_started_although_the_poll_failed():
         polls, lease, _ = ready_lanes(OSError("no answer"))
         assert await polls.only_until(lease, FIRST) == 0.0
         with pytest.raises(OSError, match="no answer"):
-            await polls.next()
+            await polls.next(10)
 
     asyncio.run(story())
 
@@ -92,7 +92,7 @@ def test_an_answer_without_lanes_is_not_used_later():
     async def story():
         polls, lease, _ = ready_lanes([], [FIRST])
         assert await polls.only_until(lease, FIRST) == 0.0
-        assert await polls.next() == [FIRST]
+        assert await polls.next(10) == [FIRST]
 
     asyncio.run(story())
 

@@ -33,6 +33,7 @@ SCENARIOS: Final = {
     "endpoints": "from the commit of a publish to the arrival at HTTP endpoints, 1,000 of them, also beside a dead one",
     "mixed": "producers and a worker at the same time",
     "latency": "from the commit to the handler's start",
+    "trickle": "CPU time and write-ahead log of a job at 300 jobs a second, and the cost of 20 idle workers",
     "due": "many jobs due at one instant, and fresh jobs of a higher priority beside them",
     "start": "what a process costs before its first job, and without work",
     "large": "jobs of a megabyte: the worker's memory, and the wait of small jobs of another queue",

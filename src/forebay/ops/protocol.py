@@ -263,6 +263,16 @@ def open_group(queue: str, name: str) -> Operation[int]:
     )
 
 
+def open_groups(queues: Sequence[str], name: str) -> Operation[list[int]]:
+    """Open a group of the same name for each of some queues, in one transaction; return their ids in the order of the queues."""
+    return Operation(
+        "select array(select forebay.open_group(u.queue, %(name)s)"
+        " from unnest(%(queues)s::text[]) with ordinality u (queue, nr) order by u.nr)",
+        scalar,
+        {"queues": list(queues), "name": name},
+    )
+
+
 def record_kinds(
     worker: str, queues: Mapping[str, str], holding: Collection[str] = ()
 ) -> Operation[list[tuple[str, str, str]]]:
@@ -351,6 +361,15 @@ def resign(leader_id: int, duties: Collection[int]) -> Operation[None]:
     )
 
 
+def producers_notify() -> Operation[bool]:
+    """Return whether enqueues notify sleeping workers, by the settings of this session; see ``forebay._may_notify()``."""
+    return Operation(
+        "select coalesce(nullif(current_setting('forebay.wakeup', true), '') = 'on',"
+        " current_setting('max_prepared_transactions') = '0')",
+        scalar,
+    )
+
+
 def ready(
     group_ids: Sequence[int], *, sleep_millis: int | None = None
 ) -> Operation[list[ReadyLane]]:
@@ -378,6 +397,34 @@ def claim(
             "group": group_id,
             "lane": lane,
             "limit": limit,
+        },
+    )
+
+
+def claim_lanes(
+    *,
+    lease_id: int,
+    claim_no: int,
+    floor: int,
+    lanes: Sequence[ReadyLane],
+    limits: Sequence[int],
+) -> Operation[dict[int, list[ClaimedJob] | None]]:
+    """Claim jobs from several lanes; return those of each lane by its place in the list.
+
+    Place N is claimed under the number ``claim_no + N``. None: another worker is claiming from the lane. A place that is missing has to
+    be claimed by ``claim``.
+    """
+    return Operation(
+        "select nr, jobs from forebay.claim_lanes_v1("
+        "%(lease)s, %(claim_no)s, %(floor)s, %(groups)s, %(lanes)s, %(limits)s)",
+        lambda rows: {nr - 1: None if text is None else claimed_jobs(text) for nr, text in rows},
+        {
+            "lease": lease_id,
+            "claim_no": claim_no,
+            "floor": floor,
+            "groups": [lane.group_id for lane in lanes],
+            "lanes": [lane.lane for lane in lanes],
+            "limits": list(limits),
         },
     )
 

@@ -28,6 +28,12 @@ CLAIM_SIZE: Final = 2 * 1024 * 1024
 #: Jobs of this size wait in this process: no more are claimed in advance.
 AHEAD_SIZE_MAX: Final = 2 * CLAIM_SIZE
 
+#: Most lanes of one claim.
+LANES_PER_CLAIM: Final = 32
+
+#: More queues than this get several slots at a time.
+_QUEUES_OF_SINGLE_SLOTS: Final = 8
+
 #: Most lanes that a worker remembers between claims; beyond it the older half is forgotten.
 _LANES_REMEMBERED: Final = 10_000
 
@@ -220,7 +226,7 @@ def plan_claims(
     ((LaneName(queue='mail', priority=0), 3), (LaneName(queue='mail', priority=100), 7))
     """
     demand: dict[str, dict[LaneName, int]] = {}
-    for name in sorted(lanes):
+    for name in sorted(lanes, key=lambda lane: (lane.queue, lane.priority)):
         waiting = lanes[name]
         count = slots if waiting is None else min(waiting, slots)
         if count > 0:
@@ -258,17 +264,21 @@ def _divide_between_queues(
     given = dict.fromkeys(demand, 0)
     credit = {queue: credit_before.get(queue, 0.0) for queue in demand}
     hungry = list(demand)
-    for turn in range(slots):
-        if not hungry:
-            break
+    # A round costs as much as there are queues. With many of them, each gets its share in two turns or so.
+    is_few = len(hungry) <= _QUEUES_OF_SINGLE_SLOTS
+    quantum = 1 if is_few else max(1, slots // (2 * len(hungry)))
+    left = slots
+    while left > 0 and hungry:
         if len(hungry) == 1:
-            given[hungry[0]] += min(slots - turn, demand[hungry[0]] - given[hungry[0]])
+            given[hungry[0]] += min(left, demand[hungry[0]] - given[hungry[0]])
             break
         for queue in hungry:
             credit[queue] += weights.get(queue, 1)
         richest = max(hungry, key=lambda queue: credit[queue])
         credit[richest] -= sum(weights.get(queue, 1) for queue in hungry)
-        given[richest] += 1
+        count = min(quantum, left, demand[richest] - given[richest])
+        given[richest] += count
+        left -= count
         if given[richest] == demand[richest]:
             # A queue without work does not accumulate credit for a later burst.
             hungry.remove(richest)

@@ -18,7 +18,6 @@ from forebay.errors import (
     LeaseLost,
     SchemaError,
 )
-from forebay.model.spans import PLACE
 from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.policy.backoff import reconnect_seconds
@@ -29,7 +28,9 @@ from forebay.policy.claims import (
     is_full_claim,
     plan_claims,
 )
-from forebay.worker._held import Batch, HeldJob
+from forebay.worker._announcements import Announcements
+from forebay.worker._claim_calls import ClaimCalls
+from forebay.worker._held import HeldJob
 from forebay.worker._linger import Linger
 from forebay.worker._lock_warnings import holders_after_timeout
 from forebay.worker._ready_lanes import ReadyLanes
@@ -41,10 +42,10 @@ if TYPE_CHECKING:
     from forebay.arguments.kinds import Kind
     from forebay.config import WorkerSettings
     from forebay.db.session import Session
-    from forebay.ops.protocol import ClaimedJob, ReadyLane
+    from forebay.ops.protocol import ReadyLane
     from forebay.worker._application import Application, Intake
     from forebay.worker._executor import Executor
-    from forebay.worker._held import Lease
+    from forebay.worker._held import Batch, Lease
     from forebay.worker._leases import LeaseKeeper
     from forebay.worker._polling import PollLeadership
     from forebay.worker._signals import Signals
@@ -112,35 +113,45 @@ class Claimer:
         self._leadership = leadership
         self._signals = signals
         self._stats = stats
-        self._on_claimed = on_claimed
         self._is_finished = is_finished
         self._intake = intake
         self._fairness = Fairness()
         #: Until this time (monotonic clock) no poll is needed: producers notify of new jobs.
         self._polled_until = 0.0
-        self._notified: set[str] = set()
+        #: Whether this worker claimed all that was ready at the last poll, or was announced since.
+        self._is_drained = False
+        self._notified = Announcements()
         self._public_lanes: dict[str, dict[int, ReadyLane]] = {}
         #: Lanes whose limits may admit more jobs, because some of their jobs were settled.
         self._freed: dict[int, ReadyLane] = {}
-        self._sizes = LaneSizes()
-        self._linger = Linger(app.kinds)
+        self._sizes, self._linger = LaneSizes(), Linger(app.kinds)
+        self._calls = ClaimCalls(session, self._sizes, self._linger, stats, on_claimed)
         self._wanted = Wanted(app.kinds, settings, weights, executor, intake)
-        self._ready = ReadyLanes(session, leases, leadership, signals, settings.poll_seconds)
+        self._ready = ReadyLanes(session, leases, leadership, signals, weights)
         self._must_check_batches = False
-        #: Maximum attempts by queue, as of the last heartbeat; the database decides by its own.
-        self.queue_attempts: Mapping[str, int] = {}
         #: Whether the worker stopped without an answer from the database.
         self.was_cut = False
+
+    def set_queue_attempts(self, attempts: Mapping[str, int]) -> None:
+        """Set the maximum attempts by queue, as of the last heartbeat; the database decides by its own."""
+        self._calls.queue_attempts = attempts
 
     def notify(self, queue: str) -> None:
         """Record the notification of a producer for a queue."""
         self._notified.add(queue)
+        self._leadership.record_notification()
+        self._signals.wake.set()
+
+    def look(self) -> None:
+        """Poll soon: jobs became ready that no producer announced."""
+        self._is_drained = False
         self._signals.wake.set()
 
     def forget_lanes(self) -> None:
         """Forget the known lanes: the groups that read them have other ids now."""
         self._public_lanes.clear()
         self._freed.clear()
+        self._is_drained = False
         self._ready.forget()
 
     def free(self, batches: Iterable[Batch]) -> None:
@@ -148,7 +159,7 @@ class Claimer:
         for batch in batches:
             if batch.lane is not None and batch.lane.is_limited and not batch.lane.is_suspect:
                 self._freed[batch.lane.lane] = batch.lane
-        self._signals.wake.set()
+        self.look()
 
     async def run(self) -> None:
         """Claim until stopped; a call that is under way then has one second to return."""
@@ -177,6 +188,10 @@ class Claimer:
                 if self._leases.current is None:
                     await self._leases.open()
                     continue
+                if self._leadership.producers_notify is None:
+                    self._leadership.producers_notify = await self._session.run(
+                        protocol.producers_notify()
+                    )
                 if self._must_check_batches:
                     await self._leases.drop_missing_batches()
                     self._must_check_batches = False
@@ -223,13 +238,14 @@ class Claimer:
             await self._leadership.resign_when_saturated()
             await self._signals.sleep(pause)
             return True
-        if self._notified and await self._claim_notified(lease):
-            # All other lanes were polled a moment ago, and producers notify until the next poll.
-            pause = self._polled_until - time.monotonic()
-            if pause > 0:
-                await self._signals.sleep(pause)
-                return True
+        if self._notified:
+            self._is_drained = await self._claim_notified(lease)
         if self._freed and await self._claim_freed(lease):
+            return True
+        pause = self._polled_until - time.monotonic()
+        if self._is_drained and pause > 0 and self._leadership.is_notified:
+            # All lanes were polled a moment ago, and producers notify until the next poll.
+            await self._signals.sleep(pause)
             return True
         # The jobs just claimed start here, so that their slots no longer count as free.
         await asyncio.sleep(0)
@@ -239,7 +255,9 @@ class Claimer:
             await self._signals.sleep(settings.poll_seconds if self._leadership.held else None)
             return True
         idle = self._executor.is_idle
-        lanes = await self._ready.next()
+        was_drained = self._is_drained and time.monotonic() < self._polled_until
+        lanes = await self._ready.next(wanted)
+        self._is_drained = not lanes
         if not lanes:
             signals.failed_claims = 0  # now, since this call may sleep
             self._polled_until = self._ready.until
@@ -248,6 +266,8 @@ class Claimer:
                 return False
             await self._signals.sleep(await self._leadership.idle_seconds())
             return False
+        if was_drained and not self._notified and any(not lane.is_private for lane in lanes):
+            self._leadership.record_unannounced()
         claimed = await self._claim_planned(lease, lanes, wanted)
         await self._leadership.resign_when_saturated()
         if claimed == 0:
@@ -283,7 +303,13 @@ class Claimer:
         alone = len(by_name) == 1 and not any(lane.is_private for lane in lanes)
         again_until = time.monotonic() + settings.poll_seconds if alone or len(lanes) == 1 else 0.0
         claimed = 0
-        for name, count in _smallest_first(plan.shares, by_name, self._sizes):
+        shares = _smallest_first(plan.shares, by_name, self._sizes)
+        if len(shares) > 1:
+            taken_jobs, shares = await self._calls.together(lease, shares, by_name)
+            for lane, batch, rows in taken_jobs:
+                claimed += len(rows)
+                self._executor.take([HeldJob(row, batch, lane) for row in rows])
+        for name, count in shares:
             left = count
             # Retries first, then suspects, then new jobs. Shards come in random order, so that workers start with different ones.
             for lane in sorted(
@@ -300,14 +326,16 @@ class Claimer:
     async def _claim_notified(self, lease: Lease) -> bool:
         """Claim from queues that had a notification, without a poll; return whether that took all their jobs.
 
-        Only if nothing runs and the queue has one known public lane, and for at most half of the queue's share: retries,
+        Only if there are free slots and the queue has one known public lane, and for at most half of the queue's share: retries,
         other lanes and other queues get theirs from the call of ``ready_v1`` that follows. Only a leader does this, because
         a notification wakes every worker and claims from one lane run one after another.
         """
-        notified, self._notified = self._notified, set()
-        if not (self._leadership.held and self._executor.is_idle and self._suspects.is_idle):
-            return False
+        notified = self._notified.take()
+        # The jobs just claimed start here, so that their slots no longer count as free.
+        await asyncio.sleep(0)
         wanted, total = self._wanted.jobs(), sum(self._weights.values())
+        if wanted <= 0 or not (self._leadership.held and self._suspects.is_idle):
+            return False
         was_all = True
         for queue in notified:
             lanes = list(self._public_lanes.get(queue, {}).values())
@@ -316,7 +344,7 @@ class Claimer:
                 continue
             count = max(1, (wanted * self._weights[queue] // total + 1) // 2)
             taken = await self._claim_lane(lease, lanes[0], count, again_until=0.0)
-            was_all &= 0 < taken < count
+            was_all &= self._notified.explain(queue, notified[queue], taken) and taken < count
         return was_all
 
     async def _claim_freed(self, lease: Lease) -> bool:
@@ -350,7 +378,7 @@ class Claimer:
         count = self._sizes.rows(lane.lane, self._linger.rows(lane, count))
         if count <= 0:
             return 0
-        claim = asyncio.create_task(self._claim(lease, lane, count))
+        claim = asyncio.create_task(self._calls.one(lease, lane, count))
         try:
             while True:
                 batch, rows = await claim
@@ -367,7 +395,7 @@ class Claimer:
                 else:
                     again = False
                 if again:
-                    claim = asyncio.create_task(self._claim(lease, lane, count))
+                    claim = asyncio.create_task(self._calls.one(lease, lane, count))
                     await asyncio.sleep(0)
                 if batch is not None and not lease.lost:
                     self._executor.take([HeldJob(row, batch, lane) for row in rows])
@@ -389,7 +417,7 @@ class Claimer:
             count = min(count, free)
         while taken < count and not (self._signals.is_stopping or lease.lost):
             asked = self._sizes.rows(lane.lane, count - taken)
-            batch, rows = await self._claim(lease, lane, asked)
+            batch, rows = await self._calls.one(lease, lane, asked)
             if batch is None or lease.lost:
                 break
             taken += len(rows)
@@ -398,47 +426,6 @@ class Claimer:
                 break  # The limits admit no more, or other lanes are to be served.
         return taken
 
-    async def _claim(
-        self, lease: Lease, lane: ReadyLane, count: int
-    ) -> tuple[Batch | None, list[ClaimedJob]]:
-        """Make one claim; the claimed jobs become a batch of the lease."""
-        claim_no = lease.next_claim_no()
-        began_at = time.time()
-        try:
-            rows = await self._session.run(
-                protocol.claim(
-                    lease_id=lease.lease_id,
-                    claim_no=claim_no,
-                    floor=lease.floor,
-                    group_id=lane.group_id,
-                    lane=lane.lane,
-                    limit=count,
-                )
-            )
-        except Exception as error:
-            if count > 1 and self._session.is_too_large(error):
-                return await self._claim(lease, lane, count // 2)
-            raise
-        if not rows:
-            return None, []
-        if PLACE.installed is not None:
-            PLACE.installed.claimed(lane.queue, len(rows), began_at)
-        self._sizes.record(lane.lane, size=sum(row.size for row in rows), jobs=len(rows))
-        self._linger.record(lane, asked=count, rows=rows)
-        if lease.lost:
-            # The lease was lost during the call. The jobs come back when it is revoked.
-            return None, []
-        if most := self.queue_attempts.get(lane.queue):
-            for row in rows:
-                row.max_attempts = row.max_attempts or most
-        batch = Batch(lease, claim_no, len(rows), set(range(1, len(rows) + 1)))
-        batch.frees_others = lane.is_limited or any(row.ordering_key is not None for row in rows)
-        batch.lane = lane
-        lease.batches[claim_no] = batch
-        self._on_claimed()
-        self._stats.claimed += len(rows)
-        return batch, rows
-
     async def _claim_suspects(self, lease: Lease, lane: ReadyLane, count: int) -> int:
         taken = 0
         while (
@@ -446,7 +433,7 @@ class Claimer:
             and self._executor.busy < self._executor.slots.concurrency
             and not (self._signals.is_stopping or lease.lost)
         ):
-            batch, rows = await self._claim(lease, lane, 1)
+            batch, rows = await self._calls.one(lease, lane, 1)
             if batch is None or lease.lost:
                 break
             taken += 1

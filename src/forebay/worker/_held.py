@@ -45,6 +45,10 @@ class Lease:
         self.newest = next(self._claim_nos)
         return self.newest
 
+    def next_claim_nos(self, count: int) -> list[int]:
+        """Return the numbers of the batches of one call, in order; those that give no jobs stay unused."""
+        return [self.next_claim_no() for _ in range(count)]
+
     @property
     def floor(self) -> int:
         """The oldest open batch; the newest number if none is open."""
@@ -81,6 +85,11 @@ class Batch:
             waiting = asyncio.get_running_loop().create_future()
             self._waiting.append(waiting)
             await waiting
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether something waits for the settlement of its jobs: other jobs, listeners, or a part of this process."""
+        return self.frees_others or bool(self.announced) or bool(self._waiting)
 
     def continues(self, offset: int) -> None:
         """Record that the job at an offset will run again: later jobs of its ordering key were claimed too early."""

@@ -32,6 +32,10 @@ _CHECK_SECONDS = 0.25
 _REFUSED_SECONDS = 3.0
 
 
+#: How many groups are opened in one transaction.
+_GROUPS_PER_CALL = 50
+
+
 class LeaseKeeper:
     """The leases of this process. At most one of them is used for claims.
 
@@ -177,9 +181,13 @@ class LeaseKeeper:
             log.info(
                 "jobs of %s enqueued without a queue go to %s now, not to %s", kind, queue, before
             )
-        groups = {}
-        for queue in self._queues:
-            groups[await self._session.run(protocol.open_group(queue, self._group))] = queue
+        groups: dict[int, str] = {}
+        queues = list(self._queues)
+        # A part at a time: a new group makes others wait that open one, until the commit.
+        for first in range(0, len(queues), _GROUPS_PER_CALL):
+            part = queues[first : first + _GROUPS_PER_CALL]
+            ids = await self._session.run(protocol.open_groups(part, self._group))
+            groups.update(zip(ids, part, strict=True))
         if groups != self._groups:
             self._groups = groups
             self._on_groups(groups)

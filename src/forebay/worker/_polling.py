@@ -1,5 +1,8 @@
 """How soon an idle worker polls for work again: the leader of a group polls often, the other workers rarely.
 
+Where producers notify, the leader polls less often too: a poll only finds what no notification announced. It watches whether that
+happens, since it cannot know how each producer's session is set.
+
 The leadership of a group is a flag in the database (``forebay.lead_v1``) that protects no data: two workers may both lead
 for a moment without harm, and a group without a leader gets one within seconds.
 """
@@ -7,6 +10,7 @@ for a moment without harm, and a group without a leader gets one within seconds.
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from typing import TYPE_CHECKING
@@ -30,6 +34,21 @@ log = logger("forebay.worker")
 
 #: A leader that is saturated for this long resigns, so that an idle worker leads.
 _SATURATED_SECONDS = 0.05
+
+#: How much longer than ``poll_seconds`` a leader waits for its next poll while notifications of new jobs arrive, and when it has been
+#: idle for some time.
+_NOTIFIED_FACTOR = 4
+_QUIET_FACTOR = 20
+
+#: For how long a notification shows that they arrive; and after how long without work a worker is quiet.
+_NOTIFIED_SECONDS = 10.0
+_QUIET_SECONDS = 2.0
+
+#: For how long a leader polls every ``poll_seconds`` after a poll found a job that no notification announced.
+_MISSED_SECONDS = 60.0
+
+#: How long a notification may take after a poll found its job.
+_NOTIFICATION_DELAY_SECONDS = 0.1
 
 #: Deadline of the call by which a stopping worker resigns.
 _RESIGN_SECONDS = 1.0
@@ -58,6 +77,12 @@ class PollLeadership:
         self._leader_id = leader_id
         self._alone = alone
         self._saturated_since: float | None = None
+        #: Whether enqueues notify, as far as the settings of this worker's session tell; None: not read yet.
+        self.producers_notify: bool | None = None
+        self._notified_at = self._missed_at = -math.inf
+        self._worked_at = time.monotonic()
+        #: When a poll found a job that was not announced yet.
+        self._unannounced_at: float | None = None
         self._leadership = self._of([])
 
     def _of(self, groups: Collection[int]) -> Leadership:
@@ -94,7 +119,36 @@ class PollLeadership:
         """For how long producers must notify if no lane is ready; None where notifications do not arrive."""
         if self.without_notifications:
             return None
-        return int(self._settings.poll_seconds * 1000) + 30
+        return int(self.poll_seconds * 1000) + 30
+
+    @property
+    def poll_seconds(self) -> float:
+        """How long a leader waits for its next poll: ``poll_seconds``, or longer where notifications arrive."""
+        seconds, now = self._settings.poll_seconds, time.monotonic()
+        found_at = self._unannounced_at
+        if found_at is not None and now - found_at > _NOTIFICATION_DELAY_SECONDS:
+            self._missed_at, self._unannounced_at = found_at, None
+        if self._alone or self.without_notifications or now - self._missed_at < _MISSED_SECONDS:
+            return seconds
+        if self.is_notified:
+            return seconds * _NOTIFIED_FACTOR
+        if self.producers_notify and now - self._worked_at > _QUIET_SECONDS:
+            return seconds * _QUIET_FACTOR
+        return seconds
+
+    @property
+    def is_notified(self) -> bool:
+        """Whether producers notified this worker of new jobs a short time ago."""
+        return time.monotonic() - self._notified_at < _NOTIFIED_SECONDS
+
+    def record_notification(self) -> None:
+        """A producer notified this worker of a new job."""
+        self._notified_at, self._unannounced_at = time.monotonic(), None
+
+    def record_unannounced(self) -> None:
+        """A poll found a new job while producers had to notify. Unless the notification is under way, it was missed."""
+        if self._unannounced_at is None:
+            self._unannounced_at = time.monotonic()
 
     def assume_leaderless(self, groups: Collection[int]) -> bool:
         """Try soon to lead if one of these groups is wanted and not led by this worker; return whether that is so."""
@@ -112,7 +166,7 @@ class PollLeadership:
             )
             duties.answered(held, called_at)
         if duties.held:
-            return settings.poll_seconds
+            return self.poll_seconds
         if self.without_notifications:
             return max(
                 settings.poll_seconds,
@@ -126,7 +180,7 @@ class PollLeadership:
 
     async def resign_when_saturated(self) -> None:
         """A poll found work: resign if that has been so for some time, so that an idle worker leads."""
-        now = time.monotonic()
+        self._worked_at = now = time.monotonic()
         if self._saturated_since is None:
             self._saturated_since = now
         held = self._leadership.held

@@ -7,8 +7,11 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from forebay.ops import protocol
+from forebay.policy.claims import LANES_PER_CLAIM
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from forebay.db.session import Session
     from forebay.ops.protocol import ReadyLane
     from forebay.worker._held import Lease
@@ -21,18 +24,26 @@ if TYPE_CHECKING:
 _POLL_FIRST_SECONDS: Final = 0.005
 
 
+#: For how long an answer with very many lanes is used, and the least multiple of its poll's duration.
+_PARTS_SECONDS: Final = 0.1
+_PARTS_FACTOR: Final = 5
+
+
 class ReadyLanes:
     """The answers to the polls of a worker.
 
-    Owns the last answer, and a poll that is under way between two claims. It guarantees that no answer is used twice. It stores
+    Owns the last answer, and a poll that is under way between two claims. It guarantees that no lane of an answer is used twice. It stores
     nothing: a poll changes nothing except the wake-ups of sleeping workers.
+
+    An answer with more queues than a call claims from is used in parts, the longest unserved queues first. So a poll of a thousand
+    lanes is paid once for many claims.
 
     Args:
         session: the connection for claims.
         leases: has the groups that the worker serves.
         leadership: decides for how long producers notify after a poll without a ready lane, and who leads.
         signals: has the state of the claim loop.
-        poll_seconds: how long an answer counts as recent.
+        weights: the queues. Answers are used in parts only if all have the same weight: otherwise the plan needs all lanes.
     """
 
     def __init__(
@@ -41,24 +52,65 @@ class ReadyLanes:
         leases: LeaseKeeper,
         leadership: PollLeadership,
         signals: Signals,
-        poll_seconds: float,
+        weights: Mapping[str, int],
     ) -> None:
         self._session = session
         self._leases = leases
         self._leadership = leadership
         self._signals = signals
-        self._poll_seconds = poll_seconds
         self._between_claims: asyncio.Task[list[ReadyLane]] | None = None
+        self._is_divisible = len(set(weights.values())) <= 1
+        #: The queues of the last answer that were not used yet, and until when they may be.
+        self._parts: list[list[ReadyLane]] = []
+        self._parts_until = 0.0
+        #: By queue, the number of the part that served it last.
+        self._served: dict[str, int] = {}
+        self._part_no = 0
         #: The lanes that were ready at the last poll, and are the only ones as far as is known until ``until``.
         self.last: frozenset[int] = frozenset()
         #: The time (monotonic clock) at which the last poll is no longer recent.
         self.until = 0.0
 
-    async def next(self) -> list[ReadyLane]:
-        """Return the ready lanes, by the poll that was sent between two claims, or by a new one."""
+    async def next(self, wanted: int) -> list[ReadyLane]:
+        """Return ready lanes, by the poll that was sent between two claims, by the rest of the last answer, or by a new poll.
+
+        Args:
+            wanted: how many jobs the worker can claim.
+        """
         poll, self._between_claims = self._between_claims, None
+        if poll is None and self._parts and time.monotonic() < self._parts_until:
+            return self._next_part(wanted)
         # An answer without lanes is not used: a job that ran meanwhile may have made some ready.
-        return (await poll if poll else []) or await self._poll()
+        called_at = time.monotonic()
+        lanes = (await poll if poll else []) or await self._poll()
+        self._parts = []
+        if not self._is_divisible or len(lanes) <= LANES_PER_CLAIM:
+            return lanes
+        now = time.monotonic()
+        self._parts_until = now + max(_PARTS_SECONDS, _PARTS_FACTOR * (now - called_at))
+        return self._divided(lanes, wanted)
+
+    def _divided(self, lanes: Sequence[ReadyLane], wanted: int) -> list[ReadyLane]:
+        by_queue: dict[str, list[ReadyLane]] = {}
+        for lane in lanes:
+            by_queue.setdefault(lane.queue, []).append(lane)
+        served = self._served
+        # The longest unserved one is the last of the list.
+        queues = sorted(by_queue, key=lambda queue: served.get(queue, 0), reverse=True)
+        self._served = {queue: served[queue] for queue in queues if queue in served}
+        self._parts = [by_queue[queue] for queue in queues]
+        return self._next_part(wanted)
+
+    def _next_part(self, wanted: int) -> list[ReadyLane]:
+        self._part_no += 1
+        part: list[ReadyLane] = []
+        for _ in range(max(1, min(wanted, LANES_PER_CLAIM))):
+            if not self._parts:
+                break
+            lanes = self._parts.pop()
+            self._served[lanes[0].queue] = self._part_no
+            part += lanes
+        return part
 
     async def only_until(self, lease: Lease, lane: ReadyLane) -> float:
         """Poll between two claims: return until when (monotonic clock) a lane counts as the only ready one, 0.0 if it is not.
@@ -78,17 +130,18 @@ class ReadyLanes:
         return self.until
 
     def forget(self) -> None:
-        """Forget a poll that is under way: the groups have other ids now, or the worker stops."""
+        """Forget the answers: the groups have other ids now, or the worker stops."""
+        self._parts = []
         if self._between_claims is not None:
             self._between_claims.cancel()
             self._between_claims = None
 
     async def _poll(self) -> list[ReadyLane]:
-        called_at = time.monotonic()
+        called_at, recent = time.monotonic(), self._leadership.poll_seconds
         lanes = await self._session.run(
             protocol.ready(list(self._leases.groups), sleep_millis=self._leadership.sleep_millis)
         )
         self._signals.has_polled = True
         self.last = frozenset(lane.lane for lane in lanes)
-        self.until = called_at + self._poll_seconds
+        self.until = called_at + recent
         return lanes

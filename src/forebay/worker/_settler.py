@@ -1,6 +1,7 @@
 """Settling: one call writes the outcomes of all jobs that ended since the last flush.
 
-While a flush is under way the next one collects outcomes, so a busier worker sends larger flushes. A flush is identified by
+While a flush is under way the next one collects outcomes, so a busier worker sends larger flushes. Flushes of jobs that are simply
+done also keep a short distance, so that a few hundred jobs a second do not cost as many calls. A flush is identified by
 (lease, claim_no, flush_no) and is repeated under the same name until it is answered: after a lost connection it is unknown
 whether it arrived, and a second arrival changes nothing. A flush that the database refuses is set aside and retried later, so
 that it does not block the others.
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from forebay.worker._listeners import Listeners
 
 log = logger("forebay.worker")
+
+#: Least time between the starts of two flushes, unless something waits for the second one. The first flush after a pause is sent at once.
+_BETWEEN_FLUSHES_SECONDS = 0.01
 
 #: Pause before refused flushes are retried.
 _SET_ASIDE_SECONDS = 3.0
@@ -65,6 +69,9 @@ class Settler:
         self._set_aside: list[tuple[Batch, Flush]] = []
         self._set_aside_until = 0.0
         self._wake = asyncio.Event()
+        #: Set when something waits for a settlement.
+        self._hurry = asyncio.Event()
+        self._flushed_at = 0.0
         self._idle = asyncio.Event()
         self._idle.set()
         #: Settlements that the database refused, and those that had already arrived.
@@ -86,9 +93,11 @@ class Settler:
                 claim_no=job.batch.claim_no, flush_no=-job.row.offset, done=[], ended=[ended]
             )
             self._solo.append((job.batch, flush))
+            self._hurry.set()
             self._notice()
             return
         job.batch.ended.append(ended)
+        self._hurry.set()
         self._mark_dirty(job.batch)
 
     def settled_by_handler(self, job: HeldJob) -> None:
@@ -98,6 +107,8 @@ class Settler:
 
     def _mark_dirty(self, batch: Batch) -> None:
         self._dirty[batch] = None
+        if batch.is_awaited:
+            self._hurry.set()
         self._notice()
 
     def _notice(self) -> None:
@@ -110,6 +121,7 @@ class Settler:
         while True:
             if not self._under_way:
                 await self._something_to_do()
+                await self._keep_distance()
                 self._under_way = self._collect()
             try:
                 await self._write()
@@ -137,8 +149,19 @@ class Settler:
                 await self._wake.wait()
         self._wake.clear()
 
+    async def _keep_distance(self) -> None:
+        """Let the outcomes of a few milliseconds gather, unless something waits for one of them."""
+        pause = self._flushed_at + _BETWEEN_FLUSHES_SECONDS - time.monotonic()
+        if pause > 0:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._hurry.wait()
+        self._hurry.clear()
+        self._flushed_at = time.monotonic()
+
     async def drained(self, seconds: float) -> bool:
         """Wait until all ended jobs are settled; False if that takes too long."""
+        self._hurry.set()
         try:
             async with asyncio.timeout(seconds):
                 await self._idle.wait()

@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING
 from forebay.policy.claims import claim_size
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable
+    from collections.abc import Collection, Container, Iterable
 
     from forebay.arguments.kinds import Kind
     from forebay.config import WorkerSettings
     from forebay.worker._application import Intake
     from forebay.worker._executor import Executor
+
+#: Up to this many queues the slowest one decides how many jobs are claimed in advance.
+_FEW_QUEUES = 20
 
 
 class Wanted:
@@ -56,14 +59,13 @@ class Wanted:
 
     def _for_slots(self, coming: int) -> int:
         settings, executor = self._settings, self._executor
-        means = executor.mean_seconds.values()
         size = claim_size(
             max(0, executor.slots.concurrency - executor.busy - executor.starting - coming),
             concurrency=executor.slots.concurrency,
             buffered=executor.buffered + coming,
             waiting_for_key=executor.waiting_for_key,
             # The slowest queue decides: jobs claimed in advance for a slow handler would wait here.
-            mean_seconds=max(means) if means else None,
+            mean_seconds=_slowest(executor.mean_seconds.values()),
             ahead_seconds=settings.ahead_seconds,
             rows_max=settings.claim_rows_max,
             buffered_size=executor.buffered_size,
@@ -74,3 +76,10 @@ class Wanted:
             sizes = [k.batch_size for k in self._kinds if k.batch_size and k.queue in self._queues]
             return max([min(size, settings.claim_rows_max), *sizes])
         return min(size, settings.claim_rows_max)
+
+
+def _slowest(means: Collection[float]) -> float | None:
+    """Return the mean duration that decides; of very many queues the 5 % with the highest ones, which may be accidents, do not count."""
+    if len(means) <= _FEW_QUEUES:
+        return max(means, default=None)
+    return sorted(means)[int(len(means) * 0.95)]

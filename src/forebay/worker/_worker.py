@@ -180,7 +180,7 @@ class Worker:
         )
         self._maintenance = Maintenance(
             self._maintenance_session,
-            on_work=self._signals.wake.set,
+            on_work=lambda: self._claimer.look(),
             on_worker_lost=self._listeners.worker_lost,
             outage=outage,
             leader_id=None if until_idle else self._leader_id,
@@ -405,7 +405,7 @@ class Worker:
         self._leases.confirm(answer, lease_ids, sent_at)
         self._executor.slots.adjust(answer.concurrency or self._settings.slots)
         self._job_log.muted = answer.muted_causes
-        self._claimer.queue_attempts = answer.queue_attempts
+        self._claimer.set_queue_attempts(answer.queue_attempts)
         if answer.cancelled_jobs:
             self._executor.cancel(answer.cancelled_jobs)
             self._children.cancel(set(answer.cancelled_jobs))
@@ -419,7 +419,7 @@ class Worker:
     def _assume_leaderless(self, duties: Collection[int]) -> None:
         self._maintenance.assume_leaderless(duties)
         if self._leadership.assume_leaderless(duties):
-            self._signals.wake.set()
+            self._claimer.look()
 
     async def _listen(self) -> None:
         def read(message: str) -> None:

@@ -4344,6 +4344,100 @@ end
 $$;
 
 
+-- functions/claim/claim_lanes.sql
+
+-- grant: worker
+
+-- Claim from several lanes in one call, with one commit. Each lane with jobs gets a batch of its own: lane number N of the arrays has the
+-- claim number p_claim_no + N - 1, and numbers of lanes without a batch are not used.
+--
+-- Returns a row for each lane whose claim is finished: its number, from 1, and its jobs as claim_v1 returns them. Null jobs: another session
+-- has the lane's lock, so nothing was looked for. A lane without a row has to be claimed by claim_v1(): this function does the common
+-- case only (see segment/take.sql), and never lanes of ordering keys, of limit keys, of queues with limits on starts, and of suspects.
+--
+-- Invariants: "commit decides", "once per lease", "flat cost" (docs/design/engine.md).
+-- Parameters:
+--   p_lease_id, p_claim_no  the name of the first batch; the caller reserves a number for each lane
+--   p_floor                 the oldest claim_no of the lease that is still open, this claim_no when none is
+--   p_group_ids, p_lanes    as reported by ready_v1, 1 to 100 different ones
+--   p_limits                how many jobs to take of each lane, 1 to 10000. All together are bounded in bytes as one claim is.
+-- Errors: JQ001 a bad number, floor, limit or list, JQ012 not called alone. A closed lease gives no rows: claim_v1() raises.
+-- Locks, in order: the lock of the first lane; those of the other lanes if they are free at once; the lease (KEY SHARE).
+-- Commits asynchronously: a durable settlement makes the earlier claim durable.
+-- pages: 80 + 40 a lane + 4 a job + 3 an open transaction
+create function forebay.claim_lanes_v1(
+    p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_ids bigint[], p_lanes bigint[], p_limits integer[])
+returns table (nr integer, jobs text)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_count   constant integer := cardinality(p_lanes);
+    v_segment bigint;
+    v_locks   text[];
+    v_busy    text[] := '{}';
+    v_lock    text;
+    v_open    integer[];
+begin
+    if (v_count between 1 and 100 and cardinality(p_group_ids) = v_count and cardinality(p_limits) = v_count
+        and (select bool_and(l between 1 and 10000) and count(l) = v_count from unnest(p_limits) l)
+        -- A lane that is listed twice would be read twice at the same cursor.
+        and (select count(distinct (u.g, u.l)) from unnest(p_group_ids, p_lanes) u (g, l)) = v_count
+        and p_claim_no >= 1 and p_floor between 0 and p_claim_no) is not true then
+        raise exception using errcode = 'JQ001',
+            message = 'lanes to claim from: 1 to 100 different ones, with a limit of 1 to 10000 each, a claim number of at least 1 and a floor of at most that';
+    end if;
+    if not forebay._is_alone() then
+        perform forebay._require_alone('forebay.claim_lanes_v1()');
+    end if;
+    perform set_config('synchronous_commit', 'off', true);
+    v_locks := array(select 'forebay.lock_lane_' || (hashint8(u.g # u.l) & 127)
+                     from unnest(p_group_ids, p_lanes) with ordinality u (g, l, nr) order by u.nr);
+    execute 'lock table only ' || v_locks[1] || ' in share update exclusive mode';
+    if v_count > 1 then
+        -- Not waited for, since this call has a lane's lock: so sessions with several of them cannot wait for each other in a circle.
+        begin
+            execute 'lock table only ' || array_to_string(v_locks[2:], ', only ') || ' in share update exclusive mode nowait';
+        exception when lock_not_available then
+            foreach v_lock in array v_locks[2:] loop
+                begin
+                    execute 'lock table only ' || v_lock || ' in share update exclusive mode nowait';
+                exception when lock_not_available then
+                    v_busy := v_busy || v_lock;
+                end;
+            end loop;
+        end;
+    end if;
+    v_open := array(select i from generate_series(1, v_count) i where v_locks[i] <> all (v_busy) or i = 1);
+    -- Later statements than the locks: their snapshots see what the last holders committed.
+    if pg_sequence_last_value('forebay.key_seq') is not null or pg_sequence_last_value('forebay.limiter_seq') is not null then
+        v_open := array(
+            select i from unnest(v_open) i
+            where not exists (
+                select from forebay.lane l
+                where l.lane = p_lanes[i]
+                  and (l.sort <> 'plain' or exists (select from forebay.queue_limits q where q.queue = l.queue and q.starts_set_at is not null))));
+    end if;
+    v_segment := coalesce(
+        (select case when b.snap_to is not null then b.pos_segment end from forebay.batch b
+         where b.group_id = p_group_ids[1] and b.lane = p_lanes[1] order by b.no desc limit 1),
+        (select s.segment_id from forebay.segment s
+         where s.lo <= pg_sequence_last_value('forebay.log_seq') order by s.lo desc limit 1));
+    if v_segment is not null and v_open <> '{}' then
+        return query execute 'select (t.claim_no - $7 + 1)::integer, t.jobs from forebay._take_lanes_' || v_segment
+                             || '($1, $2, $3, $4, $5, $6) t'
+            using p_lease_id, array(select p_claim_no + i - 1 from unnest(v_open) i), p_floor, array(select p_group_ids[i] from unnest(v_open) i),
+                  array(select p_lanes[i] from unnest(v_open) i), array(select p_limits[i] from unnest(v_open) i), p_claim_no;
+    end if;
+    return query select i, null::text from generate_series(1, v_count) i where v_locks[i] = any (v_busy) and i > 1;
+end
+$$;
+
+
 -- functions/claim/idle_poll.sql
 
 -- Idle polls: what a session remembers of its last poll that found no ready lane, so that the next one reads only what is newer.
@@ -4929,7 +5023,8 @@ $body$;
 --   * none of the jobs is larger than a kilobyte and its share of forebay._claim_bytes(): the size of all of them is known before they are read,
 --   * the lease is open.
 -- With `whole` both windows are one range of the index: without late committers, a transaction that began before the end of the
--- first and is visible in it is visible now, and the reverse.
+-- first and is visible in it is visible now, and the reverse. A transaction that ended since counts as one only if it has rows of the
+-- lane here, or may have some in an earlier segment, which is sealed with a higher id. Settlements and claims of others have none.
 --
 -- Most of the cost is preparing the expressions, again in each transaction: each column counts.
 create or replace function forebay._take_%1$s(
@@ -4952,7 +5047,9 @@ begin
                      pg_sequence_last_value('forebay.log_seq') < %2$s
                      and (pg_snapshot_xmin(s.stop) = pg_snapshot_xmax(s.stop)
                           or not exists (select from pg_snapshot_xip(s.stop) late (xid)
-                                         where pg_visible_in_snapshot(late.xid, pg_current_snapshot())))
+                                         where pg_visible_in_snapshot(late.xid, pg_current_snapshot())
+                                           and ((select true from forebay.log_%1$s l where l.lane = p_lane and l.xid = late.xid limit 1)
+                                                or (select true from forebay.seal f where f.segment_id = %1$s - 1 and f.xid > late.xid limit 1))))
                      and %3$s as whole
               from forebay.batch n, lateral (select coalesce(n.snap_to, n.snap_from) as stop) s
               where n.group_id = p_group_id and n.lane = p_lane
@@ -5012,6 +5109,105 @@ end
 $body$;
     $segment$, p_segment_id, p_hi, v_sealed_before);
     execute format('revoke all on function forebay._take_%s from public', p_segment_id);
+
+    execute format($segment$
+-- The claims of several lanes in one statement: forebay._take_%1$s() for each of them, under the same conditions, except that a
+-- lane need not have a cursor. It returns the jobs of those lanes where they hold, and writes nothing for the others. All lanes are read with one snapshot, taken before this transaction
+-- has an id: no cursor has the claim itself as a transaction in progress.
+create or replace function forebay._take_lanes_%1$s(
+    p_lease_id bigint, p_claim_nos bigint[], p_floor bigint, p_group_ids bigint[], p_lanes bigint[], p_limits integer[])
+returns table (claim_no bigint, jobs text)
+language plpgsql volatile
+as $body$
+#variable_conflict use_column
+begin
+    return query
+    with held as materialized (
+        select from forebay.lease i
+        where i.lease_id = p_lease_id and i.closed_at is null
+        for key share
+    ), cur as materialized (
+        select a.claim_no, a.group_id, a.lane, a.most, b.no, b.snap_from, b.snap_to, b.stop, b.pos_xid, b.pos_seq, b.high_seq,
+               b.handed_total, b.skipped_total, b.whole, u.upto, forebay._now() as at,
+               forebay._claim_bytes() / (select sum(m) from unnest(p_limits) m) + 1024 as share,
+               case when pg_snapshot_xmin(u.upto) <> pg_snapshot_xmax(u.upto)
+                         and exists (select from pg_snapshot_xip(u.upto) open (xid) where open.xid >= pg_snapshot_xmax(b.snap_from))
+                    then forebay._xid_ranges(b.snap_from, u.upto)
+                    else array[row(pg_snapshot_xmax(b.snap_from), pg_snapshot_xmax(u.upto))::forebay._xid_range] end as ranges
+        from rows from (unnest(p_claim_nos), unnest(p_group_ids), unnest(p_lanes), unnest(p_limits)) as a (claim_no, group_id, lane, most),
+             lateral (select n.no, n.snap_from, n.snap_to, n.pos_segment, n.pos_xid, n.pos_seq, n.high_seq, n.handed_total,
+                             n.skipped_total, s.stop,
+                             pg_sequence_last_value('forebay.log_seq') < %2$s
+                             and (pg_snapshot_xmin(s.stop) = pg_snapshot_xmax(s.stop)
+                                  or not exists (select from pg_snapshot_xip(s.stop) late (xid)
+                                                 where pg_visible_in_snapshot(late.xid, pg_current_snapshot())
+                                                   and ((select true from forebay.log_%1$s l where l.lane = a.lane and l.xid = late.xid limit 1)
+                                                        or (select true from forebay.seal f where f.segment_id = %1$s - 1 and f.xid > late.xid limit 1))))
+                             and %3$s as whole
+                      from (
+                          -- Without a cursor the lane is read from the start of its group.
+                          select coalesce(i.no, 0) as no, coalesce(i.snap_from, case l.audience when 0 then g.start_after else '1:1:' end) as snap_from,
+                                 i.snap_to, coalesce(i.pos_segment, 0) as pos_segment, coalesce(i.pos_xid, '0') as pos_xid,
+                                 coalesce(i.pos_seq, 0) as pos_seq, coalesce(i.high_seq, 0) as high_seq,
+                                 coalesce(i.handed_total, 0) as handed_total, coalesce(i.skipped_total, 0) as skipped_total
+                          from forebay.queue_group g
+                          cross join lateral (select i.audience from forebay.lane i where i.lane = a.lane limit 1) l
+                          left join lateral (select * from forebay.batch i
+                                             where i.group_id = a.group_id and i.lane = a.lane order by i.no desc limit 1) i on true
+                          where g.group_id = a.group_id and (g.paused_at is null or g.resume_at <= forebay._now())
+                            and l.audience >= 0) n,
+                           lateral (select coalesce(n.snap_to, n.snap_from) as stop) s) b,
+             lateral (select case when b.whole then pg_current_snapshot() else b.snap_to end as upto) u
+        where (b.snap_to is null
+               or b.pos_segment = %1$s
+               and (pg_snapshot_xmin(b.snap_from) = pg_snapshot_xmax(b.snap_from)
+                    or not exists (select from pg_snapshot_xip(b.snap_from) late (xid)
+                                   where pg_visible_in_snapshot(late.xid, b.snap_to))))
+    ), taken as materialized (
+        select c.claim_no, t.*
+        from cur c, lateral (
+            select count(*)::integer as size, array_agg(t.seq) as seqs, array_agg(t.xid) as xids, max(t.seq) as high,
+                   array_agg(t.job_id) as job_ids,
+                   min(case when t.job is not null then coalesce(t.expires_at, t.enqueued_at + interval '30 days') else '-infinity' end) as expires,
+                   string_agg(t.job, ',') as jobs
+            from (
+                select j.seq, j.xid, j.expires_at, j.enqueued_at, j.job_id, case when octet_length(j.job) <= c.share then j.job end as job
+                from (select unnest(c.ranges) as xids) r, lateral (
+                    select j.seq, j.xid, j.expires_at, j.enqueued_at, coalesce(j.job_id, j.seq) as job_id,
+                           case when pg_column_size(j.args) <= c.share
+                                then forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
+                                                       j.kind, j.args, j.tag, j.correlation_id, j.headers) end as job
+                    from forebay.log_%1$s j
+                    where j.lane = c.lane
+                      and (j.xid, j.seq) > (greatest((r.xids).low, c.pos_xid), case when c.pos_xid >= (r.xids).low then c.pos_seq else -1 end)
+                      and j.xid < (r.xids).high
+                    order by j.xid, j.seq
+                    limit c.most) j
+                limit c.most) t) t
+    ), written as (
+        insert into forebay.batch (
+            group_id, lane, no, lease_id, claim_no, floor, snap_from, snap_to, pos_segment, pos_xid, pos_seq,
+            high_seq, handed_total, skipped_total, claimed_at, seqs, xids)
+        select c.group_id, c.lane, c.no + 1, p_lease_id, c.claim_no, p_floor,
+               -- Used up, still in the current window, or in the next one.
+               case when t.size < c.most then c.upto when t.xids[t.size] < pg_snapshot_xmax(c.stop) then c.snap_from else c.stop end,
+               case when t.size < c.most then null when t.xids[t.size] < pg_snapshot_xmax(c.stop) then c.snap_to else c.upto end,
+               case when t.size < c.most then 0 else %1$s end,
+               case when t.size < c.most then '0' else t.xids[t.size] end,
+               case when t.size < c.most then 0 else t.seqs[t.size] end,
+               greatest(c.high_seq, t.high), c.handed_total + t.size, c.skipped_total, c.at,
+               t.seqs, case when t.xids[1] = all (t.xids) then t.xids[:1] else t.xids end
+        from held, cur c join taken t on t.claim_no = c.claim_no
+        where t.size > 0 and (c.whole or t.size = c.most) and t.expires > c.at
+          and (pg_sequence_last_value('forebay.tombstone_seq') is null
+               or not exists (select from forebay.tombstone x where x.job_id = any (t.job_ids)))
+        returning claim_no
+    )
+    select t.claim_no, t.jobs from written w join taken t on t.claim_no = w.claim_no;
+end
+$body$;
+    $segment$, p_segment_id, p_hi, v_sealed_before);
+    execute format('revoke all on function forebay._take_lanes_%s from public', p_segment_id);
 end
 $$;
 
@@ -17856,8 +18052,8 @@ begin
                 'activate_v1', 'alerts', 'apply_schedules', 'archive_v1', 'backfill', 'backfill_begin',
                 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1', 'backfill_next', 'backfill_plan',
                 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
-                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_v1', 'close_groups', 'close_lease_v1',
-                'compare_queues', 'count_v1', 'drop_segments_v1', 'drop_subject', 'drop_subjects',
+                'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_lanes_v1', 'claim_v1', 'close_groups',
+                'close_lease_v1', 'compare_queues', 'count_v1', 'drop_segments_v1', 'drop_subject', 'drop_subjects',
                 'endpoint_settings_v1', 'enqueue', 'enqueue_each', 'enqueue_many', 'enqueue_unique',
                 'event_payloads_v1', 'extend_v1', 'fire_v1', 'fold_v1', 'forget_v1', 'heartbeat_v1', 'job',
                 'kill_subject', 'lead_v1', 'lock_subjects_for_upgrade', 'measurements', 'mirror_audits',

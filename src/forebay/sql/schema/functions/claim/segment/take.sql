@@ -8,7 +8,8 @@
 --   * none of the jobs is larger than a kilobyte and its share of forebay._claim_bytes(): the size of all of them is known before they are read,
 --   * the lease is open.
 -- With `whole` both windows are one range of the index: without late committers, a transaction that began before the end of the
--- first and is visible in it is visible now, and the reverse.
+-- first and is visible in it is visible now, and the reverse. A transaction that ended since counts as one only if it has rows of the
+-- lane here, or may have some in an earlier segment, which is sealed with a higher id. Settlements and claims of others have none.
 --
 -- Most of the cost is preparing the expressions, again in each transaction: each column counts.
 create function forebay._take_{segment}(
@@ -31,7 +32,9 @@ begin
                      pg_sequence_last_value('forebay.log_seq') < {end}
                      and (pg_snapshot_xmin(s.stop) = pg_snapshot_xmax(s.stop)
                           or not exists (select from pg_snapshot_xip(s.stop) late (xid)
-                                         where pg_visible_in_snapshot(late.xid, pg_current_snapshot())))
+                                         where pg_visible_in_snapshot(late.xid, pg_current_snapshot())
+                                           and ((select true from forebay.log_{segment} l where l.lane = p_lane and l.xid = late.xid limit 1)
+                                                or (select true from forebay.seal f where f.segment_id = {segment} - 1 and f.xid > late.xid limit 1))))
                      and {sealed_before} as whole
               from forebay.batch n, lateral (select coalesce(n.snap_to, n.snap_from) as stop) s
               where n.group_id = p_group_id and n.lane = p_lane

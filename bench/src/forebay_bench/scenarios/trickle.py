@@ -1,0 +1,278 @@
+"""trickle: what a job costs at few jobs a second, and what idle workers cost.
+
+A producer commits 300 jobs a second one by one, at random moments, and a worker process with its default settings, ``forebay worker``, runs
+them as they come. The figures are CPU time per job: of the server, by connection, and of the worker's process; and the write-ahead log
+that the server wrote. ``plain`` is the least that a queue can do, in turns on the same server: an ``INSERT`` with a ``NOTIFY``, and for
+each notification one ``DELETE ... RETURNING`` with ``SKIP LOCKED``, in a loop around one connection.
+
+The idle workers serve one queue without jobs. Their cost is the CPU time of the server, and its transactions, a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psycopg
+
+from forebay_bench._child import sleep_until
+from forebay_bench._journal import Journal
+from forebay_bench._measure import (
+    process_cpu_seconds,
+    ratio_of_rounds,
+    round_figure,
+    server_cpu_seconds,
+    wal_bytes,
+)
+from forebay_bench._processes import Script, scripts, wait_until, workers
+from forebay_bench._report import Bar, Report, Table
+from forebay_bench.scenarios.latency import arrivals, set_wakeup
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay_bench._place import Place
+    from forebay_bench._run import Options
+
+_PER_SECOND: Final = 300
+_QUICK_SECONDS: Final = 6.0
+_FULL_SECONDS: Final = 30.0
+_ROUNDS: Final = 3
+_IDLE_WORKERS: Final = 20
+_IDLE_SECONDS: Final = 10.0
+_ARRIVAL_SECONDS: Final = 30.0
+
+_ENQUEUE: Final = (
+    "select forebay.enqueue('record_start', jsonb_build_object('number', %s::bigint), 'pickup')"
+)
+_PLAIN_TABLE: Final = (
+    "create table plain_job (id bigint generated always as identity primary key, args jsonb)"
+)
+_PLAIN_ENQUEUE: Final = (
+    "with written as (insert into plain_job (args) values (jsonb_build_object('number', %s::bigint)))"
+    " select pg_notify('plain', '')"
+)
+
+#: The end of the application name of each connection of a worker.
+_CONNECTIONS: Final = (
+    "producer",
+    "claims",
+    "settlements",
+    "heartbeat",
+    "maintenance",
+    "notifications",
+)
+
+
+@dataclass
+class Costs:
+    """The cost of a job in each round, in microseconds and bytes."""
+
+    server: list[float] = field(default_factory=list)
+    worker: list[float] = field(default_factory=list)
+    wal: list[float] = field(default_factory=list)
+    #: Server microseconds by connection.
+    parts: list[Counter[str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Idle:
+    """The cost of idle workers a second."""
+
+    cpu_ms: float | None
+    transactions: float
+
+
+def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
+    """Run the scenario."""
+    seconds = (_FULL_SECONDS if options.full else _QUICK_SECONDS) * min(1.0, options.scale)
+    rounds = options.rounds or _ROUNDS
+    ours, plain = Costs(), Costs()
+    with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
+        notes = Journal(Path(folder) / "notes")
+        settings = {"FOREBAY_QUEUE": "pickup", **notes.environment}
+        with contextlib.ExitStack() as stack:
+            dsn = stack.enter_context(place.database("trickle"))
+            set_wakeup(dsn, on=True)
+            conn = stack.enter_context(
+                psycopg.connect(dsn, autocommit=True, application_name="producer")
+            )
+            conn.execute(_PLAIN_TABLE)
+
+            def load(costs: Costs, seconds: float) -> None:
+                with workers(dsn, settings=settings) as processes:
+                    processes.start()
+                    _load(place, conn, _ENQUEUE, 0.5, lambda: notes.count, processes.members[0].pid)
+                    _load(place, conn, _ENQUEUE, seconds, lambda: notes.count, processes.members[0].pid, costs)  # fmt: skip
+                    processes.raise_when_one_ended()
+
+            def load_plain(costs: Costs, seconds: float) -> None:
+                with scripts("forebay_bench._plain_worker", [dsn]) as (script,):
+
+                    def count() -> int:
+                        return _ended(script)
+
+                    _load(place, conn, _PLAIN_ENQUEUE, 0.5, count, script.pid)
+                    _load(place, conn, _PLAIN_ENQUEUE, seconds, count, script.pid, costs)
+
+            for number in range(rounds):
+                turns = [(load, ours, "a worker"), (load_plain, plain, "plain")]
+                for turn, costs, name in turns if number % 2 == 0 else turns[::-1]:
+                    progress(f"round {number + 1} of {rounds}: {_PER_SECOND} jobs/s, {name}")
+                    turn(costs, seconds)
+        with place.database("idle") as dsn:
+            set_wakeup(dsn, on=True)
+            count = max(2, round(_IDLE_WORKERS * min(1.0, options.scale)))
+            progress(f"{count} idle workers")
+            with scripts("forebay_bench._idle", [dsn, str(count)]):
+                idle = _measure_idle(place, dsn, _IDLE_SECONDS * min(1.0, max(0.2, options.scale)))
+    return _report(ours, plain, idle, count, rounds)
+
+
+def _load(  # noqa: PLR0917 - one load is described by all of them
+    place: Place,
+    conn: psycopg.Connection[Any],
+    enqueue: str,
+    seconds: float,
+    count: Callable[[], int],
+    worker_pid: int,
+    costs: Costs | None = None,
+) -> None:
+    """Commit jobs at the rate for this long, wait until all have run, and record what each cost."""
+    moments = arrivals(_PER_SECOND, seconds)
+    handled = count()
+    server, parts = _server_cpu(place), _by_connection(conn)
+    worker, wal = process_cpu_seconds(worker_pid) or 0.0, wal_bytes(conn)
+    began = time.monotonic()
+    for number, moment in enumerate(moments):
+        sleep_until(began + moment)
+        conn.execute(enqueue, [number], prepare=True)
+    wait_until(lambda: count() >= handled + len(moments), _ARRIVAL_SECONDS, "all jobs ran")
+    if costs is None:
+        return
+    jobs = len(moments) / 1e6
+    costs.worker.append(((process_cpu_seconds(worker_pid) or 0.0) - worker) / jobs)
+    costs.wal.append((wal_bytes(conn) - wal) / len(moments))
+    after = _server_cpu(place)
+    if server is not None and after is not None:
+        costs.server.append((after - server) / jobs)
+        now = _by_connection(conn)
+        now.subtract(parts)
+        costs.parts.append(Counter({name: spent / jobs for name, spent in now.items()}))
+
+
+def _by_connection(conn: psycopg.Connection[Any]) -> Counter[str]:
+    """Return the CPU seconds of the server's processes, by the sort of connection."""
+    rows = conn.execute(
+        "select pid, case when application_name not like 'forebay %' then application_name"
+        " else coalesce(substring(query from 'forebay\\.([a-z]+)'), split_part(query, ' ', 1)) end,"
+        " backend_type from pg_stat_activity where datname = current_database() or datname is null",
+        prepare=True,
+    ).fetchall()
+    found: Counter[str] = Counter()
+    for pid, name, kind in rows:
+        part = name if kind == "client backend" else "of the server"
+        found.update({part: process_cpu_seconds(pid) or 0.0})
+    return found
+
+
+def _ended(script: Script) -> int:
+    script.send({"do": "count"})
+    return int(script.read_message())
+
+
+def _measure_idle(place: Place, dsn: str, seconds: float) -> Idle:
+    with psycopg.connect(dsn, autocommit=True) as conn:
+        # The start is over, and the workers know their number; an idle session reports its transactions within ten seconds.
+        time.sleep(1.2 * seconds)
+        cpu, transactions, began = _server_cpu(place), _transactions(conn), time.monotonic()
+        time.sleep(2 * seconds)
+        spent = time.monotonic() - began
+        after = _server_cpu(place)
+        return Idle(
+            None if cpu is None or after is None else (after - cpu) / spent * 1000,
+            (_transactions(conn) - transactions) / spent,
+        )
+
+
+def _server_cpu(place: Place) -> float | None:
+    return None if place.postmaster_pid is None else server_cpu_seconds(place.postmaster_pid)
+
+
+def _transactions(conn: psycopg.Connection[Any]) -> int:
+    row = conn.execute(
+        "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+def _report(ours: Costs, plain: Costs, idle: Idle, idle_count: int, rounds: int) -> Report:
+    def median(values: list[float]) -> float | None:
+        return statistics.median(values) if values else None
+
+    figures: dict[str, Any] = {
+        "per_s": _PER_SECOND,
+        **{
+            f"{name}{unit}": round_figure(median(getattr(costs, what)))
+            for costs, prefix in ((ours, ""), (plain, "plain_"))
+            for what, name, unit in (
+                ("server", f"{prefix}server", "_us"),
+                ("worker", f"{prefix}worker", "_us"),
+                ("wal", f"{prefix}wal", "_bytes"),
+            )
+        },
+        "idle_workers": idle_count,
+        "idle_server_ms_per_s": round_figure(idle.cpu_ms),
+        "idle_transactions_per_s": round_figure(idle.transactions),
+    }
+    names = sorted({name for each in ours.parts for name in each})
+    figures["server_us_by_connection"] = {
+        name: round_figure(statistics.median(each[name] for each in ours.parts)) for name in names
+    }
+    rows = [
+        (label, *(_shown(median(getattr(costs, what))) for costs in (ours, plain)), _shown(_ratio(ours, plain, what)))
+        for what, label in (("server", "server, us"), ("worker", "worker, us"), ("wal", "WAL, bytes"))
+    ]  # fmt: skip
+    bars = [
+        Bar(name, value, at_most=at_most)
+        for name, value, at_most in (
+            ("server CPU of a job, us", median(ours.server), 600),
+            ("worker CPU of a job, us", median(ours.worker), 550),
+            ("write-ahead log of a job, bytes", median(ours.wal), 900),
+            (f"{idle_count} idle workers: server CPU, ms a second", idle.cpu_ms, 7),
+            (f"{idle_count} idle workers: transactions a second", idle.transactions, 10),
+        )
+    ]
+    columns = ["a job", "Forebay", "plain", "ratio"]
+    return Report(
+        figures,
+        [
+            Table(columns, rows, right=columns[1:]),
+            Table(
+                ["connection", "server, us a job"],
+                [(name, _shown(value)) for name, value in figures["server_us_by_connection"].items()],
+                right=["server, us a job"],
+            ),
+        ],
+        bars,
+        notes=[
+            f"{_PER_SECOND} jobs a second, one commit each, at random moments; medians of {rounds} rounds",
+            "plain: an INSERT with NOTIFY, and a loop with one DELETE for each notification; it can neither retry nor recover",
+        ],
+    )  # fmt: skip
+
+
+def _ratio(ours: Costs, plain: Costs, what: str) -> float | None:
+    mine, theirs = getattr(ours, what), getattr(plain, what)
+    return ratio_of_rounds(mine, theirs) if mine and theirs else None
+
+
+def _shown(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
