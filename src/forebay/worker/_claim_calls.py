@@ -78,14 +78,15 @@ class ClaimCalls:
             if count > 1 and self._session.is_too_large(error):
                 return await self.one(lease, lane, count // 2)
             raise
-        return self._new_batch(lease, claim_no, lane, count, rows, began_at)
+        return self._new_batch(lease, claim_no, lane, asked=count, rows=rows, began_at=began_at)
 
     def _new_batch(
         self,
         lease: Lease,
         claim_no: int,
         lane: ReadyLane,
-        count: int,
+        *,
+        asked: int,
         rows: list[ClaimedJob],
         began_at: float,
     ) -> tuple[Batch | None, list[ClaimedJob]]:
@@ -95,7 +96,7 @@ class ClaimCalls:
         if PLACE.installed is not None:
             PLACE.installed.claimed(lane.queue, len(rows), began_at)
         self._sizes.record(lane.lane, size=sum(row.size for row in rows), jobs=len(rows))
-        self._linger.record(lane, asked=count, rows=rows)
+        self._linger.record(lane, asked=asked, rows=rows)
         if lease.lost:
             # The lease was lost during the call. The jobs come back when it is revoked.
             return None, []
@@ -159,7 +160,12 @@ class ClaimCalls:
                 rest.append((name, count))
                 continue
             batch, jobs = self._new_batch(
-                lease, claim_nos[place], lane, count, found[place] or [], began_at
+                lease,
+                claim_nos[place],
+                lane,
+                asked=count,
+                rows=found[place] or [],
+                began_at=began_at,
             )
             if batch is not None:
                 batches.append((lane, batch, jobs))

@@ -19,7 +19,7 @@ from forebay.errors import DatabaseUnavailable
 from forebay.metrics import check_session
 from forebay.model.attempts import LostWorker
 from forebay.model.text import logger
-from forebay.ops import protocol, queues
+from forebay.ops import maintenance, queues
 from forebay.ops.locks import lock_holders
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.leadership import MAINTENANCE, Leadership, idle_poll_pause
@@ -252,17 +252,17 @@ class Maintenance:
 
     async def run_once(self) -> int:
         """Promote due jobs once; return how many became claimable."""
-        return await self._session.run(protocol.promote(_PROMOTE_ROWS))
+        return await self._session.run(maintenance.promote(_PROMOTE_ROWS))
 
     async def _report(self, name: str, seconds: float | None, error: str | None) -> None:
-        await self._session.run(protocol.record_duty(name, seconds, error))
+        await self._session.run(maintenance.record_duty(name, seconds, error))
 
     def _record(self, name: str, count: int) -> None:
         if count:
             self.counts[name] = self.counts.get(name, 0) + count
 
     async def _promote(self, duty: Duty) -> bool:
-        count = await self._session.run(protocol.promote(duty.rows))
+        count = await self._session.run(maintenance.promote(duty.rows))
         self._record("promoted", count)
         if count:
             self._on_work()
@@ -278,7 +278,7 @@ class Maintenance:
         observed = self._server_clock.observe(clock, asked_at, time.monotonic())
         if observed is None:
             return False
-        revoked = await self._session.run(protocol.revoke_lost(observed, clock))
+        revoked = await self._session.run(maintenance.revoke_lost(observed, clock))
         if revoked is None:
             return False
         self._record("revoked", 1)
@@ -298,11 +298,11 @@ class Maintenance:
         return True
 
     async def _seal(self, _: Duty) -> bool:
-        self._record("sealed", await self._session.run(protocol.seal()))
+        self._record("sealed", await self._session.run(maintenance.seal()))
         return False
 
     async def _extend(self, _: Duty) -> bool:
-        made: Any = await self._session.run(protocol.extend(_EXTEND_SEGMENTS))
+        made: Any = await self._session.run(maintenance.extend(_EXTEND_SEGMENTS))
         self._record("extended", made)
         return bool(made >= _EXTEND_SEGMENTS)
 
@@ -320,7 +320,7 @@ class Maintenance:
         since = None
         if self._swept_at is not None and began_at is not None:
             since = min(self._swept_at, began_at) - timedelta(minutes=1)
-        count, duty.after = await self._session.run(protocol.sweep(since, duty.after, duty.rows))
+        count, duty.after = await self._session.run(maintenance.sweep(since, duty.after, duty.rows))
         self._record("expired", count)
         if duty.after is None:
             if self._swept_at is None:
@@ -329,7 +329,7 @@ class Maintenance:
         return duty.after is not None
 
     async def _summarize(self, duty: Duty) -> bool:
-        added, duty.after = await self._session.run(protocol.summarize(duty.after))
+        added, duty.after = await self._session.run(maintenance.summarize(duty.after))
         self._record("summarized", added)
         self._summarized += 1
         if duty.after is not None and (
@@ -341,19 +341,19 @@ class Maintenance:
         return False
 
     async def _archive(self, duty: Duty) -> bool:
-        made = await self._session.run(protocol.archive(duty.rows))
+        made = await self._session.run(maintenance.archive(duty.rows))
         self._record("archived", made)
         return made >= duty.rows
 
     async def _retain(self, duty: Duty) -> bool:
-        emptied, duty.after = await self._session.run(protocol.retain(duty.after))
+        emptied, duty.after = await self._session.run(maintenance.retain(duty.after))
         if emptied is not None:
             log.info("segment %s of the archive emptied", emptied)
             self._record("emptied", 1)
         return duty.after is not None
 
     async def _drop(self, _: Duty) -> bool:
-        dropped = await self._session.run(protocol.drop_segments())
+        dropped = await self._session.run(maintenance.drop_segments())
         self._record("dropped", dropped)
         return dropped > 0
 
@@ -363,13 +363,13 @@ class Maintenance:
         return count > 0
 
     async def _forget(self, _: Duty) -> bool:
-        count = await self._session.run(protocol.forget())
+        count = await self._session.run(maintenance.forget())
         self._record("forgotten", count)
         return count > 0
 
     async def _renew(self, duty: Duty) -> bool:
         began_at = time.monotonic()
-        self._record("renewed", await self._session.run(protocol.renew_counts()))
+        self._record("renewed", await self._session.run(maintenance.renew_counts()))
         # A call visits each lane: with very many lanes it is made less often.
         duty.every_seconds = max(
             _RENEW_SECONDS, _RENEW_PAUSE_FACTOR * (time.monotonic() - began_at)
@@ -378,13 +378,13 @@ class Maintenance:
 
     async def _fold(self, duty: Duty) -> bool:
         began_at = time.monotonic()
-        self._record("folded", await self._session.run(protocol.fold()))
+        self._record("folded", await self._session.run(maintenance.fold()))
         pause = _FOLD_PAUSE_FACTOR * (time.monotonic() - began_at)
         duty.every_seconds = min(max(_FOLD_SECONDS, pause), _FOLD_SECONDS_MAX)
         return False
 
     async def _count(self, _: Duty) -> bool:
-        deep = await self._session.run(protocol.count())
+        deep = await self._session.run(maintenance.count())
         for queue, group, waiting in deep:
             if (queue, group) not in self._deep:
                 log.warning("queue %s: %s jobs wait for group %s", queue, f"{waiting:,}", group)
@@ -412,6 +412,6 @@ class Maintenance:
 
     async def _trim(self, duty: Duty) -> bool:
         part = duty.name.removeprefix("trim ")
-        count, duty.after = await self._session.run(protocol.trim(part, duty.after, duty.rows))
+        count, duty.after = await self._session.run(maintenance.trim(part, duty.after, duty.rows))
         self._record("trimmed", count)
         return duty.after is not None

@@ -1,0 +1,133 @@
+"""Operations of maintenance, which the leader of maintenance calls: each is one step of a duty.
+
+The header of each SQL function documents its parameters, errors and locks.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from forebay._dataclass import dataclass
+from forebay.ops.operation import Operation, ResultRows, nothing, number, scalar
+
+
+@dataclass(frozen=True, slots=True)
+class RevokedLease:
+    """A revoked lease, and how many jobs returned to the queue."""
+
+    lease_id: int
+    worker: str
+    jobs: int
+    silent_seconds: float
+
+
+def revoke_lost(observed_seconds: float, clock: datetime) -> Operation[RevokedLease | None]:
+    """Revoke at most one lost lease.
+
+    Args:
+        observed_seconds: for how long the caller has seen the server's clock run evenly.
+        clock: the time of the server, read just before.
+    """
+    return Operation(
+        "select lease_id, worker, jobs, silent_seconds"
+        " from forebay.revoke_lost_v1(%(observed)s, %(clock)s)",
+        lambda rows: RevokedLease(*rows[0]) if rows else None,
+        {"observed": observed_seconds, "clock": clock},
+    )
+
+
+def promote(limit: int = 5000) -> Operation[int]:
+    """Append due jobs to the log; return how many."""
+    return Operation("select forebay.promote_v1(%(limit)s)", scalar, {"limit": limit})
+
+
+def extend(most: int = 64) -> Operation[int]:
+    """Create at most ``most`` segments in advance; return how many."""
+    return Operation("select forebay.extend_v1(%(most)s)", scalar, {"most": most})
+
+
+def seal() -> Operation[int]:
+    """Seal full segments; return how many."""
+    return Operation("select forebay.seal_v1()", scalar)
+
+
+def sweep(
+    since: datetime | None, after: str | None, most: int
+) -> Operation[tuple[int, str | None]]:
+    """Expire jobs that no worker claims; return how many, and where to continue, None at the end of the pass."""
+    return Operation(
+        "select expired, next from forebay.sweep_v1(%(since)s, %(after)s, %(most)s)",
+        _step,
+        {"since": since, "after": after, "most": most},
+    )
+
+
+def retain(after: int | None) -> Operation[tuple[int | None, int | None]]:
+    """Empty one segment past its retention; return its number, and where to continue."""
+    return Operation(
+        "select emptied, next from forebay.retain_v1(%(after)s)", _step, {"after": after}
+    )
+
+
+def drop_segments() -> Operation[int]:
+    """Drop the table of a segment that was emptied a while ago; return how many were dropped."""
+    return Operation("select forebay.drop_segments_v1()", scalar)
+
+
+def forget() -> Operation[int]:
+    """Do one step of forgetting lanes that are over; return the number of lanes of that step, 0 if nothing is left to do."""
+    return Operation("select forebay.forget_v1()", scalar)
+
+
+def summarize(after: int | None) -> Operation[tuple[int, int | None]]:
+    """Update the block range index of one segment; return how many page ranges were added, and where to continue."""
+    return Operation(
+        "select added, next from forebay.summarize_v1(%(after)s)", _step, {"after": after}
+    )
+
+
+def archive(most: int) -> Operation[int]:
+    """Summarize blocks of the log for searches; return how many."""
+    return Operation("select forebay.archive_v1(%(most)s::integer)", number, {"most": most})
+
+
+def count() -> Operation[list[tuple[str, str, int]]]:
+    """Count waiting jobs; return the queues and groups with a million or more, and the numbers."""
+    return Operation(
+        "select queue, group_name, waiting from forebay.count_v1()",
+        lambda rows: [(str(queue), str(group), int(waiting)) for queue, group, waiting in rows],
+    )
+
+
+def renew_counts() -> Operation[int]:
+    """Renew the counts of waiting jobs that have much to visit; return how many were renewed."""
+    return Operation("select forebay.renew_counts_v1()", scalar)
+
+
+def fold() -> Operation[int]:
+    """Fold what was appended into the counters; return how many folds were appended."""
+    return Operation("select forebay.fold_v1()", scalar)
+
+
+def trim(part: str, after: str | None, most: int) -> Operation[tuple[int, str | None]]:
+    """Delete rows of one kind that are no longer needed; return how many, and where to continue."""
+    return Operation(
+        "select rows, next from forebay.trim_v1(%(part)s, %(after)s, %(most)s)",
+        _step,
+        {"part": part, "after": after, "most": most},
+    )
+
+
+def record_duty(name: str, seconds: float | None, error: str | None) -> Operation[None]:
+    """Record for how long a duty of maintenance fails or is behind; without seconds, that it is well."""
+    return Operation(
+        "select forebay.record_duty_v1(%(name)s, %(seconds)s, %(error)s)",
+        nothing,
+        {"name": name, "seconds": seconds, "error": error},
+    )
+
+
+def _step(rows: ResultRows) -> Any:
+    ((done, after),) = rows
+    return done, after
