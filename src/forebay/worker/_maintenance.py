@@ -19,7 +19,7 @@ from forebay.errors import DatabaseUnavailable
 from forebay.metrics import check_session
 from forebay.model.attempts import LostWorker
 from forebay.model.text import logger
-from forebay.ops import maintenance, queues
+from forebay.ops import maintenance, protocol, queues
 from forebay.ops.locks import lock_holders
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.leadership import MAINTENANCE, Leadership, idle_poll_pause
