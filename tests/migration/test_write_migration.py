@@ -85,7 +85,7 @@ def test_a_line_of_the_hot_claim_is_one_line_to_review(checkout: Checkout):
     assert list(checkout.written()) == ["0002_longer_expiry.sql"]
     assert "create or replace function forebay._make_segment_functions(" in text
     assert "perform forebay._make_segment_functions(v_segment.segment_id, v_segment.hi)" in text
-    assert text.count("create or replace function forebay.") == 8  # With the seven inside of it.
+    assert text.count("create or replace function forebay.") == 9  # With the eight inside of it.
 
 
 def test_a_function_of_segments_gets_a_parameter(checkout: Checkout):

@@ -78,12 +78,12 @@ part (is_leaf, object, definition) as (
     from relation r join pg_sequence q on q.seqrelid = r.oid
     where r.name !~ '^leader_[1-9][0-9]*$'
     union all
-    select p.proname ~ '^_(read|moved|take|read_keyed|fetch|arrivals)_[0-9]+$',
-           format('function %%s(%%s)', regexp_replace(p.proname, '^(_read|_moved|_take|_read_keyed|_fetch|_read_limited|_fetch_limited)_[0-9]+$', E'\\1_#'),
+    select p.proname ~ '^_(read|moved|take|take_lanes|read_keyed|fetch|arrivals)_[0-9]+$',
+           format('function %%s(%%s)', regexp_replace(p.proname, '^(_read|_moved|_take|_take_lanes|_read_keyed|_fetch|_read_limited|_fetch_limited)_[0-9]+$', E'\\1_#'),
                   pg_get_function_identity_arguments(p.oid)),
            md5(concat_ws('|',
                          -- A claim's own function for a segment also has its border, its number and the seal before.
-                         case when p.proname ~ '^_take_[0-9]+$'
+                         case when p.proname ~ '^_take(_lanes)?_[0-9]+$'
                               then regexp_replace(regexp_replace(p.prosrc,
                                        E'exists \\(select from forebay[.]seal f where f[.]segment_id = [0-9]+ and'
                                        ' f[.]xid <= pg_snapshot_xmax\\(s[.]stop\\)\\)', 'true'), E'\\m(log_)?[0-9]+\\M', E'\\1#', 'g')

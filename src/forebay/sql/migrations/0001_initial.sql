@@ -4348,7 +4348,7 @@ $$;
 
 -- grant: worker
 
--- Claim from several lanes in one call, with one commit. Each lane with jobs gets a batch of its own: lane number N of the arrays has the
+-- Claim from several lanes in one call, with one commit. Each lane with jobs gets a separate batch: lane number N of the arrays has the
 -- claim number p_claim_no + N - 1, and numbers of lanes without a batch are not used.
 --
 -- Returns a row for each lane whose claim is finished: its number, from 1, and its jobs as claim_v1 returns them. Null jobs: another session
