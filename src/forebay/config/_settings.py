@@ -44,7 +44,7 @@ class WorkerSettings:
     )
     poll_seconds: float = setting(
         0.05,
-        "interval between polls without a wake-up; of all idle workers one polls",
+        "interval between polls of the one idle worker that polls; up to twenty times longer while producers notify",
     )
     lease_seconds: float = setting(
         30.0, "a worker without a heartbeat for this time loses its jobs"

@@ -8,7 +8,7 @@
 create function forebay.audit_stats(only_queue text default null, out equal boolean, out counted bigint, out differences jsonb)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp
-set jit = off
+-- planner: short
 as $$
     with shown as materialized (
         select s.* from forebay.stats(only_queue) s
