@@ -38,6 +38,7 @@ def test_a_screen_fits_its_width_and_shows_alerts_queues_and_workers(
     assert len(lines) <= 24
     assert max(map(cell_len, lines)) <= width
     assert lines[0].startswith("forebay top")
+    assert "No process checks the alerts." in answer.out
     assert "✗ reserve" in answer.out
     (row,) = [line for line in lines if line.startswith("! not")]
     assert ("…" in row.split("  ")[0]) == (width == 80)

@@ -133,16 +133,14 @@ def _title(overview: Overview, view: View, width: int) -> Text:
 
 def _alerts(overview: Overview, width: int, most: int) -> list[Text]:
     found = sorted(overview.alerts, key=lambda alert: (alert.severity != "error", alert.code))
-    lines = []
     shown = found if len(found) <= most else found[: most - 1]
-    for alert in shown:
-        lines.append(_alert(alert, width))
+    lines = [_alert(alert, width) for alert in shown]
     if len(found) > len(shown):
         lines.append(Text(f"  and {counted(len(found) - len(shown), 'more alert')}: forebay alerts", "dim"))  # fmt: skip
     if not found:
         lines.append(Text.assemble(("✓ ", "bold green"), "no alerts"))
     if not overview.is_checked:
-        lines[0].append("  (no process checks the alerts)", "dim")
+        lines.insert(0, Text("No process checks the alerts. These conditions hold now:", "dim"))
     return lines
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from forebay.model.alerts import Alert
 from forebay.model.top import Overview, QueueLoad, WorkerLoad
@@ -111,18 +111,22 @@ def _queues(
     for line in data["dead"]:
         dead[line["queue"]] = dead.get(line["queue"], 0) + line["dead"]
 
-    def rate(name: str, place: _Place) -> float | None:
+    def rate(name: Literal["claims", "done", "failed"], place: _Place) -> float | None:
         if base is None:
             return None
         # A group that was opened again counts from 0.
-        change = getattr(new, name).get(place, 0) - getattr(base, name).get(place, 0)
+        change: int = getattr(new, name).get(place, 0) - getattr(base, name).get(place, 0)
         return max(0, change) / (new.at - base.at)
 
     found = []
     for queue in data["queues"]:
         place = (queue["queue"], queue["group"])
-        waits, waits_are_recent = _lately(new.waits, oldest and oldest.waits, place)
-        runs, runs_are_recent = _lately(new.durations, oldest and oldest.durations, place)
+        waits, waits_are_recent = _lately(
+            new.waits, None if oldest is None else oldest.waits, place
+        )
+        runs, runs_are_recent = _lately(
+            new.durations, None if oldest is None else oldest.durations, place
+        )
 
         def seconds(counts: Sequence[int], share: float) -> float | None:
             value = percentile(new.bounds, counts, share)
