@@ -105,3 +105,19 @@ def test_rates_are_differences_of_two_reads():
     assert third.rate_seconds == 10
     assert third.queues[0].claims_per_second == 20
     assert third.queues[0].done_per_second == 0
+
+
+def test_only_recorded_alerts_that_fire_are_shown_after_a_check():
+    """
+    A condition that has not lasted long enough is no alert.
+    """
+    alert = {
+        "code": "A2", "subject": "mail", "group": "default", "severity": "warning", "problem": "many", "hint": "add", "since": 900.0,
+        "fired_at": 950.0,
+    }  # fmt: skip
+    data = {**_data(1000.0), "alerts": [alert, {**alert, "code": "oldest", "fired_at": None}]}
+    found = Reads().add(data, [])
+    assert found.is_checked
+    assert [(one.code, one.place, one.fired_at.timestamp()) for one in found.alerts] == [
+        ("A2", "mail", 950.0)
+    ]

@@ -118,7 +118,7 @@ def _queues(
         change: int = getattr(new, name).get(place, 0) - getattr(base, name).get(place, 0)
         return max(0, change) / (new.at - base.at)
 
-    found = []
+    found: list[QueueLoad] = []
     for queue in data["queues"]:
         place = (queue["queue"], queue["group"])
         waits, waits_are_recent = _lately(
@@ -196,12 +196,22 @@ def _alerts(data: Mapping[str, Any]) -> tuple[bool, list[Alert]]:
     checked_at = data["checked_at"]
     if checked_at is None or data["at"] - checked_at > _CHECKED_SECONDS:
         return False, alerts_of_all(data)
-    found = []
-    for one in data["alerts"]:
-        if one["fired_at"] is not None:
-            since, fired_at = (
-                None if one[name] is None else datetime.fromtimestamp(one[name], UTC)
-                for name in ("since", "fired_at")
-            )
-            found.append(Alert(**{**one, "since": since, "fired_at": fired_at}))
+    found = [
+        Alert(
+            code=one["code"],
+            subject=one["subject"],
+            group=one["group"],
+            severity=one["severity"],
+            problem=one["problem"],
+            hint=one["hint"],
+            since=_instant(one["since"]),
+            fired_at=_instant(one["fired_at"]),
+        )
+        for one in data["alerts"]
+        if one["fired_at"] is not None
+    ]
     return True, found
+
+
+def _instant(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
