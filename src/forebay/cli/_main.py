@@ -36,6 +36,7 @@ _BUILT_IN = {
     "time-machine": ("_archive", "time_machine", _OPERATE),
     "bundle": ("_bundle", "bundle", _OPERATE),
     "where": ("_where", "where", _OPERATE),
+    "top": ("_top", "top", _OPERATE),
     "alerts": ("_alerts", "alerts", _OPERATE),
     "metrics": ("_metrics", "metrics", _OPERATE),
     "stats": ("_stats", "stats", _OPERATE),

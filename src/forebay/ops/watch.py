@@ -9,7 +9,9 @@ import msgspec
 
 from forebay.errors import ConfigError
 from forebay.model.alerts import Alert, AlertChange
+from forebay.model.keys import KeyInfo
 from forebay.ops._records import rows_as
+from forebay.ops.keys import KEY_FIELDS
 from forebay.ops.operation import Operation, ResultRows, scalar
 from forebay.policy.watch import CLEAR_SECONDS, WITHIN_SECONDS, checked_threshold
 
@@ -31,6 +33,31 @@ def measurements() -> Operation[dict[str, Any]]:
         "select forebay.measurements(%(within)s)::text",
         lambda rows: json.loads(scalar(rows)),
         {"within": WITHIN_SECONDS},
+    )
+
+
+def measurements_with_keys(
+    keys: int,
+) -> Operation[tuple[dict[str, Any], list[KeyInfo] | None]]:
+    """Return the call that reads the measurements and the keys that jobs wait for, in one statement.
+
+    Args:
+        keys: most keys; 0 reads none, and their list is None. It visits every key.
+    """
+    if not keys:
+        return Operation(
+            "select forebay.measurements(%(within)s)::text",
+            lambda rows: (json.loads(scalar(rows)), None),
+            {"within": WITHIN_SECONDS},
+        )
+    return Operation(
+        "select forebay.measurements(%(within)s)::text, array(select json_build_object('queue', k.queue, 'group', k.group_name,"
+        f" {KEY_FIELDS})::text from forebay.keys(most => %(keys)s::integer) with ordinality k order by k.ordinality)",
+        lambda rows: (
+            json.loads(rows[0][0]),
+            rows_as(KeyInfo, [(text,) for text in rows[0][1]]),
+        ),
+        {"within": WITHIN_SECONDS, "keys": keys},
     )
 
 

@@ -1,0 +1,217 @@
+"""What ``forebay top`` shows, from several reads of ``forebay.measurements()``: differences make rates and recent latencies.
+
+Shown by: tests/cli/test_top.py.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from forebay.model.alerts import Alert
+from forebay.model.top import Overview, QueueLoad, WorkerLoad
+from forebay.policy.watch import alerts_of_all
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from forebay.model.keys import KeyInfo
+
+#: The period of rates. The counters are folded every 1 to 10 seconds: over a shorter period, rates would jump.
+RATE_SECONDS: Final = 10.0
+#: The period of latencies.
+LATENCY_SECONDS: Final = 60.0
+#: As for the alert ``unchecked``.
+_CHECKED_SECONDS: Final = 180.0
+
+_Place = tuple[str, str]
+
+
+class Reads:
+    """The reads of the last minute."""
+
+    def __init__(self) -> None:
+        self._reads: deque[_Read] = deque()
+
+    def add(self, data: Mapping[str, Any], keys: Sequence[KeyInfo]) -> Overview:
+        """Add a read, and return what it and the earlier ones show.
+
+        Args:
+            data: what ``forebay.measurements(within_seconds => 900)`` returned.
+            keys: the keys that jobs wait for.
+        """
+        new = _Read(data)
+        while self._reads and new.at - self._reads[0].at > LATENCY_SECONDS:
+            self._reads.popleft()
+        earlier = [read for read in self._reads if read.at < new.at]
+        # The newest one that is old enough, or the oldest.
+        old_enough = [read for read in earlier if new.at - read.at >= RATE_SECONDS]
+        base = old_enough[-1] if old_enough else earlier[0] if earlier else None
+        self._reads.append(new)
+        is_checked, alerts = _alerts(data)
+        return Overview(
+            at=new.at,
+            rate_seconds=None if base is None else new.at - base.at,
+            alerts=alerts,
+            is_checked=is_checked,
+            queues=_queues(data, new, base, earlier[0] if earlier else None),
+            workers=_workers(data),
+            keys=keys,
+        )
+
+
+class _Read:
+    """The numbers of one read that are subtracted from those of a later one."""
+
+    def __init__(self, data: Mapping[str, Any]) -> None:
+        self.at = float(data["at"])
+        self.claims = {(q["queue"], q["group"]): q["claims"] for q in data["queues"]}
+        self.bounds: Sequence[float] = data["counters"]["bounds"]
+        self.done: dict[_Place, int] = {}
+        self.failed: dict[_Place, int] = {}
+        self.waits: dict[_Place, list[int]] = {}
+        self.durations: dict[_Place, list[int]] = {}
+        for cell in data["counters"]["cells"]:
+            place = (cell["queue"], cell["group"])
+            self.done[place] = self.done.get(place, 0) + cell["done"]
+            self.failed[place] = self.failed.get(place, 0) + cell["failed"] + cell["dead"]
+            for totals, name in ((self.waits, "waits"), (self.durations, "durations")):
+                before = totals.get(place) or [0] * len(cell[name])
+                totals[place] = [a + b for a, b in zip(before, cell[name], strict=True)]
+
+
+def percentile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
+    """Return the value below which a share of a histogram lies, linear within its bucket; None for an empty one.
+
+    Args:
+        bounds: upper bounds of the buckets.
+        counts: one more: values above the last bound count as the last bound.
+        share: 0 to 1.
+
+    >>> percentile([10, 20], [5, 5, 0], 0.5), percentile([10, 20], [0, 0, 1], 0.5), percentile([10], [0, 0], 0.5)
+    (10.0, 20.0, None)
+    """
+    total = sum(counts)
+    if total <= 0:
+        return None
+    wanted, below, lower = share * total, 0, 0.0
+    for bound, count in zip(bounds, counts, strict=False):
+        if count and below + count >= wanted:
+            return lower + (bound - lower) * (wanted - below) / count
+        below += count
+        lower = float(bound)
+    return lower
+
+
+def _queues(
+    data: Mapping[str, Any], new: _Read, base: _Read | None, oldest: _Read | None
+) -> list[QueueLoad]:
+    dead: dict[str, int] = {}
+    for line in data["dead"]:
+        dead[line["queue"]] = dead.get(line["queue"], 0) + line["dead"]
+
+    def rate(name: Literal["claims", "done", "failed"], place: _Place) -> float | None:
+        if base is None:
+            return None
+        # A group that was opened again counts from 0.
+        change: int = getattr(new, name).get(place, 0) - getattr(base, name).get(place, 0)
+        return max(0, change) / (new.at - base.at)
+
+    found: list[QueueLoad] = []
+    for queue in data["queues"]:
+        place = (queue["queue"], queue["group"])
+        waits, waits_are_recent = _lately(
+            new.waits, None if oldest is None else oldest.waits, place
+        )
+        runs, runs_are_recent = _lately(
+            new.durations, None if oldest is None else oldest.durations, place
+        )
+
+        def seconds(counts: Sequence[int], share: float) -> float | None:
+            value = percentile(new.bounds, counts, share)
+            return None if value is None else value / 1000
+
+        oldest_at = queue["oldest_ready_at"]
+        found.append(
+            QueueLoad(
+                queue=queue["queue"],
+                group=queue["group"],
+                scheduled=queue["scheduled"],
+                ready=queue["ready"],
+                claimed=queue["claimed"],
+                running=queue["running"],
+                retrying=queue["retrying"],
+                dead=dead.get(queue["queue"], 0),
+                is_paused=queue["paused_at"] is not None,
+                is_served=queue["is_served"],
+                oldest_ready_seconds=None if oldest_at is None else max(0.0, new.at - oldest_at),
+                claims_per_second=rate("claims", place),
+                done_per_second=rate("done", place),
+                failed_per_second=rate("failed", place),
+                wait_p50=seconds(waits, 0.5),
+                wait_p95=seconds(waits, 0.95),
+                run_p50=seconds(runs, 0.5),
+                run_p95=seconds(runs, 0.95),
+                latency_is_recent=waits_are_recent or runs_are_recent,
+            )
+        )
+    return found
+
+
+def _lately(
+    new: Mapping[_Place, list[int]], old: Mapping[_Place, list[int]] | None, place: _Place
+) -> tuple[list[int], bool]:
+    """Return what was added to a histogram, and True; if nothing was, all of it, and False."""
+    counts = new.get(place, [])
+    if old is not None:
+        before = old.get(place) or [0] * len(counts)
+        added = [max(0, a - b) for a, b in zip(counts, before, strict=True)]
+        if any(added):
+            return added, True
+    return counts, False
+
+
+def _workers(data: Mapping[str, Any]) -> list[WorkerLoad]:
+    at = float(data["at"])
+    return [
+        WorkerLoad(
+            worker=worker["worker"],
+            group=worker["group"],
+            app=worker["app"],
+            running=worker["running"],
+            slots=worker["concurrency"],
+            is_alive=worker["is_alive"],
+            heartbeat_seconds=None
+            if worker["heartbeat_at"] is None
+            else max(0.0, at - worker["heartbeat_at"]),
+            memory_bytes=worker["memory_bytes"],
+        )
+        for worker in data["workers"]
+    ]
+
+
+def _alerts(data: Mapping[str, Any]) -> tuple[bool, list[Alert]]:
+    """Return whether alerts were checked lately, and what fires."""
+    checked_at = data["checked_at"]
+    if checked_at is None or data["at"] - checked_at > _CHECKED_SECONDS:
+        return False, alerts_of_all(data)
+    found = [
+        Alert(
+            code=one["code"],
+            subject=one["subject"],
+            group=one["group"],
+            severity=one["severity"],
+            problem=one["problem"],
+            hint=one["hint"],
+            since=_instant(one["since"]),
+            fired_at=_instant(one["fired_at"]),
+        )
+        for one in data["alerts"]
+        if one["fired_at"] is not None
+    ]
+    return True, found
+
+
+def _instant(seconds: float | None) -> datetime | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

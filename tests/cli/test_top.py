@@ -1,0 +1,123 @@
+"""forebay top: one screen, its rates and its widths."""
+
+import pytest
+from rich.cells import cell_len
+
+from forebay.policy.top import Reads
+from tests.support.engine import Reader, enqueue
+
+LONG = "notifications_of_the_european_region_and_of_all_other_regions_too"
+HOSTILE = "e\u202ef\u2066g\u2028h"
+ESCAPES = set("\x1b\u202e\u2066\u2028")
+
+
+@pytest.fixture
+def load(database, conn):
+    """Two queues: one is served, one has a long name and no worker; and an alert."""
+    for _ in range(3):
+        enqueue(conn, queue=LONG)
+    for _ in range(4):
+        enqueue(conn, queue="mail", ordering_key=HOSTILE)
+    conn.execute("select forebay.configure('reserve_rows', 1000000000)")
+    with Reader(database, queue="mail") as reader:
+        reader.claim_ready(2)
+        yield reader
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_screen_fits_its_width_and_shows_alerts_queues_and_workers(
+    forebay, load, monkeypatch, width
+):
+    """
+    The long name is cut in the middle at 80 columns and whole at 200, where further columns appear.
+    """
+    monkeypatch.setenv("COLUMNS", str(width))
+    answer = forebay("top", "--once", "--every", "0.1")
+    assert answer.code == 0, answer
+    lines = answer.out.splitlines()
+    assert len(lines) <= 24
+    assert max(map(cell_len, lines)) <= width
+    assert lines[0].startswith("forebay top")
+    assert "No process checks the alerts." in answer.out
+    assert "✗ reserve" in answer.out
+    (row,) = [line for line in lines if line.startswith("! not")]
+    assert ("…" in row.split("  ")[0]) == (width == 80)
+    assert (LONG in row) == (width == 200)
+    assert ("done/s" in answer.out) == (width == 200)
+    assert "slots" in answer.out
+
+
+def test_no_control_character_of_a_name_is_shown(forebay, load):
+    """
+    Not of a key either.
+    """
+    for form in ([], ["--json"]):
+        answer = forebay("top", "--once", "--every", "0.1", *form)
+        assert answer.code == 0, answer
+        assert not ESCAPES & set(answer.out)
+
+
+def test_json_is_one_object(forebay, load):
+    """
+    With the state of each queue, and rates of the period between the two reads.
+    """
+    found = forebay("top", "--json", "--every", "0.1").json
+    queues = {queue["queue"]: queue for queue in found["queues"]}
+    assert queues[LONG]["ready"] == 3
+    assert not queues[LONG]["is_served"]
+    assert queues["mail"]["claims_per_second"] == 0
+    assert found["rate_seconds"] >= 0.1
+    assert "reserve" in [alert["code"] for alert in found["alerts"]]
+    assert len(found["workers"]) == 1
+
+
+def _data(at, *, claims=0, done=0, waits=(0, 0, 0)):
+    queue = {
+        "queue": "mail", "group": "default", "scheduled": 0, "ready": 0, "claimed": 0, "running": 0, "retrying": 0, "created_at": 0,
+        "paused_at": None, "is_served": True, "claims": claims, "claimed_at": at, "completed": 1, "completed_at": at, "oldest_ready_at": None,
+    }  # fmt: skip
+    cell = {
+        "queue": "mail", "group": "default", "kind": "send", "done": done, "failed": 0, "dead": 0, "waits": list(waits), "durations": [0, 0, 0]
+    }  # fmt: skip
+    return {
+        "at": at, "checked_at": at, "alerts": [], "queues": [queue], "dead": [], "workers": [],
+        "counters": {"bounds": [10, 100], "cells": [cell, {**cell, "kind": "other", "done": 0, "waits": [0, 0, 0]}]},
+    }  # fmt: skip
+
+
+def test_rates_are_differences_of_two_reads():
+    """
+    Over the last ten seconds; one read alone has no rate, and a counter that began again is 0 and not negative.
+    """
+    reads = Reads()
+    first = reads.add(_data(1000.0, claims=500, done=400, waits=(100, 0, 0)), [])
+    assert first.rate_seconds is None
+    assert first.queues[0].claims_per_second is None
+    assert first.queues[0].wait_p50 == 0.005
+    assert not first.queues[0].latency_is_recent
+    second = reads.add(_data(1002.0, claims=700, done=500, waits=(100, 10, 0)), [])
+    assert second.rate_seconds == 2
+    assert second.queues[0].claims_per_second == 100
+    assert second.queues[0].done_per_second == 50
+    assert second.queues[0].wait_p50 == pytest.approx(0.055)
+    assert second.queues[0].latency_is_recent
+    third = reads.add(_data(1012.0, claims=900), [])
+    assert third.rate_seconds == 10
+    assert third.queues[0].claims_per_second == 20
+    assert third.queues[0].done_per_second == 0
+
+
+def test_only_recorded_alerts_that_fire_are_shown_after_a_check():
+    """
+    A condition that has not lasted long enough is no alert.
+    """
+    alert = {
+        "code": "A2", "subject": "mail", "group": "default", "severity": "warning", "problem": "many", "hint": "add", "since": 900.0,
+        "fired_at": 950.0,
+    }  # fmt: skip
+    data = {**_data(1000.0), "alerts": [alert, {**alert, "code": "oldest", "fired_at": None}]}
+    found = Reads().add(data, [])
+    assert found.is_checked
+    assert [(one.code, one.place, one.fired_at.timestamp()) for one in found.alerts] == [
+        ("A2", "mail", 950.0)
+    ]
