@@ -15,8 +15,8 @@ from forebay.cli._main import program
     ("called", "instead"),
     [
         (["jobs", "redrive", "4"], "forebay dead redrive --job"),
-        (["stats"], "forebay queues list"),
-        (["top", "--json"], "forebay queues list"),
+        (["status"], "forebay queues list"),
+        (["status", "--json"], "forebay queues list"),
         (["cron"], "forebay enqueue"),
         (["queues", "stats"], "forebay queues list"),
         (["dead", "retry", "1"], "forebay dead redrive"),

@@ -106,11 +106,11 @@ def test_help_has_a_row_for_each_option_and_no_types(screen, command):
 
 def test_the_program_shows_all_its_commands_at_once(screen):
     """
-    The last 24 rows have the commands to run and to operate; each has one row.
+    The last 24 rows have the commands to operate; each has one row.
     """
     lines = screen("--help")
     shown = "\n".join(lines[-ROWS:])
-    for name in ("worker", "enqueue", "doctor", "jobs", "dead", "queues"):
+    for name in ("alerts", "stats", "jobs", "dead", "queues", "workers"):
         assert f"\n  {name} " in shown
 
 

@@ -220,8 +220,8 @@ def a_closed_lease_takes_nothing(dsn: str) -> None:
 
 
 LATE_NEXT = (
-    "select true from forebay.log_0 l where l.lane = p_lane",
-    "select true from forebay.log_0 l where false and l.lane = p_lane",
+    "l.lane = p_lane and l.xid = late.xid limit 1",
+    "false and l.lane = p_lane and l.xid = late.xid limit 1",
 )
 LATE_EARLIER = ("f.xid > late.xid", "false")
 LATE_IN_HAND = (

@@ -18,7 +18,6 @@ from typing import (
 
 from forebay.app._handler import Handler, HandlerOptions, P, Q
 from forebay.arguments.kinds import QUEUE_DEFAULT, SubjectKind
-from forebay.client import AsyncClient, Client
 from forebay.db.drivers import AsyncConnection, SyncConnection
 from forebay.errors import ConfigError, EnqueueError, InvalidJob, shown
 from forebay.model import checks
@@ -27,6 +26,7 @@ from forebay.model.subjects import SubjectResult, checked_version, kind_of_versi
 from forebay.ops.subjects import CHUNK_DEFAULT, SubjectItem, subject_item
 
 if TYPE_CHECKING:
+    from forebay.client import AsyncClient, Client
     from forebay.policy.retry import RetryPolicy
 
 R_co = TypeVar("R_co", covariant=True)
@@ -236,10 +236,14 @@ class SubjectHandler(Handler[P, Q, R_co]):
         )
 
     def _client(self) -> Client:
+        from forebay.client import Client  # noqa: PLC0415 - a worker does without
+
         app = self._app
         return Client(lambda: app.dsn)
 
     def _async_client(self) -> AsyncClient:
+        from forebay.client import AsyncClient  # noqa: PLC0415 - a worker does without
+
         app = self._app
         return AsyncClient(lambda: app.dsn)
 

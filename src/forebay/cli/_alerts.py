@@ -36,7 +36,7 @@ def alerts(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Check all alerts now, and list those that fire.
+    """Check the alerts, and list those that fire.
 
     The exit code is 1 if an alert fires, else 0. A running worker checks every 15 seconds.
     """

@@ -197,7 +197,7 @@ def time_machine(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Show which jobs were ready and which ran at a moment of the past.
+    """Show which jobs were ready or ran at a moment.
 
     Jobs that waited for a key or a limit, and scheduled and retrying jobs that have started since, are not among them.
     """

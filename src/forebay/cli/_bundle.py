@@ -34,7 +34,7 @@ def bundle(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Write one file for a bug report: versions, settings, findings, queues, workers, segments, statistics.
+    """Write one file for a bug report, without data of jobs.
 
     It has no arguments, headers, tags, keys or results of jobs, and secrets are masked. It only reads the database.
     """

@@ -31,9 +31,7 @@ HINTS: Final[dict[str, dict[str, str]]] = {
         "retry": _RETRY,
         "run": "`forebay worker MODULE:APP`.",
         "start": "`forebay worker MODULE:APP`.",
-        "stats": _COUNTS,
         "status": _COUNTS,
-        "top": _COUNTS,
     },
     "jobs": {
         "delete": _DELETE,

@@ -29,7 +29,7 @@ def stats(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Show how many jobs wait, run and have ended, by queue, group, priority, kind and tag.
+    """Count jobs that wait, run and have ended, by queue, kind and tag.
 
     The numbers are exact. The cost depends on the number of kinds and tags, not on the number of jobs. With --audit the exit code is 1 if
     the counters differ from a full count.

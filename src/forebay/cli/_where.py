@@ -54,7 +54,7 @@ def where(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Show where a job is: what made it, its attempts and errors, what it waits for, and what happens next.
+    """Show where a job is, why, and what happens next.
 
     Several jobs can have one subject, correlation id or key: the newest are listed, and the newest unfinished one is described. Exit code 1: there
     is no such job.

@@ -21,7 +21,7 @@ LogForm = Annotated[
 ]
 
 
-@with_settings("worker", "retry", common=("queue", "concurrency", "processes"))
+@with_settings("worker", "retry", common=("queue", "concurrency"))
 def worker(
     app: AppPlace,
     *,

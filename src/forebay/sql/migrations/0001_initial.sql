@@ -17158,7 +17158,7 @@ $$;
 -- Returns: deliveries, how many were written; unknown, jobs whose kind is not an event type; missing, jobs that no open lease has.
 -- Errors: JQ012 not called alone; 53400 the queue forebay.deliver is full.
 -- Locks: that of the routers, shared.
--- pages: 250 + 25 a job + 25 a delivery
+-- pages: 250 + 60 a job + 60 a delivery
 create function forebay.route_v1(p_job_ids bigint[], out deliveries bigint, out unknown bigint[], out missing bigint[])
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
