@@ -218,9 +218,12 @@ async def test_a_batch_in_a_transaction_is_settled_as_a_whole(app, conn, flavour
 
 
 @FLAVOURS
-async def test_a_job_costs_the_messages_of_its_handler_and_one_more(app, conn, flavour, tmp_path):
+async def test_a_job_costs_the_messages_of_its_handler_and_one_more(
+    app, conn, flavour, tmp_path, pytestconfig
+):
     """
-    Settlement, clean-up of the session, commit and the begin of the next transaction are one message, while calls wait.
+    Settlement, clean-up of the session, commit and the begin of the next transaction are one message, while calls wait. Behind a
+    pooler the next transaction begins by itself: it would keep a connection of the server.
     """
     make_effect_table(conn)
     traced = []
@@ -239,7 +242,8 @@ async def test_a_job_costs_the_messages_of_its_handler_and_one_more(app, conn, f
     sent = [line for line in lines if "\tF\t" in line and ("Query" in line or "Sync" in line)]
     last = [line for line in sent if "settle_job_v1" in line]
     assert len(last) == 5
-    assert sum(line.endswith('COMMIT; BEGIN"') for line in last) >= 2
+    begun = sum(line.endswith('COMMIT; BEGIN"') for line in last)
+    assert begun == 0 if pytestconfig.getoption("--through-pgbouncer") else begun >= 2
     assert not last[4].endswith('BEGIN"')
     for before, after in itertools.pairwise(last):
         own_begin = 0 if before.endswith('BEGIN"') else 1
