@@ -57,6 +57,11 @@ log = logger("forebay.worker")
 #: Pause after a ready lane gave no job because another worker was faster.
 _EMPTY_CLAIM_PAUSE_SECONDS = 0.002
 
+#: For how long a worker claims from one lane without a poll while jobs of other lanes come too, and for how long it remembers
+#: that they do. Their producers do not notify a worker that is busy.
+_SHARED_SECONDS = 0.01
+_SHARED_MEMORY_SECONDS = 10.0
+
 #: How long a call that is under way may take once the worker stops.
 _LAST_CALL_SECONDS = 1.0
 
@@ -118,6 +123,9 @@ class Claimer:
         self._fairness = Fairness()
         #: Until this time (monotonic clock) no poll is needed: producers notify of new jobs.
         self._polled_until = 0.0
+        #: The lanes of the last poll, and until when (monotonic clock) jobs of several lanes are expected.
+        self._last_lanes: list[ReadyLane] = []
+        self._shared_until = 0.0
         #: Whether this worker claimed all that was ready at the last poll, or was announced since.
         self._is_drained = False
         self._notified = Announcements()
@@ -258,6 +266,10 @@ class Claimer:
         was_drained = self._is_drained and time.monotonic() < self._polled_until
         lanes = await self._ready.next(wanted)
         self._is_drained = not lanes
+        if lanes and lanes != self._last_lanes:
+            if self._last_lanes:
+                self._shared_until = time.monotonic() + _SHARED_MEMORY_SECONDS
+            self._last_lanes = lanes
         if not lanes:
             signals.failed_claims = 0  # now, since this call may sleep
             self._polled_until = self._ready.until
@@ -301,7 +313,11 @@ class Claimer:
         # A single lane, or the shards of one queue, need not give way to other lanes: claim from it again until the next
         # poll is due.
         alone = len(by_name) == 1 and not any(lane.is_private for lane in lanes)
-        again_until = time.monotonic() + settings.poll_seconds if alone or len(lanes) == 1 else 0.0
+        now = time.monotonic()
+        seconds = settings.poll_seconds
+        if now < self._shared_until:
+            seconds = min(seconds, _SHARED_SECONDS)
+        again_until = now + seconds if alone or len(lanes) == 1 else 0.0
         claimed = 0
         shares = _smallest_first(plan.shares, by_name, self._sizes)
         if len(shares) > 1:
