@@ -313,11 +313,7 @@ class Claimer:
         # A single lane, or the shards of one queue, need not give way to other lanes: claim from it again until the next
         # poll is due.
         alone = len(by_name) == 1 and not any(lane.is_private for lane in lanes)
-        now = time.monotonic()
-        seconds = settings.poll_seconds
-        if now < self._shared_until:
-            seconds = min(seconds, _SHARED_SECONDS)
-        again_until = now + seconds if alone or len(lanes) == 1 else 0.0
+        again_until = self._repeat_until() if alone or len(lanes) == 1 else 0.0
         claimed = 0
         shares = _smallest_first(plan.shares, by_name, self._sizes)
         if len(shares) > 1:
@@ -338,6 +334,11 @@ class Claimer:
                 claimed += taken
                 left -= taken
         return claimed
+
+    def _repeat_until(self) -> float:
+        """Return until when (monotonic clock) to claim from a single ready lane without a poll."""
+        now, seconds = time.monotonic(), self._settings.poll_seconds
+        return now + (min(seconds, _SHARED_SECONDS) if now < self._shared_until else seconds)
 
     async def _claim_notified(self, lease: Lease) -> bool:
         """Claim from queues that had a notification, without a poll; return whether that took all their jobs.
@@ -403,6 +404,7 @@ class Claimer:
                 is_due = is_full and 0 < again_until <= time.monotonic()
                 if is_due and not self._executor.is_decoding_behind:
                     again_until = await self._ready.only_until(lease, lane)
+                    again_until = min(again_until, self._repeat_until())
                 if is_full and time.monotonic() < again_until:
                     # More jobs are likely: the server looks for them while the executor takes these.
                     count = self._linger.rows(lane, self._wanted.jobs(coming=len(rows)))
