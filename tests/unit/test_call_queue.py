@@ -20,9 +20,11 @@ def kind():
     return app.kinds.get("work")
 
 
-def held(number: int, lane: int, *, is_text: bool) -> HeldJob:
+def held(
+    number: int, lane: int, *, is_text: bool = False, priority: int = 0, queue: str | None = None
+) -> HeldJob:
     args = msgspec.Raw(b"{}") if is_text else {}
-    ready = ReadyLane(1, lane, f"q{lane}", 0, is_private=False, is_suspect=False)
+    ready = ReadyLane(1, lane, queue or f"q{lane}", priority, is_private=False, is_suspect=False)
     return HeldJob(
         ClaimedJob(number, "work", 0, args, job_id=number, size=10),
         Batch(Lease(1, float("inf")), 1, 1, {1}),
@@ -72,3 +74,34 @@ def test_dropped_calls_hold_up_no_lane(kind):
     queue.append(kind, held(5, 1, is_text=False), None)
     assert queue.passing == 3
     assert [popped(queue.pop()) for _ in range(3)] == [1, 4, 5]
+
+
+def test_a_higher_priority_passes_in_the_turns_of_its_own_queue(kind):
+    queue = CallQueue()
+    for number, lane, name, priority in (
+        (1, 1, "mail", 100),
+        (2, 2, "other", 100),
+        (3, 1, "mail", 100),
+        (4, 3, "mail", 10),
+        (5, 2, "other", 100),
+        (6, 3, "mail", 10),
+    ):
+        queue.append(kind, held(number, lane, queue=name, priority=priority), None)
+    assert [popped(queue.pop()) for _ in range(6)] == [4, 2, 6, 1, 5, 3]
+    assert not queue
+
+
+def test_a_higher_priority_also_passes_calls_whose_arguments_are_text(kind):
+    queue = CallQueue()
+    for number, lane, priority in ((1, 1, 100), (2, 1, 100), (3, 2, 10)):
+        queue.append(kind, held(number, lane, is_text=True, queue="mail", priority=priority), None)
+    assert [popped(queue.pop()) for _ in range(3)] == [3, 1, 2]
+    assert queue.texts == 0
+
+
+def test_dropped_calls_of_a_priority_leave_their_turns_to_others(kind):
+    queue = CallQueue()
+    for number, lane, priority in ((1, 1, 100), (2, 2, 10), (3, 1, 100), (4, 2, 10)):
+        queue.append(kind, held(number, lane, queue="mail", priority=priority), None)
+    assert queue.drop(lambda held: held.lane.priority == 10) == [2, 4]
+    assert [popped(queue.pop()) for _ in range(len(queue))] == [1, 3]

@@ -100,6 +100,25 @@ async def test_without_a_starving_share_priorities_are_strict(app, conn):
     assert ran == [True] * 60 + [False] * 20
 
 
+async def test_urgent_jobs_do_not_wait_until_a_long_queue_of_others_is_empty(app, conn):
+    """
+    A worker claims from one lane again and again while that is all there is. Once it has seen another one, it looks for it in between.
+    """
+    started = []
+
+    @app.job
+    async def work(urgent: bool) -> None:
+        started.append(urgent)
+        if len(started) == 500:
+            work.using(priority=0).enqueue(conn, True)
+
+    work.using(priority=0).enqueue(conn, True)
+    work.using(priority=100).enqueue_many(conn, [(False,)] * 20_000)
+    await run_until_idle(app, poll_seconds=30)
+    assert started.count(True) == 2
+    assert len(started) - 1 - started[::-1].index(True) < 10_000
+
+
 async def test_a_deferred_job_starts_soon_after_its_time_and_never_before(app, conn):
     """
     By the database's clock, not the worker's.

@@ -57,9 +57,10 @@ log = logger("forebay.worker")
 #: Pause after a ready lane gave no job because another worker was faster.
 _EMPTY_CLAIM_PAUSE_SECONDS = 0.002
 
-#: For how long a worker claims from one lane without a poll while jobs of other lanes come too, and for how long it remembers
-#: that they do. Their producers do not notify a worker that is busy.
+#: For how long, and how many jobs at a time, a worker claims from one lane without a poll while jobs of other lanes come too, and for
+#: how long it remembers that they do. Their producers do not notify a worker that is busy.
 _SHARED_SECONDS = 0.01
+_SHARED_ROWS = 250
 _SHARED_MEMORY_SECONDS = 10.0
 
 #: How long a call that is under way may take once the worker stops.
@@ -123,8 +124,8 @@ class Claimer:
         self._fairness = Fairness()
         #: Until this time (monotonic clock) no poll is needed: producers notify of new jobs.
         self._polled_until = 0.0
-        #: The lanes of the last poll, and until when (monotonic clock) jobs of several lanes are expected.
-        self._last_lanes: list[ReadyLane] = []
+        #: The lanes of the last poll that found any, and until when (monotonic clock) jobs of several are expected.
+        self._last_names: set[LaneName] = set()
         self._shared_until = 0.0
         #: Whether this worker claimed all that was ready at the last poll, or was announced since.
         self._is_drained = False
@@ -266,10 +267,6 @@ class Claimer:
         was_drained = self._is_drained and time.monotonic() < self._polled_until
         lanes = await self._ready.next(wanted)
         self._is_drained = not lanes
-        if lanes and lanes != self._last_lanes:
-            if self._last_lanes:
-                self._shared_until = time.monotonic() + _SHARED_MEMORY_SECONDS
-            self._last_lanes = lanes
         if not lanes:
             signals.failed_claims = 0  # now, since this call may sleep
             self._polled_until = self._ready.until
@@ -295,6 +292,10 @@ class Claimer:
         for lane in lanes:
             if not lane.is_private:
                 self._public_lanes.setdefault(lane.queue, {})[lane.lane] = lane
+        names = {LaneName(lane.queue, lane.priority) for lane in lanes}
+        if len(names | self._last_names) > 1:
+            self._shared_until = time.monotonic() + _SHARED_MEMORY_SECONDS
+        self._last_names = names
         by_name = _by_name(self._linger.open(lanes))
         if self._executor.is_decoding_behind:
             # More large jobs would only take the places of small ones.
@@ -334,6 +335,12 @@ class Claimer:
                 claimed += taken
                 left -= taken
         return claimed
+
+    def _rows(self, lane: ReadyLane, count: int) -> int:
+        """Return how many of the wanted jobs one claim asks for."""
+        if time.monotonic() < self._shared_until:
+            count = min(count, _SHARED_ROWS)
+        return self._sizes.rows(lane.lane, self._linger.rows(lane, count))
 
     def _repeat_until(self) -> float:
         """Return until when (monotonic clock) to claim from a single ready lane without a poll."""
@@ -392,7 +399,7 @@ class Claimer:
         if lane.is_limited:
             return await self._claim_limited(lease, lane, count)
         taken = 0
-        count = self._sizes.rows(lane.lane, self._linger.rows(lane, count))
+        count = self._rows(lane, count)
         if count <= 0:
             return 0
         claim = asyncio.create_task(self._calls.one(lease, lane, count))
@@ -407,8 +414,7 @@ class Claimer:
                     again_until = min(again_until, self._repeat_until())
                 if is_full and time.monotonic() < again_until:
                     # More jobs are likely: the server looks for them while the executor takes these.
-                    count = self._linger.rows(lane, self._wanted.jobs(coming=len(rows)))
-                    count = self._sizes.rows(lane.lane, count)
+                    count = self._rows(lane, self._wanted.jobs(coming=len(rows)))
                     again = count > 0 and not (self._signals.is_stopping or lease.lost)
                 else:
                     again = False

@@ -133,7 +133,6 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
             for number, at in notes.read():
                 committed = fresh.committed.get(number)
                 if committed is not None and committed < last:
-                    open("/tmp/due_waits","a").write(f"{committed:.4f} {at:.4f} {at-committed:.4f} {committed<due} {committed-due:.3f}\n")
                     waits["before" if committed < due else "during"].append(at - committed)
     assert promoted == jobs
     return _report(jobs, seconds, steps, waits)
