@@ -58,6 +58,12 @@ def test_the_life_of_a_subject(forebay, conn):
     assert forebay("subjects", "drop", *act).out == "subject a.org in queue q: dropped\n"
     assert one(conn, "select count(*) from forebay.subject") == 0
     assert forebay("subjects", "counts").out == "No subjects.\n"
+    for name in "ab":
+        forebay("subjects", "push", "crawl", name, "--queue", "q", "--delay", "1h")
+    for wrong in (("q",), ("q", "a", "--all")):
+        assert forebay("subjects", "drop", *wrong).code == 2
+    assert forebay("subjects", "drop", "q", "--all").out == "2 subjects dropped from queue q\n"
+    assert forebay("subjects", "drop", "q", "--all", "--json").json == {"queue": "q", "dropped": 0}
 
 
 def test_append_makes_a_random_name(forebay, conn):

@@ -62,6 +62,17 @@ async def test_the_life_of_a_subject(database, conn):
         assert (raised.value.queue, raised.value.subject) == ("q", "a")
 
 
+async def test_all_subjects_of_a_queue_are_dropped_in_chunks(database):
+    client = forebay.AsyncClient(database)
+    rows = [{"queue": "q", "subject": f"s{n}", "kind": "crawl", "delay": 60} for n in range(5)]
+    await client.push_subjects([*rows, rows[0] | {"queue": "other"}])
+    with pytest.raises(InvalidJob):
+        await client.drop_subjects("q", chunk=0)
+    assert await client.drop_subjects("q", chunk=2) == 5
+    assert [each.queue for each in await client.subject_counts() if each.subjects] == ["other"]
+    assert await client.drop_subjects("q") == 0
+
+
 async def test_the_methods_of_a_handler(app, crawl, conn, database):
     """
     A push and an upsert carry what the handler declares; they are part of the transaction of their connection.

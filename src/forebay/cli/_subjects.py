@@ -254,9 +254,30 @@ def trace(
 
 
 @commands.command("drop")
-def drop(queue: Queue, subject: Subject, *, dsn: Dsn = None, as_json: Json = False) -> None:
-    """Drop a subject: its name is free."""
-    _print_act(queue, subject, Client(dsn).drop_subject(queue, subject), as_json=as_json)
+def drop(
+    queue: Queue,
+    subject: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[SUBJECT]", help="The subject. Not with --all.", show_default=False
+        ),
+    ] = None,
+    *,
+    every: Annotated[bool, typer.Option("--all", help="All subjects of the queue.")] = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> None:
+    """Drop a subject, or all of a queue: their names are free."""
+    if (subject is None) != every:
+        raise ConfigError("SUBJECT", "or --all must be given, and only one of them")
+    if subject is not None:
+        _print_act(queue, subject, Client(dsn).drop_subject(queue, subject), as_json=as_json)
+        return
+    dropped = Client(dsn).drop_subjects(queue)
+    if as_json:
+        print_json({"queue": queue, "dropped": dropped})
+    else:
+        console().print(f"{dropped:,} subjects dropped from queue {queue}")
 
 
 @commands.command("kill")

@@ -236,6 +236,15 @@ def drop_subject(queue: str, name: str) -> Operation[str]:
     )
 
 
+def drop_subjects(queue: str, after: str, most: int) -> Operation[tuple[int, str | None]]:
+    """Return the call that drops subjects after a name; it returns their number, and the name after which to continue, None at the end."""
+    return Operation(
+        "select dropped, next from forebay.drop_subjects(%(queue)s, %(after)s, %(most)s::integer)",
+        lambda rows: (int(rows[0][0]), rows[0][1]),
+        {"queue": checks.checked_name(queue, "queue"), "after": after, "most": _limit(most)},
+    )
+
+
 def kill_subject(queue: str, name: str, reason: str | None) -> Operation[str]:
     """Return the call that kills a subject; it returns killed, requested or unchanged."""
     return Operation(

@@ -165,6 +165,24 @@ class Subjects(ClientBase):
         """
         return self._run(conn, ops.drop_subject(queue, subject))
 
+    def drop_subjects(self, queue: str, *, chunk: int = 1000) -> int:
+        """Drop all subjects of a queue, in the order of their names, and return how many.
+
+        Each chunk is a transaction: after an error those before are dropped, and the call can be repeated. A subject whose run is
+        requested to stop counts. One that is pushed meanwhile under an earlier name stays.
+
+        Args:
+            queue: the queue; one without subjects is no error.
+            chunk: number of subjects of a transaction, 1 to 10,000.
+        """
+        dropped, after = 0, ""
+        while True:
+            count, passed = self._run(None, ops.drop_subjects(queue, after, chunk))
+            dropped += count
+            if passed is None:
+                return dropped
+            after = passed
+
     def kill_subject(
         self,
         queue: str,

@@ -151,7 +151,6 @@ begin
     l.queue := p_queue;
     l.subject := p_subject;
     l.run_state := forebay._run_state(p_queue, l.newest);
-    l.ended := forebay._end_of_carried(l.newest);
     return l;
 end
 $$;
