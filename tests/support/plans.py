@@ -238,8 +238,36 @@ class Session:
             "promote_v1", "select forebay.promote_v1()", [], {"job": 1, "open transaction": 6}
         )
 
+        yield from self._of_subjects()
         yield from self._of_endpoints()
         yield from self._of_drains(queue)
+
+    def _of_subjects(self) -> Iterator[Call]:
+        """Yield the calls about subjects: ten that are due later, and one that is due now."""
+        ten = [f"{self.mode}-{self.calls}-{number}" for number in range(10)]
+        for delay, version in ((3600, 0), (7200, 1)):
+            rows = [
+                {"kind": "crawl", "queue": "subjects", "subject": name, "delay": delay, "version": version}
+                for name in ten
+            ]  # fmt: skip
+            for function in ("push_subjects", "upsert_subjects"):
+                many = f"select * from forebay.{function}(%s::jsonb)"
+                yield Call(function, many, [json.dumps(rows)], {"job": 10})
+        now = f"{self.mode}-{self.calls}-now"
+        one_of = "select forebay.{}_subject('crawl', %s, queue => 'subjects')"
+        yield Call("push_subject", one_of.format("push"), [now])
+        yield Call("upsert_subject", one_of.format("upsert"), [now])
+        named = "select * from forebay.{}('subjects', %s)"
+        for name in (now, ten[0]):
+            for function in ("subject", "kill_subject", "revive_subject", "drop_subject"):
+                yield Call(function, named.format(function), [name])
+        soon = f"{self.mode}-{self.calls}-soon"
+        self.conn.execute(
+            "select forebay.push_subject('crawl', %s, queue => 'subjects', delay => '1 microsecond')",
+            [soon],
+        )
+        units = {"job": 1, "subject": 1, "open transaction": 6}
+        yield Call("promote_v1", "select forebay.promote_v1()", [], units)
 
     def _of_endpoints(self) -> Iterator[Call]:
         """Yield the calls of publishers, routers and deliverers: 10 events for one subscription."""
@@ -429,6 +457,14 @@ _HISTORIES = [
     (
         "insert into forebay.result (job_id, group_id, enqueued_at, kept_at, kept_until, value)"
         " select i, -1, now(), now(), now() + interval '1 day', '{\"proof\": 1}' from generate_series(-%(last)s, -%(first)s) i"
+    ),
+    (
+        "insert into forebay.subject (queue, subject, created_at) select 'subjects', 'old-' || i, now() from generate_series(%(first)s, %(last)s) i"
+    ),
+    (
+        "insert into forebay.subject_state (subject_id, no, part, state, at, due_at, wake_at, kind, version, priority, args, options, iterations)"
+        " select s.subject_id, n, 0, 's', now(), now() + interval '1 day', now() + interval '1 day', 'crawl', 0, 100, '{}', '{}', n"
+        " from forebay.subject s, generate_series(1, 3) n where s.subject like 'old-%%'"
     ),
     (
         "insert into forebay.published (event_id, published_at, xid, event_type, payload, priority, expires_at, keep_until, routed_at, deliveries)"

@@ -10,7 +10,7 @@
 -- Parameters: p_limit, 1 to 100000.
 -- Errors: JQ001 a bad limit, JQ012 not called alone, JQ030 foreign cluster.
 -- Locks: the promotion lock, or returns 0 when another promoter has it; then rows of subjects (skips locked ones).
--- pages: 60 + 20 a job + 3 an open transaction
+-- pages: 60 + 20 a job + 100 a subject + 3 an open transaction
 create function forebay.promote_v1(p_limit integer default 5000) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
