@@ -86,7 +86,7 @@ as $$
 begin
     execute format(
         'with r as materialized (
-             select j.enqueued_at, j.kind, j.tag, j.correlation_id, j.ordering_key, j.limit_key, j.unique_key, forebay._subject_of(j.headers) as subject
+             select j.enqueued_at, j.kind, j.tag, j.correlation_id, j.ordering_key, j.limit_key, j.unique_key, case when j.headers ? ''forebay-subject'' then forebay._subject_of(j.headers) end as subject
              from forebay.log_%s j where j.seq >= $1 and j.seq < $2 and j.kind <> '''')
          insert into forebay.archive_block (lo, hi, segment_id, row_count, first_at, last_at, terms)
          select $1, $2, $3, count(*), min(r.enqueued_at), max(r.enqueued_at), array(
