@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from forebay import Client, JobFilter
+from forebay.errors import InvalidJob
 from tests.support.engine import Reader, enqueue, enqueue_many, one, open_group
 
 
@@ -37,6 +39,18 @@ def test_search_by_filter_state_and_text(forebay, jobs):
     answer = forebay("jobs", "search", "--limit", 2)
     assert len(answer.out.splitlines()) == 2
     assert "next page: --before" in answer.err
+
+
+def test_search_by_subject(forebay, conn, database, jobs):
+    """The command and the client find the runs of a subject."""
+    subjects = json.dumps([{"kind": "send", "subject": name} for name in ("page 1", "page 2")])
+    one(conn, "select count(*) from forebay.push_subjects(%s)", subjects)
+    (run,) = printed(forebay("jobs", "search", "--subject", "page 2", "--json"))
+    assert run > max(jobs)
+    page = Client(database).search_jobs(JobFilter(subject="page 2"))
+    assert [job.job_id for job in page.jobs] == [run]
+    with pytest.raises(InvalidJob, match="must be text"):
+        Client(database).search_jobs(JobFilter(subject=2))
 
 
 def test_replay_with_the_token_of_a_dry_run(forebay, conn, jobs):

@@ -122,6 +122,36 @@ def test_a_search_agrees_with_a_look_at_every_row(conn, database, request):
     assert set(search(conn, contains="oops 1")) >= failed > set()
 
 
+@pytest.mark.parametrize("guarded", [True, False])
+def test_the_runs_of_a_subject_are_found_at_a_bounded_cost(conn, database, guarded):
+    """Summaries skip what has no run of it; forged headers, valid or not, are no error. The control has summaries without subjects."""
+    if not guarded:
+        break_function(database, "_summarize_block", ("where i.subject is not null", "where false"))
+    forged = [{"kind": "work", "headers": {"forebay-subject": text}} for text in ("[]", "{", "")]
+    subjects = [{"kind": "work", "subject": name} for name in ("page 1", "page 2")]
+    one(conn, "select count(*) from forebay.push_subjects(%s)", json.dumps(subjects))
+    enqueue_many(
+        conn, [*forged, {"kind": "work", "headers": {"forebay-subject": '{"subject": "page 3"}'}}]
+    )
+    enqueue_many(conn, [{"kind": "work"}] * 9000)
+    runs = dict(
+        conn.execute(
+            "select headers ->> 'forebay-subject', seq from forebay.log where headers is not null"
+        ).fetchall()
+    )
+    run = next(job for text, job in runs.items() if '"page 1"' in text)
+    assert search(conn, {"subject": "page 1"}) == [run]
+    assert summarize(conn) == 2
+    assert (search(conn, {"subject": "page 1"}) == [run]) == guarded
+    assert len(search(conn, {"subject": "page 3"})) == guarded
+    assert search(conn, {"subject": "page 4"}) == []
+    query = 'select looked_at from forebay.search_jobs(\'{"subject": "page 4"}\')'
+    assert one(conn, query) < 4096
+    query = "select answer, jobs from forebay.change_jobs('cancel', '{\"subject\": \"page 1\"}')"
+    assert conn.execute(query).fetchall() == [("cancelled", 1)]
+    assert one(conn, "select cancel_requested from forebay.job(%s)", run)
+
+
 def _late_row(conn, database) -> tuple[int, list[int]]:
     with connect(database) as late:
         late.execute("begin")

@@ -5,7 +5,7 @@ import random
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import psycopg
 import pytest
@@ -23,7 +23,7 @@ from tests.support.engine import (
     state,
     trim,
 )
-from tests.support.mutant import break_function
+from tests.support.mutant import break_function, violation
 from tests.support.plans import pages
 
 _STATES = ("scheduled", "ready", "claimed", "running", "retrying")
@@ -432,6 +432,26 @@ def test_an_old_transaction_appends_no_count(database, conn):
     assert one(conn, "select count(*) from forebay.queue_count") == 1
     with conn.transaction():
         assert by_depth(conn) == by_job(conn, jobs)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_changes_stay_while_a_group_without_a_count_is_beside_one_with(database, conn, guarded):
+    """A fold of the counters is newer than the count, and says nothing about what the count needs; the control deletes up to the fold."""
+    if not guarded:
+        break_function(database, "_trim_changes", ("continue when v_up_to is null;", ""))
+    open_group(conn, "default")
+    jobs = [enqueue(conn, delay="1 s") for _ in range(4)]
+    renewed(conn)
+    open_group(conn, "default", "second", "beginning")
+    shift_clock(conn, 5)
+    one(conn, "select forebay.promote_v1()")
+    agree(conn, jobs)
+    one(conn, "select forebay.fold_v1()")
+    jobs.append(enqueue(conn, queue="other"))
+    one(conn, "select forebay.fold_v1(100, true)")
+    trim(conn, "counts")
+    with violation() if not guarded else nullcontext():
+        agree(conn, jobs)
 
 
 def done_and_emptied(dsn, conn, keys) -> None:

@@ -1,9 +1,12 @@
 """Counters are exact: stats() is the sum over job(), and over a full count, whatever happened and whatever was folded."""
 
+import contextlib
 import json
 import random
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 
+import psycopg
 import pytest
 
 from tests.sql.test_counters import Life
@@ -20,8 +23,15 @@ from tests.support.engine import (
 )
 from tests.support.mutant import break_function, violation
 from tests.support.plans import pages
+from tests.support.waiting import wait_for
 
 _STATES = ("scheduled", "ready", "claimed", "running", "retrying")
+
+#: What a session does beside others.
+_ACTS = (
+    *("enqueue", "enqueue", "schedule", "claim", "claim", "settle", "settle"),
+    *("fold", "fold", "promote", "count", "empty"),
+)
 
 
 @pytest.fixture
@@ -108,36 +118,107 @@ def test_stats_are_the_sum_over_the_states_of_all_jobs(database, conn, seed, key
         life.close()
 
 
-def test_a_crash_leaves_the_counters_exact(own_database, own_server):
+class Session:
+    """A session that does random acts until it is terminated, the server dies, or it is told to stop."""
+
+    def __init__(self, dsn: str, seed: int) -> None:
+        self.dsn = dsn
+        self.draw = random.Random(seed)
+        self.pid: int | None = None
+        self.acts = 0
+        self.is_over = False
+
+    def run(self) -> None:
+        with contextlib.suppress(psycopg.OperationalError), connect(self.dsn) as conn:
+            conn.execute("set lock_timeout = '5s'")
+            reader = Reader(self.dsn, conn=conn)
+            self.pid = conn.info.backend_pid
+            while not self.is_over:
+                self.act(conn, reader)
+                self.acts += 1
+
+    def act(self, conn, reader) -> None:
+        act = self.draw.choice(_ACTS)
+        if act == "enqueue":
+            jobs = [{"kind": self.draw.choice("ab"), "tag": "x"} for _ in range(20)]
+            enqueue_many(conn, jobs)
+        elif act == "schedule":
+            enqueue(conn, kind="b", delay=self.draw.choice(["10 ms", "1 h"]))
+        elif act == "claim":
+            reader.claim_ready(self.draw.choice([7, 40]))
+        elif act == "settle" and reader.open_claims:
+            self.settle(reader, reader.open_claims.pop())
+        elif act == "promote":
+            one(conn, "select forebay.promote_v1()")
+        elif act == "count":
+            one(conn, "select forebay.renew_counts_v1(0)")
+        elif act == "empty":
+            one(conn, "select forebay.extend_v1()")
+            one(conn, "select forebay.seal_v1()")
+            conn.execute("select forebay.retain_v1()")
+            trim(conn, self.draw.choice(["deferred", "counts", "counters"]))
+        else:
+            one(conn, "select forebay.fold_v1(%s)", self.draw.choice([1, 2, 10_000]))
+
+    def settle(self, reader, claim_no) -> None:
+        if self.draw.random() < 0.7:
+            reader.settle(claim_no)
+            return
+        outcome = self.draw.choice(["retried", "released", "dead"])
+        more = {"retried": {"after": 0}, "released": {}, "dead": {"reason": "permanent"}}[outcome]
+        reader.settle(claim_no, [], ended=[{"offset": 1, "outcome": outcome, **more}])
+
+
+@pytest.mark.parametrize(
+    ("points", "of_server"),
+    [(6, 3), pytest.param(200, 2, marks=[pytest.mark.slow, pytest.mark.nightly])],
+)
+def test_a_crash_leaves_the_counters_exact(own_database, own_server, seed, points, of_server):
     """
-    Whatever a crash of the server takes back, claims that were committed asynchronously too, and at whatever moment between folds it comes:
-    the counters agree with a full count.
+    Sessions enqueue, claim, settle, promote, fold and empty segments side by side. At each point the server, or one of the sessions,
+    is killed wherever it is; a crash takes back claims that were committed asynchronously, too. The counters agree with a full count.
     """
-    draw = random.Random(7)
-    for _ in range(4):
-        with connect(own_database) as conn, Reader(own_database) as reader:
-            for _ in range(12):
-                act = draw.choice(["enqueue", "claim", "settle", "fold", "schedule"])
-                if act == "enqueue":
-                    enqueue_many(conn, [{"kind": draw.choice("ab")} for _ in range(20)])
-                elif act == "schedule":
-                    enqueue(conn, kind="b", delay="1 h")
-                elif act == "claim":
-                    reader.claim_ready(7)
-                elif act == "settle" and reader.open_claims:
-                    reader.settle(reader.open_claims.pop())
+    draw = random.Random(seed)
+    with connect(own_database) as conn:
+        small_segments(conn)
+        one(conn, "select forebay.configure('retention_bytes', 0)")
+    counted = 0
+    for point in range(points):
+        sessions = [Session(own_database, draw.randrange(2**32)) for _ in range(3)]
+        after = draw.randint(3, 40)
+        with ThreadPoolExecutor(len(sessions)) as pool:
+            ran = [pool.submit(session.run) for session in sessions]
+            try:
+                wait_for(
+                    lambda: (
+                        sum(session.acts for session in sessions) >= after
+                        or any(each.done() for each in ran)
+                    )
+                )
+                if point % of_server == 0:
+                    own_server.kill()
                 else:
-                    one(conn, "select forebay.fold_v1()")
-            own_server.kill()
+                    with connect(own_database) as conn:
+                        one(conn, "select pg_terminate_backend(%s)", draw.choice(sessions).pid)
+                        counted = exact(conn)
+            finally:
+                for session in sessions:
+                    session.is_over = True
+            for each in ran:
+                each.result()
         own_server.start()
         with connect(own_database) as conn:
-            assert conn.execute(
-                "select equal, differences from forebay.audit_stats()"
-            ).fetchone() == (True, None)
+            exact(conn)
             one(conn, "select forebay.fold_v1()")
-            assert conn.execute(
-                "select equal, differences from forebay.audit_stats()"
-            ).fetchone() == (True, None)
+            counted = exact(conn)
+    print(f"--seed {seed}: {points} points, {counted} counted")
+
+
+def exact(conn) -> int:
+    """Return how much a full count, with which the counters agree, has counted."""
+    equal, counted, differences = conn.execute("select * from forebay.audit_stats()").fetchone()
+    assert equal, json.dumps(differences, indent=1)
+    return counted
 
 
 def test_the_rows_of_emptied_segments_stay_counted(conn, database):

@@ -8,7 +8,16 @@ import forebay
 from forebay.errors import ConfigError
 from forebay.metrics import acheck
 from forebay.policy.watch import THRESHOLDS, alerts_of_all
-from tests.support.engine import connect, enqueue, one, shift_clock, sqlstate
+from tests.support.engine import (
+    Reader,
+    connect,
+    enqueue,
+    enqueue_many,
+    one,
+    shift_clock,
+    sqlstate,
+    trim,
+)
 from tests.support.fix_worker import run_until_idle, running
 from tests.support.mutant import break_function, violation
 
@@ -93,6 +102,49 @@ async def test_a_producer_that_stops_fires_a1_only(app, conn, watch, work):
     assert await watch.codes() == {("A1", "mail")}, "it ends after two quiet minutes"
     assert await watch.wait(180) == set()
     assert watch.events() == [("alerts.fired", "A1", "mail"), ("alerts.cleared", "A1", "mail")]
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+async def test_completed_jobs_are_those_of_the_counters(database, conn, watch, guarded):
+    """All of the last 15 minutes, in whatever number of batches, also when older folds were deleted; the control knows the newest batches."""
+    if not guarded:
+        break_function(
+            database,
+            "_measured_queues",
+            ("greatest(o.completed, t.completed, 0)", "coalesce(o.completed, 0)"),
+        )
+
+    def completed():
+        queues = one(conn, "select forebay.measurements() -> 'queues'")
+        return [queue["completed"] for queue in queues]
+
+    def complete(number, kind="work"):
+        enqueue_many(conn, [{"kind": kind} for _ in range(number)])
+        for _ in range(number):
+            reader.settle(reader.claim_ready(1).claim_no)
+        one(conn, "select forebay.fold_v1()")
+
+    with Reader(database) as reader:
+        complete(130)
+        enqueue(conn)
+        assert completed() == ([130] if guarded else [100])
+        if not guarded:
+            return
+        watch.jump(890)
+        complete(10)
+        assert completed() == [140]
+        watch.jump(20)
+        assert completed() == [10]
+        complete(5, "other")
+        assert completed() == [15]
+        watch.jump(901)
+        assert completed() == [0]
+        watch.jump(HOUR)
+        complete(3)
+        trim(conn, "counters")
+        assert completed() == [3]
+        complete(4)
+        assert completed() == [7]
 
 
 async def test_a_consumer_that_stops_fires_a1_of_the_three(app, conn, watch, work):

@@ -66,6 +66,7 @@ _CONDITIONS: Final[dict[str, Any]] = {
     "limit_key": _option("--limit-key", "KEY", "Only this limit key."),
     "unique_key": _option("--unique-key", "KEY", "Only this unique key."),
     "correlation_id": _option("--correlation-id", "ID", "Only this correlation id."),
+    "subject": _option("--subject", "SUBJECT", "Only runs of this subject."),
     "enqueued_after": _option("--enqueued-after", "TIME", f"Only jobs enqueued since: {_AGE}."),
     "enqueued_before": _option("--enqueued-before", "TIME", f"Only jobs enqueued before: {_AGE}."),
 }

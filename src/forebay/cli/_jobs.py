@@ -129,7 +129,7 @@ def search(
 ) -> None:
     """Search all jobs in the log, ended ones too, the newest first, until N are found.
 
-    It skips most of the log by kind, tag, correlation id, keys and times; a text is looked for in each row. Jobs are printed
+    It skips most of the log by kind, tag, correlation id, subject, keys and times; a text is looked for in each row. Jobs are printed
     as they are found; an interrupted search has printed what it had. With --json: one line for each job.
     """
     if queue is not None or kind is not None:

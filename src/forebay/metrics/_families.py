@@ -204,7 +204,7 @@ _DATABASE: Final[tuple[_Definition, ...]] = (
     ("forebay_jobs", "gauge", "Jobs that have not ended, by state.", (*_QUEUE, "state"), _jobs),
     ("forebay_queue_oldest_ready_seconds", "gauge", "Age of the oldest ready job; 0 without one.", _QUEUE, _oldest),
     ("forebay_queue_claims_total", "counter", "Jobs that workers claimed; a retried job counts again.", _QUEUE, _of_queues("claims")),
-    ("forebay_queue_recently_completed", "gauge", "Jobs completed within the last 15 minutes, of the newest 100 batches of each lane.", _QUEUE, _of_queues("completed")),
+    ("forebay_queue_recently_completed", "gauge", "Jobs completed within the last 15 minutes, by the counters up to the last fold.", _QUEUE, _of_queues("completed")),
     ("forebay_job_ends_total", "counter", "Ends of jobs and attempts, at the last fold of the counters.", (*_QUEUE, "kind", "outcome"), _ends),
     ("forebay_job_wait_seconds", "histogram", "From enqueue to claim, of jobs that were enqueued to run at once.", _QUEUE, _histogram("waits", "wait_ms")),
     ("forebay_job_duration_seconds", "histogram", "Durations of attempts that ended, as workers measured them.", _QUEUE, _histogram("durations", "duration_ms")),

@@ -34,6 +34,7 @@ class JobFilter:
         limit_key: with this limit key.
         unique_key: with this unique key.
         correlation_id: with this correlation id.
+        subject: runs of the subject of this name, in any queue.
         enqueued_after: enqueued at this time or later.
         enqueued_before: enqueued before this time.
         ids: with one of these ids; each then gets its answer.
@@ -48,6 +49,7 @@ class JobFilter:
     limit_key: str | None = None
     unique_key: str | None = None
     correlation_id: str | None = None
+    subject: str | None = None
     enqueued_after: datetime | None = None
     enqueued_before: datetime | None = None
     ids: Iterable[int] | None = None

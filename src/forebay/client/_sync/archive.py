@@ -46,7 +46,8 @@ class Archive(ClientBase):
         """Find jobs, ended ones too, until retention removes them: one page, the newest first.
 
         A call reads a bounded number of rows, and may find nothing although older jobs match: call it with ``before=page.next`` until
-        that is None. Conditions on kind, tag, correlation id, keys and times skip most of the log.
+        that is None. Conditions on kind, tag, correlation id, subject, keys and times skip most
+        of the log.
 
         Args:
             which: only jobs that match this filter; without state. Default: all.

@@ -2156,7 +2156,7 @@ as $$
 $$;
 
 
--- The hash of what a job has: a kind, tag, correlation id, or a key.
+-- The hash of what a job has: a kind, tag, correlation id, key, or subject.
 create function forebay._term(p_name text, p_value text) returns integer
 language sql immutable
 as $$ select hashtext(p_name || ':' || p_value collate "C") $$;
@@ -2169,7 +2169,7 @@ as $$
 begin
     execute format(
         'with r as materialized (
-             select j.enqueued_at, j.kind, j.tag, j.correlation_id, j.ordering_key, j.limit_key, j.unique_key
+             select j.enqueued_at, j.kind, j.tag, j.correlation_id, j.ordering_key, j.limit_key, j.unique_key, case when j.headers ? ''forebay-subject'' then forebay._subject_of(j.headers) end as subject
              from forebay.log_%s j where j.seq >= $1 and j.seq < $2 and j.kind <> '''')
          insert into forebay.archive_block (lo, hi, segment_id, row_count, first_at, last_at, terms)
          select $1, $2, $3, count(*), min(r.enqueued_at), max(r.enqueued_at), array(
@@ -2179,7 +2179,8 @@ begin
                    union select ''correlation_id'', i.correlation_id from r i where i.correlation_id is not null
                    union select ''ordering_key'', i.ordering_key from r i where i.ordering_key is not null
                    union select ''limit_key'', i.limit_key from r i where i.limit_key is not null
-                   union select ''unique_key'', i.unique_key from r i where i.unique_key is not null) u (name, value))
+                   union select ''unique_key'', i.unique_key from r i where i.unique_key is not null
+                   union select ''subject'', i.subject from r i where i.subject is not null) u (name, value))
          from r', p_segment_id) using p_lo, p_hi, p_segment_id;
 end
 $$;
@@ -2789,7 +2790,7 @@ create function forebay._terms_of(p_filter jsonb) returns integer[]
 language sql immutable
 as $$
     select array(select forebay._term(f.key, f.value) from jsonb_each_text(p_filter) f
-                 where f.key in ('kind', 'tag', 'correlation_id', 'ordering_key', 'limit_key', 'unique_key') order by 1)
+                 where f.key in ('kind', 'tag', 'correlation_id', 'ordering_key', 'limit_key', 'unique_key', 'subject') order by 1)
 $$;
 
 
@@ -3547,7 +3548,7 @@ $$;
 --
 -- Parameters:
 --   act      cancel; purge, the same for a whole queue; truncate, the same for the jobs that wait there at the first call; retry, a scheduled or retrying job is ready now; reschedule; reprioritise
---   filter   a JSON object: queue, kind, tag, state, ordering_key, limit_key, unique_key, correlation_id, enqueued_after,
+--   filter   a JSON object: queue, kind, tag, state, ordering_key, limit_key, unique_key, correlation_id, subject, enqueued_after,
 --            enqueued_before, ids, or all: true
 --   options  for reschedule run_at, for reprioritise priority
 --   token    of forebay.plan_change(): refuse if more jobs match now
@@ -3720,7 +3721,7 @@ create function forebay._checked_filter(p_filter jsonb) returns jsonb
 language plpgsql stable
 as $$
 declare
-    v_texts  constant text[] := array['queue', 'kind', 'tag', 'state', 'ordering_key', 'limit_key', 'unique_key', 'correlation_id'];
+    v_texts  constant text[] := array['queue', 'kind', 'tag', 'state', 'ordering_key', 'limit_key', 'unique_key', 'correlation_id', 'subject'];
     v_states constant text[] := array['scheduled', 'ready', 'claimed', 'running', 'retrying'];
     v_given  jsonb;
     v_name   text;
@@ -3774,10 +3775,26 @@ as $$
         case f.key when 'ids' then 'j.job_id = any (%L::bigint[])'
                    when 'enqueued_after' then 'j.enqueued_at >= %L::timestamptz'
                    when 'enqueued_before' then 'j.enqueued_at < %L::timestamptz'
+                   when 'subject' then 'forebay._subject_of(j.headers) = %L'
                    else 'j.' || f.key || ' = %L' end,
         case f.key when 'ids' then translate(f.value, '[]', '{}') else f.value end), ' and '), 'true')
     from jsonb_each_text(p_filter) f
     where f.key not in ('queue', 'state')
+$$;
+
+
+-- The subject that a job is a run of, by its headers; null for another job. Headers can be forged, so text that is no JSON object is no error.
+create function forebay._subject_of(p_headers jsonb) returns text
+language plpgsql stable
+as $$
+begin
+    if p_headers is null or not p_headers ? 'forebay-subject' then
+        return null;
+    end if;
+    return (p_headers ->> 'forebay-subject')::jsonb ->> 'subject';
+exception when data_exception or program_limit_exceeded then
+    return null;
+end
 $$;
 
 
@@ -3866,13 +3883,13 @@ begin
             'select j.job_id, j.group_id, ''l''::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, j.answer
              from (select j.*, %s as answer
                    from (select coalesce(u.job_id, u.seq) as job_id, ($2)[u.nr] as group_id, ($3)[u.nr] as priority, u.lane, u.xid, u.seq, u.kind, u.tag,
-                                u.correlation_id, u.ordering_key, u.unique_key, u.limit_key, u.enqueued_at, u.ordering_key is not null as is_keyed,
+                                u.correlation_id, u.ordering_key, u.unique_key, u.limit_key, u.headers, u.enqueued_at, u.ordering_key is not null as is_keyed,
                                 coalesce(u.expires_at, u.enqueued_at + interval ''30 days'') as expires_at
                          from (%s) u) j
                    %s) j
              where not $4 or j.answer = ''changed''%s',
             v_waiting,
-            forebay._unread_sql(v_cursors, 'l.lane, l.xid, l.seq, l.job_id, l.kind, l.tag, l.correlation_id, l.ordering_key, l.unique_key, l.limit_key, l.enqueued_at, l.expires_at'),
+            forebay._unread_sql(v_cursors, 'l.lane, l.xid, l.seq, l.job_id, l.kind, l.tag, l.correlation_id, l.ordering_key, l.unique_key, l.limit_key, l.headers, l.enqueued_at, l.expires_at'),
             v_wanted, v_limit) using v_cursors, v_groups, v_priorities, p_taken;
     end if;
     if coalesce(v_state, 'ready') = 'ready' and not (p_taken and p_act = 'retry') then
@@ -3880,7 +3897,7 @@ begin
             'select j.job_id, j.group_id, case when j.is_keyed then ''p'' else ''l'' end::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, j.answer
              from (select j.*, %s as answer
                    from (select coalesce((r.job).job_id, (r.job).seq) as job_id, r.group_id, (r.job).lane, (r.job).xid, (r.job).seq, (r.job).kind, (r.job).tag,
-                                (r.job).correlation_id, (r.job).ordering_key, (r.job).unique_key, (r.job).limit_key, (r.job).enqueued_at,
+                                (r.job).correlation_id, (r.job).ordering_key, (r.job).unique_key, (r.job).limit_key, (r.job).headers, (r.job).enqueued_at,
                                 (r.job).ordering_key is not null as is_keyed,
                                 coalesce((r.job).expires_at, (r.job).enqueued_at + interval ''30 days'') as expires_at,
                                 (select l.priority from forebay.lane l where l.lane = (r.job).lane limit 1) as priority
@@ -3895,7 +3912,7 @@ begin
             'select j.job_id, null::bigint, ''d''::"char", j.lane, j.xid, j.seq, j.state, j.enqueued_at, j.answer
              from (select j.*, %s as answer
                    from (select d.job_id, nullif(abs(l.audience), 0) as group_id, l.priority, d.lane, d.xid, d.deferred_id as seq, d.kind, d.tag, d.correlation_id,
-                                d.ordering_key, d.unique_key, d.limit_key, d.enqueued_at, d.ordering_key is not null as is_keyed, d.run_at,
+                                d.ordering_key, d.unique_key, d.limit_key, d.headers, d.enqueued_at, d.ordering_key is not null as is_keyed, d.run_at,
                                 coalesce(d.expires_at, d.enqueued_at + interval ''30 days'') as expires_at,
                                 forebay._state_of_deferred(d.attempt, d.pauses) as state
                          from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
@@ -3911,7 +3928,7 @@ begin
         return query execute format(
             'select j.job_id, j.group_id, ''h''::"char", j.lane, j.xid, j.seq, j.state, j.enqueued_at, $3
              from (select coalesce(r.job_id, r.seq) as job_id, b.group_id, r.lane, r.xid, r.seq, r.kind, r.tag, r.correlation_id, r.ordering_key, r.unique_key, r.limit_key,
-                          r.enqueued_at,
+                          r.headers, r.enqueued_at,
                           case when coalesce(r.job_id, r.seq) = any (h.running_jobs) and h.heartbeat_at >= b.claimed_at then ''running'' else ''claimed'' end as state
                    from forebay.lease e
                    join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
@@ -6098,6 +6115,8 @@ begin
               from (select) one left join forebay.queue_group i on i.queue = v_queue) g
         left join lateral (select i.oldest from forebay.queue_count i
                            where i.queue = v_queue and i.group_id = g.group_id order by i.oldest desc, i.no desc limit 1) c on true;
+        -- A group without a count keeps all changes, also those that the counts of other groups need.
+        continue when v_up_to is null;
         -- The counters have them too. A group that was never folded never counted the rows.
         select least(v_up_to, min(pg_snapshot_xmin(f.snap))) into v_up_to
         from forebay.queue_group g
@@ -23711,14 +23730,14 @@ $$;
 -- Everything that alerts and metrics are made of, as one JSON object: queues by group, dead letters, workers, endpoints, mirrors,
 -- schedules and the database. The only place that reads it: counters with more detail replace a part here, and nothing else.
 --
--- It continues from the last counts of waiting jobs, as forebay.depth() does, and reads the newest 100 batches of each lane and its first
--- 100 unread rows. Times are seconds since 1970.
+-- It continues from the last counts of waiting jobs, as forebay.depth() does, and reads the counters up to the last fold, the newest 100
+-- batches of each lane and its first 100 unread rows. Times are seconds since 1970.
 --
--- Invariant "a scrape does not scan": the cost grows with lanes, endpoints and workers, and not with jobs.
+-- Invariant "a scrape does not scan": the cost grows with lanes, kinds and tags, endpoints and workers, and not with jobs.
 --
 -- Parameters: within_seconds, 60 to 86400: the time to which the numbers "completed", "died" and "missed" refer.
 -- Errors: JQ001 a bad number.
--- pages: 3000 + 400 a lane + 4 an uncounted job + 20 an open lease
+-- pages: 3000 + 400 a lane + 60 a cell + 4 an uncounted job + 20 an open lease
 create function forebay.measurements(within_seconds double precision default 900) returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -23824,13 +23843,59 @@ as $$
                    where l.closed_at is null and l.details ->> 'group' = g.name and l.details -> 'queues' ? g.queue
                      and h.heartbeat_at > p_now - make_interval(secs => l.lease_seconds))),
                'claims', coalesce(c.claimed, 0), 'claimed_at', extract(epoch from c.claimed_at),
-               'completed', coalesce(o.completed, 0), 'completed_at', extract(epoch from o.completed_at),
+               -- The counters have what is folded; the newest batches, what is not yet.
+               'completed', greatest(o.completed, t.completed, 0), 'completed_at', extract(epoch from o.completed_at),
                'oldest_ready_at', case when d.ready > 0 then extract(epoch from u.oldest) end) order by d.queue, d.group_name), '[]')
     from counts d
     left join forebay.queue_group g on g.queue = d.queue and g.name = d.group_name
     left join claims c on c.group_id = g.group_id
     left join done o on o.group_id = g.group_id
+    left join lateral (select sum(forebay._counter_since(i.cell_id, 4, p_since))::bigint as completed
+                       from forebay.counter_cell i where i.group_id = g.group_id) t on true
     left join oldest u on u.queue = d.queue and u.group_id is not distinct from g.group_id
+$$;
+
+
+-- By how much a total of a cell has grown since a time, up to the last fold. Folds of a cell have dense numbers and rising times, so its first
+-- one after that time is found by halving. Where the fold before it was deleted, the newest sample of a minute has its totals.
+create function forebay._counter_since(p_cell_id bigint, p_event integer, p_since timestamptz) returns bigint
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+declare
+    v_low    bigint;
+    v_high   bigint;
+    v_mid    bigint;
+    v_at     timestamptz;
+    v_first  timestamptz;
+    v_total  bigint;
+    v_before bigint;
+begin
+    select i.no, i.counted_at, i.totals[p_event] into v_high, v_first, v_total
+    from forebay.counter i where i.cell_id = p_cell_id and i.segment_id = -1 order by i.no desc limit 1;
+    if v_first is null or v_first <= p_since then
+        return 0;
+    end if;
+    select i.no into v_low from forebay.counter i where i.cell_id = p_cell_id and i.segment_id = -1 order by i.no limit 1;
+    while v_low < v_high loop
+        v_mid := (v_low + v_high) / 2;
+        select i.counted_at into v_at from forebay.counter i where i.cell_id = p_cell_id and i.segment_id = -1 and i.no = v_mid;
+        if v_at > p_since then
+            v_high := v_mid;
+            v_first := v_at;
+        else
+            v_low := v_mid + 1;
+        end if;
+    end loop;
+    select i.totals[p_event] into v_before from forebay.counter i where i.cell_id = p_cell_id and i.segment_id = -1 and i.no = v_low - 1;
+    if not found then
+        select i.totals[p_event] into v_before from forebay.counter_sample i
+        where i.step = 'minute' and i.cell_id = p_cell_id and i.at <= v_first order by i.at desc limit 1;
+    end if;
+    return v_total - coalesce(v_before, 0);
+end
 $$;
 
 

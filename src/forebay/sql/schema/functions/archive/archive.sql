@@ -73,7 +73,7 @@ as $$
 $$;
 
 
--- The hash of what a job has: a kind, tag, correlation id, or a key.
+-- The hash of what a job has: a kind, tag, correlation id, key, or subject.
 create function forebay._term(p_name text, p_value text) returns integer
 language sql immutable
 as $$ select hashtext(p_name || ':' || p_value collate "C") $$;
@@ -86,7 +86,7 @@ as $$
 begin
     execute format(
         'with r as materialized (
-             select j.enqueued_at, j.kind, j.tag, j.correlation_id, j.ordering_key, j.limit_key, j.unique_key
+             select j.enqueued_at, j.kind, j.tag, j.correlation_id, j.ordering_key, j.limit_key, j.unique_key, case when j.headers ? ''forebay-subject'' then forebay._subject_of(j.headers) end as subject
              from forebay.log_%s j where j.seq >= $1 and j.seq < $2 and j.kind <> '''')
          insert into forebay.archive_block (lo, hi, segment_id, row_count, first_at, last_at, terms)
          select $1, $2, $3, count(*), min(r.enqueued_at), max(r.enqueued_at), array(
@@ -96,7 +96,8 @@ begin
                    union select ''correlation_id'', i.correlation_id from r i where i.correlation_id is not null
                    union select ''ordering_key'', i.ordering_key from r i where i.ordering_key is not null
                    union select ''limit_key'', i.limit_key from r i where i.limit_key is not null
-                   union select ''unique_key'', i.unique_key from r i where i.unique_key is not null) u (name, value))
+                   union select ''unique_key'', i.unique_key from r i where i.unique_key is not null
+                   union select ''subject'', i.subject from r i where i.subject is not null) u (name, value))
          from r', p_segment_id) using p_lo, p_hi, p_segment_id;
 end
 $$;

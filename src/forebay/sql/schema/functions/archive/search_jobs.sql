@@ -83,7 +83,7 @@ create function forebay._terms_of(p_filter jsonb) returns integer[]
 language sql immutable
 as $$
     select array(select forebay._term(f.key, f.value) from jsonb_each_text(p_filter) f
-                 where f.key in ('kind', 'tag', 'correlation_id', 'ordering_key', 'limit_key', 'unique_key') order by 1)
+                 where f.key in ('kind', 'tag', 'correlation_id', 'ordering_key', 'limit_key', 'unique_key', 'subject') order by 1)
 $$;
 
 

@@ -9,7 +9,7 @@
 --
 -- Parameters:
 --   act      cancel; purge, the same for a whole queue; truncate, the same for the jobs that wait there at the first call; retry, a scheduled or retrying job is ready now; reschedule; reprioritise
---   filter   a JSON object: queue, kind, tag, state, ordering_key, limit_key, unique_key, correlation_id, enqueued_after,
+--   filter   a JSON object: queue, kind, tag, state, ordering_key, limit_key, unique_key, correlation_id, subject, enqueued_after,
 --            enqueued_before, ids, or all: true
 --   options  for reschedule run_at, for reprioritise priority
 --   token    of forebay.plan_change(): refuse if more jobs match now

@@ -5,7 +5,7 @@ create function forebay._checked_filter(p_filter jsonb) returns jsonb
 language plpgsql stable
 as $$
 declare
-    v_texts  constant text[] := array['queue', 'kind', 'tag', 'state', 'ordering_key', 'limit_key', 'unique_key', 'correlation_id'];
+    v_texts  constant text[] := array['queue', 'kind', 'tag', 'state', 'ordering_key', 'limit_key', 'unique_key', 'correlation_id', 'subject'];
     v_states constant text[] := array['scheduled', 'ready', 'claimed', 'running', 'retrying'];
     v_given  jsonb;
     v_name   text;
@@ -59,8 +59,24 @@ as $$
         case f.key when 'ids' then 'j.job_id = any (%L::bigint[])'
                    when 'enqueued_after' then 'j.enqueued_at >= %L::timestamptz'
                    when 'enqueued_before' then 'j.enqueued_at < %L::timestamptz'
+                   when 'subject' then 'forebay._subject_of(j.headers) = %L'
                    else 'j.' || f.key || ' = %L' end,
         case f.key when 'ids' then translate(f.value, '[]', '{}') else f.value end), ' and '), 'true')
     from jsonb_each_text(p_filter) f
     where f.key not in ('queue', 'state')
+$$;
+
+
+-- The subject that a job is a run of, by its headers; null for another job. Headers can be forged, so text that is no JSON object is no error.
+create function forebay._subject_of(p_headers jsonb) returns text
+language plpgsql stable
+as $$
+begin
+    if p_headers is null or not p_headers ? 'forebay-subject' then
+        return null;
+    end if;
+    return (p_headers ->> 'forebay-subject')::jsonb ->> 'subject';
+exception when data_exception or program_limit_exceeded then
+    return null;
+end
 $$;

@@ -81,13 +81,13 @@ begin
             'select j.job_id, j.group_id, ''l''::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, j.answer
              from (select j.*, %s as answer
                    from (select coalesce(u.job_id, u.seq) as job_id, ($2)[u.nr] as group_id, ($3)[u.nr] as priority, u.lane, u.xid, u.seq, u.kind, u.tag,
-                                u.correlation_id, u.ordering_key, u.unique_key, u.limit_key, u.enqueued_at, u.ordering_key is not null as is_keyed,
+                                u.correlation_id, u.ordering_key, u.unique_key, u.limit_key, u.headers, u.enqueued_at, u.ordering_key is not null as is_keyed,
                                 coalesce(u.expires_at, u.enqueued_at + interval ''30 days'') as expires_at
                          from (%s) u) j
                    %s) j
              where not $4 or j.answer = ''changed''%s',
             v_waiting,
-            forebay._unread_sql(v_cursors, 'l.lane, l.xid, l.seq, l.job_id, l.kind, l.tag, l.correlation_id, l.ordering_key, l.unique_key, l.limit_key, l.enqueued_at, l.expires_at'),
+            forebay._unread_sql(v_cursors, 'l.lane, l.xid, l.seq, l.job_id, l.kind, l.tag, l.correlation_id, l.ordering_key, l.unique_key, l.limit_key, l.headers, l.enqueued_at, l.expires_at'),
             v_wanted, v_limit) using v_cursors, v_groups, v_priorities, p_taken;
     end if;
     if coalesce(v_state, 'ready') = 'ready' and not (p_taken and p_act = 'retry') then
@@ -95,7 +95,7 @@ begin
             'select j.job_id, j.group_id, case when j.is_keyed then ''p'' else ''l'' end::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, j.answer
              from (select j.*, %s as answer
                    from (select coalesce((r.job).job_id, (r.job).seq) as job_id, r.group_id, (r.job).lane, (r.job).xid, (r.job).seq, (r.job).kind, (r.job).tag,
-                                (r.job).correlation_id, (r.job).ordering_key, (r.job).unique_key, (r.job).limit_key, (r.job).enqueued_at,
+                                (r.job).correlation_id, (r.job).ordering_key, (r.job).unique_key, (r.job).limit_key, (r.job).headers, (r.job).enqueued_at,
                                 (r.job).ordering_key is not null as is_keyed,
                                 coalesce((r.job).expires_at, (r.job).enqueued_at + interval ''30 days'') as expires_at,
                                 (select l.priority from forebay.lane l where l.lane = (r.job).lane limit 1) as priority
@@ -110,7 +110,7 @@ begin
             'select j.job_id, null::bigint, ''d''::"char", j.lane, j.xid, j.seq, j.state, j.enqueued_at, j.answer
              from (select j.*, %s as answer
                    from (select d.job_id, nullif(abs(l.audience), 0) as group_id, l.priority, d.lane, d.xid, d.deferred_id as seq, d.kind, d.tag, d.correlation_id,
-                                d.ordering_key, d.unique_key, d.limit_key, d.enqueued_at, d.ordering_key is not null as is_keyed, d.run_at,
+                                d.ordering_key, d.unique_key, d.limit_key, d.headers, d.enqueued_at, d.ordering_key is not null as is_keyed, d.run_at,
                                 coalesce(d.expires_at, d.enqueued_at + interval ''30 days'') as expires_at,
                                 forebay._state_of_deferred(d.attempt, d.pauses) as state
                          from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
@@ -126,7 +126,7 @@ begin
         return query execute format(
             'select j.job_id, j.group_id, ''h''::"char", j.lane, j.xid, j.seq, j.state, j.enqueued_at, $3
              from (select coalesce(r.job_id, r.seq) as job_id, b.group_id, r.lane, r.xid, r.seq, r.kind, r.tag, r.correlation_id, r.ordering_key, r.unique_key, r.limit_key,
-                          r.enqueued_at,
+                          r.headers, r.enqueued_at,
                           case when coalesce(r.job_id, r.seq) = any (h.running_jobs) and h.heartbeat_at >= b.claimed_at then ''running'' else ''claimed'' end as state
                    from forebay.lease e
                    join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true

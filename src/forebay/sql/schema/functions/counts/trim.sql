@@ -69,6 +69,8 @@ begin
               from (select) one left join forebay.queue_group i on i.queue = v_queue) g
         left join lateral (select i.oldest from forebay.queue_count i
                            where i.queue = v_queue and i.group_id = g.group_id order by i.oldest desc, i.no desc limit 1) c on true;
+        -- A group without a count keeps all changes, also those that the counts of other groups need.
+        continue when v_up_to is null;
         -- The counters have them too. A group that was never folded never counted the rows.
         select least(v_up_to, min(pg_snapshot_xmin(f.snap))) into v_up_to
         from forebay.queue_group g

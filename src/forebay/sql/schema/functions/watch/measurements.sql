@@ -3,14 +3,14 @@
 -- Everything that alerts and metrics are made of, as one JSON object: queues by group, dead letters, workers, endpoints, mirrors,
 -- schedules and the database. The only place that reads it: counters with more detail replace a part here, and nothing else.
 --
--- It continues from the last counts of waiting jobs, as forebay.depth() does, and reads the newest 100 batches of each lane and its first
--- 100 unread rows. Times are seconds since 1970.
+-- It continues from the last counts of waiting jobs, as forebay.depth() does, and reads the counters up to the last fold, the newest 100
+-- batches of each lane and its first 100 unread rows. Times are seconds since 1970.
 --
--- Invariant "a scrape does not scan": the cost grows with lanes, endpoints and workers, and not with jobs.
+-- Invariant "a scrape does not scan": the cost grows with lanes, kinds and tags, endpoints and workers, and not with jobs.
 --
 -- Parameters: within_seconds, 60 to 86400: the time to which the numbers "completed", "died" and "missed" refer.
 -- Errors: JQ001 a bad number.
--- pages: 3000 + 400 a lane + 4 an uncounted job + 20 an open lease
+-- pages: 3000 + 400 a lane + 60 a cell + 4 an uncounted job + 20 an open lease
 create function forebay.measurements(within_seconds double precision default 900) returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -110,13 +110,57 @@ as $$
                    where l.closed_at is null and l.details ->> 'group' = g.name and l.details -> 'queues' ? g.queue
                      and h.heartbeat_at > p_now - make_interval(secs => l.lease_seconds))),
                'claims', coalesce(c.claimed, 0), 'claimed_at', extract(epoch from c.claimed_at),
-               'completed', coalesce(o.completed, 0), 'completed_at', extract(epoch from o.completed_at),
+               -- The counters have what is folded; the newest batches, what is not yet.
+               'completed', greatest(o.completed, t.completed, 0), 'completed_at', extract(epoch from o.completed_at),
                'oldest_ready_at', case when d.ready > 0 then extract(epoch from u.oldest) end) order by d.queue, d.group_name), '[]')
     from counts d
     left join forebay.queue_group g on g.queue = d.queue and g.name = d.group_name
     left join claims c on c.group_id = g.group_id
     left join done o on o.group_id = g.group_id
+    left join lateral (select sum(forebay._counter_since(i.cell_id, 4, p_since))::bigint as completed
+                       from forebay.counter_cell i where i.group_id = g.group_id) t on true
     left join oldest u on u.queue = d.queue and u.group_id is not distinct from g.group_id
+$$;
+
+
+-- By how much a total of a cell has grown since a time, up to the last fold. Folds of a cell have dense numbers and rising times, so its first
+-- one after that time is found by halving. Where the fold before it was deleted, the newest sample of a minute has its totals.
+create function forebay._counter_since(p_cell_id bigint, p_event integer, p_since timestamptz) returns bigint
+language plpgsql stable
+-- planner: in order
+as $$
+declare
+    v_low    bigint;
+    v_high   bigint;
+    v_mid    bigint;
+    v_at     timestamptz;
+    v_first  timestamptz;
+    v_total  bigint;
+    v_before bigint;
+begin
+    select i.no, i.counted_at, i.totals[p_event] into v_high, v_first, v_total
+    from forebay.counter i where i.cell_id = p_cell_id and i.segment_id = -1 order by i.no desc limit 1;
+    if v_first is null or v_first <= p_since then
+        return 0;
+    end if;
+    select i.no into v_low from forebay.counter i where i.cell_id = p_cell_id and i.segment_id = -1 order by i.no limit 1;
+    while v_low < v_high loop
+        v_mid := (v_low + v_high) / 2;
+        select i.counted_at into v_at from forebay.counter i where i.cell_id = p_cell_id and i.segment_id = -1 and i.no = v_mid;
+        if v_at > p_since then
+            v_high := v_mid;
+            v_first := v_at;
+        else
+            v_low := v_mid + 1;
+        end if;
+    end loop;
+    select i.totals[p_event] into v_before from forebay.counter i where i.cell_id = p_cell_id and i.segment_id = -1 and i.no = v_low - 1;
+    if not found then
+        select i.totals[p_event] into v_before from forebay.counter_sample i
+        where i.step = 'minute' and i.cell_id = p_cell_id and i.at <= v_first order by i.at desc limit 1;
+    end if;
+    return v_total - coalesce(v_before, 0);
+end
 $$;
 
 
