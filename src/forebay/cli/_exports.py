@@ -127,7 +127,7 @@ def run(
     client, written = Client(dsn), []
     with _alone(directory / f".{name}.lock"):
         while (segment := client.next_to_export(name)) is not None:
-            path = directory / f"{name}-{segment.segment_id}.{file_format}"
+            path = directory / f"{name}-{segment.segment_id:08}.{file_format}"
             jobs = _write(client, segment, path, file_format)
             if not client.mark_exported(name, segment.segment_id, jobs, str(path.absolute())):
                 path.unlink()
