@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
 from rich.text import Text
 
 from forebay.cli._change import DryRun, Token, Yes, with_conditions
+from forebay.cli._export_files import Format, JsonLines, Writer, check_format, complete_file, writer
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, Kind, Queue, confirmed, instant, instant_or_age
 from forebay.cli.output import ago, console, facts_table, moment, print_json, state_text, table
 from forebay.client import Client
 from forebay.errors import ConfigError
 from forebay.model.change import JobFilter
-from forebay.model.text import counted, escaped_json
+from forebay.model.text import counted
 
 if TYPE_CHECKING:
     from forebay.model.archive import Replay
@@ -149,38 +147,40 @@ def export(
             "--file", metavar="FILE", help="Default: standard output.", show_default=False
         ),
     ] = None,
+    file_format: Annotated[
+        Format, typer.Option("--format", metavar="FORMAT", help="jsonl or parquet.")
+    ] = "jsonl",
     dsn: Dsn = None,
 ) -> None:
-    """Write jobs of the log as JSON lines, the newest first, with their states: before retention empties their segment.
+    """Write jobs of the log to a file, the newest first, with their states: one line of JSON or one row for each job and group.
 
-    A file has a temporary name until it is complete.
+    A file has a temporary name until it is complete. To write every job before retention removes it, see forebay exports.
     """
     client = Client(dsn)
     wanted = _filter(which, queue=queue, kind=kind)
+    check_format(file_format)
     if file is None:
-        _export(client, wanted, state, sys.stdout)
+        if file_format == "parquet":
+            raise ConfigError("--file", "is needed for parquet")
+        _export(client, wanted, state, JsonLines(sys.stdout))
         return
     if file.exists():
         raise ConfigError("--file", f"exists already: {file}")
-    part = file.with_name(file.name + ".part")
     try:
-        with part.open("w", encoding="utf-8") as out:
-            count = _export(client, wanted, state, out)
-            out.flush()
-            os.fsync(out.fileno())
-        part.rename(file)
+        with complete_file(file) as out:
+            lines = writer(out, file_format)
+            count = _export(client, wanted, state, lines)
+            lines.finish()
     except OSError as error:
         raise ConfigError("--file", f"cannot be written: {error.strerror}: {file}") from None
     console(stderr=True).print(f"{file}: {counted(count, 'line')}", soft_wrap=True)
 
 
-def _export(client: Client, which: JobFilter | None, state: str | None, out: IO[str]) -> int:
+def _export(client: Client, which: JobFilter | None, state: str | None, out: Writer) -> int:
     count, before = 0, None
     while True:
         page = client.search_jobs(which, state=state, limit=1000, before=before)
-        for job in page.jobs:
-            text = json.dumps(msgspec.to_builtins(job), ensure_ascii=False)
-            out.write(escaped_json(text) + "\n")
+        out.add(page.jobs)
         count += len(page.jobs)
         before = page.next
         if before is None:

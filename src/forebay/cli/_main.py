@@ -53,6 +53,7 @@ _BUILT_IN = {
     "keys": ("_keys", "commands", _OPERATE),
     "groups": ("_groups", "commands", _OPERATE),
     "workers": ("_workers", "commands", _OPERATE),
+    "exports": ("_exports", "commands", _OPERATE),
     "events": ("_events", "commands", _OPERATE),
     "thresholds": ("_alerts", "commands", _OPERATE),
     "mirror": ("_mirror", "commands", _OPERATE),

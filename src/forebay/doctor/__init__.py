@@ -8,7 +8,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from forebay.doctor import _duties, _kinds, _locks, _log, _schema, _server, _snapshots
+from forebay.doctor import (
+    _duties,
+    _exports,
+    _kinds,
+    _locks,
+    _log,
+    _schedules,
+    _schema,
+    _server,
+    _snapshots,
+)
 from forebay.doctor._finding import (
     Check,
     Finding,
@@ -47,9 +57,11 @@ CHECKS: Final = (
     Check("kinds", _kinds.kinds()),
     Check("held keys", _kinds.held_keys()),
     Check("scheduled", _log.overdue()),
+    Check("schedules", _schedules.schedules()),
     Check("failures", _log.failures()),
     Check("reserve", _log.reserve()),
     Check("retention", _log.retention()),
+    Check("exports", _exports.exports()),
     Check("notifications", _server.notifications(), needs="nothing"),
     Check("snapshots", _snapshots.snapshots(), needs="nothing"),
 )

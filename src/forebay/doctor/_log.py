@@ -207,6 +207,8 @@ def _retention_remedy(held_by: str) -> str:
         return "Start a worker for that queue; or cancel its jobs if they are no longer needed."
     if held_by.startswith("worker "):
         return "Wait for the job, or cancel it: `forebay jobs list --state running` shows it."
+    if held_by.startswith("export "):
+        return "See exports: the segment waits until it is written, up to the limit of the export."
     return "Find the holder of the oldest snapshot under snapshots."
 
 

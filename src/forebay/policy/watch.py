@@ -50,7 +50,15 @@ THRESHOLDS: Final[Mapping[str, float]] = {
     "maintenance_for": 300.0,
     "reserve_share": 0.5,
     "schedule_late": 120.0,
+    "undecided_for": 60.0,
+    "export_late": 3600.0,
 }
+
+#: The setting of a worker that leaves schedules to others.
+SCHEDULES_OFF: Final = "--schedules off"
+
+#: A segment that was emptied before an export had written it is an alert for this long.
+_MISSED_SECONDS: Final = 86_400.0
 
 #: The queues of published events and of deliveries, which no application serves.
 _DELIVERING: Final = ("forebay.publish", "forebay.deliver")
@@ -278,6 +286,10 @@ def _of_mirrors(watched: Watched) -> Iterator[Alert]:
 
 def _of_schedules(watched: Watched) -> Iterator[Alert]:
     late = watched.threshold("schedule_late")
+    workers = watched.data["workers"]
+    # An installation that is being set up has no worker yet.
+    is_decided = any(worker["is_alive"] and worker["schedules"] for worker in workers)
+    is_expected = not watched.is_new or any(q["claimed_at"] for q in watched.data["queues"])
     for schedule in watched.data["schedules"]:
         if schedule["is_paused"] or not schedule["is_declared"]:
             continue
@@ -291,6 +303,15 @@ def _of_schedules(watched: Watched) -> Iterator[Alert]:
                 problem=problem,
                 hint=f"Start a worker, which runs schedules; see forebay schedules show {name}.",
                 since=since,
+            )
+        elif not is_decided and is_expected:
+            yield Alert(
+                code="schedule",
+                subject=name,
+                severity="error",
+                problem="no worker decides this schedule",
+                hint=f"Start a worker that does not have {SCHEDULES_OFF}.",
+                for_seconds=watched.threshold("undecided_for"),
             )
 
 
@@ -339,6 +360,8 @@ def _of_database(watched: Watched) -> Iterator[Alert]:
             problem=f"{facts['dead_rows']:,} dead rows in the tables of the schema",
             hint="Autovacuum does not keep up, or a snapshot keeps it from removing them: forebay doctor.",
         )
+    for export in facts["exports"]:
+        yield from _of_export(watched, export)
     for duty in facts["duties"]:
         yield Alert(
             code="maintenance",
@@ -355,4 +378,28 @@ def _of_database(watched: Watched) -> Iterator[Alert]:
             severity="error",
             problem=f"{facts['numbers_left']:,} numbers left in the existing segments: when they are used up, every enqueue fails",
             hint="Start a worker, which creates segments; or do it now: select forebay.extend_v1();",
+        )
+
+
+def _of_export(watched: Watched, export: Mapping[str, Any]) -> Iterator[Alert]:
+    """Segments wait for it, or one was emptied before it was written."""
+    name, missed_at, due_at = export["export"], export["missed_at"], export["due_at"]
+    if missed_at is not None and watched.at - missed_at < _MISSED_SECONDS:
+        yield Alert(
+            code="export",
+            subject=name,
+            severity="error",
+            problem=f"{counted(export['missed'], 'segment')} emptied before export {name} had written them",
+            hint=f"Run forebay exports run {name} DIRECTORY more often, or create it with a longer --hold.",
+            since=watched.instant(missed_at),
+        )
+    elif due_at is not None and watched.at - due_at > watched.threshold("export_late"):
+        left = due_at + export["hold_hours"] * 3600 - watched.at
+        yield Alert(
+            code="export",
+            subject=name,
+            problem=f"{counted(export['due'], 'segment')} past retention and not written;"
+            f" the oldest is emptied in {human_duration(max(left, 0.0))}",
+            hint=f"Run forebay exports run {name} DIRECTORY.",
+            since=watched.instant(due_at),
         )

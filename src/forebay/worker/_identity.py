@@ -24,8 +24,19 @@ def identity(
     group: str,
     queues: Iterable[str],
     title: str | None = None,
+    *,
+    schedules: bool = True,
 ) -> Callable[[], dict[str, Any]]:
-    """Return a function that describes this process; its age counts from now. The title stands where the app has its name."""
+    """Return a function that describes this process; its age counts from now.
+
+    Args:
+        settings: of the worker.
+        location: of the app.
+        group: its consumer group.
+        queues: its queues.
+        title: stands where an app without a location has its name.
+        schedules: whether it decides the instants of schedules.
+    """
     began = time.monotonic()
     app = title if location is None else f"{location[0]}:{location[1]}"
     described = {
@@ -38,6 +49,7 @@ def identity(
         "version": _version(),
         "concurrency": settings.slots,
         "processes": settings.processes,
+        "schedules": schedules,
     }
     return lambda: described | {"uptime_seconds": round(time.monotonic() - began, 3)}
 

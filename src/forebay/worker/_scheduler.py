@@ -193,9 +193,14 @@ def firing(
 ) -> list[Callable[[], Awaitable[None]]]:
     """Return the service of a worker that decides instants, if its settings and its application say so."""
     declared = app.declared_schedules()
-    if declared is None or settings.schedules == "off":
+    if declared is None or not decides_schedules(app, settings):
         return []
     return [Scheduler(session, declared, signals.outage).run]
+
+
+def decides_schedules(app: Application, settings: WorkerSettings) -> bool:
+    """Whether a worker decides instants: its settings do not forbid it, and it is not a drain."""
+    return settings.schedules != "off" and app.declared_schedules() is not None
 
 
 class _Known:

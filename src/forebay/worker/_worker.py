@@ -45,7 +45,7 @@ from forebay.worker._metrics import exporter_of
 from forebay.worker._polling import PollLeadership
 from forebay.worker._probes import answer_probes
 from forebay.worker._progress import ProgressReports
-from forebay.worker._scheduler import firing
+from forebay.worker._scheduler import decides_schedules, firing
 from forebay.worker._settler import Settler
 from forebay.worker._signals import Signals, listen
 from forebay.worker._stats import RecordedOutcomes, Stats
@@ -118,7 +118,14 @@ class Worker:
         self._group = group
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._location = location or app.location()
-        self._describe = identity(self._settings, self._location, group, self._weights, title)
+        self._describe = identity(
+            self._settings,
+            self._location,
+            group,
+            self._weights,
+            title,
+            schedules=decides_schedules(app, self._settings),
+        )
         self._on_attempt = on_attempt
         self._intake = intake
         self._answers_probes = answers_probes

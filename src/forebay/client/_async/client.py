@@ -13,6 +13,7 @@ from forebay.client._async.changes import AsyncChanges
 from forebay.client._async.dead_letters import AsyncDeadLetters
 from forebay.client._async.endpoints import AsyncEndpoints
 from forebay.client._async.events import AsyncEvents
+from forebay.client._async.exports import AsyncExports
 from forebay.client._async.jobs import AsyncJobs
 from forebay.client._async.publishing import AsyncPublishing
 from forebay.client._async.queues import AsyncQueues
@@ -39,6 +40,7 @@ class AsyncClient(
     AsyncSchedules,
     AsyncSubjects,
     AsyncArchive,
+    AsyncExports,
     AsyncAlerts,
     AsyncStats,
 ):
@@ -60,6 +62,7 @@ class AsyncClient(
         AsyncSchedules: schedules, their instants and their history.
         AsyncSubjects: subjects, which come due again.
         AsyncArchive: where a job is, searches, replays, moments of the past.
+        AsyncExports: files of segments before these are emptied.
         AsyncAlerts: alerts and their thresholds.
         AsyncStats: the counters of jobs.
 

@@ -14,6 +14,7 @@ from forebay.client._sync.changes import Changes
 from forebay.client._sync.dead_letters import DeadLetters
 from forebay.client._sync.endpoints import Endpoints
 from forebay.client._sync.events import Events
+from forebay.client._sync.exports import AsyncExports
 from forebay.client._sync.jobs import Jobs
 from forebay.client._sync.publishing import Publishing
 from forebay.client._sync.queues import Queues
@@ -40,6 +41,7 @@ class Client(
     AsyncSchedules,
     Subjects,
     Archive,
+    AsyncExports,
     AsyncAlerts,
     AsyncStats,
 ):
@@ -61,6 +63,7 @@ class Client(
         AsyncSchedules: schedules, their instants and their history.
         Subjects: subjects, which come due again.
         Archive: where a job is, searches, replays, moments of the past.
+        AsyncExports: files of segments before these are emptied.
         AsyncAlerts: alerts and their thresholds.
         AsyncStats: the counters of jobs.
 

@@ -146,6 +146,25 @@ create table forebay.job_replay (
     ended_at   timestamptz
 );
 
+-- Exports that emptying a segment waits for.
+create table forebay.export (
+    name       text primary key,
+    hold_hours integer not null,         -- how long a segment waits for it, from segment.due_at
+    created_at timestamptz not null,
+    missed     bigint not null,          -- segments that were emptied before it had written them
+    missed_at  timestamptz
+);
+
+-- What an export has written. Deleted with the segment.
+create table forebay.exported_segment (
+    name        text not null,
+    segment_id  bigint not null,
+    exported_at timestamptz not null,
+    jobs        bigint not null,         -- lines: one for each ended job and group
+    file        text not null,
+    primary key (name, segment_id)
+);
+
 
 -- tables/backfill.sql
 
@@ -1369,6 +1388,7 @@ create table forebay.segment (
     hi         bigint not null,          -- first number of the next segment
     created_at timestamptz not null,
     removed_at timestamptz,              -- emptied by retention
+    due_at     timestamptz,              -- when retention would have emptied it, had an export not held it back
     check (hi > lo)
 );
 
@@ -2186,6 +2206,96 @@ end
 $$;
 
 
+-- functions/archive/create_export.sql
+
+-- grant: operator
+
+-- Let the emptying of segments wait for an export that writes their jobs to files. It wants each segment that is not emptied yet.
+--
+-- Invariant "exported, then emptied": from the commit of this call on, forebay.retain_v1() empties no segment that the export has not
+-- marked as written, until the segment has waited for hold_hours. The time begins when retention would have emptied it.
+--
+-- Parameters: name, 1 to 100 letters, digits and _ . -; hold_hours, 1 to 87600: the log grows meanwhile.
+-- Errors: JQ001 a bad name or number, or the name is taken.
+create function forebay.create_export(name text, hold_hours integer default 72) returns void
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+    if (create_export.name ~ '^[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}$') is not true then
+        raise exception using errcode = 'JQ001', column = 'name',
+            message = format('name %s is not 1 to 100 letters, digits and _ . -', coalesce(quote_literal(left(create_export.name, 100)), 'null'));
+    elsif (create_export.hold_hours between 1 and 87600) is not true then
+        raise exception using errcode = 'JQ001', column = 'hold_hours',
+            message = format('hold_hours %s is outside 1 to 87600', coalesce(create_export.hold_hours::text, 'null'));
+    end if;
+    insert into forebay.export (name, hold_hours, created_at, missed)
+    values (create_export.name, create_export.hold_hours, forebay._now(), 0)
+    on conflict on constraint export_pkey do nothing;
+    if not found then
+        raise exception using errcode = 'JQ001', column = 'name', message = format('name %s is taken by an export', quote_literal(create_export.name)),
+            hint = 'Drop that export first: forebay.drop_export().';
+    end if;
+    perform forebay._record_event('exports.create', p_detail => create_export.name, p_new => jsonb_build_object('hold_hours', create_export.hold_hours));
+end
+$$;
+
+
+-- functions/archive/drop_export.sql
+
+-- grant: operator
+
+-- Let no segment wait for an export any more; its files stay. Returns whether there was such an export.
+create function forebay.drop_export(name text) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+    delete from forebay.exported_segment x where x.name = drop_export.name;
+    delete from forebay.export e where e.name = drop_export.name;
+    if not found then
+        return false;
+    end if;
+    perform forebay._record_event('exports.drop', p_detail => drop_export.name);
+    return true;
+end
+$$;
+
+
+-- functions/archive/exports.sql
+
+-- grant: operator, reader, worker
+
+-- The exports that segments wait for.
+--
+-- exported: segments that it has written and whose tables exist; waiting: full segments that it has not written; due: those of them that
+-- retention would have emptied, since due_at; missed: segments that were emptied before it had written them, the last at missed_at.
+create function forebay.exports()
+returns table (name text, hold_hours integer, created_at timestamptz, exported bigint, exported_at timestamptz, waiting bigint, due bigint,
+               due_at timestamptz, missed bigint, missed_at timestamptz)
+language sql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+    select e.name, e.hold_hours, e.created_at, x.exported, x.exported_at, w.waiting, w.due, w.due_at, e.missed, e.missed_at
+    from forebay.export e
+    cross join lateral (select count(*) as exported, max(i.exported_at) as exported_at from forebay.exported_segment i where i.name = e.name) x
+    cross join lateral (
+        select count(*) as waiting, count(s.due_at) as due, min(s.due_at) as due_at
+        from forebay.segment s join forebay.seal f using (segment_id)
+        where s.removed_at is null and not exists (
+            select from forebay.exported_segment i where i.name = e.name and i.segment_id = s.segment_id)) w
+    order by e.name
+$$;
+
+
 -- functions/archive/job_attempts.sql
 
 -- grant: operator, reader
@@ -2414,6 +2524,139 @@ begin
         end if;
     end loop;
     return nullif(v_low, 0);
+end
+$$;
+
+
+-- functions/archive/jobs_to_export.sql
+
+-- grant: operator, reader
+
+-- The jobs that have a row with a number from first to last in one segment, each once for the segment: at its first row there.
+--
+-- Parameters: first, last: at most 10000 numbers.
+-- Errors: JQ001.
+create function forebay.jobs_to_export(segment_id bigint, first bigint, last bigint) returns setof bigint
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+    if (jobs_to_export.last - jobs_to_export.first between 0 and 9999) is not true then
+        raise exception using errcode = 'JQ001', column = 'last',
+            message = format('numbers %s to %s are not 1 to 10000 numbers', coalesce(first::text, 'null'), coalesce(last::text, 'null'));
+    elsif not exists (select from forebay.segment s where s.segment_id = jobs_to_export.segment_id and s.removed_at is null) then
+        return;
+    end if;
+    return query execute format(
+        'select coalesce(j.job_id, j.seq) from forebay.log_%1$s j
+         where j.seq >= $1 and j.seq <= $2 and j.kind <> ''''
+           and (j.job_id is null
+                or not exists (select from forebay.log_%1$s f where f.job_id = j.job_id and f.seq < j.seq)
+                   and not exists (select from forebay.log_%1$s f where f.seq = j.job_id and f.job_id is null))
+         order by j.seq', jobs_to_export.segment_id)
+        using jobs_to_export.first, jobs_to_export.last;
+end
+$$;
+
+
+-- functions/archive/mark_exported.sql
+
+-- grant: operator
+
+-- Record that an export has written all jobs of a segment, and that the file is safe: retention may empty the segment from the commit of this call on.
+-- Returns false, and records nothing, if the segment was emptied meanwhile: what was read of it may be incomplete.
+--
+-- Parameters: jobs, the number of lines; file, where they are, at most 1000 characters.
+-- Errors: JQ001 no such export, or a bad value.
+-- Locks: the row of the segment, shared, until the transaction ends.
+create function forebay.mark_exported(name text, segment_id bigint, jobs bigint, file text) returns boolean
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+as $$
+#variable_conflict use_column
+begin
+    perform forebay._require_export(mark_exported.name);
+    if (mark_exported.jobs >= 0) is not true then
+        raise exception using errcode = 'JQ001', column = 'jobs', message = format('jobs %s is not a number from 0', coalesce(mark_exported.jobs::text, 'null'));
+    elsif (length(mark_exported.file) between 1 and 1000) is not true then
+        raise exception using errcode = 'JQ001', column = 'file', message = 'file must have 1 to 1000 characters';
+    end if;
+    perform from forebay.segment s where s.segment_id = mark_exported.segment_id and s.removed_at is null for share;
+    if not found then
+        return false;
+    end if;
+    insert into forebay.exported_segment as x (name, segment_id, exported_at, jobs, file)
+    values (mark_exported.name, mark_exported.segment_id, forebay._now(), mark_exported.jobs, mark_exported.file)
+    on conflict on constraint exported_segment_pkey do update
+    set exported_at = excluded.exported_at, jobs = excluded.jobs, file = excluded.file;
+    return true;
+end
+$$;
+
+
+-- functions/archive/next_to_export.sql
+
+-- grant: operator
+
+-- The oldest segment in which every job has ended or continues elsewhere, and which an export has not written; no row: there is none.
+--
+-- A call looks at no more than twenty segments that are not ready. Then segment_id is null, and next is the parameter after of the call that continues.
+--
+-- Errors: JQ001 no such export.
+create function forebay.next_to_export(name text, after bigint default null)
+returns table (segment_id bigint, lo bigint, hi bigint, next bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+as $$
+#variable_conflict use_column
+declare
+    v_kept integer := 0;
+begin
+    perform forebay._require_export(next_to_export.name);
+    for segment_id, lo, hi in
+        select s.segment_id, s.lo, s.hi
+        from forebay.segment s join forebay.seal f using (segment_id)
+        where s.removed_at is null and s.segment_id > coalesce(next_to_export.after, -1)
+          and not exists (select from forebay.exported_segment x where x.name = next_to_export.name and x.segment_id = s.segment_id)
+        order by s.segment_id
+    loop
+        next := segment_id;
+        if forebay._segment_held_by(segment_id) is null then
+            return next;
+            return;
+        end if;
+        v_kept := v_kept + 1;
+        if v_kept >= 20 then
+            segment_id := null;
+            lo := null;
+            hi := null;
+            return next;
+            return;
+        end if;
+    end loop;
+end
+$$;
+
+
+-- Refuse the name of an export that does not exist.
+--
+-- Errors: JQ001.
+create function forebay._require_export(p_name text) returns void
+language plpgsql stable
+as $$
+begin
+    if not exists (select from forebay.export e where e.name = p_name) then
+        raise exception using errcode = 'JQ001', column = 'name', message = format('name %s is not that of an export', coalesce(quote_literal(left(p_name, 100)), 'null')),
+            hint = 'Create it: forebay.create_export().';
+    end if;
 end
 $$;
 
@@ -12457,6 +12700,7 @@ begin
             execute format('drop function %s', v_function);
         end loop;
         delete from forebay.seal f where f.segment_id = v_segment;
+        delete from forebay.exported_segment x where x.segment_id = v_segment;
         delete from forebay.segment s where s.segment_id = v_segment;
         v_dropped := v_dropped + 1;
     end loop;
@@ -12841,7 +13085,8 @@ $$;
 -- must stay, and next is the p_after of the call that continues, or null when all were looked at.
 --
 -- A segment may be emptied if it was sealed longer ago than retention_days, or lies beyond retention_bytes in total; never with
--- an unsettled job. TRUNCATE of the leaf under a short lock_timeout: it waits only for sessions that touched this very leaf, and
+-- an unsettled job. Then it waits for each export that has not written it, for the hours of the export at most; see
+-- forebay.create_export(). TRUNCATE of the leaf under a short lock_timeout: it waits only for sessions that touched this very leaf, and
 -- no session waits for it. The empty table stays until forebay.drop_segments_v1() drops it.
 --
 -- Errors: 55P03 when another session holds a lock on the segment, try again; JQ030 foreign cluster.
@@ -12862,20 +13107,29 @@ declare
     v_bytes   bigint := forebay._setting_value('retention_bytes');
     v_kept    integer := 0;
     v_queues  text[];
+    v_waits   boolean;
 begin
     perform forebay._require_same_cluster();
     if not forebay._try_lock('retention') then
         return;
     end if;
+    -- A segment that waits for an export is as good as emptied: no other one goes in its place.
     select sum(pg_total_relation_size(format('forebay.log_%s', s.segment_id)::regclass)) into v_total
-    from forebay.segment s where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    from forebay.segment s
+    where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
+      and (s.due_at is null or s.segment_id > coalesce(p_after, -1));
     for v_segment in
         select s.segment_id, f.sealed_at, f.xid from forebay.segment s join forebay.seal f using (segment_id)
         where s.removed_at is null and s.segment_id > coalesce(p_after, -1)
         order by s.segment_id
     loop
         continue when v_segment.sealed_at > forebay._now() - make_interval(days => v_days::integer) and v_total <= v_bytes;
-        if forebay._segment_held_by(v_segment.segment_id) is not null then
+        v_waits := forebay._segment_held_by(v_segment.segment_id) is not null;
+        if not v_waits and forebay._waits_for_export(v_segment.segment_id) then
+            v_waits := true;
+            v_total := v_total - pg_total_relation_size(format('forebay.log_%s', v_segment.segment_id)::regclass);
+        end if;
+        if v_waits then
             v_kept := v_kept + 1;
             if v_kept >= 20 then
                 next := v_segment.segment_id;
@@ -12895,11 +13149,39 @@ begin
         -- So does a fold of the counters from before.
         perform forebay._empty_counters(v_segment.segment_id);
         execute format('truncate forebay.log_%s', v_segment.segment_id);
-        update forebay.segment s set removed_at = forebay._now() where s.segment_id = v_segment.segment_id;
+        update forebay.segment s set removed_at = forebay._now(), due_at = null where s.segment_id = v_segment.segment_id;
         emptied := v_segment.segment_id;
         next := emptied;
         return;
     end loop;
+end
+$$;
+
+
+-- Must a segment that could be emptied wait for an export? Its waiting begins with the first such call. If the time of an export is
+-- over, the export has missed the segment: that is recorded, with the emptying that follows.
+create function forebay._waits_for_export(p_segment_id bigint) returns boolean
+language plpgsql volatile
+as $$
+declare
+    v_now    constant timestamptz := forebay._now();
+    v_due_at timestamptz;
+    v_names  constant text[] := array(
+        select e.name from forebay.export e
+        where not exists (select from forebay.exported_segment x where x.name = e.name and x.segment_id = p_segment_id) order by 1);
+begin
+    if v_names = '{}' then
+        return false;
+    end if;
+    update forebay.segment s set due_at = v_now where s.segment_id = p_segment_id and s.due_at is null;
+    select s.due_at into v_due_at from forebay.segment s where s.segment_id = p_segment_id;
+    if exists (select from forebay.export e where e.name = any (v_names) and v_due_at + make_interval(hours => e.hold_hours) > v_now) then
+        return true;
+    end if;
+    update forebay.export e set missed = e.missed + 1, missed_at = v_now where e.name = any (v_names);
+    perform forebay._record_event('exports.missed', p_count => 1, p_detail => n,
+                                  p_new => jsonb_build_object('segment', p_segment_id, 'due_at', v_due_at)) from unnest(v_names) n;
+    return false;
 end
 $$;
 
@@ -13053,7 +13335,12 @@ begin
     if not exists (select from forebay.seal f where f.segment_id = segment_held_by.segment_id) then
         return null;
     end if;
-    return forebay._segment_held_by(segment_held_by.segment_id);
+    return coalesce(
+        forebay._segment_held_by(segment_held_by.segment_id),
+        (select format('export %s has not written it', e.name) from forebay.export e
+         where exists (select from forebay.segment s where s.segment_id = segment_held_by.segment_id and s.due_at is not null)
+           and not exists (select from forebay.exported_segment x where x.name = e.name and x.segment_id = segment_held_by.segment_id)
+         order by 1 limit 1));
 end
 $$;
 
@@ -18074,8 +18361,8 @@ begin
                 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_lanes_v1', 'claim_v1', 'close_groups',
                 'close_lease_v1', 'compare_queues', 'count_v1', 'drop_segments_v1', 'drop_subject', 'drop_subjects',
                 'endpoint_settings_v1', 'enqueue', 'enqueue_each', 'enqueue_many', 'enqueue_unique',
-                'event_payloads_v1', 'extend_v1', 'fire_v1', 'fold_v1', 'forget_v1', 'heartbeat_v1', 'job',
-                'kill_subject', 'lead_v1', 'lock_subjects_for_upgrade', 'measurements', 'mirror_audits',
+                'event_payloads_v1', 'exports', 'extend_v1', 'fire_v1', 'fold_v1', 'forget_v1', 'heartbeat_v1',
+                'job', 'kill_subject', 'lead_v1', 'lock_subjects_for_upgrade', 'measurements', 'mirror_audits',
                 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'proofs_v1',
                 'publish', 'publish_many', 'push_subject', 'push_subjects', 'queue_known', 'queue_of', 'ready_v1',
                 'record_alerts_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_kinds_v1',
@@ -18088,31 +18375,32 @@ begin
             when 'forebay_operator' then array[
                 'alerts', 'alter_endpoint', 'apply_queues', 'apply_schedules', 'audit_stats', 'backfill_schedule',
                 'cancel', 'change_jobs', 'close_group', 'close_groups', 'compare_queues', 'create_endpoint',
-                'create_event_type', 'create_schedule', 'dead_groups', 'dead_summary', 'depth', 'disable_endpoint',
-                'drop_endpoint', 'drop_event_type', 'drop_queue', 'drop_schedule', 'drop_subject', 'drop_subjects',
-                'enable_endpoint', 'endpoints', 'event_types', 'events', 'explain_job', 'groups', 'job',
-                'job_attempts', 'job_history', 'jobs', 'jobs_at', 'keep_dead', 'key', 'keys', 'kill_subject',
-                'limit_key', 'limit_queue', 'limits', 'lock_subjects_for_upgrade', 'measurements', 'mirror_audits',
-                'mirror_status', 'mute_cause', 'open_group', 'pause_key', 'pause_queue', 'pause_schedule',
-                'plan_change', 'plan_replay', 'purge_dead', 'push_subject', 'push_subjects', 'queue_known',
-                'queue_of', 'record_act', 'record_alerts_v1', 'record_audit', 'record_outcome', 'record_repair',
-                'record_upgrade', 'redact_queue', 'redrive', 'redrive_endpoint', 'redrive_matching',
-                'replay_endpoint', 'replay_jobs', 'reset_endpoint', 'result', 'resume_key', 'resume_queue',
-                'resume_schedule', 'revive_subject', 'rotate_secret', 'run_schedule', 'sample_mirror',
-                'schedule_history', 'schedule_starts', 'schedules', 'schema_version', 'search_jobs',
-                'segment_held_by', 'set_concurrency', 'set_max_attempts', 'set_threshold', 'shard_queue',
-                'skip_dead', 'stats', 'stats_bounds', 'stats_series', 'subject', 'subject_counts',
+                'create_event_type', 'create_export', 'create_schedule', 'dead_groups', 'dead_summary', 'depth',
+                'disable_endpoint', 'drop_endpoint', 'drop_event_type', 'drop_export', 'drop_queue',
+                'drop_schedule', 'drop_subject', 'drop_subjects', 'enable_endpoint', 'endpoints', 'event_types',
+                'events', 'explain_job', 'exports', 'groups', 'job', 'job_attempts', 'job_history', 'jobs',
+                'jobs_at', 'jobs_to_export', 'keep_dead', 'key', 'keys', 'kill_subject', 'limit_key', 'limit_queue',
+                'limits', 'lock_subjects_for_upgrade', 'mark_exported', 'measurements', 'mirror_audits',
+                'mirror_status', 'mute_cause', 'next_to_export', 'open_group', 'pause_key', 'pause_queue',
+                'pause_schedule', 'plan_change', 'plan_replay', 'purge_dead', 'push_subject', 'push_subjects',
+                'queue_known', 'queue_of', 'record_act', 'record_alerts_v1', 'record_audit', 'record_outcome',
+                'record_repair', 'record_upgrade', 'redact_queue', 'redrive', 'redrive_endpoint',
+                'redrive_matching', 'replay_endpoint', 'replay_jobs', 'reset_endpoint', 'result', 'resume_key',
+                'resume_queue', 'resume_schedule', 'revive_subject', 'rotate_secret', 'run_schedule',
+                'sample_mirror', 'schedule_history', 'schedule_starts', 'schedules', 'schema_version',
+                'search_jobs', 'segment_held_by', 'set_concurrency', 'set_max_attempts', 'set_threshold',
+                'shard_queue', 'skip_dead', 'stats', 'stats_bounds', 'stats_series', 'subject', 'subject_counts',
                 'subject_history', 'subjects', 'subscribe', 'subscriptions', 'test_endpoint', 'trace',
                 'truncate_queue', 'unfinished', 'unmute_cause', 'unsubscribe', 'upgrade_subject', 'upsert_subject',
                 'upsert_subjects', 'where_is', 'workers']
             when 'forebay_reader' then array[
                 'alerts', 'audit_stats', 'compare_queues', 'dead_groups', 'dead_summary', 'depth', 'endpoints',
-                'event_types', 'events', 'explain_job', 'groups', 'job', 'job_attempts', 'job_history', 'jobs',
-                'jobs_at', 'key', 'keys', 'limits', 'measurements', 'mirror_audits', 'mirror_status', 'queue_known',
-                'queue_of', 'result', 'schedule_history', 'schedule_starts', 'schedules', 'schema_version',
-                'search_jobs', 'segment_held_by', 'stats', 'stats_bounds', 'stats_series', 'subject',
-                'subject_counts', 'subject_history', 'subjects', 'subscriptions', 'throttled', 'trace',
-                'unfinished', 'where_is', 'workers']
+                'event_types', 'events', 'explain_job', 'exports', 'groups', 'job', 'job_attempts', 'job_history',
+                'jobs', 'jobs_at', 'jobs_to_export', 'key', 'keys', 'limits', 'measurements', 'mirror_audits',
+                'mirror_status', 'queue_known', 'queue_of', 'result', 'schedule_history', 'schedule_starts',
+                'schedules', 'schema_version', 'search_jobs', 'segment_held_by', 'stats', 'stats_bounds',
+                'stats_series', 'subject', 'subject_counts', 'subject_history', 'subjects', 'subscriptions',
+                'throttled', 'trace', 'unfinished', 'where_is', 'workers']
         end;
         for v_call in
             select p.oid::regprocedure from pg_proc p
@@ -23968,7 +24256,9 @@ as $$
     select coalesce(jsonb_agg(jsonb_build_object(
                'worker', l.worker, 'group', l.details ->> 'group', 'app', l.details ->> 'app', 'concurrency', l.details -> 'concurrency',
                'is_alive', coalesce(h.heartbeat_at > p_now - make_interval(secs => l.lease_seconds), false), 'heartbeat_at', extract(epoch from h.heartbeat_at),
-               'memory_bytes', h.memory_kb * 1024::bigint, 'running', coalesce(cardinality(h.running_jobs), 0)) order by l.worker), '[]')
+               'memory_bytes', h.memory_kb * 1024::bigint, 'running', coalesce(cardinality(h.running_jobs), 0),
+               -- Workers of an older release do not say it.
+               'schedules', coalesce(l.details ->> 'schedules', 'true')::boolean) order by l.worker), '[]')
     from forebay.lease l
     left join lateral (select b.heartbeat_at, b.memory_kb, b.running_jobs from forebay.heartbeat b
                        where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h on true
@@ -24005,7 +24295,9 @@ as $$
               (select i.mirror from forebay.mirror_sample i order by i.mirror limit 1)
               union all
               select n.mirror from each e, lateral (select i.mirror from forebay.mirror_sample i where i.mirror > e.mirror order by i.mirror limit 1) n)
-          select e.mirror from each e union select i.mirror from forebay.mirror_audit i) m
+          select e.mirror from each e union select i.mirror from forebay.mirror_audit i
+          -- Where no worker runs its passes, direct writes may have opened a breaker.
+          union select i.mirror from forebay.mirror_breaker i where i.at > p_now - interval '1 hour') m
     left join lateral (select i.* from forebay.mirror_sample i where i.mirror = m.mirror order by i.at desc limit 1) s on true
     left join lateral (select i.* from forebay.mirror_audit i where i.mirror = m.mirror order by i.ended_at desc limit 1) a on true
     left join lateral (
@@ -24055,6 +24347,9 @@ as $$
         'numbers_drawn', coalesce(pg_sequence_last_value('forebay.log_seq'), 0),
         'reserve_rows', (select s.value from forebay.setting s where s.name = 'reserve_rows'),
         'segments', (select count(*) from forebay.segment s where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)),
+        'exports', (select coalesce(jsonb_agg(jsonb_build_object(
+                               'export', e.name, 'hold_hours', e.hold_hours, 'due', e.due, 'due_at', extract(epoch from e.due_at),
+                               'missed', e.missed, 'missed_at', extract(epoch from e.missed_at)) order by e.name), '[]') from forebay.exports() e),
         'duties', (select coalesce(jsonb_agg(jsonb_build_object(
                               'duty', d.name, 'error', d.error, 'since', extract(epoch from d.since), 'recorded_at', extract(epoch from d.recorded_at))
                           order by d.name), '[]') from forebay.duty d))

@@ -32,3 +32,22 @@ create table forebay.job_replay (
     begun_at   timestamptz not null,
     ended_at   timestamptz
 );
+
+-- Exports that emptying a segment waits for.
+create table forebay.export (
+    name       text primary key,
+    hold_hours integer not null,         -- how long a segment waits for it, from segment.due_at
+    created_at timestamptz not null,
+    missed     bigint not null,          -- segments that were emptied before it had written them
+    missed_at  timestamptz
+);
+
+-- What an export has written. Deleted with the segment.
+create table forebay.exported_segment (
+    name        text not null,
+    segment_id  bigint not null,
+    exported_at timestamptz not null,
+    jobs        bigint not null,         -- lines: one for each ended job and group
+    file        text not null,
+    primary key (name, segment_id)
+);

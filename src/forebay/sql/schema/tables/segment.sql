@@ -5,6 +5,7 @@ create table forebay.segment (
     hi         bigint not null,          -- first number of the next segment
     created_at timestamptz not null,
     removed_at timestamptz,              -- emptied by retention
+    due_at     timestamptz,              -- when retention would have emptied it, had an export not held it back
     check (hi > lo)
 );
 

@@ -64,6 +64,7 @@ begin
             execute format('drop function %s', v_function);
         end loop;
         delete from forebay.seal f where f.segment_id = v_segment;
+        delete from forebay.exported_segment x where x.segment_id = v_segment;
         delete from forebay.segment s where s.segment_id = v_segment;
         v_dropped := v_dropped + 1;
     end loop;

@@ -95,6 +95,11 @@ begin
     if not exists (select from forebay.seal f where f.segment_id = segment_held_by.segment_id) then
         return null;
     end if;
-    return forebay._segment_held_by(segment_held_by.segment_id);
+    return coalesce(
+        forebay._segment_held_by(segment_held_by.segment_id),
+        (select format('export %s has not written it', e.name) from forebay.export e
+         where exists (select from forebay.segment s where s.segment_id = segment_held_by.segment_id and s.due_at is not null)
+           and not exists (select from forebay.exported_segment x where x.name = e.name and x.segment_id = segment_held_by.segment_id)
+         order by 1 limit 1));
 end
 $$;

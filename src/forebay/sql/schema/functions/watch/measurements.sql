@@ -226,7 +226,9 @@ as $$
     select coalesce(jsonb_agg(jsonb_build_object(
                'worker', l.worker, 'group', l.details ->> 'group', 'app', l.details ->> 'app', 'concurrency', l.details -> 'concurrency',
                'is_alive', coalesce(h.heartbeat_at > p_now - make_interval(secs => l.lease_seconds), false), 'heartbeat_at', extract(epoch from h.heartbeat_at),
-               'memory_bytes', h.memory_kb * 1024::bigint, 'running', coalesce(cardinality(h.running_jobs), 0)) order by l.worker), '[]')
+               'memory_bytes', h.memory_kb * 1024::bigint, 'running', coalesce(cardinality(h.running_jobs), 0),
+               -- Workers of an older release do not say it.
+               'schedules', coalesce(l.details ->> 'schedules', 'true')::boolean) order by l.worker), '[]')
     from forebay.lease l
     left join lateral (select b.heartbeat_at, b.memory_kb, b.running_jobs from forebay.heartbeat b
                        where b.lease_id = l.lease_id order by b.heartbeat_at desc limit 1) h on true
@@ -260,7 +262,9 @@ as $$
               (select i.mirror from forebay.mirror_sample i order by i.mirror limit 1)
               union all
               select n.mirror from each e, lateral (select i.mirror from forebay.mirror_sample i where i.mirror > e.mirror order by i.mirror limit 1) n)
-          select e.mirror from each e union select i.mirror from forebay.mirror_audit i) m
+          select e.mirror from each e union select i.mirror from forebay.mirror_audit i
+          -- Where no worker runs its passes, direct writes may have opened a breaker.
+          union select i.mirror from forebay.mirror_breaker i where i.at > p_now - interval '1 hour') m
     left join lateral (select i.* from forebay.mirror_sample i where i.mirror = m.mirror order by i.at desc limit 1) s on true
     left join lateral (select i.* from forebay.mirror_audit i where i.mirror = m.mirror order by i.ended_at desc limit 1) a on true
     left join lateral (
@@ -307,6 +311,9 @@ as $$
         'numbers_drawn', coalesce(pg_sequence_last_value('forebay.log_seq'), 0),
         'reserve_rows', (select s.value from forebay.setting s where s.name = 'reserve_rows'),
         'segments', (select count(*) from forebay.segment s where s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)),
+        'exports', (select coalesce(jsonb_agg(jsonb_build_object(
+                               'export', e.name, 'hold_hours', e.hold_hours, 'due', e.due, 'due_at', extract(epoch from e.due_at),
+                               'missed', e.missed, 'missed_at', extract(epoch from e.missed_at)) order by e.name), '[]') from forebay.exports() e),
         'duties', (select coalesce(jsonb_agg(jsonb_build_object(
                               'duty', d.name, 'error', d.error, 'since', extract(epoch from d.since), 'recorded_at', extract(epoch from d.recorded_at))
                           order by d.name), '[]') from forebay.duty d))

@@ -1,0 +1,97 @@
+# Generated from src/forebay/client/_async/exports.py by tools/async_to_sync.py. Do not edit.
+"""The part of the synchronous client for exports: segments are written to files before they are emptied."""
+
+from __future__ import annotations
+
+from forebay.client._sync.base import ClientBase
+from forebay.db.drivers import SyncConnection
+from forebay.model.exports import Export, SegmentToExport
+from forebay.model.status import JobStatus
+from forebay.ops import exports
+
+
+class AsyncExports(ClientBase):
+    """Keep segments until their jobs are written elsewhere. ``forebay exports run`` writes files with these calls."""
+
+    def create_export(
+        self, name: str, *, hold_hours: int = 72, conn: SyncConnection | None = None
+    ) -> None:
+        """Let the emptying of segments wait for an export. It wants each segment that is not emptied yet.
+
+        Args:
+            name: 1 to 100 letters, digits and ``_ . -``.
+            hold_hours: how long a segment waits, from the time at which retention would have emptied it; 1 to 87,600. The log grows
+                meanwhile.
+            conn: the connection to use. It needs the rights of an operator.
+
+        Raises:
+            InvalidJob: the name is bad or taken, or the number is out of range.
+        """
+        self._run(conn, exports.create_export(name, hold_hours))
+
+    def drop_export(self, name: str, *, conn: SyncConnection | None = None) -> bool:
+        """Let no segment wait for an export any more; its files stay. Return whether there was one."""
+        return self._run(conn, exports.drop_export(name))
+
+    def exports(self, *, conn: SyncConnection | None = None) -> list[Export]:
+        """Return the exports, by name."""
+        return self._run(conn, exports.exports())
+
+    def next_to_export(
+        self, name: str, *, conn: SyncConnection | None = None
+    ) -> SegmentToExport | None:
+        """Return the oldest full segment that an export has not written and whose jobs have ended or continue elsewhere; None: none.
+
+        Raises:
+            InvalidJob: there is no such export.
+        """
+        after = None
+        while True:
+            found, after = self._run(conn, exports.next_to_export(name, after))
+            if after is None:
+                return found
+
+    def jobs_to_export(
+        self, segment_id: int, first: int, last: int, *, conn: SyncConnection | None = None
+    ) -> list[JobStatus]:
+        """Return the ended jobs that have a row with a number from ``first`` to ``last`` in a segment, an entry for each group.
+
+        What it returns is final. A job appears once for the segment, and again in a later segment if it was retried there: an entry for the same
+        job and group is the same.
+
+        Args:
+            segment_id: of ``next_to_export``.
+            first: the first number.
+            last: the last number, at most 9,999 more.
+            conn: the connection to use.
+
+        Raises:
+            InvalidJob: the numbers are too many.
+        """
+        return self._run(conn, exports.jobs_to_export(segment_id, first, last))
+
+    def mark_exported(
+        self,
+        name: str,
+        segment_id: int,
+        jobs: int,
+        file: str,
+        *,
+        conn: SyncConnection | None = None,
+    ) -> bool:
+        """Record that an export has written a segment and that the file is safe: retention may empty the segment once this commits.
+
+        Args:
+            name: of the export.
+            segment_id: of ``next_to_export``.
+            jobs: the number of entries that were written.
+            file: where they are, at most 1,000 characters.
+            conn: the connection to use.
+
+        Returns:
+            False if the segment was emptied meanwhile: what was read may be incomplete, and nothing is recorded.
+
+        Raises:
+            InvalidJob: there is no such export.
+        """
+        return self._run(conn, exports.mark_exported(name, segment_id, jobs, file))
