@@ -65,7 +65,7 @@ class SchedulerProcess:
 
 async def _run(dsn: str) -> None:
     session = Session(dsn, name=f"scheduler {os.getpid()}")
-    await Scheduler(session, ("storm", []), Outage()).run()
+    await Scheduler(lambda: session, ("storm", []), Outage()).run()
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from tests.support.engine import (
     enqueue_many,
     one,
     shift_clock,
+    small_segments,
     sqlstate,
     trim,
-    small_segments,
 )
 from tests.support.fix_worker import run_until_idle, running
 from tests.support.mutant import break_function, violation

@@ -20,6 +20,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
@@ -111,6 +112,7 @@ class Session:
         self.is_pooled = False
         self._conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
         self._lock = asyncio.Lock()
+        self._used_at = 0.0
         #: How often this session connected; a change means that an answer may have been lost.
         self.connects = 0
 
@@ -171,6 +173,7 @@ class Session:
                 raise
             finally:
                 guard.cancel()
+                self._used_at = time.monotonic()
             if self._deaths and self._on_deaths is not None:
                 self._on_deaths(self._deaths)
         return operation.decode(rows)
@@ -202,6 +205,15 @@ class Session:
         except OSError as error:
             raise DatabaseUnavailable(str(error)) from error
         finally:
+            await self._drop()
+
+    async def rest(self, seconds: float) -> None:
+        """Close the connection if it was not used for this long; the next call connects again."""
+        if (
+            self._conn is not None
+            and not self._lock.locked()
+            and time.monotonic() - self._used_at >= seconds
+        ):
             await self._drop()
 
     def cut(self) -> None:

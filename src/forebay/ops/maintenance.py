@@ -6,10 +6,17 @@ The header of each SQL function documents its parameters, errors and locks.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay._dataclass import dataclass
 from forebay.ops.operation import Operation, ResultRows, nothing, number, scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+#: Text of the notification that a job was added that is due soon.
+DUE: Final = "@due"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,63 @@ def revoke_lost(observed_seconds: float, clock: datetime) -> Operation[RevokedLe
 def promote(limit: int = 5000) -> Operation[int]:
     """Append due jobs to the log; return how many."""
     return Operation("select forebay.promote_v1(%(limit)s)", scalar, {"limit": limit})
+
+
+@dataclass(frozen=True, slots=True)
+class Maintained:
+    """The answer to ``maintain``.
+
+    Attributes:
+        promoted: how many jobs became claimable.
+        held: the duties that the caller leads now.
+        server_time: the time of the server.
+        sleep_millis: for how long nothing is due.
+        has_lost: a lease may have to be revoked.
+        has_full: a segment has to be sealed.
+        last_seq: the last number of the log.
+    """
+
+    promoted: int
+    held: list[int]
+    server_time: datetime
+    sleep_millis: int
+    has_lost: bool
+    has_full: bool
+    last_seq: int
+
+
+def maintain(
+    limit: int,
+    *,
+    leader_id: int,
+    duties: Collection[int],
+    seconds: float,
+    observed_seconds: float | None,
+    sleep_millis: int | None,
+) -> Operation[Maintained]:
+    """Append due jobs to the log, keep the caller's duties, and return what else is due.
+
+    Args:
+        limit: most jobs that are promoted.
+        leader_id: the id under which the caller leads.
+        duties: which duties.
+        seconds: how long the duties are kept unless renewed.
+        observed_seconds: for how long the caller has seen the server's clock run evenly; None: not at all.
+        sleep_millis: for how long the caller sleeps if nothing is due earlier; None: notifications do not reach it.
+    """
+    return Operation(
+        "select promoted, held, server_time, sleep_millis, has_lost, has_full, last_seq from forebay.maintain_v1("
+        "%(limit)s, %(leader_id)s, %(duties)s, %(seconds)s, %(observed)s, %(sleep)s)",
+        lambda rows: Maintained(*rows[0]),
+        {
+            "limit": limit,
+            "leader_id": leader_id,
+            "duties": list(duties),
+            "seconds": float(seconds),
+            "observed": observed_seconds,
+            "sleep": sleep_millis,
+        },
+    )
 
 
 def extend(most: int = 64) -> Operation[int]:

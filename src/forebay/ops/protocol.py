@@ -372,6 +372,29 @@ def ready(
     )
 
 
+def poll(
+    group_ids: Sequence[int], *, sleep_millis: int | None, leader_id: int, seconds: float
+) -> Operation[tuple[list[ReadyLane], list[int] | None]]:
+    """Do as ``ready``. If no lane is ready, also take and renew the leadership of the groups, and return those that are led now."""
+    return Operation(
+        "select group_id, lane, queue, priority, is_private, is_suspect, is_limited, held"
+        " from forebay.poll_v1(%(groups)s, %(sleep)s, %(leader_id)s, %(seconds)s)",
+        _polled,
+        {
+            "groups": list(group_ids),
+            "sleep": sleep_millis,
+            "leader_id": leader_id,
+            "seconds": float(seconds),
+        },
+    )
+
+
+def _polled(rows: ResultRows) -> tuple[list[ReadyLane], list[int] | None]:
+    if rows and rows[0][1] is None:
+        return [], list(rows[0][7])
+    return [ReadyLane(*row[:7]) for row in rows], None
+
+
 def claim(
     *, lease_id: int, claim_no: int, floor: int, group_id: int, lane: int, limit: int
 ) -> Operation[list[ClaimedJob]]:

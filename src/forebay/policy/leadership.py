@@ -5,6 +5,7 @@ The flag sequence of a duty is in the database (``forebay.lead_v1``); this modul
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
 
 #: The duty of maintenance. The duty of polling for a group is the group's id.
 MAINTENANCE: Final = 0
+
+#: The duty of schedules: to decide their instants.
+SCHEDULES: Final = -1
 
 #: Poll interval of a worker that leads nothing. Notifications and the heartbeat usually wake it earlier.
 IDLE_POLL_SECONDS: Final = 30.0
@@ -42,6 +46,7 @@ class Leadership:
         seconds: how long a leadership lasts unless renewed.
         clock: returns monotonic seconds.
         draw: returns a random number, uniform in [0, 1).
+        looks: whether it also calls from time to time without a report that a duty is leaderless.
     """
 
     def __init__(
@@ -51,14 +56,16 @@ class Leadership:
         seconds: float,
         clock: Callable[[], float],
         draw: Callable[[], float],
+        looks: bool = True,
     ) -> None:
+        self._looks = looks
         self.wanted = list(wanted)
         self.seconds = seconds
         self._clock = clock
         self._draw = draw
         self._held: frozenset[int] = frozenset()
         self._held_until = 0.0
-        self._call_at = 0.0
+        self._call_at = 0.0 if looks else math.inf
 
     @property
     def held(self) -> frozenset[int]:
@@ -76,11 +83,24 @@ class Leadership:
         """Whether a call is due: to renew leaderships, or because a duty may be leaderless."""
         return self._clock() >= self._call_at
 
-    def answered(self, held: Collection[int], called_at: float) -> None:
-        """Record the answer of the database to a call sent at ``called_at``."""
+    def answered(
+        self, held: Collection[int], called_at: float, *, renewal_share: float = 0.25
+    ) -> None:
+        """Record the answer of the database to a call sent at ``called_at``.
+
+        Args:
+            held: the duties that the worker leads now.
+            called_at: when the call was sent.
+            renewal_share: the part of the leadership's time after which a call is due.
+        """
         self._held = frozenset(held)
         self._held_until = called_at + self.seconds
-        self._call_at = called_at + (self.seconds / 4 if held else idle_poll_pause(self._draw()))
+        if held:
+            self._call_at = called_at + self.seconds * renewal_share
+        elif self._looks:
+            self._call_at = called_at + idle_poll_pause(self._draw())
+        else:
+            self._call_at = math.inf
 
     def assume_leaderless(self, duties: Collection[int]) -> bool:
         """Make a call due if one of these duties is wanted and not led; return whether that is so."""

@@ -273,7 +273,7 @@ class Claimer:
             self._leadership.record_idle()
             if self._is_finished is not None and idle:
                 return False
-            await self._signals.sleep(await self._leadership.idle_seconds())
+            await self._signals.sleep(self._leadership.idle_seconds())
             return False
         if was_drained and not self._notified and any(not lane.is_private for lane in lanes):
             self._leadership.record_unannounced()

@@ -62,6 +62,8 @@ class Duty:
     reported_at: float | None = None
     is_behind: bool = False
     is_clear: bool = False  # The database has no report about it.
+    #: Set by a step: the pause after its pass, without jitter.
+    next_seconds: float | None = None
 
     def __post_init__(self) -> None:
         self.rows = self.most
@@ -134,10 +136,19 @@ class Schedule:
         pause = duty.every_seconds * (0.9 + 0.2 * random.random())
         if duty.began_at != began_at:
             pause = max(pause, _PAUSE_FACTOR * (now - duty.began_at))
+        if duty.next_seconds is not None:
+            pause, duty.next_seconds = duty.next_seconds, None
         duty.due_at = now + pause
         duty.began_at = None
         duty.well_at = now
         await self._clear(duty)
+
+    def postpone(self, duty: Duty, seconds: float) -> None:
+        """A duty has nothing to do now: it is due after this time. One that failed, or was reported, is not postponed."""
+        now = time.monotonic()
+        if duty.is_clear and not duty.failures and duty.began_at is None:
+            duty.due_at = now + seconds
+            duty.well_at = now
 
     def forgive(self) -> None:
         """Make duties that failed due after their usual pause: the database was unreachable and is back."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
 import time
 from datetime import timedelta
@@ -22,7 +23,7 @@ from forebay.model.text import logger
 from forebay.ops import maintenance, protocol, queues
 from forebay.ops.locks import lock_holders
 from forebay.policy.backoff import reconnect_seconds
-from forebay.policy.leadership import MAINTENANCE, Leadership, idle_poll_pause
+from forebay.policy.leadership import MAINTENANCE, Leadership
 from forebay.policy.server_clock import ServerClock
 from forebay.worker._duties import Duty, Schedule
 from forebay.worker._lock_warnings import LockWatch
@@ -56,6 +57,9 @@ _RENEW_PAUSE_FACTOR = 20
 _FOLD_SECONDS = 1.0
 _FOLD_PAUSE_FACTOR = 20
 _FOLD_SECONDS_MAX = 10.0
+
+#: Seconds between two steps of closing groups.
+_CLOSE_SECONDS = 2.0
 
 #: Seconds between two checks of the alerts, and the least multiple of the duration of one.
 _ALERTS_SECONDS = 15.0
@@ -106,6 +110,25 @@ _FAILED_SECONDS_MAX = 30.0
 #: How long the leadership lasts unless renewed. After a leader dies, no worker promotes jobs for this long.
 _LEAD_SECONDS = 1.6
 
+#: Longest pause between two looks for due jobs, while those who add jobs notify. Each look also renews the leadership.
+_LOOK_SECONDS_MAX = 0.8
+
+#: Least pause after a look for due jobs that found some, and after one that did not.
+_LOOK_AGAIN_SECONDS = 0.1
+_LOOK_SECONDS_MIN = 0.02
+
+#: For how long due jobs are looked for every ``promote_seconds`` after one was found that no notification announced, and how
+#: long a notification may take.
+_MISSED_SECONDS = 60.0
+_NOTIFICATION_DELAY_SECONDS = 0.1
+
+#: A duty that found nothing comes less often: this longest pause. So many new jobs bring it back.
+_IDLE_DUTY_SECONDS_MAX = 10.0
+_ACTIVE_JOBS = 1000
+
+#: A worker that does not lead closes the connection of maintenance after this time without a call.
+_REST_SECONDS = 2.0
+
 
 class Maintenance:
     """The maintenance tasks of one process, on one connection.
@@ -117,6 +140,8 @@ class Maintenance:
         revoke_seconds: pause between checks for lost leases.
         outage: wakes the attempts to lead; None: only their pauses do.
         leader_id: the id under which this worker leads. None: do the maintenance without leadership.
+        duties: other duties that it leads beside maintenance.
+        is_announced: returns whether this worker is notified when a job is added that is due soon.
     """
 
     def __init__(
@@ -129,14 +154,30 @@ class Maintenance:
         revoke_seconds: float = 1.0,
         outage: Outage | None = None,
         leader_id: int | None = None,
+        duties: Collection[int] = (),
+        is_announced: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._promote_seconds = self._look_seconds = promote_seconds
+        self._is_announced = is_announced
+        #: When the last look for due jobs began, and whether it knew that a job would be due at the next one.
+        self._looked_at = self._missed_at = -math.inf
+        self._is_expecting = False
+        #: When a look found a due job that was not announced yet.
+        self._unannounced_at: float | None = None
+        #: For how long the server's clock was seen to run evenly, and when it was read last.
+        self._observed: tuple[float | None, float] = None, 0.0
+        self._last_seq = 0
         self._outage = outage or Outage()
         self._session = session
         self._on_work = on_work
         self._on_worker_lost = on_worker_lost
         self._leader_id = leader_id
         self._leadership = Leadership(
-            [MAINTENANCE], seconds=_LEAD_SECONDS, clock=time.monotonic, draw=random.random
+            [MAINTENANCE, *duties],
+            seconds=_LEAD_SECONDS,
+            clock=time.monotonic,
+            draw=random.random,
+            looks=False,
         )
         self._lead_failures = 0
         self._is_over = False
@@ -149,21 +190,30 @@ class Maintenance:
         self._summarized = 0
         self._sweep_began_at: datetime | None = None
         self._swept_all_at: float | None = None
+        self._promotion = Duty(
+            "promote", promote_seconds, self._promote, _PROMOTE_ROWS, is_urgent=True
+        )
+        self._revocation = Duty("revoke", revoke_seconds, self._revoke, is_urgent=True)
+        self._sealing = Duty("seal", 1.0, self._seal, is_urgent=True)
+        self._folding = Duty(
+            "fold", _FOLD_SECONDS, self._fold, due_at=time.monotonic() + _FOLD_SECONDS
+        )
+        self._renewal = Duty("renew", _RENEW_SECONDS, self._renew)
         self._schedule = Schedule(
             [
-                Duty("promote", promote_seconds, self._promote, _PROMOTE_ROWS, is_urgent=True),
-                Duty("revoke", revoke_seconds, self._revoke, is_urgent=True),
-                Duty("seal", 1.0, self._seal, is_urgent=True),
+                self._promotion,
+                self._revocation,
+                self._sealing,
                 Duty("extend", 5.0, self._extend, is_urgent=True),
                 Duty("sweep", 10.0, self._sweep, _SWEEP_ROWS),
                 Duty("summarize", 5.0, self._summarize),
                 Duty("archive", 5.0, self._archive, _ARCHIVE_BLOCKS),
                 Duty("retain", 30.0, self._retain),
                 Duty("drop", 5.0, self._drop),
-                Duty("close", 2.0, self._close),
+                Duty("close", _CLOSE_SECONDS, self._close),
                 Duty("forget", 10.0, self._forget),
-                Duty("renew", _RENEW_SECONDS, self._renew),
-                Duty("fold", _FOLD_SECONDS, self._fold, due_at=time.monotonic() + _FOLD_SECONDS),
+                self._renewal,
+                self._folding,
                 Duty("count", 60.0, self._count),
                 Duty("locks", 60.0, self._watch_locks),
                 Duty("alerts", _ALERTS_SECONDS, self._check_alerts),
@@ -190,7 +240,7 @@ class Maintenance:
                 await self._wait_for_hint()
                 continue
             await self._schedule.run_next()
-            await asyncio.sleep(self._schedule.pause_seconds)
+            await self._wait(self._schedule.pause_seconds)
 
     @property
     def leaderless(self) -> list[int]:
@@ -200,6 +250,18 @@ class Maintenance:
     def assume_leaderless(self, duties: Collection[int]) -> None:
         """Try soon to lead if maintenance is among these leaderless duties."""
         if self._leadership.assume_leaderless(duties):
+            self._hint.set()
+
+    def leads(self, duty: int) -> bool:
+        """Whether this process leads a duty."""
+        return not self._is_over and duty in self._leadership.held
+
+    def promote_soon(self) -> None:
+        """Look for due jobs: one was added that is due soon."""
+        self._unannounced_at = None
+        soon = max(time.monotonic(), self._looked_at + _LOOK_AGAIN_SECONDS / 2)
+        if soon < self._promotion.due_at:
+            self._promotion.due_at = soon
             self._hint.set()
 
     def step_down(self) -> None:
@@ -242,11 +304,15 @@ class Maintenance:
             self._lead_failures = 0
             self._outage.answered("maintenance")
             self._leadership.answered(held, called_at)
-        return bool(self._leadership.held)
+        return MAINTENANCE in self._leadership.held
 
     async def _wait_for_hint(self) -> None:
+        await self._wait(_REST_SECONDS)
+        await self._session.rest(_REST_SECONDS)
+
+    async def _wait(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(idle_poll_pause(random.random())):
+            async with asyncio.timeout(seconds):
                 await self._hint.wait()
         self._hint.clear()
 
@@ -261,7 +327,62 @@ class Maintenance:
         if count:
             self.counts[name] = self.counts.get(name, 0) + count
 
+    async def _maintain(self, duty: Duty) -> bool:
+        """Promote, renew the leadership, and read which other duties have something to do."""
+        called_at = time.monotonic()
+        found_at = self._unannounced_at
+        if found_at is not None and called_at - found_at > _NOTIFICATION_DELAY_SECONDS:
+            self._missed_at, self._unannounced_at = found_at, None
+        may_sleep = self._is_announced() and called_at - self._missed_at > _MISSED_SECONDS
+        longest = min(2 * self._look_seconds, _LOOK_SECONDS_MAX)
+        observed, observed_at = self._observed
+        answer = await self._session.run(
+            maintenance.maintain(
+                duty.rows,
+                leader_id=self._leader_id or 0,
+                duties=self._leadership.wanted,
+                seconds=self._leadership.seconds,
+                observed_seconds=None if observed is None else observed + called_at - observed_at,
+                sleep_millis=int(longest * 1000) if may_sleep else None,
+            )
+        )
+        self._leadership.answered(answer.held, called_at, renewal_share=0.75)
+        self.observe_clock(answer.server_time, called_at, time.monotonic())
+        self._record("promoted", answer.promoted)
+        if answer.promoted:
+            if may_sleep and not self._is_expecting and self._look_seconds > self._promote_seconds:
+                self._unannounced_at = called_at
+            self._on_work()
+        due_seconds = answer.sleep_millis / 1000
+        self._looked_at, self._is_expecting = called_at, due_seconds < longest
+        self._look_seconds = longest if may_sleep and not answer.promoted else self._promote_seconds
+        if may_sleep:
+            least = _LOOK_AGAIN_SECONDS if answer.promoted else _LOOK_SECONDS_MIN
+            duty.next_seconds = max(least, min(due_seconds, self._look_seconds))
+        self._postpone(answer, duty.next_seconds or self._promote_seconds)
+        return answer.promoted >= duty.rows
+
+    def _postpone(self, answer: maintenance.Maintained, seconds: float) -> None:
+        """Let the duties wait that have nothing to do; bring back those that have."""
+        now = time.monotonic()
+        for duty, is_due in ((self._revocation, answer.has_lost), (self._sealing, answer.has_full)):
+            if is_due:
+                duty.due_at = min(duty.due_at, now) if not duty.failures else duty.due_at
+            else:
+                self._schedule.postpone(duty, max(duty.every_seconds, seconds + 0.5))
+        if answer.last_seq - self._last_seq >= _ACTIVE_JOBS:
+            self._last_seq = answer.last_seq
+            self._folding.due_at = min(self._folding.due_at, now + _FOLD_SECONDS)
+            self._renewal.due_at = min(self._renewal.due_at, now + _RENEW_SECONDS)
+
+    def _pause(self, duty: Duty, seconds: float, found: int) -> None:
+        """Set the pause after a pass of a duty: after one that found nothing, twice the pause before."""
+        most = max(seconds, _IDLE_DUTY_SECONDS_MAX)
+        duty.every_seconds = seconds if found else max(seconds, min(2 * duty.every_seconds, most))
+
     async def _promote(self, duty: Duty) -> bool:
+        if self._leader_id is not None:
+            return await self._maintain(duty)
         count = await self._session.run(maintenance.promote(duty.rows))
         self._record("promoted", count)
         if count:
@@ -270,7 +391,8 @@ class Maintenance:
 
     def observe_clock(self, reading: datetime, sent_at: float, answered_at: float) -> None:
         """Record a reading of the server's clock, also while another worker leads: see ``ServerClock.observe``."""
-        self._server_clock.observe(reading, sent_at, answered_at)
+        observed = self._server_clock.observe(reading, sent_at, answered_at)
+        self._observed = observed, answered_at
 
     async def _revoke(self, _: Duty) -> bool:
         asked_at = time.monotonic()
@@ -357,8 +479,9 @@ class Maintenance:
         self._record("dropped", dropped)
         return dropped > 0
 
-    async def _close(self, _: Duty) -> bool:
+    async def _close(self, duty: Duty) -> bool:
         count = await self._session.run(queues.continue_closing())
+        self._pause(duty, _CLOSE_SECONDS, count)
         self._record("closed", count)
         return count > 0
 
@@ -369,18 +492,19 @@ class Maintenance:
 
     async def _renew(self, duty: Duty) -> bool:
         began_at = time.monotonic()
-        self._record("renewed", await self._session.run(maintenance.renew_counts()))
+        renewed = await self._session.run(maintenance.renew_counts())
+        self._record("renewed", renewed)
         # A call visits each lane: with very many lanes it is made less often.
-        duty.every_seconds = max(
-            _RENEW_SECONDS, _RENEW_PAUSE_FACTOR * (time.monotonic() - began_at)
-        )
+        seconds = max(_RENEW_SECONDS, _RENEW_PAUSE_FACTOR * (time.monotonic() - began_at))
+        self._pause(duty, seconds, renewed)
         return False
 
     async def _fold(self, duty: Duty) -> bool:
         began_at = time.monotonic()
-        self._record("folded", await self._session.run(maintenance.fold()))
+        folded = await self._session.run(maintenance.fold())
+        self._record("folded", folded)
         pause = _FOLD_PAUSE_FACTOR * (time.monotonic() - began_at)
-        duty.every_seconds = min(max(_FOLD_SECONDS, pause), _FOLD_SECONDS_MAX)
+        self._pause(duty, min(max(_FOLD_SECONDS, pause), _FOLD_SECONDS_MAX), folded)
         return False
 
     async def _count(self, _: Duty) -> bool:

@@ -20,6 +20,7 @@ from forebay.ops import protocol
 from forebay.policy.leadership import (
     MAINTENANCE,
     POLL_SECONDS_WITHOUT_NOTIFICATIONS,
+    SCHEDULES,
     Leadership,
     idle_poll_pause,
 )
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from forebay.config import WorkerSettings
     from forebay.db.session import Session
+    from forebay.ops.protocol import ReadyLane
 
 log = logger("forebay.worker")
 
@@ -115,6 +117,11 @@ class PollLeadership:
         return self._settings.listen == "never" or self._session.is_pooled
 
     @property
+    def is_announced(self) -> bool:
+        """Whether the worker is notified of what others add, as far as it knows."""
+        return bool(self.producers_notify) and not self.without_notifications
+
+    @property
     def sleep_millis(self) -> int | None:
         """For how long producers must notify if no lane is ready; None where notifications do not arrive."""
         if self.without_notifications:
@@ -154,17 +161,29 @@ class PollLeadership:
         """Try soon to lead if one of these groups is wanted and not led by this worker; return whether that is so."""
         return self._leadership.assume_leaderless(groups)
 
-    async def idle_seconds(self) -> float:
-        """Return how long to sleep after a poll without work; first renew or take the leadership if that is due."""
+    async def poll(self, groups: list[int]) -> list[ReadyLane]:
+        """Poll; if no lane is ready, renew or take the leadership with the same call if that is due."""
+        duties = self._leadership
+        if self._alone or not duties.is_due:
+            return await self._session.run(protocol.ready(groups, sleep_millis=self.sleep_millis))
+        called_at = time.monotonic()
+        lanes, held = await self._session.run(
+            protocol.poll(
+                groups,
+                sleep_millis=self.sleep_millis,
+                leader_id=self._leader_id,
+                seconds=duties.seconds,
+            )
+        )
+        if held is not None:
+            duties.answered(held, called_at)
+        return lanes
+
+    def idle_seconds(self) -> float:
+        """Return how long to sleep after a poll without work."""
         settings, duties = self._settings, self._leadership
         if self._alone:
             return settings.poll_seconds
-        if duties.is_due:
-            called_at = time.monotonic()
-            held = await self._session.run(
-                protocol.lead(self._leader_id, duties.wanted, duties.seconds)
-            )
-            duties.answered(held, called_at)
         if duties.held:
             return self.poll_seconds
         if self.without_notifications:
@@ -194,7 +213,9 @@ class PollLeadership:
         try:
             async with asyncio.timeout(_RESIGN_SECONDS):
                 await self._session.run(
-                    protocol.resign(self._leader_id, [MAINTENANCE, *self._leadership.wanted])
+                    protocol.resign(
+                        self._leader_id, [MAINTENANCE, SCHEDULES, *self._leadership.wanted]
+                    )
                 )
         except Exception as error:
             log.debug("cannot resign, the leadership expires by itself: %s", error)

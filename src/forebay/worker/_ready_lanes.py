@@ -6,7 +6,6 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
-from forebay.ops import protocol
 from forebay.policy.claims import LANES_PER_CLAIM
 
 if TYPE_CHECKING:
@@ -138,9 +137,7 @@ class ReadyLanes:
 
     async def _poll(self) -> list[ReadyLane]:
         called_at, recent = time.monotonic(), self._leadership.poll_seconds
-        lanes = await self._session.run(
-            protocol.ready(list(self._leases.groups), sleep_millis=self._leadership.sleep_millis)
-        )
+        lanes = await self._leadership.poll(list(self._leases.groups))
         self._signals.has_polled = True
         self.last = frozenset(lane.lane for lane in lanes)
         self.until = called_at + recent

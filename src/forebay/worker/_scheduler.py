@@ -1,7 +1,8 @@
 """Schedules: every worker decides their instants, and the database lets one decide each.
 
 A scheduler computes instants from the definitions and the clock of the database. ``forebay.fire_v1`` refuses what another scheduler decided
-first. So workers need no leader, and any one that runs is enough: see ``docs/design/schedules.md``.
+first. So workers need no leader, and any one that runs is enough. To save calls, one of them leads: it decides at each instant, and the
+others look about once a minute: see ``docs/design/schedules.md``.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ log = logger("forebay.scheduler")
 
 #: Longest pause between two looks at the definitions.
 _POLL_SECONDS: Final = 5.0
+#: Pause of a scheduler that does not lead, and between its checks whether it does.
+_FOLLOWER_SECONDS: Final = 60.0
+_LEADS_SECONDS: Final = 0.5
 #: Shortest pause; after an instant, a random part of it keeps many schedulers from calling at the same moment.
 _SPREAD_SECONDS: Final = 0.05
 #: Pause before a decision that failed, or that another transaction keeps from being made, is tried again.
@@ -52,15 +56,22 @@ class Scheduler:
     one, or stays undecided and is computed again. Leaves nothing behind.
 
     Args:
-        session: a connection in autocommit mode; other parts may use it too.
+        session: returns a connection in autocommit mode; other parts may use it too.
         app: the name of the application, and the schedules that it declares; applied once, at the beginning.
         outage: what the parts of the worker know about the database.
+        leads: returns whether this scheduler decides at each instant. One that does not looks once a minute whether any is left undecided.
     """
 
     def __init__(
-        self, session: Session, app: tuple[str, Sequence[Schedule]], outage: Outage
+        self,
+        session: Callable[[], Session],
+        app: tuple[str, Sequence[Schedule]],
+        outage: Outage,
+        *,
+        leads: Callable[[], bool] = lambda: True,
     ) -> None:
         self._session = session
+        self._leads = leads
         self._app = app
         self._outage = outage
         self._digest: str | None = None
@@ -90,11 +101,21 @@ class Scheduler:
             else:
                 self._failures = 0
                 self._outage.answered("scheduler")
-            await asyncio.sleep(pause)
+            await self._sleep(pause)
+
+    async def _sleep(self, seconds: float) -> None:
+        """Sleep; one that does not lead sleeps for about a minute, or until it leads."""
+        if not self._leads():
+            seconds = _FOLLOWER_SECONDS * random.uniform(0.75, 1.25)
+            until = time.monotonic() + seconds
+            while not self._leads() and (left := until - time.monotonic()) > 0:  # noqa: ASYNC110 - a leadership also ends by the clock
+                await asyncio.sleep(min(left, _LEADS_SECONDS))
+            return
+        await asyncio.sleep(seconds)
 
     async def step(self) -> float:
         """Decide what is due; return the seconds until something can be due again."""
-        found = await self._session.run(schedules.read_schedules(self._digest))
+        found = await self._session().run(schedules.read_schedules(self._digest))
         read_at = time.monotonic()
         if found.definitions is not None:
             await self._know(found.definitions)
@@ -116,7 +137,7 @@ class Scheduler:
     async def _apply(self) -> None:
         name, declared = self._app
         try:
-            differences = await self._session.run(schedules.apply_schedules(name, declared))
+            differences = await self._session().run(schedules.apply_schedules(name, declared))
         except (DatabaseUnavailable, SchemaError):
             raise
         except ForebayError as error:
@@ -149,7 +170,7 @@ class Scheduler:
                 self._schedules[each.schedule_id] = _Known(each)
             except ForebayError as error:
                 self._report(f"schedule {each.name}: {error}")
-                await self._session.run(schedules.record_problem(each, str(error)))
+                await self._session().run(schedules.record_problem(each, str(error)))
 
     async def _decide(self, known: _Known, now: datetime) -> None:
         definition = known.definition
@@ -163,14 +184,14 @@ class Scheduler:
                 return
             instants, older = [older], None
         try:
-            fired = await self._session.run(schedules.fire(definition, instants, older))
+            fired = await self._session().run(schedules.fire(definition, instants, older))
         except (DatabaseUnavailable, ForeignCluster, SchemaError):
             raise
         except Exception as error:
             known.is_failing = True
             self._digest = None  # Read it again: the definition or the position may be the reason.
             self._report(f"schedule {definition.name}: {error}")
-            await self._session.run(schedules.record_problem(definition, str(error)))
+            await self._session().run(schedules.record_problem(definition, str(error)))
             return
         known.is_failing = fired.status == "busy"
         self.enqueued += fired.enqueued
@@ -189,13 +210,26 @@ class Scheduler:
 
 
 def firing(
-    app: Application, settings: WorkerSettings, session: Session, signals: Signals
+    app: Application,
+    settings: WorkerSettings,
+    session: Callable[[], Session],
+    signals: Signals,
+    *,
+    leads: Callable[[], bool],
 ) -> list[Callable[[], Awaitable[None]]]:
-    """Return the service of a worker that decides instants, if its settings and its application say so."""
+    """Return the service of a worker that decides instants, if its settings and its application say so.
+
+    Args:
+        app: has the declared schedules.
+        settings: whether the worker decides instants.
+        session: returns the connection for the next call.
+        signals: has what the parts of the worker know about the database.
+        leads: returns whether this worker is the leader for schedules.
+    """
     declared = app.declared_schedules()
     if declared is None or not decides_schedules(app, settings):
         return []
-    return [Scheduler(session, declared, signals.outage).run]
+    return [Scheduler(session, declared, signals.outage, leads=leads).run]
 
 
 def decides_schedules(app: Application, settings: WorkerSettings) -> bool:

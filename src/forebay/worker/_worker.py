@@ -27,7 +27,8 @@ from forebay.db.session import Session
 from forebay.errors import ConfigError
 from forebay.model.text import logger
 from forebay.ops import protocol
-from forebay.policy.leadership import LEADER_IDS, MAINTENANCE
+from forebay.ops.maintenance import DUE
+from forebay.policy.leadership import LEADER_IDS, MAINTENANCE, SCHEDULES
 from forebay.worker._children import Children, start_of
 from forebay.worker._claimer import Claimer
 from forebay.worker._deaths import log_deaths
@@ -191,6 +192,8 @@ class Worker:
             on_worker_lost=self._listeners.worker_lost,
             outage=outage,
             leader_id=None if until_idle else self._leader_id,
+            duties=[SCHEDULES] if decides_schedules(self._app, self._settings) else [],
+            is_announced=lambda: self._leadership.is_announced,
         )
         self._children = Children(start, self._settings, self._progress.record)
         # Separate from the children for suspects, so that neither waits for the other.
@@ -374,7 +377,18 @@ class Worker:
         if self._settings.processes is not None:
             services.append(self._processes.keep_ready)
         if not self._until_idle:
-            services += firing(self._app, self._settings, self._maintenance_session, self._signals)
+            services += firing(
+                self._app,
+                self._settings,
+                # A worker that does not lead has no connection for maintenance.
+                lambda: (
+                    self._maintenance_session
+                    if self._maintenance.leads(MAINTENANCE)
+                    else self._claims
+                ),
+                self._signals,
+                leads=lambda: self._maintenance.leads(SCHEDULES),
+            )
         return services
 
     # --- what the parts report ---
@@ -421,7 +435,7 @@ class Worker:
 
     def _on_outage_end(self) -> None:
         # The leaders from before it may be gone.
-        self._assume_leaderless([MAINTENANCE, *self._leases.groups])
+        self._assume_leaderless([MAINTENANCE, SCHEDULES, *self._leases.groups])
 
     def _assume_leaderless(self, duties: Collection[int]) -> None:
         self._maintenance.assume_leaderless(duties)
@@ -432,7 +446,11 @@ class Worker:
         def read(message: str) -> None:
             if message in self._weights:
                 self._claimer.notify(message)
-            elif message.isdecimal():  # Not the name of a queue: a leader resigned.
+            elif message == DUE:
+                self._maintenance.promote_soon()
+            elif message.removeprefix(
+                "-"
+            ).isdecimal():  # Not the name of a queue: a leader resigned.
                 self._assume_leaderless([int(message)])
 
         await listen(self._notifications, self._signals.outage, read)

@@ -863,6 +863,11 @@ create sequence forebay.lane_secret as bigint minvalue -9223372036854775808 cach
 -- Leadership: "held until" in milliseconds since 1970, and the holder in the lowest 20 bits. One worker leads each duty:
 -- duty 0 is maintenance, duty N watches for ready jobs of group N. Flag sequences like the wake-ups; a step is 250 ms by the same holder.
 create sequence forebay.leader_0 as bigint increment 262144000 cache 1;
+-- Duty -1: decides the instants of schedules.
+create sequence forebay."leader_-1" as bigint increment 262144000 cache 1;
+
+-- Until when, in milliseconds since 1970, the leader of maintenance does not look for due jobs: who adds a job that is due earlier notifies it.
+create sequence forebay.promoter_seq as bigint increment 250 cache 1;
 
 
 -- tables/lease.sql
@@ -4250,6 +4255,9 @@ begin
            array_agg(g.run_at) as times, array_agg(g.deferred_id) as ids, array_agg(g.job_id) as row_jobs,
            array_agg(g.kind) as kinds, array_agg(g.tag) as tags
     into v_left from gone g;
+    if not v_is_due then
+        perform forebay._announce_due(v_run_at);
+    end if;
     v_jobs := v_left.jobs;
     v_lanes := v_left.due_lanes;
     perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states, v_left.kinds, v_left.tags);
@@ -4896,6 +4904,36 @@ as $$
                    else ',' || ltrim(json_build_array(
                        coalesce(p_job_id, p_seq), (date_part('epoch', p_expires_at) * 1000000)::bigint, p_attempt, p_max_attempts, p_pauses,
                        p_tag, p_correlation_id, p_headers)::text, '[') end
+$$;
+
+
+-- functions/claim/poll.sql
+
+-- grant: worker
+
+-- Poll as ready_v1; and if no lane is ready, take or keep the duties of polling for these groups, as lead_v1.
+--
+-- Parameters: see ready_v1 and lead_v1.
+-- Returns: the ready lanes. If there is none, one row without a lane, and held: the groups for which the caller leads now.
+-- Errors: see ready_v1 and lead_v1.
+-- pages: 110 + 12 a group
+create function forebay.poll_v1(p_group_ids bigint[], p_sleep_millis integer, p_holder integer, p_seconds double precision)
+returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_limited boolean,
+               held bigint[])
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    return query select r.*, null::bigint[] from forebay.ready_v1(p_group_ids, p_sleep_millis) r;
+    if not found then
+        held := forebay.lead_v1(p_holder, p_group_ids, p_seconds);
+        return next;
+    end if;
+end
 $$;
 
 
@@ -7878,6 +7916,8 @@ begin
               order by u.ordinality) d
         returning job_id)
     select array_agg(w.job_id) into v_deferred from written w;
+    perform forebay._announce_due(min(d.start))
+    from (select coalesce(u.run_at, v_now + make_interval(secs => u.delay)) as start from unnest(p_jobs) u) d where d.start > v_now;
 
     -- Both lists are in input order: merge them by what each job was, ready or deferred.
     return (
@@ -8128,6 +8168,7 @@ begin
                 coalesce(enqueue.expires_at, v_start + interval '30 days'), enqueue.max_attempts,
                 enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key, enqueue.limit_key)
             returning job_id into v_job_id;
+            perform forebay._announce_due(v_start);
             return v_job_id;
         end if;
     end if;
@@ -8372,6 +8413,7 @@ begin
                enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
                enqueue_many.ordering_key, enqueue_many.limit_key
         from unnest(enqueue_many.args) with ordinality a (args, nr);
+        perform forebay._announce_due(v_start);
     else
         insert into forebay.log (
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
@@ -8694,6 +8736,8 @@ declare
 begin
     if v_steps between 1 and 32 then
         perform nextval(p_flag) from generate_series(1, v_steps);
+    elsif v_steps = 0 then
+        return;  -- It is there already.
     else
         perform setval(p_flag, p_value);
     end if;
@@ -8734,6 +8778,22 @@ as $$
 begin
     if forebay._is_awaited(p_queue) and forebay._may_notify() then
         perform pg_notify('forebay_wakeup', p_queue);
+    end if;
+end
+$$;
+
+
+-- Wake the leader of maintenance when this transaction commits, if a job that was added is due before it looks for due jobs again.
+--
+-- As forebay._notify(), it shortens the wait and guarantees nothing.
+create function forebay._announce_due(p_run_at timestamptz) returns void
+language plpgsql volatile
+as $$
+declare
+    v_until constant bigint := pg_sequence_last_value('forebay.promoter_seq');
+begin
+    if forebay._is_ahead(v_until) and date_part('epoch', p_run_at) * 1000 <= v_until and forebay._may_notify() then
+        perform pg_notify('forebay_wakeup', '@due');
     end if;
 end
 $$;
@@ -9151,6 +9211,7 @@ begin
                              and d.run_at > coalesce((select p.run_at from forebay.promotion p order by p.no desc limit 1), '-infinity')) then
                 insert into forebay.deferred (run_at, lane, enqueued_at, job_id, kind, args, ordering_key)
                 values (v_key.ends, v_private, p_at, 0, '', '{}', v_key.ordering_key);
+                perform forebay._announce_due(v_key.ends);
             end if;
         end if;
     end loop;
@@ -10093,6 +10154,8 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
 as $$
 declare
     v_duty bigint;
@@ -10498,28 +10561,7 @@ begin
         return;
     end if;
     for v_lost in
-        select l.lease_id, l.worker, l.suspect_seconds, l.lease_seconds, h.backend_pid, s.silent::double precision
-        from forebay.lease l
-        left join lateral (
-            select b.heartbeat_at, b.backend_pid from forebay.heartbeat b
-            where b.lease_id = l.lease_id and b.heartbeat_at <= v_at + interval '1 second'
-            order by b.heartbeat_at desc limit 1) h on true
-        left join lateral (
-            select b.claimed_at, b.floor from forebay.batch b
-            where b.lease_id = l.lease_id order by b.claim_no desc limit 1) c on true
-        cross join lateral (
-            select coalesce(extract(epoch from v_at - greatest(
-                                h.heartbeat_at, case when c.claimed_at <= v_at + interval '1 second' then c.claimed_at end)),
-                            p_observed_seconds) as silent) s
-        where l.closed_at is null
-          and (extract(epoch from v_at - h.heartbeat_at) > l.suspect_seconds) is not false
-          and least(s.silent, p_observed_seconds) > l.suspect_seconds
-          and (least(s.silent, p_observed_seconds) > l.lease_seconds
-               or exists (select from forebay.batch b
-                          where b.lease_id = l.lease_id and b.claim_no >= c.floor
-                            and not exists (select from forebay.settlement t
-                                            where t.lease_id = b.lease_id and t.claim_no = b.claim_no and t.offsets is null)))
-        order by h.heartbeat_at nulls first
+        select l.* from forebay._silent_leases(v_at, p_observed_seconds) l order by l.heartbeat_at nulls first
     loop
         -- Only now, since looking up one session means reading all of them.
         if v_session is null then
@@ -10573,6 +10615,36 @@ begin
     v_seconds := extract(epoch from p_at) - split_part(v_since, ' ', 2)::numeric;
     return case when v_seconds >= 0 then v_seconds end;
 end
+$$;
+
+
+-- The open leases that are lost at a time, unless the connection of one that is only suspected still exists.
+create function forebay._silent_leases(p_at timestamptz, p_observed_seconds double precision)
+returns table (lease_id bigint, worker text, suspect_seconds double precision, lease_seconds double precision, backend_pid integer,
+               heartbeat_at timestamptz, silent double precision)
+language sql stable
+as $$
+    select l.lease_id, l.worker, l.suspect_seconds, l.lease_seconds, h.backend_pid, h.heartbeat_at, s.silent::double precision
+    from forebay.lease l
+    left join lateral (
+        select b.heartbeat_at, b.backend_pid from forebay.heartbeat b
+        where b.lease_id = l.lease_id and b.heartbeat_at <= p_at + interval '1 second'
+        order by b.heartbeat_at desc limit 1) h on true
+    left join lateral (
+        select b.claimed_at, b.floor from forebay.batch b
+        where b.lease_id = l.lease_id order by b.claim_no desc limit 1) c on true
+    cross join lateral (
+        select coalesce(extract(epoch from p_at - greatest(
+                            h.heartbeat_at, case when c.claimed_at <= p_at + interval '1 second' then c.claimed_at end)),
+                        p_observed_seconds) as silent) s
+    where l.closed_at is null
+      and (extract(epoch from p_at - h.heartbeat_at) > l.suspect_seconds) is not false
+      and least(s.silent, p_observed_seconds) > l.suspect_seconds
+      and (least(s.silent, p_observed_seconds) > l.lease_seconds
+           or exists (select from forebay.batch b
+                      where b.lease_id = l.lease_id and b.claim_no >= c.floor
+                        and not exists (select from forebay.settlement t
+                                        where t.lease_id = b.lease_id and t.claim_no = b.claim_no and t.offsets is null)))
 $$;
 
 
@@ -11773,6 +11845,7 @@ begin
     insert into forebay.deferred (run_at, lane, enqueued_at, job_id, attempt, kind, args, limit_key)
     select u.at, v_private, v.at, 0, (u.turn & 2147483647)::integer, '', '{}', u.key
     from unnest(a.later_keys, a.later_turns, a.later_at) u (key, turn, at);
+    perform forebay._announce_due(min(u)) from unnest(a.later_at) u;
 end
 $$;
 
@@ -13004,6 +13077,65 @@ begin
     select b.queue, b.group_id, b.priority, sum(b.total) from batches b where b.is_counted group by b.queue, b.group_id, b.priority
     on conflict on constraint forgotten_pkey do update set total = forgotten.total + excluded.total;
     return cardinality(v_rows) - cardinality(v_kept);
+end
+$$;
+
+
+-- functions/maintenance/maintain.sql
+
+-- grant: worker
+
+-- What the leader of maintenance does all the time, in one call: promote due jobs, keep its duties, and say what else is due.
+--
+-- Parameters:
+--   p_limit                          see promote_v1
+--   p_holder, p_duties, p_seconds    see lead_v1
+--   p_observed_seconds               for how long the caller has seen the server's clock run evenly; null: not at all
+--   p_sleep_millis                   for how long the caller sleeps if nothing is due earlier; null: notifications do not reach it
+-- Returns: promoted, how many jobs became claimable; held, the duties that the caller holds now; server_time; sleep_millis, for how long
+--   nothing is due; has_lost, a lease may have to be revoked, by revoke_lost_v1; has_full, a segment has to be sealed, by seal_v1; last_seq,
+--   the last number of the log.
+--
+-- Invariant "announced in time": while the caller sleeps, whoever adds a job that is due earlier notifies it, where transactions may
+-- notify. A transaction that read the flag before it was set is late by at most the sleep.
+-- Errors: see promote_v1 and lead_v1.
+-- Locks: see promote_v1.
+-- pages: 100 + 12 an open lease + 20 a job
+create function forebay.maintain_v1(
+    p_limit integer, p_holder integer, p_duties bigint[], p_seconds double precision, p_observed_seconds double precision,
+    p_sleep_millis integer)
+returns table (promoted integer, held bigint[], server_time timestamptz, sleep_millis integer, has_lost boolean, has_full boolean,
+               last_seq bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_position forebay.promotion;
+    v_at       timestamptz;
+    v_next     timestamptz;
+begin
+    promoted := forebay.promote_v1(p_limit);
+    held := forebay.lead_v1(p_holder, p_duties, p_seconds);
+    server_time := clock_timestamp();
+    v_at := forebay._now();
+    select p.run_at, p.deferred_id into v_position.run_at, v_position.deferred_id from forebay.promotion p order by p.no desc limit 1;
+    select d.run_at into v_next from forebay.deferred d
+    where (d.run_at, d.deferred_id) > (coalesce(v_position.run_at, '-infinity'), coalesce(v_position.deferred_id, 0))
+    order by d.run_at, d.deferred_id limit 1;
+    sleep_millis := greatest(0, least(coalesce(p_sleep_millis, 86400000), ceil(extract(epoch from v_next - v_at) * 1000)));
+    if p_sleep_millis > 0 and sleep_millis > 100 and 0 = any (held) then
+        perform forebay._advance_flag('forebay.promoter_seq', (extract(epoch from server_time) * 1000)::bigint + sleep_millis + 30, 250);
+    end if;
+    has_lost := p_observed_seconds > 0 and exists (select from forebay._silent_leases(v_at, p_observed_seconds));
+    last_seq := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    has_full := exists (
+        select from forebay.segment s
+        where s.hi <= last_seq and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1));
+    return next;
 end
 $$;
 
@@ -18362,16 +18494,16 @@ begin
                 'close_lease_v1', 'compare_queues', 'count_v1', 'drop_segments_v1', 'drop_subject', 'drop_subjects',
                 'endpoint_settings_v1', 'enqueue', 'enqueue_each', 'enqueue_many', 'enqueue_unique',
                 'event_payloads_v1', 'exports', 'extend_v1', 'fire_v1', 'fold_v1', 'forget_v1', 'heartbeat_v1',
-                'job', 'kill_subject', 'lead_v1', 'lock_subjects_for_upgrade', 'measurements', 'mirror_audits',
-                'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'promote_v1', 'proofs_v1',
-                'publish', 'publish_many', 'push_subject', 'push_subjects', 'queue_known', 'queue_of', 'ready_v1',
-                'record_alerts_v1', 'record_audit', 'record_direct', 'record_duty_v1', 'record_kinds_v1',
-                'record_progress_v1', 'record_repair', 'record_sink_types_v1', 'record_upgrade', 'renew_counts_v1',
-                'replay_step_v1', 'report_deliveries_v1', 'resend_v1', 'resign_v1', 'result', 'retain_v1',
-                'revive_subject', 'revoke_lost_v1', 'route_v1', 'sample_mirror', 'schedule_problem_v1',
-                'schedules_v1', 'schema_version', 'seal_v1', 'send', 'settle_job_v1', 'settle_v1',
-                'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished', 'upgrade_subject',
-                'upsert_subject', 'upsert_subjects']
+                'job', 'kill_subject', 'lead_v1', 'lock_subjects_for_upgrade', 'maintain_v1', 'measurements',
+                'mirror_audits', 'mirror_status', 'missing_batches_v1', 'open_group', 'open_lease_v1', 'poll_v1',
+                'promote_v1', 'proofs_v1', 'publish', 'publish_many', 'push_subject', 'push_subjects',
+                'queue_known', 'queue_of', 'ready_v1', 'record_alerts_v1', 'record_audit', 'record_direct',
+                'record_duty_v1', 'record_kinds_v1', 'record_progress_v1', 'record_repair', 'record_sink_types_v1',
+                'record_upgrade', 'renew_counts_v1', 'replay_step_v1', 'report_deliveries_v1', 'resend_v1',
+                'resign_v1', 'result', 'retain_v1', 'revive_subject', 'revoke_lost_v1', 'route_v1', 'sample_mirror',
+                'schedule_problem_v1', 'schedules_v1', 'schema_version', 'seal_v1', 'send', 'settle_job_v1',
+                'settle_v1', 'start_suspect_v1', 'summarize_v1', 'sweep_v1', 'trim_v1', 'unfinished',
+                'upgrade_subject', 'upsert_subject', 'upsert_subjects']
             when 'forebay_operator' then array[
                 'alerts', 'alter_endpoint', 'apply_queues', 'apply_schedules', 'audit_stats', 'backfill_schedule',
                 'cancel', 'change_jobs', 'close_group', 'close_groups', 'compare_queues', 'create_endpoint',
@@ -20362,6 +20494,7 @@ begin
             p_run_at, p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
             p_row.max_attempts, nullif(p_pauses, 0), p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
             p_row.ordering_key, p_row.unique_key, p_row.limit_key);
+        perform forebay._announce_due(p_run_at);
     end if;
 end
 $$;
@@ -21882,7 +22015,8 @@ language sql volatile
 as $$
     insert into forebay.deferred (run_at, lane, enqueued_at, job_id, kind, args)
     select u.at, 0, forebay._now(), -u.id, '', '{}'
-    from unnest(p_ids, p_at) u (id, at)
+    from unnest(p_ids, p_at) u (id, at);
+    select forebay._announce_due(min(u)) from unnest(p_at) u
 $$;
 
 
@@ -22915,6 +23049,7 @@ begin
            j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word, j.ordering_key, j.limit_key
     from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
     where i.is_new and i.starts_at > i.since;
+    perform forebay._announce_due(min(i.starts_at)) from unnest(v_first, v_taken) i where i.is_new and i.starts_at > i.since;
 
     for v_row in select i.nr, i.stands_for, i.is_new from unnest(v_first, v_taken) i loop
         v_ids[v_row.nr] := v_row.stands_for;
@@ -23055,6 +23190,7 @@ begin
         values (
             v_start, v_lane, v_now, job_id, coalesce(p_job.expires_at, v_start + interval '30 days'), p_job.max_attempts,
             p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key, p_job.ordering_key, p_job.limit_key);
+        perform forebay._announce_due(v_start);
     else
         -- Its number was drawn after its xid, with the generation.
         insert into forebay.log (

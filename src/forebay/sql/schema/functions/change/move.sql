@@ -54,6 +54,9 @@ begin
            array_agg(g.run_at) as times, array_agg(g.deferred_id) as ids, array_agg(g.job_id) as row_jobs,
            array_agg(g.kind) as kinds, array_agg(g.tag) as tags
     into v_left from gone g;
+    if not v_is_due then
+        perform forebay._announce_due(v_run_at);
+    end if;
     v_jobs := v_left.jobs;
     v_lanes := v_left.due_lanes;
     perform forebay._record_left(v_left.lanes, v_left.xids, v_left.states, v_left.kinds, v_left.tags);

@@ -66,6 +66,8 @@ begin
               order by u.ordinality) d
         returning job_id)
     select array_agg(w.job_id) into v_deferred from written w;
+    perform forebay._announce_due(min(d.start))
+    from (select coalesce(u.run_at, v_now + make_interval(secs => u.delay)) as start from unnest(p_jobs) u) d where d.start > v_now;
 
     -- Both lists are in input order: merge them by what each job was, ready or deferred.
     return (

@@ -128,6 +128,7 @@ begin
                 coalesce(enqueue.expires_at, v_start + interval '30 days'), enqueue.max_attempts,
                 enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key, enqueue.limit_key)
             returning job_id into v_job_id;
+            perform forebay._announce_due(v_start);
             return v_job_id;
         end if;
     end if;

@@ -219,6 +219,7 @@ begin
                enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
                enqueue_many.ordering_key, enqueue_many.limit_key
         from unnest(enqueue_many.args) with ordinality a (args, nr);
+        perform forebay._announce_due(v_start);
     else
         insert into forebay.log (
             lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)

@@ -30,6 +30,8 @@ declare
 begin
     if v_steps between 1 and 32 then
         perform nextval(p_flag) from generate_series(1, v_steps);
+    elsif v_steps = 0 then
+        return;  -- It is there already.
     else
         perform setval(p_flag, p_value);
     end if;
@@ -70,6 +72,22 @@ as $$
 begin
     if forebay._is_awaited(p_queue) and forebay._may_notify() then
         perform pg_notify('forebay_wakeup', p_queue);
+    end if;
+end
+$$;
+
+
+-- Wake the leader of maintenance when this transaction commits, if a job that was added is due before it looks for due jobs again.
+--
+-- As forebay._notify(), it shortens the wait and guarantees nothing.
+create function forebay._announce_due(p_run_at timestamptz) returns void
+language plpgsql volatile
+as $$
+declare
+    v_until constant bigint := pg_sequence_last_value('forebay.promoter_seq');
+begin
+    if forebay._is_ahead(v_until) and date_part('epoch', p_run_at) * 1000 <= v_until and forebay._may_notify() then
+        perform pg_notify('forebay_wakeup', '@due');
     end if;
 end
 $$;

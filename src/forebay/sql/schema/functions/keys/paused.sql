@@ -60,6 +60,7 @@ begin
                              and d.run_at > coalesce((select p.run_at from forebay.promotion p order by p.no desc limit 1), '-infinity')) then
                 insert into forebay.deferred (run_at, lane, enqueued_at, job_id, kind, args, ordering_key)
                 values (v_key.ends, v_private, p_at, 0, '', '{}', v_key.ordering_key);
+                perform forebay._announce_due(v_key.ends);
             end if;
         end if;
     end loop;

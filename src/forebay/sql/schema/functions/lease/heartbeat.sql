@@ -16,7 +16,7 @@ returns table (open_leases bigint[], cancelled_jobs bigint[], leaderless bigint[
                concurrency integer, muted_causes text[], queue_attempts jsonb)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
--- planner: indexed
+-- planner: hot
 as $$
 declare
     v_duty bigint;

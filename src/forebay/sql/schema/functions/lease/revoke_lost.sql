@@ -36,28 +36,7 @@ begin
         return;
     end if;
     for v_lost in
-        select l.lease_id, l.worker, l.suspect_seconds, l.lease_seconds, h.backend_pid, s.silent::double precision
-        from forebay.lease l
-        left join lateral (
-            select b.heartbeat_at, b.backend_pid from forebay.heartbeat b
-            where b.lease_id = l.lease_id and b.heartbeat_at <= v_at + interval '1 second'
-            order by b.heartbeat_at desc limit 1) h on true
-        left join lateral (
-            select b.claimed_at, b.floor from forebay.batch b
-            where b.lease_id = l.lease_id order by b.claim_no desc limit 1) c on true
-        cross join lateral (
-            select coalesce(extract(epoch from v_at - greatest(
-                                h.heartbeat_at, case when c.claimed_at <= v_at + interval '1 second' then c.claimed_at end)),
-                            p_observed_seconds) as silent) s
-        where l.closed_at is null
-          and (extract(epoch from v_at - h.heartbeat_at) > l.suspect_seconds) is not false
-          and least(s.silent, p_observed_seconds) > l.suspect_seconds
-          and (least(s.silent, p_observed_seconds) > l.lease_seconds
-               or exists (select from forebay.batch b
-                          where b.lease_id = l.lease_id and b.claim_no >= c.floor
-                            and not exists (select from forebay.settlement t
-                                            where t.lease_id = b.lease_id and t.claim_no = b.claim_no and t.offsets is null)))
-        order by h.heartbeat_at nulls first
+        select l.* from forebay._silent_leases(v_at, p_observed_seconds) l order by l.heartbeat_at nulls first
     loop
         -- Only now, since looking up one session means reading all of them.
         if v_session is null then
@@ -111,4 +90,34 @@ begin
     v_seconds := extract(epoch from p_at) - split_part(v_since, ' ', 2)::numeric;
     return case when v_seconds >= 0 then v_seconds end;
 end
+$$;
+
+
+-- The open leases that are lost at a time, unless the connection of one that is only suspected still exists.
+create function forebay._silent_leases(p_at timestamptz, p_observed_seconds double precision)
+returns table (lease_id bigint, worker text, suspect_seconds double precision, lease_seconds double precision, backend_pid integer,
+               heartbeat_at timestamptz, silent double precision)
+language sql stable
+as $$
+    select l.lease_id, l.worker, l.suspect_seconds, l.lease_seconds, h.backend_pid, h.heartbeat_at, s.silent::double precision
+    from forebay.lease l
+    left join lateral (
+        select b.heartbeat_at, b.backend_pid from forebay.heartbeat b
+        where b.lease_id = l.lease_id and b.heartbeat_at <= p_at + interval '1 second'
+        order by b.heartbeat_at desc limit 1) h on true
+    left join lateral (
+        select b.claimed_at, b.floor from forebay.batch b
+        where b.lease_id = l.lease_id order by b.claim_no desc limit 1) c on true
+    cross join lateral (
+        select coalesce(extract(epoch from p_at - greatest(
+                            h.heartbeat_at, case when c.claimed_at <= p_at + interval '1 second' then c.claimed_at end)),
+                        p_observed_seconds) as silent) s
+    where l.closed_at is null
+      and (extract(epoch from p_at - h.heartbeat_at) > l.suspect_seconds) is not false
+      and least(s.silent, p_observed_seconds) > l.suspect_seconds
+      and (least(s.silent, p_observed_seconds) > l.lease_seconds
+           or exists (select from forebay.batch b
+                      where b.lease_id = l.lease_id and b.claim_no >= c.floor
+                        and not exists (select from forebay.settlement t
+                                        where t.lease_id = b.lease_id and t.claim_no = b.claim_no and t.offsets is null)))
 $$;

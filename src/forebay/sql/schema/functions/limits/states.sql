@@ -155,6 +155,7 @@ begin
     insert into forebay.deferred (run_at, lane, enqueued_at, job_id, attempt, kind, args, limit_key)
     select u.at, v_private, v.at, 0, (u.turn & 2147483647)::integer, '', '{}', u.key
     from unnest(a.later_keys, a.later_turns, a.later_at) u (key, turn, at);
+    perform forebay._announce_due(min(u)) from unnest(a.later_at) u;
 end
 $$;
 

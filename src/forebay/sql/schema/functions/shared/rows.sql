@@ -45,6 +45,7 @@ begin
             p_run_at, p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
             p_row.max_attempts, nullif(p_pauses, 0), p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
             p_row.ordering_key, p_row.unique_key, p_row.limit_key);
+        perform forebay._announce_due(p_run_at);
     end if;
 end
 $$;

@@ -79,7 +79,8 @@ language sql volatile
 as $$
     insert into forebay.deferred (run_at, lane, enqueued_at, job_id, kind, args)
     select u.at, 0, forebay._now(), -u.id, '', '{}'
-    from unnest(p_ids, p_at) u (id, at)
+    from unnest(p_ids, p_at) u (id, at);
+    select forebay._announce_due(min(u)) from unnest(p_at) u
 $$;
 
 

@@ -118,6 +118,7 @@ begin
            j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word, j.ordering_key, j.limit_key
     from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
     where i.is_new and i.starts_at > i.since;
+    perform forebay._announce_due(min(i.starts_at)) from unnest(v_first, v_taken) i where i.is_new and i.starts_at > i.since;
 
     for v_row in select i.nr, i.stands_for, i.is_new from unnest(v_first, v_taken) i loop
         v_ids[v_row.nr] := v_row.stands_for;

@@ -97,6 +97,7 @@ begin
         values (
             v_start, v_lane, v_now, job_id, coalesce(p_job.expires_at, v_start + interval '30 days'), p_job.max_attempts,
             p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key, p_job.ordering_key, p_job.limit_key);
+        perform forebay._announce_due(v_start);
     else
         -- Its number was drawn after its xid, with the generation.
         insert into forebay.log (

@@ -1,0 +1,52 @@
+-- grant: worker
+
+-- What the leader of maintenance does all the time, in one call: promote due jobs, keep its duties, and say what else is due.
+--
+-- Parameters:
+--   p_limit                          see promote_v1
+--   p_holder, p_duties, p_seconds    see lead_v1
+--   p_observed_seconds               for how long the caller has seen the server's clock run evenly; null: not at all
+--   p_sleep_millis                   for how long the caller sleeps if nothing is due earlier; null: notifications do not reach it
+-- Returns: promoted, how many jobs became claimable; held, the duties that the caller holds now; server_time; sleep_millis, for how long
+--   nothing is due; has_lost, a lease may have to be revoked, by revoke_lost_v1; has_full, a segment has to be sealed, by seal_v1; last_seq,
+--   the last number of the log.
+--
+-- Invariant "announced in time": while the caller sleeps, whoever adds a job that is due earlier notifies it, where transactions may
+-- notify. A transaction that read the flag before it was set is late by at most the sleep.
+-- Errors: see promote_v1 and lead_v1.
+-- Locks: see promote_v1.
+-- pages: 100 + 12 an open lease + 20 a job
+create function forebay.maintain_v1(
+    p_limit integer, p_holder integer, p_duties bigint[], p_seconds double precision, p_observed_seconds double precision,
+    p_sleep_millis integer)
+returns table (promoted integer, held bigint[], server_time timestamptz, sleep_millis integer, has_lost boolean, has_full boolean,
+               last_seq bigint)
+language plpgsql volatile security definer
+set search_path = pg_catalog, pg_temp
+-- planner: hot
+as $$
+declare
+    v_position forebay.promotion;
+    v_at       timestamptz;
+    v_next     timestamptz;
+begin
+    promoted := forebay.promote_v1(p_limit);
+    held := forebay.lead_v1(p_holder, p_duties, p_seconds);
+    server_time := clock_timestamp();
+    v_at := forebay._now();
+    select p.run_at, p.deferred_id into v_position.run_at, v_position.deferred_id from forebay.promotion p order by p.no desc limit 1;
+    select d.run_at into v_next from forebay.deferred d
+    where (d.run_at, d.deferred_id) > (coalesce(v_position.run_at, '-infinity'), coalesce(v_position.deferred_id, 0))
+    order by d.run_at, d.deferred_id limit 1;
+    sleep_millis := greatest(0, least(coalesce(p_sleep_millis, 86400000), ceil(extract(epoch from v_next - v_at) * 1000)));
+    if p_sleep_millis > 0 and sleep_millis > 100 and 0 = any (held) then
+        perform forebay._advance_flag('forebay.promoter_seq', (extract(epoch from server_time) * 1000)::bigint + sleep_millis + 30, 250);
+    end if;
+    has_lost := p_observed_seconds > 0 and exists (select from forebay._silent_leases(v_at, p_observed_seconds));
+    last_seq := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    has_full := exists (
+        select from forebay.segment s
+        where s.hi <= last_seq and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1));
+    return next;
+end
+$$;
