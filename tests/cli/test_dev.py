@@ -1,5 +1,6 @@
 """``forebay dev``: a server and a worker for trying things out, as a process at a terminal."""
 
+import json
 import os
 import re
 import signal
@@ -152,6 +153,35 @@ def slow() -> None:
             environment, "enqueue", "greet", '{"name": "Bob"}', "--dsn", "embedded", folder=tmp_path
         )
         wait_for(lambda: "good evening Bob" in said(), 90, said)
+
+
+@pytest.mark.slow
+def test_a_change_replaces_the_handler_processes_too(environment, tmp_path):
+    """
+    With ``processes`` the handlers of the new code run in new processes, and the old ones are gone.
+    """
+    file = tmp_path / "shop.py"
+    text = APP.replace('print("hello"', 'import os\n    print(os.getpid(), "hello"')
+    file.write_text(text)
+    environment = environment | {"FOREBAY_PROCESSES": "2"}
+
+    def greet(name: str, word: str) -> int:
+        """Run a job; return the process id of its handler."""
+        arguments = json.dumps({"name": name})
+        forebay(environment, "enqueue", "greet", arguments, "--dsn", "embedded", folder=tmp_path)
+        pattern = re.compile(rf"(\d+) {word} {name}")
+        wait_for(lambda: pattern.search(said()), 90, said)
+        return int(pattern.search(said())[1])
+
+    with dev(environment, tmp_path, "shop:app") as (process, said):
+        wait_for(lambda: "has lease" in said() or process.poll() is not None, 90, said)
+        before = greet("Ann", "hello")
+        file.write_text(text.replace("hello", "good morning"))
+        wait_for(lambda: "shop.py changed: the worker starts again" in said(), 90, said)
+        after = greet("Bob", "good morning")
+        assert after != before
+        wait_for(lambda: not Path(f"/proc/{before}").exists(), 30, said)
+    wait_for(lambda: not Path(f"/proc/{after}").exists(), 30, said)
 
 
 @pytest.mark.slow

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,7 +63,14 @@ def test_handlers_of_every_sort_run_in_the_processes(conn, workers, effects):
     assert one(conn, "select count(*) from forebay.lease where closed_at is null") == 1
     assert one(conn, "select count(*) from effect") == 1
     (found,) = Client(conn.info.dsn).workers()
-    assert found.concurrency == 3
+    assert (found.concurrency, found.processes) == (3, 3)
+    shown = subprocess.run(
+        [sys.executable, "-m", "forebay", "workers", "list", "--dsn", conn.info.dsn],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "/3 slots in 3 processes" in shown.stdout
 
 
 @pytest.mark.slow

@@ -46,6 +46,7 @@ SCENARIOS: Final = {
     "stats": "the counters beside ten million jobs, and what counting costs",
     "cancel": "a tenth of the waiting jobs cancelled by a filter, beside claims of another queue",
     "fleet": "1 to 64 worker processes on one queue",
+    "processes": "one worker with 16 handler processes",
     "lanes": "1 to 1,000 lanes, one of them busy",
     "groups": "a worker of 100 groups of one queue: polls and claims, beside one of a single group",
     "keys": "polls and claims by the number of limit keys that wait",

@@ -32,6 +32,18 @@ async def record_start(number: int) -> None:
     _notebook.note(number)
 
 
+@app.job(queue="noop", name="noop")
+async def do_nothing(number: int) -> None:
+    """Return at once."""
+    del number
+
+
+@app.job(queue="noop_thread", name="noop_thread")
+def do_nothing_in_thread(number: int) -> None:
+    """Return at once."""
+    del number
+
+
 @app.job(queue="slow")
 async def wait_a_little(number: int = 0) -> None:
     """Wait as for another service's answer; record when it came."""

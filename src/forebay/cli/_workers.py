@@ -106,8 +106,9 @@ def set_(
 
 def _facts(worker: WorkerOverview) -> str:
     memory = "" if worker.memory_bytes is None else f"  {human_bytes(worker.memory_bytes)}"
+    children = f" in {worker.processes} processes" if worker.processes else ""
     return (
-        f"{worker.worker}  {worker.running}/{worker.concurrency or '?'} slots{memory}"
+        f"{worker.worker}  {worker.running}/{worker.concurrency or '?'} slots{children}{memory}"
         f"  started {ago(worker.started_at)}, heartbeat {ago(worker.heartbeat_at)}"
     )
 

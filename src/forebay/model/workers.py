@@ -42,6 +42,7 @@ class WorkerOverview:
         memory_bytes: resident memory of its process without child processes; None where the system does not tell.
         running: the number of running jobs, at most 1,000.
         running_jobs: the first of them.
+        processes: how many child processes run its handlers, as it was started; None: they run in its own process.
     """
 
     worker: str
@@ -58,3 +59,4 @@ class WorkerOverview:
     memory_bytes: int | None
     running: int
     running_jobs: Sequence[RunningJob]
+    processes: int | None = None

@@ -24,7 +24,16 @@ from forebay.ops.protocol import Ended
 from forebay.worker import _running
 from forebay.worker._held import Raised
 from forebay.worker._log_format import log_choice
-from forebay.worker._messages import ChildReport, Start, Stop, Work, framed, receive, settings_of
+from forebay.worker._messages import (
+    ChildReport,
+    DoneRecords,
+    Start,
+    Stop,
+    Work,
+    framed,
+    receive,
+    settings_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -35,6 +44,9 @@ if TYPE_CHECKING:
     from forebay.worker._held import HeldJob
 
 log = logger("forebay.worker")
+
+#: Most calls in turn of one message. The permits are read at once.
+CALLS_IN_TURN_MAX = 64
 
 #: How long a child may take to import the application.
 _START_SECONDS = 60.0
@@ -49,19 +61,44 @@ _AGAIN_SECONDS = 5.0
 _PATIENCE_SECONDS = 0.05
 
 
-class _ChildFailed(Exception):  # noqa: N818 - what happened
-    """The child could not start."""
+class ChildFailed(Exception):  # noqa: N818 - what happened
+    """The child could not start. ``after``: seconds until the next try."""
+
+    after = 0.0
 
 
-class _Child:
+class Pipes:
+    """The pipes to a child and from it, beside the socket, for calls in turn; none of them blocks.
+
+    One byte is the permit to start one call. The parent keeps the end that the child reads: whoever reads a byte has it alone. So each
+    call is started once, or taken back once.
+    """
+
+    def __init__(self) -> None:
+        self.permits_out, self.permits_in = os.pipe()
+        self.done_out, self.done_in = os.pipe()
+        for end in (self.permits_out, self.permits_in, self.done_out):
+            os.set_blocking(end, False)
+
+    def __del__(self) -> None:
+        # Not earlier: what a child has left in them is read after its death.
+        for end in (self.permits_out, self.permits_in, self.done_out):
+            os.close(end)
+
+
+class Child:
+    """One child process."""
+
     def __init__(
         self,
         process: asyncio.subprocess.Process,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         connection: socket.socket,
+        pipes: Pipes,
     ) -> None:
         self._connection = connection
+        self._pipes = pipes
         self.process = process
         self.reader = reader
         self.writer = writer
@@ -71,6 +108,21 @@ class _Child:
 
     async def answer(self) -> ChildReport:
         return msgspec.json.decode(await receive(self.reader), type=ChildReport)
+
+    def send_in_turn(self, work: Work) -> None:
+        """Send calls that the child runs one after another, each as long as its permit is not taken back."""
+        os.write(self._pipes.permits_in, bytes(len(work.rows)))
+        self.send(work)
+
+    def take_back(self) -> int:
+        """Return how many of the sent calls have not started; the child will not start them."""
+        with contextlib.suppress(BlockingIOError):
+            return len(os.read(self._pipes.permits_out, CALLS_IN_TURN_MAX))
+        return 0
+
+    def done_records(self) -> list[tuple[int, int]]:
+        """Return offsets and microseconds of the calls in turn that are done, each once."""
+        return DoneRecords.read(self._pipes.done_out)
 
     async def death(self) -> str:
         """Wait until the process has ended; return how it died."""
@@ -118,8 +170,8 @@ class Children:
         self._folder = _working_folder()
         self._start = start
         self._settings = settings
-        self._idle: list[tuple[_Child, asyncio.TimerHandle]] = []
-        self._running: dict[int, _Child] = {}
+        self._idle: list[tuple[Child, asyncio.TimerHandle]] = []
+        self._running: dict[int, Child] = {}
         self._enders: set[asyncio.Task[None]] = set()
         self._failures = 0
         # One child starts at a time. A waiting call takes the first free child, new or old.
@@ -188,14 +240,9 @@ class Children:
         """
         key = jobs[0].job_id
         try:
-            child = await self._child()
-        except _ChildFailed as error:
-            self._failures += 1
-            after = min(2.0**self._failures, 60.0)
-            log.error("cannot start a process for job %s, next try in %g s: %s", key, after, error)
-            return [ChildReport(ended=Ended(0, "released", after=after)) for _ in helds]
-        self._failures = 0
-        self._running[key] = child
+            child = await self.take(key)
+        except ChildFailed as error:
+            return [ChildReport(ended=Ended(0, "released", after=error.after)) for _ in helds]
         hard = kind.hard_timeout_seconds or self._settings.hard_timeout_seconds
         answers: dict[int, ChildReport] = {}
         offsets = [held.row.offset for held in helds]
@@ -240,11 +287,43 @@ class Children:
             await child.kill()
             log.error("a child process failed before it could run job %s: %s", key, answer.broken)
             return [ChildReport(ended=Ended(0, "released", after=5.0)) for _ in helds]
-        if any(_spoils(answer) for answer in answers.values()):
+        if any(answer.spoils for answer in answers.values()):
             await child.kill()
         else:
             self._keep(child)
         return [answers[offset] for offset in offsets]
+
+    async def take(self, key: int) -> Child:
+        """Take a child, which then counts as running until ``leave``.
+
+        Args:
+            key: the id of the job whose cancellation concerns the child.
+
+        Raises:
+            ChildFailed: none can be started.
+        """
+        try:
+            child = await self._child()
+        except ChildFailed as error:
+            self._failures += 1
+            error.after = min(2.0**self._failures, 60.0)
+            log.error(
+                "cannot start a process for job %s, next try in %g s: %s", key, error.after, error
+            )
+            raise
+        self._failures = 0
+        self._running[key] = child
+        return child
+
+    def leave(self, key: int, *, keep: bool) -> None:
+        """Give a child back; with ``keep`` it may run another call, else the caller ends it."""
+        child = self._running.pop(key)
+        if keep:
+            self._keep(child)
+
+    def hand_over(self, key: int, to: int) -> None:
+        """Let a child run under the id of another job."""
+        self._running[to] = self._running.pop(key)
 
     async def close(self) -> None:
         """End all children."""
@@ -259,12 +338,12 @@ class Children:
             await child.kill()
         await asyncio.gather(*self._enders, return_exceptions=True)
 
-    def _keep(self, child: _Child) -> None:
+    def _keep(self, child: Child) -> None:
         timer = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end_idle, child)
         self._idle.append((child, timer))
         self._changed.set()
 
-    def _end_idle(self, child: _Child) -> None:
+    def _end_idle(self, child: Child) -> None:
         if child.process.returncode is None and self._alive() <= self._kept:
             self._idle = [item for item in self._idle if item[0] is not child]
             self._keep(child)
@@ -276,7 +355,7 @@ class Children:
         self._enders.add(task)
         task.add_done_callback(self._enders.discard)
 
-    async def _child(self) -> _Child:
+    async def _child(self) -> Child:
         began, failed_starts = time.monotonic(), self._failed_starts
         while True:
             while self._idle:
@@ -285,7 +364,7 @@ class Children:
                 if child.process.returncode is None:
                     return child
             if self._failed_starts != failed_starts:
-                raise _ChildFailed(self._failure)
+                raise ChildFailed(self._failure)
             # Short suspects take turns in the existing children; long ones get additional children.
             waited = time.monotonic() - began
             if self._starter is None and (not self._running or waited > _PATIENCE_SECONDS):
@@ -298,17 +377,18 @@ class Children:
     async def _start_one(self) -> None:
         try:
             self._keep(await self._started())
-        except (_ChildFailed, OSError) as error:
+        except (ChildFailed, OSError) as error:
             self._failure = str(error)
             self._failed_starts += 1
             self._changed.set()
         finally:
             self._starter = None
 
-    async def _started(self) -> _Child:
+    async def _started(self) -> Child:
         if self._start is None:
-            raise _ChildFailed("the application's module is not known")
+            raise ChildFailed("the application's module is not known")
         ours, theirs = socket.socketpair()
+        pipes = Pipes()
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -316,7 +396,9 @@ class Children:
                 "forebay.worker._child",
                 str(theirs.fileno()),
                 str(os.getpid()),
-                pass_fds=[theirs.fileno()],
+                str(pipes.permits_out),
+                str(pipes.done_in),
+                pass_fds=[theirs.fileno(), pipes.permits_out, pipes.done_in],
                 # A handler of this process may have changed its folder, and the search path may be relative.
                 cwd=self._folder if self._folder is not None and self._folder.is_dir() else None,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -324,18 +406,19 @@ class Children:
             )
         finally:
             theirs.close()
+            os.close(pipes.done_in)
         reader, writer = await asyncio.open_connection(sock=ours)
-        child = _Child(process, reader, writer, ours)
+        child = Child(process, reader, writer, ours, pipes)
         self._keep_until_done(asyncio.create_task(child.hang_up()))
         child.send(self._start)
         try:
             async with asyncio.timeout(_START_SECONDS):
                 answer = await child.answer()
             if not answer.ready:
-                raise _ChildFailed("it did not say that it is ready")
+                raise ChildFailed("it did not say that it is ready")
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             await child.kill()
-            raise _ChildFailed(f"it ended while importing {self._start.module}") from None
+            raise ChildFailed(f"it ended while importing {self._start.module}") from None
         except BaseException:
             await child.kill()
             raise
@@ -347,13 +430,6 @@ def _working_folder() -> Path | None:
         return Path.cwd()
     except FileNotFoundError:  # It was removed.
         return None
-
-
-def _spoils(answer: ChildReport) -> bool:
-    """Whether the child must not be reused: its handler may still run, or it ran out of memory."""
-    error = answer.ended.error if answer.ended is not None else None
-    kind = error["type"].rpartition(".")[2] if error is not None else None
-    return kind in {"HardTimeout", "MemoryError"}
 
 
 def start_of(

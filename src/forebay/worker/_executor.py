@@ -26,9 +26,10 @@ from forebay.worker._reporter import OutcomeReporter
 from forebay.worker._slots import Slots
 from forebay.worker._threads import NoThreadError, Threads
 from forebay.worker._transactions import HandlerTransactions, previous_settled
+from forebay.worker._turns import Turns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from forebay.arguments.kinds import Kind, Kinds
     from forebay.config import WorkerSettings
@@ -122,7 +123,20 @@ class Executor:
             on_free=self._on_slot_free,
             on_progress=on_progress,
         )
-        self._runners: set[asyncio.Task[None]] = set()
+        self._turns: Turns | None = None
+        if processes is not None:
+            self._turns = Turns(
+                processes,
+                self.slots,
+                self._waiting,
+                self._reporter,
+                group=group,
+                on_done=self._record_seconds,
+                on_put_back=self._start_waiting,
+                on_free=on_free,
+                on_progress=on_progress,
+            )
+        self._runners: set[asyncio.Task[Any]] = set()
         self._starting = 0
         #: The context variables that handlers start with.
         self._context = contextvars.copy_context()
@@ -193,11 +207,20 @@ class Executor:
             return None
         return found
 
+    def _found(self, held: HeldJob) -> tuple[Kind, Any] | Ended:
+        """Return the handler of a job and its decoded arguments, None for those that are decoded later or in a child process."""
+        name = held.row.kind
+        if self._processes is not None and name in self._kinds:
+            kind = self._kinds.get(name)
+            if self.slots.runs_in_child(kind):
+                return kind, None
+        return _running.decode(self._kinds, held, self._group, later=True)
+
     def take(self, helds: Sequence[HeldJob]) -> None:
         """Run jobs of one claim as slots become free; the jobs of an ordering key run one at a time, in order."""
         batches: dict[str, WaitingCall] = {}
         for held in self._keys.admit(helds):
-            found = _running.decode(self._kinds, held, self._group, later=True)
+            found = self._found(held)
             if isinstance(found, Ended):
                 self._reporter.finish(held, found)
                 continue
@@ -214,6 +237,7 @@ class Executor:
 
     def release_waiting(self) -> int:
         """Release the jobs that have not started; return how many."""
+        self._recall()
         count = 0
         while self._waiting:
             for held in self._waiting.pop()[1]:
@@ -227,7 +251,7 @@ class Executor:
     def _start_next_of_key(self, held: HeldJob, ended: Ended | None) -> None:
         """Start the next job of an ordering key, or release the later ones if the ended job will run again."""
         while (follower := self._keys.next_after(held, ended)) is not None:
-            found = _running.decode(self._kinds, follower, self._group, later=True)
+            found = self._found(follower)
             if not isinstance(found, Ended):
                 self._append(follower, *found)
                 return
@@ -245,6 +269,7 @@ class Executor:
 
     def release_running(self) -> int:
         """Interrupt the running jobs and release them without using an attempt; return how many."""
+        self._recall()
         return self.slots.release_all()
 
     def cancel(self, job_ids: Iterable[int]) -> None:
@@ -253,6 +278,7 @@ class Executor:
 
     def drop(self, lease: Lease, claim_nos: Iterable[int] | None = None) -> list[int]:
         """Drop the jobs of a lost lease, or of some of its batches, and stop their handlers; settle nothing. Return their ids."""
+        self._recall()
         gone = None if claim_nos is None else set(claim_nos)
 
         def lost(held: HeldJob) -> bool:
@@ -261,8 +287,14 @@ class Executor:
         dropped = self._waiting.drop(lost) + self._keys.drop(lost, whole_lease=gone is None)
         return dropped + self.slots.drop(lost)
 
+    def _recall(self) -> None:
+        if self._turns is not None:
+            self._turns.recall()
+
     async def close(self) -> None:
         """End idle threads and running calls, and close the connections."""
+        if self._turns is not None:
+            self._turns.close()
         if self._decoding_timer is not None:
             self._decoding_timer.cancel()
         self._threads.close()
@@ -315,6 +347,12 @@ class Executor:
                     continue
             else:
                 kind, helds, items = waiting.pop()
+            if (some := self._in_turn(kind, helds)) is not None:
+                await self._run_in_child_in_turn(kind, some)
+                if task.cancelling():
+                    self._start_waiting()
+                    return
+                continue
             call = slots.begin(kind, helds, items, task)
             try:
                 await self._run(call, helds)
@@ -328,6 +366,59 @@ class Executor:
             if waiting.jobs and time.monotonic() >= pause_at:
                 await asyncio.sleep(0)
                 pause_at = time.monotonic() + self._loop_seconds()
+
+    def _in_turn(self, kind: Kind, helds: list[HeldJob]) -> list[HeldJob] | None:
+        """Return the jobs that a child process gets in one message with this one; None for a single call."""
+        if self._turns is None or not self.slots.runs_in_child(kind):
+            return None
+        return self._turns.take(kind, helds[0], self.mean_seconds.get(helds[0].lane.queue))
+
+    async def _run_in_child_in_turn(self, kind: Kind, helds: list[HeldJob]) -> None:
+        assert self._turns is not None
+        try:
+            await self._turns.run(kind, helds)
+        except Exception:
+            log.exception("calls in a process failed; their jobs are released")
+            for held in helds:
+                self._reporter.finish(held, Ended(0, "released", after=1.0))
+
+    def run_in_turn(self, helds: Iterator[HeldJob], on_end: Callable[[], None]) -> None:
+        """Run the jobs of an iterator one after another, in a child process; then call ``on_end``."""
+
+        def on_ended(task: asyncio.Task[bool]) -> None:
+            self._runners.discard(task)
+            if not task.cancelled() and task.exception() is None and task.result():
+                on_end()
+            else:
+                self.run_in_turn(helds, on_end)
+
+        task = asyncio.get_running_loop().create_task(
+            self._run_those(helds), context=self._context.copy()
+        )
+        self._runners.add(task)
+        task.add_done_callback(on_ended)
+
+    async def _run_those(self, helds: Iterator[HeldJob]) -> bool:
+        """Run the jobs of an iterator; return False if the others need another task, as ``_run_calls`` does."""
+        task = asyncio.current_task()
+        assert task is not None
+        clean = contextvars.copy_context()
+        pause_at = time.monotonic() + _LONE_LOOP_SECONDS_MAX
+        for held in helds:
+            if (found := self.prepare(held)) is None:
+                continue
+            kind, item = found
+            call = self.slots.begin(kind, [held], [item], task)
+            try:
+                await self._run(call, [held])
+            except GeneratorExit:
+                return False
+            if task.cancelling() or not _is_same(contextvars.copy_context(), clean):
+                return False
+            if time.monotonic() >= pause_at:
+                await asyncio.sleep(0)
+                pause_at = time.monotonic() + _LONE_LOOP_SECONDS_MAX
+        return True
 
     def _decoded(self, waiting: WaitingCall) -> WaitingCall:
         """Decode the arguments of a call that is about to start; jobs whose arguments do not fit end here."""
@@ -417,7 +508,11 @@ class Executor:
                 (alone,) = await self._processes.run_call([held], kind, [job], on_start=on_start)
                 self._take_report(held, kind, alone)
         endeds = [answer.ended for answer in answers if not answer.died]
-        self._record_duration(helds, endeds)
+        if kind.is_batch or not answers[0].micros:
+            self._record_duration(helds, endeds)
+        elif endeds and (endeds[0] is None or endeds[0].outcome == "done"):
+            # Without the way there and back, which calls in turn share.
+            self._record_seconds(helds, answers[0].micros / 1e6)
 
     def _take_report(self, held: HeldJob, kind: Kind, answer: ChildReport) -> None:
         if held.ended:
@@ -447,11 +542,13 @@ class Executor:
     def _record_duration(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:
         # How long a job occupies a slot; for a batch, its share. Only completed jobs count: a failure may be quick.
         if None in endeds or any(ended and ended.outcome == "done" for ended in endeds):
-            queue = helds[0].lane.queue
-            share = (time.monotonic() - helds[0].started_at) / len(helds)
-            self.mean_seconds[queue] = mean_duration(
-                self.mean_seconds.get(queue), share, jobs=len(helds)
-            )
+            self._record_seconds(helds, (time.monotonic() - helds[0].started_at) / len(helds))
+
+    def _record_seconds(self, helds: list[HeldJob], share: float) -> None:
+        queue = helds[0].lane.queue
+        self.mean_seconds[queue] = mean_duration(
+            self.mean_seconds.get(queue), share, jobs=len(helds)
+        )
 
 
 def _is_same(context: contextvars.Context, other: contextvars.Context) -> bool:

@@ -7,6 +7,7 @@
 -- workers that report nothing. concurrency: slots, as set by forebay.set_concurrency(), else as the worker was started. memory_bytes: resident
 -- memory of its process, without children, at the last heartbeat; null where the system does not tell. running: jobs that run, at
 -- most 1,000. running_jobs: the first of them, [{"job_id", "kind", "claimed_at"}]; kind is null for a job that has just ended.
+-- processes: how many child processes run its handlers, as it was started; null: they run in the worker.
 --
 -- Parameters: jobs, most elements of running_jobs, 0 to 100.
 -- Errors: JQ001 a bad number.
@@ -14,7 +15,7 @@
 create function forebay.workers(jobs integer default 5)
 returns table (worker text, host text, pid integer, group_name text, queues text[], app text, app_version text,
                forebay_version text, started_at timestamptz, heartbeat_at timestamptz, concurrency integer, memory_bytes bigint,
-               running integer, running_jobs jsonb)
+               running integer, running_jobs jsonb, processes integer)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
@@ -35,7 +36,7 @@ begin
            l.details ->> 'app', l.details ->> 'app_version', l.details ->> 'version',
            coalesce((l.details ->> 'started_at')::timestamptz, l.opened_at), h.heartbeat_at,
            coalesce(s.concurrency, (l.details ->> 'concurrency')::integer), h.memory_kb * 1024::bigint,
-           coalesce(cardinality(h.running_jobs), 0), coalesce(j.list, '[]')
+           coalesce(cardinality(h.running_jobs), 0), coalesce(j.list, '[]'), (l.details ->> 'processes')::integer
     from leases l
     left join lateral (select b.heartbeat_at, b.running_jobs, b.memory_kb
                        from unnest(l.ids) i (lease_id)
