@@ -200,13 +200,15 @@ async def _trickle(queue: Engine, first: int, moments: list[float]) -> list[floa
 
 
 async def _serve(queue: Engine, path: str, journal: str | None = None) -> None:
-    def note(_: int) -> None:
-        return None
     if journal is not None:
         os.environ[VARIABLE] = journal
-        note = JournalWriter().note
+    note = JournalWriter().note if journal is not None else _forget
     with Counters(path) as counters:
         await queue.serve(counters, note)
+
+
+def _forget(_number: int) -> None:
+    """Record nothing."""
 
 
 async def _spread(queue: Engine, queues: int) -> None:

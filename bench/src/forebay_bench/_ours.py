@@ -30,7 +30,13 @@ LIMITED_CONCURRENCY: Final = 500
 BATCH: Final = 500
 
 #: Handlers that update one row each, and how many run at a time: in the worker's transaction, or in their own on their own connection.
-EFFECTS: Final = ("update", "update_by_hand", "update_in_thread", "update_in_thread_by_hand")
+EFFECTS: Final = (
+    "update",
+    "update_by_hand",
+    "update_autocommit",
+    "update_in_thread",
+    "update_in_thread_by_hand",
+)
 EFFECT_CONCURRENCY: Final = 20
 
 #: Rows that these handlers update in turns, so that none waits for another one's lock.
@@ -98,6 +104,14 @@ class Queue:
         self._pool = AsyncConnectionPool(
             dsn, min_size=0, max_size=EFFECT_CONCURRENCY, open=False, name="by hand"
         )
+        self._autocommit_pool = AsyncConnectionPool(
+            dsn,
+            min_size=0,
+            max_size=EFFECT_CONCURRENCY,
+            kwargs={"autocommit": True},
+            open=False,
+            name="by hand, autocommit",
+        )
         self._thread_pool = ConnectionPool(
             dsn, min_size=0, max_size=EFFECT_CONCURRENCY, open=False, name="by hand, threads"
         )
@@ -109,6 +123,11 @@ class Queue:
         @app.job(name="update_by_hand", queue="update_by_hand")
         async def update_by_hand(number: int) -> None:
             async with self._pool.connection() as conn:
+                await conn.execute(_UPDATE, [number % EFFECT_ROWS])
+
+        @app.job(name="update_autocommit", queue="update_autocommit")
+        async def update_autocommit(number: int) -> None:
+            async with self._autocommit_pool.connection() as conn:
                 await conn.execute(_UPDATE, [number % EFFECT_ROWS])
 
         @app.job(name="update_in_thread", queue="update_in_thread", transaction=True)
@@ -143,6 +162,7 @@ class Queue:
         """Connect."""
         self._conn = psycopg.connect(self._dsn, autocommit=True)
         await self._pool.open()
+        await self._autocommit_pool.open()
         self._thread_pool.open()
 
     async def close(self) -> None:
@@ -151,6 +171,7 @@ class Queue:
             task.cancel()
         self._conn.close()
         await self._pool.close()
+        await self._autocommit_pool.close()
         self._thread_pool.close()
 
     async def enqueue(self, number: int) -> None:

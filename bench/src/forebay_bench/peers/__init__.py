@@ -27,11 +27,11 @@ class Peer(Protocol):
     """A library to compare with."""
 
     @property
-    def NAME(self) -> str:
+    def NAME(self) -> str:  # noqa: N802 - a constant of a module
         """Its name in reports and in ``--compare``."""
 
     @property
-    def NOTE(self) -> str:
+    def NOTE(self) -> str:  # noqa: N802 - a constant of a module
         """Its settings, for the report."""
 
     def create(self, dsn: str) -> None:

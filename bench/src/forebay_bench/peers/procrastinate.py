@@ -121,7 +121,11 @@ class Queue:
             pool: AsyncConnectionPool | None = None
             if handler == "update":
                 pool = AsyncConnectionPool(
-                    self._dsn, min_size=0, max_size=EFFECT_CONCURRENCY, open=False
+                    self._dsn,
+                    min_size=0,
+                    max_size=EFFECT_CONCURRENCY,
+                    kwargs={"autocommit": True},
+                    open=False,
                 )
                 await stack.enter_async_context(pool)
 
