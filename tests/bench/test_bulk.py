@@ -8,7 +8,14 @@ from forebay_bench.engines import plain
 from forebay_bench.scenarios import bulk
 from tests.support.engine import connect, one
 
-NAMES = ["ours_per_s", "copy_per_s", "insert_select_per_s", "plain_insert_select_per_s", "peers"]
+NAMES = [
+    "ours_per_s",
+    "copy_per_s",
+    "insert_select_per_s",
+    "plain_insert_select_per_s",
+    "peers",
+    "cpu_us",
+]
 
 
 @pytest.fixture
@@ -25,6 +32,7 @@ def test_each_contestant_is_measured(place):
     report = bulk.run(place, Options(scale=0.01, rounds=1, compare=()), lambda _: None)
     assert list(report.figures) == NAMES
     assert report.figures.pop("peers") == {}
+    assert report.figures.pop("cpu_us").keys() >= {"ours", "copy"}
     assert min(report.figures.values()) > 0
     assert [bar.value is None for bar in report.bars] == [False, True, False]
 

@@ -4,6 +4,7 @@ import pytest
 
 from forebay.errors import ForebayError
 from forebay_bench import Options, Place, _ours
+from forebay_bench._drains import check
 from forebay_bench._engine import runner
 from forebay_bench.scenarios import drain
 from tests.support.engine import connect, depth
@@ -14,6 +15,7 @@ NAMES = [
     "server_cpu_us_per_job",
     "client_cpu_us_per_job",
     "peers",
+    "cpu_us",
 ]
 
 
@@ -32,6 +34,7 @@ def test_each_kind_of_handler_is_measured(place):
     report = drain.run(place, options, lambda _: None)
     assert list(report.figures) == NAMES
     assert report.figures.pop("peers") == {}
+    assert report.figures.pop("cpu_us").keys() >= {"async", "classic"}
     assert min(report.figures.values()) > 0
     assert [bar.value is None for bar in report.bars[:2]] == [True, True]
     assert sum(bar.value is None for bar in report.bars) == 2
@@ -55,4 +58,4 @@ def test_a_drain_that_misses_jobs_is_an_error():
     A figure of a worker that left something behind would be too good.
     """
     with pytest.raises(ForebayError, match="29 jobs ended, of 30"):
-        drain._check({"ended": 29}, 30)
+        check({"ended": 29}, 30)

@@ -10,7 +10,7 @@ from forebay_bench._engine import runner
 from forebay_bench._processes import wait_until
 from forebay_bench.scenarios import mixed
 
-NAMES = ["ours_per_s", "rss_mb_first", "rss_mb_last", "rss_mb_max", "peers"]
+NAMES = ["ours_per_s", "rss_mb_first", "rss_mb_last", "rss_mb_max", "peers", "cpu_us"]
 
 
 @pytest.fixture
@@ -27,8 +27,12 @@ def test_both_sides_are_measured(place):
     report = mixed.run(place, Options(scale=0.05, rounds=1, compare=()), lambda _: None)
     assert list(report.figures) == NAMES
     assert report.figures.pop("peers") == {}
+    assert report.figures.pop("cpu_us").keys() >= {"forebay"}
     assert min(report.figures.values()) > 0
-    assert [bar.what for bar in report.bars] == ["against pgqueuer", "memory of our worker, in MB"]
+    assert [bar.what for bar in report.bars] == [
+        "against pgqueuer",
+        "memory of Forebay's worker, in MB",
+    ]
 
 
 @pytest.mark.nightly

@@ -12,7 +12,15 @@ from forebay_bench.scenarios import one
 from tests.support.engine import connect
 from tests.support.engine import one as value
 
-NAMES = ["ours_per_s", "python_per_s", "plain_per_s", "ours8_per_s", "plain8_per_s", "peers"]
+NAMES = [
+    "ours_per_s",
+    "python_per_s",
+    "plain_per_s",
+    "ours8_per_s",
+    "plain8_per_s",
+    "peers",
+    "cpu_us",
+]
 
 
 @pytest.mark.nightly
@@ -25,6 +33,7 @@ def test_each_contestant_is_measured(server):
     report = one.run(place, Options(scale=0.05, rounds=1, compare=()), lambda _: None)
     assert list(report.figures) == NAMES
     assert report.figures.pop("peers") == {}
+    assert report.figures.pop("cpu_us").keys() >= {"ours", "plain8"}
     assert min(report.figures.values()) > 0
     assert [bar.value is None for bar in report.bars] == [False, False, True]
 

@@ -9,10 +9,14 @@ from forebay_bench.scenarios import transactional
 @pytest.mark.nightly
 @pytest.mark.slow
 def test_both_forms_of_a_transaction_are_measured(server):
-    """Jobs a second, and the CPU time of a job."""
+    """Jobs a second, and the CPU time of a job; a peer beside it runs the handler by hand."""
+    pytest.importorskip("pgqueuer")
     place = Place(server.dsn(), is_own=False, postmaster_pid=server.pid)
-    report = transactional.run(place, Options(scale=0.01, rounds=1), lambda _: None)
-    assert len(report.figures) == 12
+    options = Options(scale=0.01, rounds=1, compare=("pgqueuer",))
+    report = transactional.run(place, options, lambda _: None)
+    peers = report.figures.pop("peers")
+    assert len(report.figures) == 15
     assert min(report.figures.values()) >= 0
     assert report.figures["update_per_s"] > 0
-    assert len(report.bars) == 2
+    assert peers["pgqueuer"]["per_s"] > 0
+    assert [bar.value is None for bar in report.bars] == [False, False, False, True]

@@ -9,7 +9,7 @@ import psycopg
 from forebay_bench.engines import classic
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from forebay_bench._counters import Counters
 
@@ -52,11 +52,20 @@ class Queue:
             ended += len(jobs)
         return ended
 
-    async def serve(self, counters: Counters) -> None:
+    async def serve(self, counters: Counters, note: Callable[[int], None]) -> None:
         """Claim and delete until the counters say stop."""
+        del note  # there are no numbers
         handled = 0
         while not counters.stop:
             jobs = classic.claim(self._conn, BATCH)
             classic.finish(self._conn, [job[0] for job in jobs])
             handled += len(jobs)
             counters.handled = handled
+
+    async def spread(self, queues: int) -> None:
+        """Refuse: it has one queue."""
+        raise NotImplementedError(queues)
+
+    async def idle(self, count: int) -> None:
+        """Refuse: it has no workers."""
+        raise NotImplementedError(count)

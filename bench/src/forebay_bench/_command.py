@@ -61,11 +61,19 @@ def bench(
         typer.Option(
             "--compare",
             metavar="NAMES",
-            help="Other engines to compare, separated by commas: classic, que, staged, procrastinate, pgqueuer;"
-            " 'none' for none. Default: all that are installed and that the scenario supports.",
+            help="Other engines to compare, separated by commas: classic, que, staged, procrastinate, pgqueuer,"
+            " graphile-worker, pg-boss; 'none' for none. Default: those of Python that are installed and that the scenario supports.",
             show_default=False,
         ),
     ] = None,
+    peers: Annotated[
+        bool,
+        typer.Option(
+            "--peers",
+            help="Compare with all libraries that can be used here: pgqueuer, procrastinate, and with node graphile-worker and"
+            " pg-boss, which npm installs into your cache folder. Without a scenario: run the scenario peers.",
+        ),
+    ] = False,
     mix: Annotated[
         str | None,
         typer.Option(
@@ -148,6 +156,8 @@ def bench(
     from forebay_bench import SCENARIOS, Options, run_scenario  # noqa: PLC0415
 
     out = console()
+    if scenario is None and peers:
+        scenario = "peers"
     if scenario is None:
         out.print(_listed(SCENARIOS))
         return
@@ -160,6 +170,8 @@ def bench(
     _check_sink(scenario, sink, server)
     if waiting is not None and scenario != "endpoints":
         raise ConfigError("--waiting", "is an option of the scenario endpoints")
+    if peers and compare is not None:
+        raise ConfigError("--peers", "takes all libraries, and --compare names some")
     if keep and scenario != "crash":
         raise ConfigError("--keep", "is an option of the scenario crash")
     if plot is not None:
@@ -169,6 +181,7 @@ def bench(
         scale=scale,
         rounds=rounds,
         compare=None if compare is None else _names(compare),
+        peers=peers or scenario == "peers",
         mix=mix,
         holder=holder,
         sink=sink,

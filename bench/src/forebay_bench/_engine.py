@@ -1,7 +1,7 @@
 """An engine in a separate process: Forebay and each peer do the same work, by the same commands.
 
-Started by the scenarios ``one``, ``bulk``, ``drain`` and ``mixed``: the name, and the address of its database. The timed
-work begins after its imports and connections; a drain includes the start and end of its worker.
+Started by the scenarios that compare peers: the name, and the address of its database. Those of Node.js run ``peers/node/engine.cjs``
+instead, which knows the same commands. The timed work begins after its imports and connections; a drain includes the start and end of its worker.
 """
 
 from __future__ import annotations
@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from forebay_bench._child import answer, commands
 from forebay_bench._counters import Counters
+from forebay_bench._journal import VARIABLE, JournalWriter
 from forebay_bench._processes import Script
-from forebay_bench.peers import installed
+from forebay_bench.peers import NODE_PEERS, installed, javascript
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -54,8 +56,14 @@ class Engine(Protocol):
     async def drain(self, handler: str) -> int:
         """Run a worker until the queue is empty; return how many jobs it ended."""
 
-    async def serve(self, counters: Counters) -> None:
-        """Run a worker until the counters say stop, and count in it what was handled."""
+    async def serve(self, counters: Counters, note: Callable[[int], None]) -> None:
+        """Run a worker until the counters say stop, count in it what was handled, and call ``note`` first with the number of each job."""
+
+    async def spread(self, queues: int) -> None:
+        """From now on jobs go to this number of queues in turns, and workers serve all of them."""
+
+    async def idle(self, count: int) -> None:
+        """Start workers of one queue, which have connections of their own and end with the process."""
 
 
 class Runner:
@@ -63,7 +71,10 @@ class Runner:
 
     def __init__(self, name: str, dsn: str) -> None:
         self.dsn = dsn
-        self._script = Script("forebay_bench._engine", name, dsn)
+        if name in NODE_PEERS:
+            self._script = Script.of(NODE_PEERS[name].command(dsn), javascript.environment())
+        else:
+            self._script = Script("forebay_bench._engine", name, dsn)
         self._script.read_message()
 
     @property
@@ -177,9 +188,35 @@ async def _produce(
         return counters.enqueued
 
 
-async def _serve(queue: Engine, path: str) -> None:
+async def _trickle(queue: Engine, first: int, moments: list[float]) -> list[float]:
+    """Enqueue a job at each moment from now; return when each was committed, by the monotonic clock."""
+    began = time.monotonic()
+    committed = []
+    for number, moment in enumerate(moments, first):
+        await asyncio.sleep(max(0.0, began + moment - time.monotonic()))
+        await queue.enqueue(number)
+        committed.append(time.monotonic())
+    return committed
+
+
+async def _serve(queue: Engine, path: str, journal: str | None = None) -> None:
+    if journal is not None:
+        os.environ[VARIABLE] = journal
+    note = JournalWriter().note if journal is not None else _forget
     with Counters(path) as counters:
-        await queue.serve(counters)
+        await queue.serve(counters, note)
+
+
+def _forget(_number: int) -> None:
+    """Record nothing."""
+
+
+async def _spread(queue: Engine, queues: int) -> None:
+    await queue.spread(queues)
+
+
+async def _idle(queue: Engine, count: int) -> None:
+    await queue.idle(count)
 
 
 async def _run(name: str, dsn: str) -> None:
@@ -190,6 +227,9 @@ async def _run(name: str, dsn: str) -> None:
         "drain": _drain,
         "produce": _produce,
         "serve": _serve,
+        "trickle": _trickle,
+        "spread": _spread,
+        "idle": _idle,
     }
     await queue.open()
     for command in commands():

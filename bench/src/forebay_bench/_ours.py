@@ -16,7 +16,7 @@ from forebay.model.context import Context
 from forebay_bench._counters import wait_for_stop
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from forebay_bench._counters import Counters
 
@@ -30,7 +30,13 @@ LIMITED_CONCURRENCY: Final = 500
 BATCH: Final = 500
 
 #: Handlers that update one row each, and how many run at a time: in the worker's transaction, or in their own on their own connection.
-EFFECTS: Final = ("update", "update_by_hand", "update_in_thread", "update_in_thread_by_hand")
+EFFECTS: Final = (
+    "update",
+    "update_by_hand",
+    "update_autocommit",
+    "update_in_thread",
+    "update_in_thread_by_hand",
+)
 EFFECT_CONCURRENCY: Final = 20
 
 #: Rows that these handlers update in turns, so that none waits for another one's lock.
@@ -78,8 +84,6 @@ class Queue:
         settings = Settings(worker=WorkerSettings(concurrency=CONCURRENCY))
         self._app = app = App(dsn, settings=settings)
         self._dsn = dsn
-        self._counters: Counters | None = None
-        self._handled = 0
 
         @app.job(name="async", queue="async")
         async def run_on_loop(number: int) -> None:
@@ -100,6 +104,14 @@ class Queue:
         self._pool = AsyncConnectionPool(
             dsn, min_size=0, max_size=EFFECT_CONCURRENCY, open=False, name="by hand"
         )
+        self._autocommit_pool = AsyncConnectionPool(
+            dsn,
+            min_size=0,
+            max_size=EFFECT_CONCURRENCY,
+            kwargs={"autocommit": True},
+            open=False,
+            name="by hand, autocommit",
+        )
         self._thread_pool = ConnectionPool(
             dsn, min_size=0, max_size=EFFECT_CONCURRENCY, open=False, name="by hand, threads"
         )
@@ -111,6 +123,11 @@ class Queue:
         @app.job(name="update_by_hand", queue="update_by_hand")
         async def update_by_hand(number: int) -> None:
             async with self._pool.connection() as conn:
+                await conn.execute(_UPDATE, [number % EFFECT_ROWS])
+
+        @app.job(name="update_autocommit", queue="update_autocommit")
+        async def update_autocommit(number: int) -> None:
+            async with self._autocommit_pool.connection() as conn:
                 await conn.execute(_UPDATE, [number % EFFECT_ROWS])
 
         @app.job(name="update_in_thread", queue="update_in_thread", transaction=True)
@@ -128,13 +145,16 @@ class Queue:
         for name in KEYS:
             app.job(name=name, queue=name)(run_in_order)
 
+        self._count_handled: Callable[[int], None] = lambda _: None
+
         @app.job(name="counters", queue="counters")
         async def count(number: int) -> None:
-            del number
-            assert self._counters is not None
-            self._handled += 1
-            self._counters.handled = self._handled
+            self._count_handled(number)
 
+        #: Its queues, after ``spread``.
+        self._queues: list[str] = []
+        self._spread: list[Any] = []
+        self._idle: list[asyncio.Task[Any]] = []
         self._one = run_on_loop
         self._count = count
 
@@ -142,17 +162,22 @@ class Queue:
         """Connect."""
         self._conn = psycopg.connect(self._dsn, autocommit=True)
         await self._pool.open()
+        await self._autocommit_pool.open()
         self._thread_pool.open()
 
     async def close(self) -> None:
         """Disconnect."""
+        for task in self._idle:
+            task.cancel()
         self._conn.close()
         await self._pool.close()
+        await self._autocommit_pool.close()
         self._thread_pool.close()
 
     async def enqueue(self, number: int) -> None:
         """Enqueue a job and commit."""
-        self._one.enqueue(self._conn, number)
+        kind = self._spread[number % len(self._spread)] if self._spread else self._count
+        kind.enqueue(self._conn, number)
 
     async def enqueue_some(self, numbers: range) -> None:
         """Enqueue a few jobs by one call, and commit."""
@@ -161,7 +186,24 @@ class Queue:
     async def enqueue_all(self, numbers: Iterable[int]) -> None:
         """Enqueue any number of jobs of an iterator, in one transaction."""
         with self._conn.transaction():
-            self._one.enqueue_many(self._conn, numbers)
+            if not self._spread:
+                self._one.enqueue_many(self._conn, numbers)
+                return
+            by_queue: dict[int, list[int]] = {}
+            for number in numbers:
+                by_queue.setdefault(number % len(self._spread), []).append(number)
+            for place, each in by_queue.items():
+                self._spread[place].enqueue_many(self._conn, each)
+
+    async def spread(self, queues: int) -> None:
+        """From now on jobs go to this number of queues in turns, and workers serve all of them."""
+        self._app = App(self._dsn, settings=Settings(worker=WorkerSettings(concurrency=CONCURRENCY)))  # fmt: skip
+
+        async def count(number: int) -> None:
+            self._count_handled(number)
+
+        self._queues = [f"queue_{number}" for number in range(queues)]
+        self._spread = [self._app.job(name=name, queue=name)(count) for name in self._queues]
 
     async def drain(self, handler: str) -> int:
         """Run a worker until the queue of a kind of handler is empty; return how many jobs it ended."""
@@ -169,17 +211,33 @@ class Queue:
         slots = LIMITED_CONCURRENCY if keys is not None and keys.limit else CONCURRENCY
         if handler in EFFECTS:
             slots = EFFECT_CONCURRENCY
-        worker = self._app.worker(queues={handler: 1}, concurrency=slots)
+        queues = dict.fromkeys(self._queues, 1) or {handler: 1}
+        worker = self._app.worker(queues=queues, concurrency=slots)
         stats = await worker.run(until_idle=True)
         return stats.done
 
-    async def serve(self, counters: Counters) -> None:
+    async def serve(self, counters: Counters, note: Callable[[int], None]) -> None:
         """Run a worker until the counters say stop, and count in it what was handled."""
-        self._counters, self._handled = counters, 0
-        worker = self._app.worker(queues={"counters": 1})
+        handled = 0
+
+        def count(number: int) -> None:
+            nonlocal handled
+            note(number)
+            handled += 1
+            counters.handled = handled
+
+        self._count_handled = count
+        worker = self._app.worker(queues=dict.fromkeys(self._queues, 1) or {"counters": 1})
         stopper = asyncio.create_task(wait_for_stop(counters, worker.stop))
         await worker.run()
         await stopper
+
+    async def idle(self, count: int) -> None:
+        """Start workers that end with the process."""
+        for _ in range(count):
+            worker = self._app.worker(queues=dict.fromkeys(self._queues, 1) or {"async": 1})
+            self._idle.append(asyncio.create_task(worker.run()))
+            await worker.started.wait()
 
 
 def fill(conn: psycopg.Connection[Any], handler: str, count: int) -> None:

@@ -17,7 +17,8 @@ from forebay.demo.workers import WorkerProcess, stop_workers
 from forebay.errors import ForebayError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    import os
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 T = TypeVar("T")
 
@@ -156,14 +157,29 @@ class Script:
     """
 
     def __init__(self, module: str, *arguments: str) -> None:
+        self._start([sys.executable, "-m", module, *arguments], None)
+
+    @classmethod
+    def of(
+        cls, command: Sequence[str | os.PathLike[str]], environment: Mapping[str, str]
+    ) -> Script:
+        """Return a process of another program that uses the same messages."""
+        script = cls.__new__(cls)
+        script._start(command, environment)
+        return script
+
+    def _start(
+        self, command: Sequence[str | os.PathLike[str]], environment: Mapping[str, str] | None
+    ) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
             start_new_session=True,
+            env=environment,
         )
 
     @property

@@ -9,13 +9,14 @@ import shlex
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay_bench._machine_speed import MachineSpeed
 from forebay_bench._place import open_place
+from forebay_bench.peers import available
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +28,9 @@ SCENARIOS: Final = {
     "one": "single committed enqueues, beside the same row into a plain table",
     "bulk": "a million jobs at once, beside COPY and INSERT ... SELECT into a plain table",
     "backfill": "a job for each row of a table, beside the bare INSERT ... SELECT, alone and under load",
+    "peers": "what a job costs in each library: enqueued, drained, one by one, in many queues, with an effect, and at rest",
     "drain": "a full queue emptied by one worker process, by kind of handler",
+    "queues": "1,000 queues: a drain, an idle worker and the pickup, beside one queue",
     "transactional": "handlers that update a row in the transaction that completes their job, beside their own transactions",
     "sinks": "a full queue sent to a broker by one drain process, beside the plain client of the broker",
     "endpoints": "from the commit of a publish to the arrival at HTTP endpoints, 1,000 of them, also beside a dead one",
@@ -57,6 +60,10 @@ SCENARIOS: Final = {
 }
 
 
+#: The other engines that ``Options.compare`` may name.
+_ENGINES: Final = ("classic", "que", "staged")
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """How to run a scenario."""
@@ -69,6 +76,8 @@ class Options:
     """Turns of each engine; None: the scenario's number."""
     compare: tuple[str, ...] | None = None
     """Which other engines and peers take part; None: all installed ones that the scenario knows."""
+    peers: bool = False
+    """All peers that can be used here, those of Node.js among them, and all other engines; ``run_scenario`` makes it ``compare``."""
     mix: str | None = None
     """Which mix of jobs, where a scenario has several; None: the scenario's choice."""
     holder: str | None = None
@@ -108,9 +117,15 @@ def run_scenario(
         raise KeyError(name)
     scenario = importlib.import_module(f"forebay_bench.scenarios.{name}")
     started = time.perf_counter()
+    notes: list[str] = []
+    if options.peers:
+        progress("libraries are looked for")
+        names, notes = available()
+        options = replace(options, compare=(*_ENGINES, *names))
     with open_place(dsn, pg_bin, keep=options.keep) as place:
         with MachineSpeed() as speed:
             report: Report = scenario.run(place, options, progress)
+        report = replace(report, notes=[*report.notes, *notes])
         facts = describe(place.facts)
     facts["machine_speed"] = speed.facts()
     facts["seconds"] = round(time.perf_counter() - started, 1)

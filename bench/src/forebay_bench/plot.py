@@ -21,6 +21,8 @@ COLOURS: Final = {
     "staged": "#009E73",
     "pgqueuer": "#E69F00",
     "procrastinate": "#56B4E9",
+    "graphile-worker": "#F0E442",
+    "pg-boss": "#000000",
     "plain": "#777777",
 }
 
@@ -107,4 +109,31 @@ def rates(figure: Figure, title: str, found: Mapping[str, tuple[Spread, str]]) -
     axes.margins(x=0.12)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel("jobs a second")
+    axes.set_title(title)
+
+
+def stacked(
+    figure: Figure, title: str, what: str, found: Mapping[str, tuple[float, float, str]]
+) -> None:
+    """Draw a bar of two parts for each engine, by its label: the parts, the second one lighter, and whose colour it has."""
+    axes = figure.subplots()
+    labels, parts = list(found), list(found.values())
+    colours = [COLOURS[whose] for _, _, whose in parts]
+    first = [each for each, _, _ in parts]
+    axes.barh(labels, first, color=colours, height=0.6)
+    axes.barh(
+        labels, [each for _, each, _ in parts], left=first, color=colours, alpha=0.45, height=0.6
+    )
+    for place, (one, other, _) in enumerate(parts):
+        axes.annotate(
+            f"{one:,.0f} + {other:,.0f}",
+            (one + other, place),
+            xytext=(6, 0),
+            textcoords="offset points",
+            va="center",
+        )
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(what)
     axes.set_title(title)

@@ -1,18 +1,17 @@
 """Other libraries, used if installed, with the best settings that they document.
 
-Each module has ``NAME``, ``NOTE`` (its settings, for the report), ``create`` (install its schema in an empty
-database) and ``Queue``, a ``Engine``, which runs in a separate process. A library that is not installed is left out,
-and the report says so.
+A Python library is a module with what ``Peer`` lists and ``Queue``, an ``Engine``, which runs in a separate process. The libraries of
+Node.js are in ``javascript``. A library that is not installed is left out, and the report says so.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from types import ModuleType
-from typing import Final
+from typing import Final, Protocol, cast
 
 from forebay.errors import ConfigError, shown
+from forebay_bench.peers import javascript
 
 #: Module of this package, and what must be importable for it.
 PEERS: Final = {
@@ -20,27 +19,70 @@ PEERS: Final = {
     "procrastinate": ("procrastinate", "uvloop"),
 }
 
+#: Those of Node.js: they take part where they are named, because their first use installs them.
+NODE_PEERS: Final = {peer.NAME: peer for peer in javascript.PEERS}
 
-def installed(compare: tuple[str, ...] | None) -> list[ModuleType]:
+
+class Peer(Protocol):
+    """A library to compare with."""
+
+    @property
+    def NAME(self) -> str:  # noqa: N802 - a constant of a module
+        """Its name in reports and in ``--compare``."""
+
+    @property
+    def NOTE(self) -> str:  # noqa: N802 - a constant of a module
+        """Its settings, for the report."""
+
+    def create(self, dsn: str) -> None:
+        """Install its schema in an empty database."""
+
+
+def installed(compare: tuple[str, ...] | None) -> list[Peer]:
     """Return the peers that take part.
 
     Args:
         compare: names of engines; names of other engines than peers are ignored; None takes every
-            installed one.
+            installed one of Python.
 
     Raises:
         ConfigError: one that was named is not installed.
     """
-    found = []
+    found: list[Peer] = []
     for name, packages in PEERS.items():
         if compare is not None and name not in compare:
             continue
         if all(importlib.util.find_spec(package) is not None for package in packages):
-            found.append(importlib.import_module(f"forebay_bench.peers.{name}"))
+            found.append(cast("Peer", importlib.import_module(f"forebay_bench.peers.{name}")))
         elif compare is not None:
             raise ConfigError(
                 "--compare",
                 f"names {shown(name)}, which is not installed",
                 hint="pip install 'forebay[bench]'",
             )
+    for name, peer in NODE_PEERS.items():
+        if compare is None or name not in compare:
+            continue
+        try:
+            javascript.installed_folder()
+        except javascript.MissingPeerError as error:
+            raise ConfigError(
+                "--compare",
+                f"names {shown(name)}, which cannot be used: {error.message}",
+                hint="It needs node and npm, which installs it from its registry at the first use.",
+            ) from error
+        found.append(peer)
     return found
+
+
+def available() -> tuple[tuple[str, ...], list[str]]:
+    """Return the names of all peers that can be used here, and a line for each that cannot; install those of Node.js."""
+    names, missing = [], []
+    for name in (*PEERS, *NODE_PEERS):
+        try:
+            installed((name,))
+        except ConfigError as error:
+            missing.append(f"left out: {name}, {error.message.split(', which ')[-1]}")
+        else:
+            names.append(name)
+    return tuple(names), missing

@@ -8,7 +8,9 @@ that its guide calls the default: ``durable``, like everything here. Many jobs g
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import json
 import logging
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +26,7 @@ from psycopg.conninfo import conninfo_to_dict
 from forebay_bench._counters import wait_for_stop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from forebay_bench._counters import Counters
 
@@ -43,6 +45,11 @@ CHUNK: Final = 5000
 
 _ENTRYPOINT: Final = "noop"
 
+#: Rows that handlers with an effect update, and how many at a time.
+EFFECT_ROWS: Final = 10_000
+EFFECT_CONCURRENCY: Final = 20
+_UPDATE: Final = "update effect set n = n + 1 where id = $1"
+
 
 def create(dsn: str) -> None:
     """Install its schema."""
@@ -58,10 +65,12 @@ def create(dsn: str) -> None:
 
 
 class Queue:
-    """See ``Engine``."""
+    """See ``Engine``. Its queues are entrypoints: a worker names each of them."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
+        self._entrypoints = [_ENTRYPOINT]
+        self._idle: list[asyncio.Task[None]] = []
         logging.getLogger("pgqueuer").setLevel(logging.ERROR)
 
     async def open(self) -> None:
@@ -71,17 +80,22 @@ class Queue:
 
     async def close(self) -> None:
         """Disconnect."""
+        for task in self._idle:
+            task.cancel()
         await self._conn.close()
 
     async def enqueue(self, number: int) -> None:
         """Enqueue a job and commit."""
-        await self._queries.enqueue(_ENTRYPOINT, b'{"number":%d}' % number)
+        await self._queries.enqueue(self._entrypoint(number), b'{"number":%d}' % number)
 
     async def enqueue_some(self, numbers: range) -> None:
         """Enqueue a few jobs by one call, and commit."""
-        count = len(numbers)
         payloads: list[bytes | None] = [b'{"number":%d}' % number for number in numbers]
-        await self._queries.enqueue([_ENTRYPOINT] * count, payloads, [0] * count)
+        names = [self._entrypoint(number) for number in numbers]
+        await self._queries.enqueue(names, payloads, [0] * len(numbers))
+
+    def _entrypoint(self, number: int) -> str:
+        return self._entrypoints[number % len(self._entrypoints)]
 
     async def enqueue_all(self, numbers: Iterable[int]) -> None:
         """Enqueue any number of jobs of an iterator, in one transaction."""
@@ -90,38 +104,54 @@ class Queue:
             while chunk := list(itertools.islice(iterator, CHUNK)):
                 await self.enqueue_some(range(chunk[0], chunk[-1] + 1))
 
+    async def spread(self, queues: int) -> None:
+        """From now on jobs go to this number of entrypoints in turns."""
+        self._entrypoints = [f"noop {number}" for number in range(queues)]
+
     async def drain(self, handler: str) -> int:
-        """Run a worker until the queue is empty; return how many jobs it ended."""
-        del handler  # it has one kind
+        """Run a worker until the queue is empty; return how many jobs it ended. Its handler does nothing, or updates a row (``update``)."""
         handled = 0
+        async with contextlib.AsyncExitStack() as stack:
+            pool = None
+            if handler == "update":
+                pool = await stack.enter_async_context(await _pool(self._dsn))
 
-        def count() -> None:
-            nonlocal handled
-            handled += 1
+            async def handle(job: Job) -> None:
+                nonlocal handled
+                if pool is not None:
+                    await pool.execute(_UPDATE, _number(job) % EFFECT_ROWS)
+                handled += 1
 
-        await self._run(count, None)
+            await self._run(handle, None)
         return handled
 
-    async def serve(self, counters: Counters) -> None:
+    async def serve(self, counters: Counters, note: Callable[[int], None]) -> None:
         """Run a worker until the counters say stop, and count in it what was handled."""
         handled = 0
 
-        def count() -> None:
+        async def handle(job: Job) -> None:
             nonlocal handled
+            note(_number(job))
             handled += 1
             counters.handled = handled
 
-        await self._run(count, counters)
+        await self._run(handle, counters)
 
-    async def _run(self, count: Callable[[], None], counters: Counters | None) -> None:
-        conn = await _connect(self._dsn)
-        worker = PgQueuer.from_asyncpg_connection(conn)
+    async def idle(self, count: int) -> None:
+        """Start workers that end with the process."""
 
-        @worker.entrypoint(_ENTRYPOINT)
         async def handle(job: Job) -> None:
             del job
-            count()
 
+        for _ in range(count):
+            worker = self._worker(await _connect(self._dsn), handle)
+            self._idle.append(asyncio.create_task(worker.run(batch_size=BATCH)))
+
+    async def _run(
+        self, handle: Callable[[Job], Awaitable[None]], counters: Counters | None
+    ) -> None:
+        conn = await _connect(self._dsn)
+        worker = self._worker(conn, handle)
         if counters is None:
             await worker.run(batch_size=BATCH, mode=QueueExecutionMode.drain)
         else:
@@ -130,9 +160,29 @@ class Queue:
             await stopper
         await conn.close()
 
+    def _worker(self, conn: Any, handle: Callable[[Job], Awaitable[None]]) -> PgQueuer:
+        worker = PgQueuer.from_asyncpg_connection(conn)
+        for name in self._entrypoints:
+            worker.entrypoint(name)(handle)
+        return worker
+
+
+def _number(job: Job) -> int:
+    number: int = json.loads(job.payload or b"")["number"]
+    return number
+
+
+async def _pool(dsn: str) -> Any:
+    return await asyncpg.create_pool(
+        **_options(dsn), min_size=EFFECT_CONCURRENCY, max_size=EFFECT_CONCURRENCY
+    )
+
 
 async def _connect(dsn: str) -> Any:
+    return await asyncpg.connect(**_options(dsn))
+
+
+def _options(dsn: str) -> dict[str, Any]:
     found = conninfo_to_dict(dsn)
-    named = {"host": "host", "port": "port", "user": "user", "password": "password"}
-    values = {name: found[key] for key, name in named.items() if found.get(key) is not None}
-    return await asyncpg.connect(database=found.get("dbname"), **values)
+    named = {"host": "host", "port": "port", "user": "user", "password": "password", "dbname": "database"}  # fmt: skip
+    return {name: found[key] for key, name in named.items() if found.get(key) is not None}

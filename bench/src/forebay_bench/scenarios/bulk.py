@@ -9,12 +9,14 @@ the same with 100,000.
 from __future__ import annotations
 
 import contextlib
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
 from forebay_bench import _ours
+from forebay_bench._cpu import COLUMNS, CPU_NOTE, JobCosts
 from forebay_bench._engine import started_engines
 from forebay_bench._measure import Spread, in_turns, per_second, ratio_of_rounds, round_figure
 from forebay_bench._report import Bar, Report, Table
@@ -45,6 +47,11 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     """Run the scenario."""
     rounds = options.rounds or (3 if options.full else 2)
     count = max(1, int((1_000_000 if options.full else 100_000) * options.scale))
+    costs = JobCosts(place)
+
+    def counted(name: str, work: Callable[[], float]) -> Callable[[], float]:
+        return costs.counted(name, work, count, [os.getpid()])
+
     with contextlib.ExitStack() as stack:
         runners = stack.enter_context(started_engines(place, options.compare))
         ours = runners.pop("forebay")
@@ -53,16 +60,22 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         plain_conn = stack.enter_context(psycopg.connect(other, autocommit=True))
         plain.create(plain_conn)
         engines: dict[str, Callable[[], float]] = {
-            "ours": partial(_by_runner, ours, count),
-            "copy": partial(_into_plain, plain_conn, plain.copy, count),
-            "insert_select": lambda: per_second(count, lambda: _ours.fill(conn, "async", count)),
-            "plain_insert_select": partial(_into_plain, plain_conn, plain.insert_select, count),
+            "ours": costs.counted("ours", partial(_by_runner, ours, count), count, [ours.pid]),
+            "copy": counted("copy", partial(_into_plain, plain_conn, plain.copy, count)),
+            "insert_select": counted(
+                "insert_select",
+                lambda: per_second(count, lambda: _ours.fill(conn, "async", count)),
+            ),
+            "plain_insert_select": counted(
+                "plain_insert_select",
+                partial(_into_plain, plain_conn, plain.insert_select, count),
+            ),
         }
         for name, peer in runners.items():
             share = max(1, int(count * _SHARES.get(name, 1.0)))
-            engines[name] = partial(_by_runner, peer, share)
+            engines[name] = costs.counted(name, partial(_by_runner, peer, share), share, [peer.pid])
         found = in_turns(engines, rounds, progress)
-    return _report(found, list(runners), options, rounds, count)
+    return _report(found, list(runners), options, rounds, count, costs)
 
 
 def _by_runner(engine: Runner, count: int) -> float:
@@ -78,18 +91,20 @@ def _into_plain(
     return per_second(count, lambda: work(conn, count))
 
 
-def _report(
+def _report(  # noqa: PLR0917 - one run is described by all of them
     found: dict[str, list[float]],
     peers: Sequence[str],
     options: Options,
     rounds: int,
     count: int,
+    costs: JobCosts,
 ) -> Report:
     spreads = {name: Spread.of(values) for name, values in found.items()}
     figures: dict[str, Any] = {
         f"{name}_per_s": round_figure(spreads[name].median) for name in _LABELS
     }
     figures["peers"] = {name: round_figure(spreads[name].median) for name in peers}
+    figures["cpu_us"] = costs.figures()
     rivals = {"ours": "copy", "insert_select": "plain_insert_select"}
     order = [*_LABELS, *peers]
     rows = [
@@ -100,6 +115,7 @@ def _report(
             f"{ratio_of_rounds(found[name], found[rivals[name]]):.2f} of plain"
             if name in rivals
             else "",
+            *costs.cells(name),
         )
         for name in order
     ]
@@ -120,8 +136,9 @@ def _report(
             at_least=0.6,
         ),
     ]
-    columns = ["", "jobs/s", f"{rounds} rounds", ""]
+    columns = ["", "jobs/s", f"{rounds} rounds", "", *COLUMNS]
     notes = [
+        CPU_NOTE,
         f"{count:,} jobs at a time, committed at the end",
         "the plain table is emptied before each turn; the queues grow",
         "COPY gets rows as text that is ready to send; the queues check and encode arguments",

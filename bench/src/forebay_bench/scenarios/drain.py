@@ -8,29 +8,22 @@ keys: jobs of 100, 5,000 and 50,000 ordering keys in turns, and of a single one;
 quick form each job has its own key); and of several keys at once, of which the unique key is the job's own.
 
 Also from the coroutine's turns: the write-ahead log of a job from its bulk enqueue until it is settled, including
-everything that the server wrote in that time, and the CPU time of the server and of the worker for each job of the drain.
+everything that the server wrote in that time. Of each engine: the CPU time of the server and of the worker for each job of the drain.
 """
 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from forebay.errors import ForebayError
 from forebay_bench import _ours
+from forebay_bench._cpu import COLUMNS, CPU_NOTE, JobCosts
+from forebay_bench._drains import Drains
 from forebay_bench._engine import runner, started_engines
-from forebay_bench._measure import (
-    Spread,
-    in_turns,
-    ratio_of_rounds,
-    round_figure,
-    server_cpu_seconds,
-    wal_bytes,
-)
+from forebay_bench._measure import Spread, in_turns, ratio_of_rounds, round_figure, wal_bytes
 from forebay_bench._report import Bar, Report, Table
 from forebay_bench.engines import classic
 from forebay_bench.peers import installed
@@ -40,7 +33,6 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure
 
-    from forebay_bench._engine import Runner
     from forebay_bench._place import Place
     from forebay_bench._run import Options
 
@@ -61,6 +53,8 @@ _JOBS: Final = {
     "classic": 60_000,
     "pgqueuer": 12_000,
     "procrastinate": 500,
+    "graphile-worker": 20_000,
+    "pg-boss": 12_000,
 }
 
 _LABELS: Final = {
@@ -82,46 +76,39 @@ _LABELS: Final = {
 _FULL_FACTOR: Final = 10
 
 
-@dataclass(slots=True)
-class Costs:
-    """The cost per job in each turn."""
-
-    wal_bytes: list[float] = field(default_factory=list)
-    server_seconds: list[float] = field(default_factory=list)
-    client_seconds: list[float] = field(default_factory=list)
-
-
 def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
     """Run the scenario."""
     rounds = options.rounds or (3 if options.full else 2)
     factor = options.scale * (_FULL_FACTOR if options.full else 1)
     counts = {name: max(10, int(jobs * factor)) for name, jobs in _JOBS.items()}
-    costs = Costs()
+    costs, wal = JobCosts(place), list[float]()
     with contextlib.ExitStack() as stack:
         runners = stack.enter_context(started_engines(place, options.compare))
         ours = runners.pop("forebay")
         conn = stack.enter_context(psycopg.connect(ours.dsn, autocommit=True))
+        work = Drains(ours, costs, "")
         engines: dict[str, Callable[[], float]] = {
-            "async": partial(_costed, place, ours, conn, counts["async"], costs)
+            "async": partial(_logged, work, conn, counts["async"], wal)
         }
-        _set_limits(ours, conn)
+        _set_limits(work, conn)
         for handler in (*_ours.KEYS, "thread", "batch", "tx"):
-            engines[handler] = partial(_ours_turn, ours, conn, handler, counts[handler])
+            engines[handler] = partial(_ours_turn, work, conn, handler, counts[handler])
         if options.compare is None or "classic" in options.compare:
             rival = stack.enter_context(runner("classic", place, create=_create_classic))
-            engines["classic"] = partial(_turn, rival, counts["classic"])
+            engines["classic"] = partial(_turn, Drains(rival, costs, "classic"), counts["classic"])
         for name, peer in runners.items():
-            engines[name] = partial(_turn, peer, counts[name])
+            engines[name] = partial(_turn, Drains(peer, costs, name), counts[name])
         found = in_turns(engines, rounds, progress)
-    return _report(found, list(runners), costs, options, rounds)
+    return _report(found, list(runners), costs, wal, options, rounds)
 
 
-def _set_limits(ours: Runner, conn: psycopg.Connection[Any]) -> None:
+def _set_limits(ours: Drains, conn: psycopg.Connection[Any]) -> None:
     """Set the limits of queues, and let a claim see them before it is measured."""
     for name, keys in _ours.KEYS.items():
         if keys.key_concurrency is not None:
             _ours.set_limits(conn, name)
-            _ours_turn(ours, conn, name, 10)
+            _ours.fill(conn, name, 10)
+            ours.drain(name, 10, counted=False)
 
 
 def _create_classic(dsn: str) -> None:
@@ -129,78 +116,49 @@ def _create_classic(dsn: str) -> None:
         classic.create(conn)
 
 
-def _turn(engine: Runner, count: int) -> float:
-    engine.call("fill", count=count)
-    return _drained(engine, "", count)
+def _turn(engine: Drains, count: int) -> float:
+    engine.engine.call("fill", count=count)
+    return engine.drain("", count)
 
 
-def _ours_turn(ours: Runner, conn: psycopg.Connection[Any], handler: str, count: int) -> float:
+def _ours_turn(ours: Drains, conn: psycopg.Connection[Any], handler: str, count: int) -> float:
     _ours.fill(conn, handler, count)
-    return _drained(ours, handler, count)
+    return ours.drain(handler, count)
 
 
-def _costed(
-    place: Place,
-    ours: Runner,
-    conn: psycopg.Connection[Any],
-    count: int,
-    costs: Costs,
-) -> float:
-    """Drain with the coroutine, and record the cost."""
+def _logged(ours: Drains, conn: psycopg.Connection[Any], count: int, wal: list[float]) -> float:
+    """Drain with the coroutine, and record the write-ahead log of a job."""
     written = wal_bytes(conn)
-    _ours.fill(conn, "async", count)
-    before = _server_cpu(place)
-    found = ours.call("drain", handler="async")
-    after = _server_cpu(place)
-    _check(found, count)
-    costs.wal_bytes.append((wal_bytes(conn) - written) / count)
-    costs.client_seconds.append(found["cpu_seconds"] / count)
-    if before is not None and after is not None:
-        costs.server_seconds.append((after - before) / count)
-    return count / float(found["seconds"])
+    rate = _ours_turn(ours, conn, "async", count)
+    wal.append((wal_bytes(conn) - written) / count)
+    return rate
 
 
-def _server_cpu(place: Place) -> float | None:
-    return None if place.postmaster_pid is None else server_cpu_seconds(place.postmaster_pid)
-
-
-def _drained(engine: Runner, handler: str, count: int) -> float:
-    found = engine.call("drain", handler=handler)
-    _check(found, count)
-    return count / float(found["seconds"])
-
-
-def _check(found: dict[str, Any], count: int) -> None:
-    """Raise an error if a worker left a job, or ran one twice."""
-    if found["ended"] != count:
-        raise ForebayError(f"{found['ended']} jobs ended, of {count} that waited")
-
-
-def _report(
+def _report(  # noqa: PLR0917 - one run is described by all of them
     found: dict[str, list[float]],
     peers: Sequence[str],
-    costs: Costs,
+    costs: JobCosts,
+    wal_of_jobs: Sequence[float],
     options: Options,
     rounds: int,
 ) -> Report:
     spreads = {name: Spread.of(values) for name, values in found.items()}
 
-    def per_job(values: Sequence[float], factor: float) -> float | None:
-        return round_figure(Spread.of(values).median * factor) if values else None
-
     def ratio(ours: str, rival: str) -> float | None:
         return ratio_of_rounds(found[ours], found[rival]) if rival in found else None
 
-    wal = per_job(costs.wal_bytes, 1)
+    wal = round_figure(Spread.of(wal_of_jobs).median)
+    server, client = costs.micros("async")
     figures: dict[str, Any] = {
         f"{name}_per_s": round_figure(spreads[name].median) if name in spreads else None
         for name in _LABELS
     }
     figures |= {
         "wal_bytes_per_job": wal,
-        "server_cpu_us_per_job": per_job(costs.server_seconds, 1e6),
-        "client_cpu_us_per_job": per_job(costs.client_seconds, 1e6),
+        "server_cpu_us_per_job": round_figure(server),
+        "client_cpu_us_per_job": round_figure(client),
         "peers": {name: round_figure(spreads[name].median) for name in peers},
+        "cpu_us": costs.figures(),
     }
     order = [name for name in (*_LABELS, *peers) if name in spreads]
     rows = [
@@ -208,6 +166,7 @@ def _report(
             _LABELS.get(name, name),
             f"{spreads[name].median:,.0f}",
             f"{spreads[name].low:,.0f} to {spreads[name].high:,.0f}",
+            *costs.cells(name),
         )
         for name in order
     ]
@@ -238,17 +197,11 @@ def _report(
         ),
         Bar("write-ahead log of a job, in bytes", wal, at_most=330),
     ]
-    columns = ["", "jobs/s", f"{rounds} rounds"]
-    costs_rows = [
-        ("write-ahead log of a job, bytes", _text(wal)),
-        ("server CPU of a job, us", _text(figures["server_cpu_us_per_job"])),
-        ("worker CPU of a job, us", _text(figures["client_cpu_us_per_job"])),
-    ]
+    columns = ["", "jobs/s", f"{rounds} rounds", *COLUMNS]
     return Report(
         figures,
         [
             Table(columns, rows, right=columns[1:]),
-            Table(["coroutine", ""], costs_rows, right=[""]),
         ],
         bars,
         notes=[
@@ -258,15 +211,11 @@ def _report(
             "a peer's handler counts, which costs it a few percent at most; ours is counted by the worker",
             "classic has no handlers, retries, timeouts or leases around its loop; autovacuum is on",
             "ours keeps what it ended, pgqueuer writes a log row; classic and procrastinate delete",
-            "server CPU is that of all its processes; unknown for a server that the benchmark did not start",
+            CPU_NOTE,
             *(peer.NOTE for peer in installed(options.compare)),
         ],
         draw=partial(_draw, spreads, order),
     )
-
-
-def _text(value: float | None) -> str:
-    return "unknown" if value is None else f"{value:,.3g}"
 
 
 def _draw(spreads: dict[str, Spread], order: Sequence[str], figure: Figure) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.errors import ForebayError
 from forebay_bench import _ours
 from forebay_bench._counters import Counters
+from forebay_bench._cpu import COLUMNS, CPU_NOTE, JobCosts
 from forebay_bench._engine import Runner, started_engines
 from forebay_bench._measure import (
     Spread,
@@ -33,7 +34,7 @@ from forebay_bench._report import Bar, Report, Table
 from forebay_bench.peers import installed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from matplotlib.figure import Figure
 
@@ -78,6 +79,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     rounds = options.rounds or (3 if options.full else 2)
     seconds = (20.0 if options.full else 5.0) * options.scale
     memory = Memory()
+    costs, enqueued = JobCosts(place), dict[str, int]()
     with started_engines(place, options.compare) as workers, _producers(workers) as producers:
         engines = {
             name: partial(
@@ -88,10 +90,20 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
                 memory if name == "forebay" and not options.full else None,
                 backlog=_BACKLOGS.get(name, _BACKLOG),
                 per_second=None,
+                enqueued=partial(enqueued.__setitem__, name),
             )
             for name, worker in workers.items()
         }
-        found = in_turns(engines, rounds, progress)
+        turns = {
+            name: costs.counted(
+                name,
+                work,
+                partial(_jobs, enqueued, name),
+                [workers[name].pid, producers[name].pid],
+            )
+            for name, work in engines.items()
+        }
+        found = in_turns(turns, rounds, progress)
     if options.full:
         progress(f"{_fixed_rate_seconds(options):.0f} s of 100,000 jobs a minute")
         with started_engines(place, ()) as workers, _producers(workers) as producers:
@@ -103,7 +115,12 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
                 backlog=_BACKLOG,
                 per_second=_FIXED_RATE_PER_SECOND,
             )
-    return _report(found, memory, options, rounds)
+    return _report(found, memory, costs, options, rounds)
+
+
+def _jobs(enqueued: Mapping[str, int], name: str, _rate: float) -> float:
+    """Return how many jobs the last turn of an engine had."""
+    return enqueued[name]
 
 
 def _fixed_rate_seconds(options: Options) -> float:
@@ -130,8 +147,9 @@ def _turn(
     *,
     backlog: int,
     per_second: float | None,
+    enqueued: Callable[[int], None] = lambda _: None,
 ) -> float:
-    """Let both work; return how many jobs a second were handled."""
+    """Let both work; return how many jobs a second were handled, and report how many there were in all."""
     with Counters() as counters:
         worker.send("serve", path=counters.path)
         producer.send(
@@ -152,16 +170,23 @@ def _turn(
                 memory.look(worker.pid)
             time.sleep(pause)
         rate = (counters.handled - before) / (time.monotonic() - began)
-        enqueued = producer.read_message()
-        wait_until(lambda: counters.handled >= enqueued, _END_SECONDS, "the queue is empty")
+        count = producer.read_message()
+        wait_until(lambda: counters.handled >= count, _END_SECONDS, "the queue is empty")
         counters.stop = True
         worker.read_message()
-        if counters.handled != enqueued:
-            raise ForebayError(f"{counters.handled} jobs were handled, of {enqueued}")
+        if counters.handled != count:
+            raise ForebayError(f"{counters.handled} jobs were handled, of {count}")
+        enqueued(count)
     return rate
 
 
-def _report(found: dict[str, list[float]], memory: Memory, options: Options, rounds: int) -> Report:
+def _report(
+    found: dict[str, list[float]],
+    memory: Memory,
+    costs: JobCosts,
+    options: Options,
+    rounds: int,
+) -> Report:
     spreads = {name: Spread.of(values) for name, values in found.items()}
     peers = [name for name in found if name != "forebay"]
     first, last, most = _first_last_most(memory.values)
@@ -171,12 +196,14 @@ def _report(found: dict[str, list[float]], memory: Memory, options: Options, rou
         "rss_mb_last": round_figure(last),
         "rss_mb_max": round_figure(most),
         "peers": {name: round_figure(spreads[name].median) for name in peers},
+        "cpu_us": costs.figures(),
     }
     rows = [
         (
             "Forebay" if name == "forebay" else name,
             f"{spread.median:,.0f}",
             f"{spread.low:,.0f} to {spread.high:,.0f}",
+            *costs.cells(name),
         )
         for name, spread in spreads.items()
     ]
@@ -192,7 +219,7 @@ def _report(found: dict[str, list[float]], memory: Memory, options: Options, rou
         growth = None if first is None or last is None else last / first
         watched = f"memory after {_fixed_rate_seconds(options):.0f} s, against the beginning"
         bars.append(Bar(watched, growth, at_most=1.05))
-    columns = ["", "jobs/s", f"{rounds} rounds"]
+    columns = ["", "jobs/s", f"{rounds} rounds", *COLUMNS]
     tables = [Table(columns, rows, right=columns[1:])]
     if first is not None and last is not None and most is not None:
         tables.append(
@@ -208,6 +235,7 @@ def _report(found: dict[str, list[float]], memory: Memory, options: Options, rou
         bars,
         notes=[
             f"one producer and one worker process; {_BATCH} jobs a transaction, at most {_BACKLOG:,} wait, 200 for procrastinate",
+            CPU_NOTE + ", here of both processes",
             "on two cores the producer, the worker and the server share them: a cheaper enqueue leaves more for the worker",
             f"ours runs {_ours.CONCURRENCY} jobs at a time on asyncio's own event loop, as forebay worker does",
             f"memory: {_fixed_rate_seconds(options):.0f} s of 100,000 jobs a minute"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
+from forebay_bench._cpu import COLUMNS, CPU_NOTE, JobCosts
 from forebay_bench._engine import runner
 from forebay_bench._measure import Spread, in_turns, ratio_of_rounds, round_figure
 from forebay_bench._processes import scripts
@@ -50,6 +51,15 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     rounds = options.rounds or (50 if options.full else 12)
     seconds = (1.0 if options.full else 0.35) * options.scale
     peers = installed(options.compare)
+    costs = JobCosts(place)
+
+    def jobs(rate: float) -> float:
+        return rate * seconds
+
+    def counted(name: str, processes: Sequence[Script]) -> Callable[[], float]:
+        work = partial(_turn, name.removesuffix("8"), processes, seconds)
+        return costs.counted(name, work, jobs, [process.pid for process in processes])
+
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(place.database("one"))
         other = stack.enter_context(place.database("plain", migrated=False))
@@ -59,17 +69,20 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
             scripts("forebay_bench._enqueuers", *([[ours, other]] * _CONNECTIONS))
         )
         engines: dict[str, Callable[[], float]] = {
-            "ours": partial(_turn, "ours", worker_processes[:1], seconds),
-            "plain": partial(_turn, "plain", worker_processes[:1], seconds),
-            "python": partial(_turn, "python", worker_processes[:1], seconds),
+            "ours": counted("ours", worker_processes[:1]),
+            "plain": counted("plain", worker_processes[:1]),
+            "python": counted("python", worker_processes[:1]),
         }
         for peer in peers:
             process = stack.enter_context(runner(peer.NAME, place, create=peer.create))
-            engines[peer.NAME] = partial(process.call, "enqueue", seconds=seconds)
-        engines["ours8"] = partial(_turn, "ours", worker_processes, seconds)
-        engines["plain8"] = partial(_turn, "plain", worker_processes, seconds)
+            work = partial(process.call, "enqueue", seconds=seconds)
+            engines[peer.NAME] = costs.counted(peer.NAME, work, jobs, [process.pid])
+        engines["ours8"] = counted("ours8", worker_processes)
+        engines["plain8"] = counted("plain8", worker_processes)
         found = in_turns(engines, rounds, progress)
-    return _report(found, [peer.NAME for peer in peers], [peer.NOTE for peer in peers], rounds)
+    return _report(
+        found, [peer.NAME for peer in peers], [peer.NOTE for peer in peers], rounds, costs
+    )
 
 
 def _turn(name: str, worker_processes: Sequence[Script], seconds: float) -> float:
@@ -82,13 +95,18 @@ def _turn(name: str, worker_processes: Sequence[Script], seconds: float) -> floa
 
 
 def _report(
-    found: dict[str, list[float]], peers: Sequence[str], notes: Sequence[str], rounds: int
+    found: dict[str, list[float]],
+    peers: Sequence[str],
+    notes: Sequence[str],
+    rounds: int,
+    costs: JobCosts,
 ) -> Report:
     spreads = {name: Spread.of(values) for name, values in found.items()}
     figures: dict[str, Any] = {
         f"{name}_per_s": round_figure(spreads[name].median) for name in _LABELS
     }
     figures["peers"] = {name: round_figure(spreads[name].median) for name in peers}
+    figures["cpu_us"] = costs.figures()
     order = ["ours", "python", "plain", *peers, "ours8", "plain8"]
     rows = [
         (
@@ -96,6 +114,7 @@ def _report(
             f"{spreads[name].median:,.0f}",
             f"{spreads[name].low:,.0f} to {spreads[name].high:,.0f}",
             f"{ratio_of_rounds(found[name], found['plain8' if name.endswith('8') else 'plain']):.2f}",
+            *costs.cells(name),
         )
         for name in order
     ]
@@ -116,14 +135,15 @@ def _report(
             at_least=1.1,
         ),
     ]
-    columns = ["", "enqueues/s", f"{rounds} rounds", "of plain"]
+    columns = ["", "enqueues/s", f"{rounds} rounds", "of plain", *COLUMNS]
     return Report(
         figures,
         [Table(columns, rows, right=columns[1:])],
         bars,
         notes=[
             "every enqueue is a transaction that waits for the disk; no worker runs, so nothing notifies",
-            "peers enqueue on one connection from Python, as 'Forebay, from Python' does",
+            "peers enqueue on one connection from Python or Node.js, as 'Forebay, from Python' does",
+            CPU_NOTE,
             "the plain row names its lane itself, checks nothing and is not consumed",
             *notes,
         ],

@@ -2,7 +2,8 @@
 
 By hand is what a handler does without ``transaction=True``: it takes a connection of the application's pool and commits its update
 there; the worker settles the job afterwards, together with others. Its update may therefore happen twice. Both run 20 at a time, on
-the event loop and in threads, each in a drain of a full queue, in turns.
+the event loop and in threads, each in a drain of a full queue, in turns. The peers run the same handler by hand, in
+autocommit on a pool of 20 connections: none of them completes a job in the transaction of its handler.
 """
 
 from __future__ import annotations
@@ -13,31 +14,32 @@ from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
-from forebay.errors import ForebayError
 from forebay_bench import _ours
-from forebay_bench._engine import runner
-from forebay_bench._measure import (
-    Spread,
-    in_turns,
-    ratio_of_rounds,
-    round_figure,
-    server_cpu_seconds,
-)
+from forebay_bench._cpu import COLUMNS, CPU_NOTE, JobCosts
+from forebay_bench._drains import Drains
+from forebay_bench._engine import started_engines
+from forebay_bench._measure import Spread, in_turns, ratio_of_rounds, round_figure
 from forebay_bench._report import Bar, Report, Table
+from forebay_bench.peers import installed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
-    from forebay_bench._engine import Runner
+    from matplotlib.figure import Figure
+
     from forebay_bench._place import Place
     from forebay_bench._run import Options
 
 _JOBS: Final = 3_000
 _FULL_JOBS: Final = 15_000
 
+#: A peer's share of the jobs, so that slow peers do not take all the time.
+_SHARES: Final = {"procrastinate": 0.25}
+
 _LABELS: Final = {
     "update": "transaction=True",
     "update_by_hand": "by hand",
+    "update_autocommit": "by hand, autocommit",
     "update_in_thread": "transaction=True, thread",
     "update_in_thread_by_hand": "by hand, thread",
 }
@@ -47,76 +49,90 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     """Run the scenario."""
     rounds = options.rounds or (5 if options.full else 3)
     count = max(20, int((_FULL_JOBS if options.full else _JOBS) * options.scale))
-    costs: dict[str, list[tuple[float | None, float]]] = {name: [] for name in _LABELS}
+    costs = JobCosts(place)
     with contextlib.ExitStack() as stack:
-        ours = stack.enter_context(
-            runner("forebay", place, migrated=True, create=_ours.create_effects)
-        )
-        conn = stack.enter_context(psycopg.connect(ours.dsn, autocommit=True))
-        for name in _LABELS:  # connections, threads and plans
-            _turn(place, ours, conn, name, (100, []))
-        engines: dict[str, Callable[[], float]] = {
-            name: partial(_turn, place, ours, conn, name, (count, found))
-            for name, found in costs.items()
-        }
+        runners = stack.enter_context(started_engines(place, options.compare))
+        for engine in runners.values():
+            _ours.create_effects(engine.dsn)
+        ours = Drains(runners.pop("forebay"), costs, "")
+        conn = stack.enter_context(psycopg.connect(ours.engine.dsn, autocommit=True))
+        engines: dict[str, Callable[[], float]] = {}
+        for name in _LABELS:
+            _turn(
+                ours, conn, name, min(count, 100), counted=False
+            )  # connections, threads and plans
+            engines[name] = partial(_turn, ours, conn, name, count)
+        for name, peer in runners.items():
+            drains = Drains(peer, costs, name)
+            _peer_turn(drains, min(count, 100), counted=False)
+            engines[name] = partial(_peer_turn, drains, max(20, int(count * _SHARES.get(name, 1))))
         rates = in_turns(engines, rounds, progress)
-    return _report(rates, costs, rounds)
+    return _report(rates, list(runners), costs, options, rounds)
 
 
 def _turn(
-    place: Place,
-    ours: Runner,
+    ours: Drains,
     conn: psycopg.Connection[Any],
     handler: str,
-    work: tuple[int, list[tuple[float | None, float]]],
+    count: int,
+    *,
+    counted: bool = True,
 ) -> float:
-    """Drain a queue; return jobs a second, and record the CPU seconds of server and worker for each job."""
-    count, costs = work
+    """Drain a queue; return jobs a second."""
     _ours.fill(conn, handler, count)
-    before = _server_cpu(place)
-    found = ours.call("drain", handler=handler)
-    after = _server_cpu(place)
-    if found["ended"] != count:
-        raise ForebayError(f"{found['ended']} jobs ended, of {count} that waited")
-    server = None if before is None or after is None else (after - before) / count
-    costs.append((server, found["cpu_seconds"] / count))
-    return count / float(found["seconds"])
+    return ours.drain(handler, count, counted=counted)
 
 
-def _server_cpu(place: Place) -> float | None:
-    return None if place.postmaster_pid is None else server_cpu_seconds(place.postmaster_pid)
+def _peer_turn(peer: Drains, count: int, *, counted: bool = True) -> float:
+    peer.engine.call("fill", count=count)
+    return peer.drain("update", count, counted=counted)
 
 
 def _report(
     rates: dict[str, list[float]],
-    costs: dict[str, list[tuple[float | None, float]]],
+    peers: Sequence[str],
+    costs: JobCosts,
+    options: Options,
     rounds: int,
 ) -> Report:
     figures: dict[str, Any] = {}
+    spreads = {name: Spread.of(values) for name, values in rates.items()}
     rows = []
-    for name, label in _LABELS.items():
-        spread = Spread.of(rates[name])
-        servers = [server for server, _ in costs[name] if server is not None]
-        server = round_figure(Spread.of(servers).median * 1e6) if servers else None
-        worker = round_figure(Spread.of([worker for _, worker in costs[name]]).median * 1e6)
-        figures |= {
-            f"{name}_per_s": round_figure(spread.median),
-            f"{name}_server_cpu_us": server,
-            f"{name}_worker_cpu_us": worker,
+    for name in (*_LABELS, *peers):
+        spread = spreads[name]
+        server, worker = costs.micros(name)
+        found = {
+            "per_s": round_figure(spread.median),
+            "server_cpu_us": round_figure(server),
+            "worker_cpu_us": round_figure(worker),
         }
+        if name in peers:
+            figures.setdefault("peers", {})[name] = found
+        else:
+            figures |= {f"{name}_{what}": value for what, value in found.items()}
+        label = _LABELS.get(name, f"{name}, by hand, autocommit")
         cells = (f"{spread.median:,.0f}", f"{spread.low:,.0f} to {spread.high:,.0f}")
-        shown = ("unknown" if value is None else f"{value:,.0f}" for value in (server, worker))
-        rows.append((label, *cells, *shown))
-    columns = ["one update", "jobs/s", f"{rounds} rounds", "server CPU us", "worker CPU us"]
+        rows.append((label, *cells, *costs.cells(name)))
+
+    def ratio(ours: str, rival: str) -> float | None:
+        return ratio_of_rounds(rates[ours], rates[rival]) if rival in rates else None
+
+    columns = ["one update", "jobs/s", f"{rounds} rounds", *COLUMNS]
     bars = [
         Bar(
             "transaction=True, against the same handler by hand",
-            ratio_of_rounds(rates["update"], rates["update_by_hand"]),
+            ratio("update", "update_by_hand"),
             at_least=0.9,
         ),
         Bar(
             "the same in threads",
-            ratio_of_rounds(rates["update_in_thread"], rates["update_in_thread_by_hand"]),
+            ratio("update_in_thread", "update_in_thread_by_hand"),
+            at_least=0.9,
+        ),
+        Bar("by hand, against pgqueuer", ratio("update_autocommit", "pgqueuer"), at_least=1.1),
+        Bar(
+            "by hand, against graphile-worker",
+            ratio("update_autocommit", "graphile-worker"),
             at_least=0.9,
         ),
     ]
@@ -125,7 +141,26 @@ def _report(
         [Table(columns, rows, right=columns[1:])],
         bars,
         notes=[
-            f"{_ours.EFFECT_CONCURRENCY} handlers at a time; the CPU time is that of one job, of all processes of the server",
-            "by hand: the handler's connection and transaction; its job is settled afterwards, and the update may be repeated",
+            f"{_ours.EFFECT_CONCURRENCY} handlers at a time",
+            CPU_NOTE,
+            "by hand: the handler's connection and transaction, those of the peers in autocommit; its job is settled afterwards, and the update may be repeated",
+            *(peer.NOTE for peer in installed(options.compare)),
         ],
+        draw=partial(_draw, spreads),
+    )
+
+
+def _draw(spreads: dict[str, Spread], figure: Figure) -> None:
+    from forebay_bench.plot import COLOURS, rates  # noqa: PLC0415 - imports matplotlib
+
+    rates(
+        figure,
+        "Handlers that update one row, 20 at a time",
+        {
+            _LABELS.get(name, f"{name}, by hand, autocommit"): (
+                spread,
+                name if name in COLOURS else "forebay",
+            )
+            for name, spread in spreads.items()
+        },
     )

@@ -3,7 +3,8 @@
 A producer commits 300 jobs a second one by one, at random moments, and a worker process with its default settings, ``forebay worker``, runs
 them as they come. The figures are CPU time per job: of the server, by connection, and of the worker's process; and the write-ahead log
 that the server wrote. ``plain`` is the least that a queue can do, in turns on the same server: an ``INSERT`` with a ``NOTIFY``, and for
-each notification one ``DELETE ... RETURNING`` with ``SKIP LOCKED``, in a loop around one connection.
+each notification one ``DELETE ... RETURNING`` with ``SKIP LOCKED``, in a loop around one connection. Peers take part if they are named,
+each with one process that enqueues and one that works. The pickup is the time from the known commit to the handler's first line.
 
 The idle workers serve one queue without jobs. Their cost is the CPU time of the server, and its transactions, a second.
 """
@@ -16,26 +17,33 @@ import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
 
 from forebay_bench._child import sleep_until
+from forebay_bench._counters import Counters
+from forebay_bench._cpu import micros_text
+from forebay_bench._engine import Runner, runner
 from forebay_bench._journal import Journal
 from forebay_bench._measure import (
+    percentile,
     process_cpu_seconds,
-    ratio_of_rounds,
     round_figure,
     server_cpu_seconds,
     wal_bytes,
 )
 from forebay_bench._processes import Script, scripts, wait_until, workers
 from forebay_bench._report import Bar, Report, Table
+from forebay_bench.peers import installed
 from forebay_bench.scenarios.latency import arrivals, set_wakeup
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from matplotlib.figure import Figure
 
     from forebay_bench._place import Place
     from forebay_bench._run import Options
@@ -77,6 +85,8 @@ class Costs:
     server: list[float] = field(default_factory=list)
     worker: list[float] = field(default_factory=list)
     wal: list[float] = field(default_factory=list)
+    #: Seconds from the commit to the handler, of all jobs.
+    waits: list[float] = field(default_factory=list)
     #: Server microseconds by connection.
     parts: list[Counter[str]] = field(default_factory=list)
 
@@ -94,6 +104,11 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     seconds = (_FULL_SECONDS if options.full else _QUICK_SECONDS) * min(1.0, options.scale)
     rounds = options.rounds or _ROUNDS
     ours, plain = Costs(), Costs()
+    peers = [] if options.compare is None else installed(options.compare)
+    found = {peer.NAME: Costs() for peer in peers}
+    idle: dict[str, Idle] = {}
+    count = max(2, round(_IDLE_WORKERS * min(1.0, options.scale)))
+    idle_seconds = _IDLE_SECONDS * min(1.0, max(0.2, options.scale))
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
         notes = Journal(Path(folder) / "notes")
         settings = {"FOREBAY_QUEUE": "pickup", **notes.environment}
@@ -109,8 +124,10 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
                 with workers(dsn, settings=settings) as processes:
                     processes.start()
                     _load(place, conn, _ENQUEUE, 0.5, lambda: notes.count, processes.members[0].pid)
-                    _load(place, conn, _ENQUEUE, seconds, lambda: notes.count, processes.members[0].pid, costs)  # fmt: skip
+                    before = notes.count
+                    committed = _load(place, conn, _ENQUEUE, seconds, lambda: notes.count, processes.members[0].pid, costs)  # fmt: skip
                     processes.raise_when_one_ended()
+                    costs.waits += [at - committed[number] for number, at in notes.read(before)]
 
             def load_plain(costs: Costs, seconds: float) -> None:
                 with scripts("forebay_bench._plain_worker", [dsn]) as (script,):
@@ -121,18 +138,63 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
                     _load(place, conn, _PLAIN_ENQUEUE, 0.5, count, script.pid)
                     _load(place, conn, _PLAIN_ENQUEUE, seconds, count, script.pid, costs)
 
+            turns = [(load, ours, "a worker"), (load_plain, plain, "plain")]
+            for peer in peers:
+                address = stack.enter_context(place.database(peer.NAME, migrated=False))
+                peer.create(address)
+                journal = Journal(Path(folder) / peer.NAME)
+                load_peer = partial(_load_peer, place, peer.NAME, address, journal)
+                turns.append((load_peer, found[peer.NAME], peer.NAME))
             for number in range(rounds):
-                turns = [(load, ours, "a worker"), (load_plain, plain, "plain")]
                 for turn, costs, name in turns if number % 2 == 0 else turns[::-1]:
                     progress(f"round {number + 1} of {rounds}: {_PER_SECOND} jobs/s, {name}")
                     turn(costs, seconds)
         with place.database("idle") as dsn:
             set_wakeup(dsn, on=True)
-            count = max(2, round(_IDLE_WORKERS * min(1.0, options.scale)))
             progress(f"{count} idle workers")
             with scripts("forebay_bench._idle", [dsn, str(count)]):
-                idle = _measure_idle(place, dsn, _IDLE_SECONDS * min(1.0, max(0.2, options.scale)))
-    return _report(ours, plain, idle, count, rounds)
+                idle["forebay"] = _measure_idle(place, dsn, idle_seconds)
+        for peer in peers:
+            progress(f"{count} idle workers of {peer.NAME}")
+            with runner(peer.NAME, place, create=peer.create) as process:
+                process.call("idle", count=count)
+                idle[peer.NAME] = _measure_idle(place, process.dsn, idle_seconds)
+    all_costs = {"forebay": ours, "plain": plain, **found}
+    return _report(all_costs, idle, count, rounds, [peer.NOTE for peer in peers])
+
+
+def _has(journal: Journal, count: int) -> bool:
+    return journal.count >= count
+
+
+def _load_peer(  # noqa: PLR0917 - as below
+    place: Place, name: str, dsn: str, journal: Journal, costs: Costs, seconds: float
+) -> None:
+    """Let a peer's process enqueue jobs at the rate for this long and another one run them, and record what each cost."""
+    with contextlib.ExitStack() as stack:
+        worker, producer = Runner(name, dsn), Runner(name, dsn)
+        stack.callback(worker.close)
+        stack.callback(producer.close)
+        counters = stack.enter_context(Counters())
+        conn = stack.enter_context(psycopg.connect(dsn, autocommit=True))
+        worker.send("serve", path=counters.path, journal=str(journal.path))
+        for length in (0.5, seconds):  # connections and plans
+            moments = arrivals(_PER_SECOND, length)
+            before, server, wal = journal.count, _server_cpu(place), wal_bytes(conn)
+            used = process_cpu_seconds(worker.pid) or 0.0
+            committed = producer.call("trickle", first=0, moments=moments)
+            expected = before + len(moments)
+            wait_until(
+                partial(_has, journal, expected), _ARRIVAL_SECONDS, f"all jobs of {name} ran"
+            )
+        jobs, after = len(moments) / 1e6, _server_cpu(place)
+        costs.worker.append(((process_cpu_seconds(worker.pid) or 0.0) - used) / jobs)
+        costs.wal.append((wal_bytes(conn) - wal) / len(moments))
+        if server is not None and after is not None:
+            costs.server.append((after - server) / jobs)
+        costs.waits += [at - committed[number] for number, at in journal.read(before)]
+        counters.stop = True
+        worker.read_message()
 
 
 def _load(  # noqa: PLR0917 - one load is described by all of them
@@ -143,19 +205,20 @@ def _load(  # noqa: PLR0917 - one load is described by all of them
     count: Callable[[], int],
     worker_pid: int,
     costs: Costs | None = None,
-) -> None:
-    """Commit jobs at the rate for this long, wait until all have run, and record what each cost."""
+) -> list[float]:
+    """Commit jobs at the rate for this long, wait until all have run, and record what each cost; return when each was committed."""
     moments = arrivals(_PER_SECOND, seconds)
     handled = count()
     server, parts = _server_cpu(place), _by_connection(conn)
     worker, wal = process_cpu_seconds(worker_pid) or 0.0, wal_bytes(conn)
-    began = time.monotonic()
+    began, committed = time.monotonic(), list[float]()
     for number, moment in enumerate(moments):
         sleep_until(began + moment)
         conn.execute(enqueue, [number], prepare=True)
+        committed.append(time.monotonic())
     wait_until(lambda: count() >= handled + len(moments), _ARRIVAL_SECONDS, "all jobs ran")
     if costs is None:
-        return
+        return committed
     jobs = len(moments) / 1e6
     costs.worker.append(((process_cpu_seconds(worker_pid) or 0.0) - worker) / jobs)
     costs.wal.append((wal_bytes(conn) - wal) / len(moments))
@@ -165,6 +228,7 @@ def _load(  # noqa: PLR0917 - one load is described by all of them
         now = _by_connection(conn)
         now.subtract(parts)
         costs.parts.append(Counter({name: spent / jobs for name, spent in now.items()}))
+    return committed
 
 
 def _by_connection(conn: psycopg.Connection[Any]) -> Counter[str]:
@@ -213,66 +277,115 @@ def _transactions(conn: psycopg.Connection[Any]) -> int:
     return int(row[0])
 
 
-def _report(ours: Costs, plain: Costs, idle: Idle, idle_count: int, rounds: int) -> Report:
-    def median(values: list[float]) -> float | None:
-        return statistics.median(values) if values else None
-
+def _report(
+    costs: dict[str, Costs],
+    idle: dict[str, Idle],
+    idle_count: int,
+    rounds: int,
+    notes: Sequence[str],
+) -> Report:
+    ours, plain = costs["forebay"], costs["plain"]
+    peers = [name for name in costs if name not in {"forebay", "plain"}]
     figures: dict[str, Any] = {
         "per_s": _PER_SECOND,
-        **{
-            f"{name}{unit}": round_figure(median(getattr(costs, what)))
-            for costs, prefix in ((ours, ""), (plain, "plain_"))
-            for what, name, unit in (
-                ("server", f"{prefix}server", "_us"),
-                ("worker", f"{prefix}worker", "_us"),
-                ("wal", f"{prefix}wal", "_bytes"),
-            )
-        },
+        **_figures(ours, ""),
+        **_figures(plain, "plain_"),
         "idle_workers": idle_count,
-        "idle_server_ms_per_s": round_figure(idle.cpu_ms),
-        "idle_transactions_per_s": round_figure(idle.transactions),
+        "idle_server_ms_per_s": round_figure(idle["forebay"].cpu_ms),
+        "idle_transactions_per_s": round_figure(idle["forebay"].transactions),
+        "peers": {
+            name: {
+                **_figures(costs[name], ""),
+                "idle_server_ms_per_s": round_figure(idle[name].cpu_ms),
+                "idle_transactions_per_s": round_figure(idle[name].transactions),
+            }
+            for name in peers
+        },
     }
     names = sorted({name for each in ours.parts for name in each})
     figures["server_us_by_connection"] = {
         name: round_figure(statistics.median(each[name] for each in ours.parts)) for name in names
     }
     rows = [
-        (label, *(_shown(median(getattr(costs, what))) for costs in (ours, plain)), _shown(_ratio(ours, plain, what)))
-        for what, label in (("server", "server, us"), ("worker", "worker, us"), ("wal", "WAL, bytes"))
-    ]  # fmt: skip
+        (
+            "Forebay" if name == "forebay" else name,
+            *(micros_text(_median(values)) for values in (each.server, each.worker, each.wal)),
+            *(micros_text(_wait(each, share)) for share in (0.5, 0.99)),
+            micros_text(idle[name].cpu_ms if name in idle else None),
+            micros_text(idle[name].transactions if name in idle else None),
+        )
+        for name, each in costs.items()
+    ]
     bars = [
         Bar(name, value, at_most=at_most)
         for name, value, at_most in (
-            ("server CPU of a job, us", median(ours.server), 600),
-            ("worker CPU of a job, us", median(ours.worker), 550),
-            ("write-ahead log of a job, bytes", median(ours.wal), 900),
-            (f"{idle_count} idle workers: server CPU, ms a second", idle.cpu_ms, 7),
-            (f"{idle_count} idle workers: transactions a second", idle.transactions, 10),
+            ("server CPU of a job, us", _median(ours.server), 600),
+            ("worker CPU of a job, us", _median(ours.worker), 550),
+            ("write-ahead log of a job, bytes", _median(ours.wal), 900),
+            (f"{idle_count} idle workers: server CPU, ms a second", idle["forebay"].cpu_ms, 7),
+            (
+                f"{idle_count} idle workers: transactions a second",
+                idle["forebay"].transactions,
+                10,
+            ),
         )
     ]
-    columns = ["a job", "Forebay", "plain", "ratio"]
+    columns = ["a job", "server us", "worker us", "WAL bytes", "pickup p50 ms", "p99 ms", f"{idle_count} idle: ms/s", "transactions/s"]  # fmt: skip
     return Report(
         figures,
         [
             Table(columns, rows, right=columns[1:]),
             Table(
                 ["connection", "server, us a job"],
-                [(name, _shown(value)) for name, value in figures["server_us_by_connection"].items()],
+                [
+                    (name, micros_text(value))
+                    for name, value in figures["server_us_by_connection"].items()
+                ],
                 right=["server, us a job"],
             ),
         ],
         bars,
         notes=[
-            f"{_PER_SECOND} jobs a second, one commit each, at random moments; medians of {rounds} rounds",
+            f"{_PER_SECOND} jobs a second, one commit each, at random moments; medians of {rounds} rounds, all waits together",
             "plain: an INSERT with NOTIFY, and a loop with one DELETE for each notification; it can neither retry nor recover",
+            "idle: workers of one queue; of peers in one process, each with its own connections",
+            *notes,
         ],
-    )  # fmt: skip
+        draw=partial(_draw, costs),
+    )
 
 
-def _ratio(ours: Costs, plain: Costs, what: str) -> float | None:
-    mine, theirs = getattr(ours, what), getattr(plain, what)
-    return ratio_of_rounds(mine, theirs) if mine and theirs else None
+def _figures(costs: Costs, prefix: str) -> dict[str, Any]:
+    return {
+        f"{prefix}server_us": round_figure(_median(costs.server)),
+        f"{prefix}worker_us": round_figure(_median(costs.worker)),
+        f"{prefix}wal_bytes": round_figure(_median(costs.wal)),
+        f"{prefix}pickup_p50_ms": round_figure(_wait(costs, 0.5)),
+        f"{prefix}pickup_p99_ms": round_figure(_wait(costs, 0.99)),
+    }
 
 
-def _shown(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+def _median(values: list[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _wait(costs: Costs, share: float) -> float | None:
+    return percentile(costs.waits, share) * 1000 if costs.waits else None
+
+
+def _draw(costs: dict[str, Costs], figure: Figure) -> None:
+    from forebay_bench.plot import stacked  # noqa: PLC0415 - imports matplotlib
+
+    stacked(
+        figure,
+        f"CPU time of a job at {_PER_SECOND} jobs a second",
+        "microseconds a job: the server, and lighter the worker",
+        {
+            "Forebay" if name == "forebay" else name: (
+                _median(each.server) or 0.0,
+                _median(each.worker) or 0.0,
+                name,
+            )
+            for name, each in costs.items()
+        },
+    )
