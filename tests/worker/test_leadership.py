@@ -140,11 +140,7 @@ async def test_without_notifications_a_heartbeat_reports_a_duty_without_a_leader
         started.append(number)
         await release.wait()
 
-    async def silence(_session: Session, _channel: str):
-        await asyncio.Event().wait()
-        yield ""
-
-    monkeypatch.setattr(Session, "notifications", silence)
+    monkeypatch.setattr(Session, "listen", lambda *_: None)
     async with pair(app, database, concurrency=1) as ((full, _), (other, _)):
         await wait_for_async(lambda: full._leadership.held and not other._leadership.held)
         began = time.monotonic()

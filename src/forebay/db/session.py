@@ -30,7 +30,7 @@ from forebay.db.server_settings import ENCODING, OF_SERVICES, for_one_transactio
 from forebay.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from forebay.ops.operation import Operation
 
@@ -113,6 +113,8 @@ class Session:
         self._conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
         self._lock = asyncio.Lock()
         self._used_at = 0.0
+        self._channel: str | None = None
+        self._is_listening = False
         #: How often this session connected; a change means that an answer may have been lost.
         self.connects = 0
 
@@ -149,6 +151,7 @@ class Session:
     async def _run(self, operation: Operation[T], seconds: float | None) -> T:
         async with self._lock:
             conn = await self._connected()
+            await self._listen_on(conn)
             loop = asyncio.get_running_loop()
             guard = loop.call_later(seconds or self._call_seconds, cut, conn)
             self._deaths = []
@@ -174,6 +177,7 @@ class Session:
             finally:
                 guard.cancel()
                 self._used_at = time.monotonic()
+                self._watch()
             if self._deaths and self._on_deaths is not None:
                 self._on_deaths(self._deaths)
         return operation.decode(rows)
@@ -189,23 +193,64 @@ class Session:
         await cursor.set_result(-1)
         return cursor
 
-    async def notifications(self, channel: str) -> AsyncIterator[str]:
-        """Listen on a channel and yield payloads until the connection is lost. Not for a pooled session.
+    def listen(self, channel: str, read: Callable[[str], None], lost: Callable[[], None]) -> None:
+        """Listen on a channel from the next call on, also after a reconnect. A pooled session does not listen.
 
-        Raises:
-            DatabaseUnavailable: no connection, or it was lost.
+        Notifications are read between calls and with their answers.
+
+        Args:
+            channel: the name of the channel.
+            read: called with the text of each notification; must not raise.
+            lost: called when the connection is lost between two calls; the next call connects again.
         """
-        conn = await self._connected()
+        self._channel, self._read, self._lost = channel, read, lost
+
+    async def _listen_on(self, conn: psycopg.AsyncConnection[Any]) -> None:
+        if self._channel is None or self._is_listening or self.is_pooled:
+            return
+        conn.add_notify_handler(lambda message: self._read(message.payload))
         try:
-            await conn.execute(f'listen "{channel}"')
-            async for notify in conn.notifies():
-                yield notify.payload
-        except psycopg.Error as error:
-            raise translate(error) or DatabaseUnavailable(str(error)) from error
-        except OSError as error:
-            raise DatabaseUnavailable(str(error)) from error
-        finally:
+            async with asyncio.timeout(self._call_seconds):
+                await conn.execute(f'listen "{self._channel}"')
+        except (psycopg.Error, OSError, TimeoutError) as error:
             await self._drop()
+            ours = translate(error) if isinstance(error, psycopg.Error) else None
+            raise ours or DatabaseUnavailable(str(error)) from error
+        self._is_listening = True
+
+    def _watch(self) -> None:
+        """Read notifications until the next call: psycopg reads the socket during calls only, and then removes this reader."""
+        conn = self._conn
+        if self._is_listening and conn is not None and not conn.closed:
+            asyncio.get_running_loop().add_reader(conn.pgconn.socket, self._read_notifications)
+
+    def _read_notifications(self) -> None:
+        conn = self._conn
+        if conn is None or self._lock.locked():
+            return
+        pgconn = conn.pgconn
+        try:
+            pgconn.consume_input()
+            while message := pgconn.notifies():
+                self._read(message.extra.decode())
+        except psycopg.Error:
+            self._unwatch(conn)
+            self._lost()
+
+    @staticmethod
+    def _unwatch(conn: psycopg.AsyncConnection[Any]) -> None:
+        with contextlib.suppress(RuntimeError, psycopg.Error):  # no loop, or no socket any more
+            asyncio.get_running_loop().remove_reader(conn.pgconn.socket)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is connected, as far as it knows."""
+        return self._conn is not None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it is connected and no call is under way."""
+        return self._conn is not None and not self._lock.locked()
 
     async def rest(self, seconds: float) -> None:
         """Close the connection if it was not used for this long; the next call connects again."""
@@ -243,6 +288,7 @@ class Session:
         if self._conn is not None and not self._conn.closed:
             return self._conn
         self._conn = None
+        self._is_listening = False
         self._conn, self.is_pooled = await open_connection(
             self._dsn,
             name=self._name,
@@ -263,6 +309,7 @@ class Session:
     async def _drop(self) -> None:
         conn, self._conn = self._conn, None
         if conn is not None:
+            self._unwatch(conn)
             # Do not wait for the server: it may no longer respond.
             cut(conn)
             with contextlib.suppress(psycopg.Error, OSError):

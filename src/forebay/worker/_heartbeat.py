@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 log = logger("forebay.worker")
 
 #: Average time between two heartbeats of all idle workers of one database together, once they are many.
-_SECONDS_PER_LEASE: Final = 0.25
+_SECONDS_PER_LEASE: Final = 0.35
 
 #: Average pause after a heartbeat that did not reach the database.
 _RETRY_SECONDS: Final = 0.3

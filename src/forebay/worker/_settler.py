@@ -21,13 +21,14 @@ from forebay.ops import protocol
 from forebay.ops.protocol import Ended, Flush
 from forebay.policy.backoff import reconnect_seconds
 from forebay.worker._outage import Outage
+from forebay.worker._settlement_session import REST_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forebay.db.session import Session
     from forebay.worker._held import Batch, HeldJob, Lease
     from forebay.worker._listeners import Listeners
+    from forebay.worker._settlement_session import SettlementSession
 
 log = logger("forebay.worker")
 
@@ -42,7 +43,7 @@ class Settler:
     """Collects outcomes and writes them.
 
     Args:
-        session: a connection that no other part uses.
+        session: the connection for settlements.
         on_lease_lost: called with a lease that the database reports as closed.
         on_freed: called with batches whose settlement may have made other jobs ready: of an ordering key, or of a queue with limits.
         listeners: told of the outcomes that the database has.
@@ -51,7 +52,7 @@ class Settler:
 
     def __init__(
         self,
-        session: Session,
+        session: SettlementSession,
         on_lease_lost: Callable[[Lease], None],
         on_freed: Callable[[list[Batch]], None] = lambda _: None,
         *,
@@ -145,8 +146,11 @@ class Settler:
         if self._set_aside:
             due_in = max(0.0, self._set_aside_until - time.monotonic())
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(due_in):
+            async with asyncio.timeout(REST_SECONDS if due_in is None else due_in):
                 await self._wake.wait()
+        if due_in is None and not self._wake.is_set():
+            await self._session.rest()
+            await self._wake.wait()
         self._wake.clear()
 
     async def _keep_distance(self) -> None:

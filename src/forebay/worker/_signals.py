@@ -4,19 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
 
-from forebay.errors import DatabaseUnavailable
-from forebay.model.text import logger
-from forebay.ops.protocol import CHANNEL
 from forebay.worker._outage import Outage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from forebay.db.session import Session
-
-log = logger("forebay.worker")
 
 
 class Signals:
@@ -68,23 +57,3 @@ class Signals:
         """Wait before the next attempt to use the database, or until the worker must stop."""
         if not self.is_stopping:
             await self.outage.pause(failures)
-
-
-async def listen(session: Session, outage: Outage, read: Callable[[str], None]) -> None:
-    """Read wake-up notifications until cancelled, also after outages.
-
-    Args:
-        session: a session for notifications only.
-        outage: how long to wait after a failure.
-        read: called with the text of each.
-    """
-    failures = 0
-    while True:
-        try:
-            async for message in session.notifications(CHANNEL):
-                failures = 0
-                read(message)
-        except DatabaseUnavailable as error:
-            log.debug("no notifications: %s", error)
-        failures += 1
-        await outage.pause(failures)

@@ -47,8 +47,10 @@ from forebay.worker._polling import PollLeadership
 from forebay.worker._probes import answer_probes
 from forebay.worker._progress import ProgressReports
 from forebay.worker._scheduler import decides_schedules, firing
+from forebay.worker._scheduler import fires, firing
+from forebay.worker._settlement_session import SettlementSession
 from forebay.worker._settler import Settler
-from forebay.worker._signals import Signals, listen
+from forebay.worker._signals import Signals
 from forebay.worker._stats import RecordedOutcomes, Stats
 from forebay.worker._suspects import Suspects
 
@@ -180,7 +182,7 @@ class Worker:
         outage.on_end = self._on_outage_end
         self._listeners = Listeners(self._app.listeners, self._app.middleware, self.stats)
         self._settler = Settler(
-            self._settles,
+            SettlementSession(self._settles, self._claims),
             self._on_lease_lost,
             self._on_freed,
             outage=outage,
@@ -226,7 +228,7 @@ class Worker:
             finally:
                 heartbeat.stop()
                 loop_watch.stop()
-                sessions = (self._settles, self._maintenance_session, self._notifications)
+                sessions = (self._claims, self._settles, self._maintenance_session)
                 for session in sessions:
                     session.cut()  # A server that is gone would not answer a cancel request.
                 await asyncio.sleep(0.01)
@@ -238,7 +240,7 @@ class Worker:
                 await self._processes.close()
                 await self._executor.close()
                 self._listeners.close()
-                for session in (self._claims, *sessions):
+                for session in sessions:
                     await session.close()
         return self.stats
 
@@ -265,9 +267,6 @@ class Worker:
 
         self._claims, self._settles = new_session("5s"), new_session("5s")
         self._maintenance_session = new_session("1s")
-        self._notifications = Session(
-            self._dsn, name=name, connect_seconds=connect, pooler=settings.pooler
-        )
 
     def _make_parts(self, resources: Mapping[str, Any]) -> None:
         """Create the parts that run jobs and the leases."""
@@ -373,7 +372,7 @@ class Worker:
             self._leases.close_retired,
         ]
         if not self._leadership.without_notifications:
-            services.append(self._listen)
+            self._listen()
         if self._settings.processes is not None:
             services.append(self._processes.keep_ready)
         if not self._until_idle:
@@ -442,18 +441,19 @@ class Worker:
         if self._leadership.assume_leaderless(duties):
             self._claimer.look()
 
-    async def _listen(self) -> None:
-        def read(message: str) -> None:
-            if message in self._weights:
-                self._claimer.notify(message)
-            elif message == DUE:
-                self._maintenance.promote_soon()
-            elif message.removeprefix(
-                "-"
-            ).isdecimal():  # Not the name of a queue: a leader resigned.
-                self._assume_leaderless([int(message)])
+    def _listen(self) -> None:
+        """Read notifications, from the next call on the connection for claims on."""
+        self._claims.listen(protocol.CHANNEL, self._notified, self._claimer.look)
+        self._claimer.look()
 
-        await listen(self._notifications, self._signals.outage, read)
+    def _notified(self, message: str) -> None:
+        if message in self._weights:
+            self._claimer.notify(message)
+        elif message == DUE:
+            self._maintenance.promote_soon()
+        elif message.removeprefix("-").isdecimal():
+            # Not the name of a queue: a leader resigned.
+            self._assume_leaderless([int(message)])
 
     # --- the end ---
 
