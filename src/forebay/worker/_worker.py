@@ -47,7 +47,6 @@ from forebay.worker._polling import PollLeadership
 from forebay.worker._probes import answer_probes
 from forebay.worker._progress import ProgressReports
 from forebay.worker._scheduler import decides_schedules, firing
-from forebay.worker._scheduler import fires, firing
 from forebay.worker._settlement_session import SettlementSession
 from forebay.worker._settler import Settler
 from forebay.worker._signals import Signals
