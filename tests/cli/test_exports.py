@@ -35,7 +35,7 @@ def killing(place, name, after=False):
     "page": lambda: killing(Client, "jobs_to_export", after=True),
     "sync": lambda: killing(os, "fsync"),
     "name": lambda: killing(pathlib.Path, "replace"),
-    "directory": lambda: killing(_export_files, "sync_directory"),
+    "directory": lambda: killing(_export_files, "flush_directory"),
     "mark": lambda: killing(Client, "mark_exported"),
     "marked": lambda: killing(Client, "mark_exported", after=True),
 }[step]()

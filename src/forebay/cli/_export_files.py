@@ -176,10 +176,10 @@ def complete_file(path: Path) -> Iterator[IO[Any]]:
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    sync_directory(path.parent)
+    flush_directory(path.parent)
 
 
-def sync_directory(path: Path) -> None:
+def flush_directory(path: Path) -> None:
     """Make the names of a directory safe from a crash of the machine."""
     number = os.open(path, os.O_RDONLY)
     try:
