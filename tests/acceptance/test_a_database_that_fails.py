@@ -264,9 +264,13 @@ async def test_work_goes_on_while_nobody_can_read_a_sealed_segment(app, conn, da
     async with running(app):
         work.enqueue_many(conn, [(n,) for n in range(450)])
         await wait_for_async(lambda: len(ran) == 450, 30)
+        # A claim after the seal no longer looks into the segment.
+        await wait_for_async(lambda: one(conn, "select max(segment_id) from forebay.seal") >= 1)
+        work.enqueue(conn, 450)
+        await wait_for_async(lambda: len(ran) == 451, 30)
         with connect(database) as stranger:
             stranger.execute("begin")
             stranger.execute("lock table forebay.log_1 in access exclusive mode")
-            for n in range(450, 650):
+            for n in range(451, 650):
                 work.enqueue(conn, n)
             await wait_for_async(lambda: len(ran) == 650, 30)
