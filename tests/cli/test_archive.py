@@ -1,12 +1,37 @@
 """`forebay jobs search`, `replay`, `export`, and `forebay time-machine`."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from forebay import Client, JobFilter
 from forebay.errors import InvalidJob
 from tests.support.engine import Reader, enqueue, enqueue_many, one, open_group
+from tests.support.mutant import break_function, violation
+
+#: A process that is killed when its replay has called the database so many times: before the call is sent, or when it has committed.
+KILLED = """
+import os, signal, sys
+from forebay.cli import run
+from forebay.client import Client
+from forebay.ops import archive
+
+when, count = sys.argv[1], int(sys.argv[2])
+archive._REPLAY_STEP = 100
+old, seen = Client._run, [0]
+def call(*args):
+    seen[0] += 1
+    if seen[0] == count and when == "before":
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = old(*args)
+    if seen[0] == count:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+Client._run = call
+sys.exit(run(sys.argv[3:]))
+"""
 
 
 @pytest.fixture
@@ -117,3 +142,36 @@ def test_the_time_machine(forebay, database, conn):
     assert "later" not in out
     assert "running" in out
     assert "No job" in forebay("time-machine", "2d").out
+
+
+def killed_and_run_again(forebay, database, conn, when, count):
+    """Replay 10,000 jobs, killed at a step, then run again with the token; return the jobs, and where the new ones come from."""
+    jobs = enqueue_many(conn, [{"kind": "send", "tag": "t"}] * 10_000)
+    enqueue_many(conn, [{"kind": "send"}] * 10)
+    token = forebay("jobs", "replay", "--tag", "t", "--dry-run", "--json").json["token"]
+    arguments = ["jobs", "replay", "--tag", "t", "--token", token, "--json"]
+    command = [sys.executable, "-c", KILLED, when, str(count), *arguments, "--dsn", database]
+    died = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    assert died.returncode == -9, died.stderr
+    again = forebay(*arguments)
+    assert again.code == 0, again.err
+    assert again.json["jobs"] == len(jobs)
+    query = "select (headers ->> 'forebay-replayed-from')::bigint from forebay.log where headers ? 'forebay-replay' order by seq"
+    return jobs, [job for (job,) in conn.execute(query)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("when", "count"), [("before", 1), ("after", 1), ("before", 2), ("after", 2)])  # fmt: skip
+def test_a_replay_that_was_killed_is_run_again_with_its_token(forebay, database, conn, when, count):
+    """Exactly the jobs of the plan, once."""
+    jobs, origins = killed_and_run_again(forebay, database, conn, when, count)
+    assert origins == jobs
+
+
+@pytest.mark.slow
+def test_a_replay_that_begins_anew_is_seen(forebay, database, conn):
+    """Mutant: the token does not lead to the replay that was begun with it."""
+    break_function(database, "replay_jobs", ("where i.token = replay_jobs.token", "where false"))
+    with violation():
+        jobs, origins = killed_and_run_again(forebay, database, conn, "after", 2)
+        assert origins == jobs

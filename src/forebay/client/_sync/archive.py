@@ -97,8 +97,8 @@ class Archive(ClientBase):
 
         The new jobs have the queue, arguments, priority, tag, correlation id, headers, ordering and limit key of the old ones, new
         attempts and a new expiry, and no unique key. Their header ``forebay-replayed-from`` is the id of the old job. Jobs that wait or run
-        match, too: bound the filter by ``enqueued_before``, or name a state. After an error the jobs of earlier steps are enqueued: continue
-        with ``continue_replay``; a new call enqueues them again.
+        match, too: bound the filter by ``enqueued_before``, or name a state. After an error, or if the program was killed, the jobs of
+        earlier steps are enqueued: call again with the same token, or ``continue_replay``. A new call without a token enqueues them again.
 
         Args:
             which: the jobs; without state.

@@ -30,7 +30,8 @@ create table forebay.job_replay (
     jobs       bigint not null,          -- copied so far
     event_id   bigint,
     begun_at   timestamptz not null,
-    ended_at   timestamptz
+    ended_at   timestamptz,
+    token      text                      -- with which it was begun: the same call continues it
 );
 
 -- Exports that emptying a segment waits for.

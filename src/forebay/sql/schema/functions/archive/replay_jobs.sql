@@ -11,7 +11,7 @@
 --   filter     as that of forebay.search_jobs(). Jobs that wait or run match too: bound it by enqueued_before, or by a state.
 --   options    group: only this group gets them; without it, each group of the queue. state: only jobs in this state in a group, or in that group.
 --              unfinished_at: a time; only jobs that had been enqueued and had not ended then.
---   token      of forebay.plan_replay(): refuse if more jobs match now
+--   token      of forebay.plan_replay(): refuse if more jobs match now. A replay that was begun with it and is not over is continued.
 --   replay_id  of the first call; filter, options and token are not looked at then
 -- Returns: replay_id; jobs, of this call; total, so far; is_over.
 -- Errors: JQ001; JQ014 no such group; JQ042 more jobs than those of the token; of the queue's max_waiting as forebay.enqueue().
@@ -41,6 +41,14 @@ begin
         r.options := jsonb_strip_nulls(replay_jobs.options);
         r.until_seq := coalesce(pg_sequence_last_value('forebay.log_seq'), 0) + 1;
         if replay_jobs.token is not null then
+            -- Its own new jobs match, too: so it is not counted again.
+            select i.replay_id into replay_jobs.replay_id from forebay.job_replay i
+            where i.token = replay_jobs.token and i.filter = r.filter and i.options = r.options and i.ended_at is null
+            order by i.begun_at desc limit 1;
+        end if;
+    end if;
+    if replay_jobs.replay_id is null then
+        if replay_jobs.token is not null then
             v_count := (forebay._count_replay(r.filter, r.options, r.until_seq)).jobs;
             if replay_jobs.token !~ '^\d{1,18}-'
                or forebay._change_token('replay', r.filter, r.options, split_part(replay_jobs.token, '-', 1)::bigint) <> replay_jobs.token
@@ -52,8 +60,8 @@ begin
             end if;
         end if;
         delete from forebay.job_replay i where i.ended_at < forebay._now() - interval '60 days';
-        insert into forebay.job_replay (replay_id, filter, options, position, until_seq, jobs, begun_at)
-        values (r.replay_id, r.filter, r.options, 1, r.until_seq, 0, forebay._now());
+        insert into forebay.job_replay (replay_id, filter, options, position, until_seq, jobs, begun_at, token)
+        values (r.replay_id, r.filter, r.options, 1, r.until_seq, 0, forebay._now(), replay_jobs.token);
     end if;
     select i.* into r from forebay.job_replay i where i.replay_id = coalesce(replay_jobs.replay_id, r.replay_id) for update;
     if not found then
