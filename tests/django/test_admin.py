@@ -8,6 +8,7 @@ from django.test import Client as Browser
 
 from forebay import Client
 from forebay.django import app
+from tests.support.engine import Reader
 
 
 @pytest.fixture
@@ -95,9 +96,14 @@ def test_queues_are_counted_paused_and_resumed(send_welcome):
     """
     from django.contrib.auth.models import Permission, User
 
-    send_welcome.enqueue(connection, user_id=1)
+    for number in (1, 2):
+        send_welcome.enqueue(connection, user_id=number)
+    with Reader(app.dsn, "mail") as reader:
+        reader.settle(reader.claim_ready(1).claim_no)
     admin = browser(is_superuser=True)
-    assert "mail" in page(admin.get("/admin/forebay/queue/"))
+    text = page(admin.get("/admin/forebay/queue/"))
+    assert "Scheduled Ready Claimed Running Retrying Done Failed Dead" in text
+    assert "mail active 0 1 0 0 0 1 0 0" in text
     answer = admin.post("/admin/forebay/queue/", {"chosen": ["mail"], "verb": "Pause"}, follow=True)
     assert "1 queue paused" in page(answer)
     assert "paused for" in page(answer)
@@ -153,8 +159,6 @@ def test_running_workers_are_listed(send_welcome):
     """
     Who runs, where and what; nothing can be changed there.
     """
-    from tests.support.engine import Reader
-
     with Reader(app.dsn, queue="mail"):
         admin = browser(is_superuser=True)
         text = page(admin.get("/admin/forebay/worker/"))

@@ -9,7 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 import psycopg
 import pytest
 
-from tests.sql.test_counters import Life
 from tests.support.engine import (
     Reader,
     connect,
@@ -21,11 +20,12 @@ from tests.support.engine import (
     sqlstate,
     trim,
 )
+from tests.support.job_life import STATES, Life, by_job, by_state
 from tests.support.mutant import break_function, violation
 from tests.support.plans import pages
 from tests.support.waiting import wait_for
 
-_STATES = ("scheduled", "ready", "claimed", "running", "retrying")
+_PLACE = ("queue", "priority", "group_name", "kind", "tag")
 
 #: What a session does beside others.
 _ACTS = (
@@ -34,50 +34,17 @@ _ACTS = (
 )
 
 
-@pytest.fixture
-def conn(database):
-    with connect(database) as conn:
-        yield conn
-
-
 def by_stats(conn) -> Counter:
     """Return the waiting and running jobs that stats() shows, by queue, priority, group, kind, tag and state."""
-    found = Counter()
-    for (
-        queue,
-        priority,
-        group,
-        kind,
-        tag,
-        scheduled,
-        ready,
-        claimed,
-        running,
-        retrying,
-    ) in conn.execute(
-        f"select queue, priority, group_name, kind, tag, {', '.join(_STATES)} from forebay.stats()"
-    ):
-        numbers = (scheduled, ready, claimed - running, running, retrying)
-        for name, n in zip(_STATES, numbers, strict=True):
-            if n:
-                found[queue, priority, group, kind, tag, name] += n
-    return found
-
-
-def by_job(conn, jobs) -> Counter:
-    """Return the same by asking for the state of each job."""
-    query = (
-        "select j.queue, j.priority, j.group_name, j.kind, j.tag, j.state, count(*)"
-        " from unnest(%s::bigint[]) i cross join lateral forebay.job(i) j where j.state = any (%s) group by 1, 2, 3, 4, 5, 6"
-    )
-    return Counter({tuple(key): n for *key, n in conn.execute(query, [list(jobs), list(_STATES)])})
+    states = ", ".join(STATES).replace("claimed", "claimed - running")
+    return by_state(conn, f"select {', '.join(_PLACE)}, {states} from forebay.stats()")
 
 
 def agree(conn, jobs) -> None:
     """Compare stats() with the states of all jobs and with a full count, in one snapshot."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read")
-        assert by_stats(conn) == by_job(conn, jobs)
+        assert by_stats(conn) == by_job(conn, jobs, _PLACE)
         equal, _, differences = conn.execute("select * from forebay.audit_stats()").fetchone()
         assert equal, json.dumps(differences, indent=1)
 
@@ -104,18 +71,7 @@ def test_stats_are_the_sum_over_the_states_of_all_jobs(database, conn, seed, key
     """After every random act, for two groups, kinds, tags, priorities and keys: stats() agrees with job() and with a full count."""
     small_segments(conn)
     life = Watched(database, conn, seed, keyed=keyed)
-    acts = life.acts()
-    done = []
-    try:
-        for _ in range(120):
-            act = life.draw.choice(acts)
-            done.append(act.__name__)
-            act()
-            agree(conn, life.jobs)
-    except AssertionError as error:
-        raise AssertionError(f"after {done[-8:]}") from error
-    finally:
-        life.close()
+    life.go(120, agree)
 
 
 class Session:

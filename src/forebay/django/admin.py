@@ -231,7 +231,7 @@ class QueueAdmin(LogAdmin):
     """Queues with the numbers of their jobs by state, for each consumer group."""
 
     heads = (
-        "Queue", "State", "Scheduled", "Ready", "Claimed", "Running", "Retrying", "Dead", "Last claim",
+        "Queue", "State", "Scheduled", "Ready", "Claimed", "Running", "Retrying", "Done", "Failed", "Dead", "Last claim",
     )  # fmt: skip
     verbs = {"Pause": "paused", "Resume": "resumed"}  # noqa: RUF012
     has_pages = False
@@ -241,7 +241,7 @@ class QueueAdmin(LogAdmin):
         return [url for url in super().get_urls() if url.name.endswith("_changelist")]
 
     def newest(self, *, before: int | None, **filters: Any) -> Any:
-        """Return all queues; this counts every waiting job."""
+        """Return all queues; this visits no job that just waits or has ended."""
         del before, filters
         found: dict[tuple[str, str], list[QueueOverview]] = {}
         for one in run(connections[app.alias], queue_overview()):
@@ -254,7 +254,7 @@ class QueueAdmin(LogAdmin):
     def row(self, row: list[QueueOverview]) -> dict[str, Any]:
         """Return the cells of a queue and group: the sums over its priorities."""
         first = row[0]
-        names = ("scheduled", "ready", "claimed", "running", "retrying", "dead")
+        names = ("scheduled", "ready", "claimed", "running", "retrying", "done", "failed", "dead")
         claims = [one.claimed_at for one in row if one.claimed_at is not None]
         state = f"paused for {timesince(first.paused_at, depth=1)}" if first.paused_at else "active"
         if first.resume_at:

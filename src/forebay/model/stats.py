@@ -14,10 +14,40 @@ StatsStep = Literal["second", "minute", "hour"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
+class _Counted:
+    """The counters of one queue, group, priority, kind and tag."""
+
+    queue: str
+    group: str
+    priority: int
+    kind: str
+    tag: str | None
+    scheduled: int
+    ready: int
+    claimed: int
+    retrying: int
+    enqueued: int
+    handed: int
+    done: int
+    failed: int
+    dead: int
+    expired: int
+    cancelled: int
+    snoozed: int
+    released: int
+    lost: int
+    requeued: int
+    wait_ms: int
+    duration_ms: int
+    waits: list[int]
+    durations: list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats(_Counted):
     """The counters of one queue, group, priority, kind and tag, at one moment.
 
-    ``scheduled`` to ``retrying`` are jobs now, in the states of a job. The others count since the group was opened.
+    ``scheduled`` to ``retrying``, ``held`` and ``running`` are jobs now, in the states of a job. The others count since the group was opened.
 
     Attributes:
         kind: empty for the jobs of further kinds and tags, beyond 2,000 of a group.
@@ -41,36 +71,12 @@ class Stats:
         durations: the same for durations.
     """
 
-    queue: str
-    group: str
-    priority: int
-    kind: str
-    tag: str | None
-    scheduled: int
-    ready: int
     held: int
-    claimed: int
     running: int
-    retrying: int
-    enqueued: int
-    handed: int
-    done: int
-    failed: int
-    dead: int
-    expired: int
-    cancelled: int
-    snoozed: int
-    released: int
-    lost: int
-    requeued: int
-    wait_ms: int
-    duration_ms: int
-    waits: list[int]
-    durations: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StatsSample:
+class StatsSample(_Counted):
     """The counters of one queue, group, priority, kind and tag, for one step of a time series.
 
     ``scheduled`` to ``retrying`` are jobs at the end of the step, the others how many since the sample before; see ``Stats``.
@@ -80,30 +86,6 @@ class StatsSample:
     """
 
     at: datetime
-    queue: str
-    group: str
-    priority: int
-    kind: str
-    tag: str | None
-    scheduled: int
-    ready: int
-    claimed: int
-    retrying: int
-    enqueued: int
-    handed: int
-    done: int
-    failed: int
-    dead: int
-    expired: int
-    cancelled: int
-    snoozed: int
-    released: int
-    lost: int
-    requeued: int
-    wait_ms: int
-    duration_ms: int
-    waits: list[int]
-    durations: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,13 @@ _QUEUES: Final = """\
 select json_build_object(
     'queue', d.queue, 'priority', d.priority, 'group', d.group_name,
     'scheduled', d.scheduled, 'ready', d.ready, 'claimed', d.claimed, 'running', d.running,
-    'retrying', d.retrying, 'dead', x.dead, 'claimed_at', c.claimed_at,
+    'retrying', d.retrying, 'done', coalesce(t.done, 0), 'failed', coalesce(t.failed, 0), 'dead', x.dead, 'claimed_at', c.claimed_at,
     'paused_at', g.paused_at, 'resume_at', g.resume_at)::text
 from forebay.depth(only_queue => %(queue)s) d
+left join (
+    select s.queue, s.priority, s.group_name, sum(s.done)::bigint as done, sum(s.failed)::bigint as failed
+    from forebay.stats(only_queue => %(queue)s) s group by s.queue, s.priority, s.group_name) t
+  on t.queue = d.queue and t.priority = d.priority and t.group_name = d.group_name
 left join lateral (
     select i.group_id, case when i.resume_at <= clock_timestamp() then null else i.paused_at end as paused_at,
            case when i.resume_at > clock_timestamp() then i.resume_at end as resume_at
@@ -50,6 +54,8 @@ class QueueOverview:
     """One queue, priority and group.
 
     Attributes:
+        done: jobs that were completed since the group was opened.
+        failed: attempts that ended with an error and were repeated, since then.
         dead: dead letters that were not redriven.
         claimed_at: when a worker last claimed jobs from it; None if never.
         paused_at: since when the queue is paused; None if it is not.
@@ -64,6 +70,8 @@ class QueueOverview:
     claimed: int
     running: int
     retrying: int
+    done: int
+    failed: int
     dead: int
     claimed_at: datetime | None
     paused_at: datetime | None
@@ -71,7 +79,7 @@ class QueueOverview:
 
 
 def queue_overview(queue: str | None = None) -> Operation[list[QueueOverview]]:
-    """Return the call that counts waiting, running and dead jobs; it visits every waiting job."""
+    """Return the call that counts waiting, running, ended and dead jobs; it visits dead letters, and no job that just waits or has ended."""
     return Operation(_QUEUES, lambda rows: rows_as(QueueOverview, rows), {"queue": queue})
 
 
