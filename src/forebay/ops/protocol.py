@@ -78,11 +78,7 @@ class ClaimedJob(msgspec.Struct, array_like=True):
 
     def decode_args(self) -> None:
         """Decode the arguments if they are text."""
-        if self.is_text:
-            try:
-                self.args = msgspec.json.decode(self.args)
-            except msgspec.ValidationError:
-                self.args = json.loads(bytes(self.args))
+        self.args = decoded_args(self.args)
 
     @property
     def attempts_used(self) -> int:
@@ -102,6 +98,36 @@ class ClaimedJob(msgspec.Struct, array_like=True):
         return _instant(self.expires_micros)
 
 
+class RawJob(ClaimedJob, array_like=True):
+    """One claimed row whose arguments stay text for a handler that takes them so."""
+
+    args: msgspec.Raw  # decoded for a handler of another kind
+
+    @property
+    def is_text(self) -> bool:
+        """False: nothing is left to decode for the handler."""
+        return False
+
+    def decode_args(self) -> None:
+        """Decode the arguments, for a handler that takes no text."""
+        self.args = decoded_args(self.args)
+
+
+def raw_args(args: Any) -> msgspec.Raw:
+    """Return arguments as JSON text; of a job that went to a child process they are decoded."""
+    return args if type(args) is msgspec.Raw else msgspec.Raw(msgspec.json.encode(args))
+
+
+def decoded_args(args: Any) -> Any:
+    """Return arguments decoded; a number beyond the range of floats becomes infinite."""
+    if type(args) is not msgspec.Raw:
+        return args
+    try:
+        return msgspec.json.decode(args)
+    except msgspec.ValidationError:
+        return json.loads(bytes(args))
+
+
 _EXPIRES_AFTER_MICROS: Final = timedelta(days=30) // timedelta(microseconds=1)
 
 
@@ -112,6 +138,7 @@ def _instant(micros: int) -> datetime:
 
 
 _CLAIMED: Final = msgspec.json.Decoder(list[ClaimedJob])
+_CLAIMED_RAW: Final = msgspec.json.Decoder(list[RawJob])
 
 #: A longer answer is not decoded as a whole: that would stop the event loop, and take twenty times the memory of the text.
 _DECODED_AT_ONCE: Final = 262_144
@@ -396,13 +423,20 @@ def _polled(rows: ResultRows) -> tuple[list[ReadyLane], list[int] | None]:
 
 
 def claim(
-    *, lease_id: int, claim_no: int, floor: int, group_id: int, lane: int, limit: int
+    *,
+    lease_id: int,
+    claim_no: int,
+    floor: int,
+    group_id: int,
+    lane: int,
+    limit: int,
+    is_raw: bool = False,
 ) -> Operation[list[ClaimedJob]]:
-    """Claim jobs from one lane."""
+    """Claim jobs from one lane. With ``is_raw`` the arguments stay text."""
     return Operation(
         "select forebay.claim_v1("
         "%(lease)s, %(claim_no)s, %(floor)s, %(group)s, %(lane)s, %(limit)s)",
-        lambda rows: claimed_jobs(rows[0][0]),
+        lambda rows: claimed_jobs(rows[0][0], is_raw=is_raw),
         {
             "lease": lease_id,
             "claim_no": claim_no,
@@ -421,16 +455,22 @@ def claim_lanes(
     floor: int,
     lanes: Sequence[ReadyLane],
     limits: Sequence[int],
+    raw_queues: Collection[str] = (),
 ) -> Operation[dict[int, list[ClaimedJob] | None]]:
     """Claim jobs from several lanes; return those of each lane by its place in the list.
 
     Place N is claimed under the number ``claim_no + N``. None: another worker is claiming from the lane. A place that is missing has to
-    be claimed by ``claim``.
+    be claimed by ``claim``. Of the raw queues the arguments stay text.
     """
     return Operation(
         "select nr, jobs from forebay.claim_lanes_v1("
         "%(lease)s, %(claim_no)s, %(floor)s, %(groups)s, %(lanes)s, %(limits)s)",
-        lambda rows: {nr - 1: None if text is None else claimed_jobs(text) for nr, text in rows},
+        lambda rows: {
+            nr - 1: None
+            if text is None
+            else claimed_jobs(text, is_raw=lanes[nr - 1].queue in raw_queues)
+            for nr, text in rows
+        },
         {
             "lease": lease_id,
             "claim_no": claim_no,
@@ -442,16 +482,19 @@ def claim_lanes(
     )
 
 
-def claimed_jobs(text: str | None) -> list[ClaimedJob]:
-    """Decode the answer to a claim: one JSON array for each job, without an enclosing array.
+def claimed_jobs(text: str | None, *, is_raw: bool = False) -> list[ClaimedJob]:
+    """Decode the answer to a claim: one JSON array for each job, without an enclosing array. With ``is_raw`` arguments stay text.
 
     The arguments in a large answer stay text until their jobs start. A malformed row, which only the owner of the schema can
     write, becomes a job without arguments: it ends as a dead letter, and the others of its claim run.
     """
     if text is None:
         return []
+    jobs: list[ClaimedJob]
     try:
-        if len(text) > _DECODED_AT_ONCE:
+        if is_raw:
+            jobs = _raw_jobs(text)
+        elif len(text) > _DECODED_AT_ONCE:
             jobs = [item.job() for item in _CLAIMED_TEXTS.decode(f"[{text}]")]
         else:
             jobs = _CLAIMED.decode(f"[{text}]")
@@ -463,6 +506,15 @@ def claimed_jobs(text: str | None) -> list[ClaimedJob]:
         job.offset = offset
         job.size = job.size or size
         job.job_id = job.job_id or job.seq
+    return jobs
+
+
+def _raw_jobs(text: str) -> list[ClaimedJob]:
+    jobs: list[Any] = _CLAIMED_RAW.decode(f"[{text}]")
+    if len(text) > _DECODED_AT_ONCE:
+        for job in jobs:  # A copy: the view would keep the whole answer in memory.
+            job.args = job.args.copy()
+            job.size = len(bytes(job.args))
     return jobs
 
 

@@ -182,6 +182,13 @@ class CallQueue:
             self.jobs += 1
             self.size += held.row.size
 
+    def append_many(self, kind: Kind, helds: list[HeldJob], items: list[Any]) -> None:
+        """Add a call with several jobs of one claim, none of which has arguments to decode."""
+        self._quick.append(next(self._numbers), (kind, helds, items))
+        self._last = None
+        self.jobs += len(helds)
+        self.size += sum(held.row.size for held in helds)
+
     def extend(self, call: WaitingCall, held: HeldJob, item: Any) -> None:
         """Add a job of the same claim to a waiting call."""
         call[1].append(held)

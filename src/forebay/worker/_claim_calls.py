@@ -11,7 +11,7 @@ from forebay.policy.claims import LANES_PER_CLAIM
 from forebay.worker._held import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from forebay.db.session import Session
     from forebay.ops.protocol import ClaimedJob, ReadyLane
@@ -37,6 +37,7 @@ class ClaimCalls:
         linger: learns which claims emptied their lane.
         stats: counts the claimed jobs.
         on_claimed: called for each batch.
+        raw_queues: the queues with handlers that take arguments as text.
     """
 
     def __init__(
@@ -46,7 +47,10 @@ class ClaimCalls:
         linger: Linger,
         stats: Stats,
         on_claimed: Callable[[], None],
+        *,
+        raw_queues: Collection[str] = (),
     ) -> None:
+        self._raw_queues = raw_queues
         self._session = session
         self._sizes = sizes
         self._linger = linger
@@ -72,6 +76,7 @@ class ClaimCalls:
                     group_id=lane.group_id,
                     lane=lane.lane,
                     limit=count,
+                    is_raw=lane.queue in self._raw_queues,
                 )
             )
         except Exception as error:
@@ -151,6 +156,7 @@ class ClaimCalls:
                 floor=min(lease.batches, default=first),
                 lanes=[lane for _, lane, _ in picks],
                 limits=[rows for _, _, rows in picks],
+                raw_queues=self._raw_queues,
             )
         )
         batches = []

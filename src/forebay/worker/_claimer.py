@@ -134,7 +134,10 @@ class Claimer:
         #: Lanes whose limits may admit more jobs, because some of their jobs were settled.
         self._freed: dict[int, ReadyLane] = {}
         self._sizes, self._linger = LaneSizes(), Linger(app.kinds)
-        self._calls = ClaimCalls(session, self._sizes, self._linger, stats, on_claimed)
+        raw_queues = frozenset(kind.queue for kind in app.kinds if kind.takes_raw)
+        self._calls = ClaimCalls(
+            session, self._sizes, self._linger, stats, on_claimed, raw_queues=raw_queues
+        )
         self._wanted = Wanted(app.kinds, settings, weights, executor, intake)
         self._ready = ReadyLanes(session, leases, leadership, signals, weights)
         self._must_check_batches = False

@@ -39,7 +39,7 @@ from forebay.model.outcome import (
     Retry,
     Snooze,
 )
-from forebay.ops.protocol import Ended
+from forebay.ops.protocol import Ended, RawJob, decoded_args, raw_args
 from forebay.ops.results import kept
 from forebay.policy.around import run_within, run_within_async
 from forebay.policy.backoff import unknown_kind_seconds
@@ -75,7 +75,7 @@ def job_of(held: HeldJob, kind: Kind | None, group: str) -> Job:
         kind=row.kind,
         queue=held.lane.queue,
         priority=held.lane.priority,
-        args={} if row.is_text else row.args,
+        args={} if row.is_text else decoded_args(row.args),
         attempt=row.attempts_used + 1,
         max_attempts=row.max_attempts or (_NO_KIND if kind is None else kind.retry).max_attempts,
         enqueued_at=row.enqueued_at,
@@ -216,10 +216,14 @@ def decode(
         kind = kinds.get(row.kind)
     except UnknownKind as error:
         return unknown_kind(row, error)
+    if kind.takes_raw:
+        return kind, raw_args(row.args)
     is_text = row.is_text
     if later and is_text:
         return kind, None
     try:
+        if type(row) is RawJob:
+            row.decode_args()
         if is_text:
             with _collector_paused():
                 row.decode_args()
