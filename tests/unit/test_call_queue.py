@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 import forebay
-from forebay.ops.protocol import ClaimedJob, ReadyLane
+from forebay.ops.claimed import ClaimedJob
+from forebay.ops.protocol import ReadyLane
 from forebay.worker._call_queue import CallQueue
 from forebay.worker._held import Batch, HeldJob, Lease
 

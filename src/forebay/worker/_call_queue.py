@@ -184,8 +184,14 @@ class CallQueue:
 
     def append_many(self, kind: Kind, helds: list[HeldJob], items: list[Any]) -> None:
         """Add a call with several jobs of one claim, none of which has arguments to decode."""
-        self._quick.append(next(self._numbers), (kind, helds, items))
-        self._last = None
+        call = (kind, helds, items)
+        lane = helds[0].lane.lane
+        if lane in self._slow_lanes:
+            self._slow.append(next(self._numbers), call)
+            self._slow_lanes[lane] += 1
+        else:
+            self._quick.append(next(self._numbers), call)
+        self._last = call
         self.jobs += len(helds)
         self.size += sum(held.row.size for held in helds)
 

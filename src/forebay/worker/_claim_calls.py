@@ -11,10 +11,11 @@ from forebay.policy.claims import LANES_PER_CLAIM
 from forebay.worker._held import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from forebay.db.session import Session
-    from forebay.ops.protocol import ClaimedJob, ReadyLane
+    from forebay.ops.claimed import ClaimedJob, RawKinds
+    from forebay.ops.protocol import ReadyLane
     from forebay.policy.claims import LaneName, LaneSizes
     from forebay.worker._held import Lease
     from forebay.worker._linger import Linger
@@ -37,7 +38,7 @@ class ClaimCalls:
         linger: learns which claims emptied their lane.
         stats: counts the claimed jobs.
         on_claimed: called for each batch.
-        raw_queues: the queues with handlers that take arguments as text.
+        raw_kinds: the kinds whose handlers take arguments as text.
     """
 
     def __init__(
@@ -48,9 +49,9 @@ class ClaimCalls:
         stats: Stats,
         on_claimed: Callable[[], None],
         *,
-        raw_queues: Collection[str] = (),
+        raw_kinds: RawKinds,
     ) -> None:
-        self._raw_queues = raw_queues
+        self._raw_kinds = raw_kinds
         self._session = session
         self._sizes = sizes
         self._linger = linger
@@ -76,7 +77,8 @@ class ClaimCalls:
                     group_id=lane.group_id,
                     lane=lane.lane,
                     limit=count,
-                    is_raw=lane.queue in self._raw_queues,
+                    queue=lane.queue,
+                    raw=self._raw_kinds,
                 )
             )
         except Exception as error:
@@ -156,7 +158,7 @@ class ClaimCalls:
                 floor=min(lease.batches, default=first),
                 lanes=[lane for _, lane, _ in picks],
                 limits=[rows for _, _, rows in picks],
-                raw_queues=self._raw_queues,
+                raw=self._raw_kinds,
             )
         )
         batches = []

@@ -17,7 +17,8 @@ from forebay.errors import (
 )
 from forebay.model.outcome import Endings
 from forebay.model.text import logger
-from forebay.ops.protocol import Ended, RawJob
+from forebay.ops.claimed import RawJob
+from forebay.ops.protocol import Ended
 from forebay.policy.claims import mean_duration
 from forebay.worker import _running
 from forebay.worker._call_queue import CallQueue
@@ -218,13 +219,14 @@ class Executor:
 
     def _one_raw_kind(self, helds: list[HeldJob]) -> Kind | None:
         """Return the handler of all these jobs if it takes their arguments as text and runs here; None otherwise."""
-        if not helds or type(helds[0].row) is not RawJob:
+        if not helds:
             return None
         name = helds[0].row.kind
-        kind = self._kinds.get(name) if name in self._kinds else None
-        if kind is None or not kind.takes_raw or self.slots.runs_in_child(kind):
-            return None
-        return kind if all(held.row.kind == name for held in helds) else None
+        for held in helds:
+            if type(held.row) is not RawJob or held.row.kind != name:
+                return None
+        kind = self._kinds.get(name)
+        return None if self.slots.runs_in_child(kind) else kind
 
     def take(self, helds: Sequence[HeldJob]) -> None:
         """Run jobs of one claim as slots become free; the jobs of an ordering key run one at a time, in order."""

@@ -24,7 +24,8 @@ from forebay.ops.protocol import Ended, Flush
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from forebay.ops.protocol import ClaimedJob, ReadyLane
+    from forebay.ops.claimed import ClaimedJob
+    from forebay.ops.protocol import ReadyLane
     from forebay.worker._listeners import Announcement
 
 

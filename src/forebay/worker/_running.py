@@ -39,7 +39,8 @@ from forebay.model.outcome import (
     Retry,
     Snooze,
 )
-from forebay.ops.protocol import Ended, RawJob, decoded_args, raw_args
+from forebay.ops.claimed import decoded_args, raw_args
+from forebay.ops.protocol import Ended
 from forebay.ops.results import kept
 from forebay.policy.around import run_within, run_within_async
 from forebay.policy.backoff import unknown_kind_seconds
@@ -52,7 +53,7 @@ from forebay.worker._subjects import refuse_without_subject, with_subject
 if TYPE_CHECKING:
     from forebay.arguments.kinds import Kind, Kinds
     from forebay.model.context import Context
-    from forebay.ops.protocol import ClaimedJob
+    from forebay.ops.claimed import ClaimedJob
     from forebay.policy.around import Around
     from forebay.worker._held import HeldJob
     from forebay.worker._threads import Threads
@@ -216,14 +217,12 @@ def decode(
         kind = kinds.get(row.kind)
     except UnknownKind as error:
         return unknown_kind(row, error)
-    if kind.takes_raw:
+    if kind.takes_raw and isinstance(row.args, msgspec.Raw | dict):
         return kind, raw_args(row.args)
     is_text = row.is_text
     if later and is_text:
         return kind, None
     try:
-        if type(row) is RawJob:
-            row.decode_args()
         if is_text:
             with _collector_paused():
                 row.decode_args()
