@@ -10,7 +10,10 @@ from forebay_bench.scenarios import drain
 from tests.support.engine import connect, depth
 
 NAMES = [
-    *(f"{name}_per_s" for name in ("async", *_ours.KEYS, "thread", "batch", "tx", "classic")),
+    *(
+        f"{name}_per_s"
+        for name in ("async", *_ours.KEYS, "thread", "batch", "batch_raw", "tx", "classic")
+    ),
     "wal_bytes_per_job",
     "server_cpu_us_per_job",
     "client_cpu_us_per_job",
@@ -47,7 +50,7 @@ def test_a_worker_ends_each_job_once_by_every_kind_of_handler(place):
     It says that it ended as many as waited, and none waits any more.
     """
     with runner("forebay", place, migrated=True) as ours, connect(ours.dsn) as conn:
-        for handler in ("async", *_ours.KEYS, "thread", "batch", "tx"):
+        for handler in ("async", *_ours.KEYS, "thread", "batch", "batch_raw", "tx"):
             _ours.fill(conn, handler, 30)
             assert ours.call("drain", handler=handler)["ended"] == 30
             assert depth(conn, handler) == {"default": (0, 0, 0)}

@@ -32,6 +32,11 @@ def ended(ctx: forebay.Context, entry: int) -> None:
     note("end", entry, ctx.job.job_id, ctx.attempt)
 
 
+@app.batch_job(size=10, executor="process")
+def quote(items: list[msgspec.Raw]) -> list[forebay.Outcome]:
+    return [forebay.Dead(bytes(item).decode()) for item in items]
+
+
 @app.job
 async def work(ctx: forebay.Context, entry: int, seconds: float = 0) -> None:
     started(ctx, entry)

@@ -4,7 +4,8 @@ import msgspec
 import pytest
 
 import forebay
-from forebay.ops.protocol import ClaimedJob, ReadyLane
+from forebay.ops.claimed import ClaimedJob
+from forebay.ops.protocol import ReadyLane
 from forebay.worker._call_queue import CallQueue
 from forebay.worker._held import Batch, HeldJob, Lease
 
@@ -42,6 +43,20 @@ def filled(kind) -> CallQueue:
 
 def popped(call) -> int:
     return call[1][0].row.seq
+
+
+def test_calls_of_several_jobs_wait_behind_text_of_their_lane(kind):
+    """And pass that of another lane."""
+    queue = filled(kind)
+    for lane, numbers in ((1, (5, 6)), (2, (7, 8))):
+        jobs = [held(number, lane) for number in numbers]
+        queue.append_many(kind, jobs, [None, None])
+    assert (queue.jobs, queue.size, queue.texts) == (8, 80, 1)
+    assert queue.last is not None
+    assert [popped(queue.pop_passing()) for _ in range(queue.passing)] == [1, 4, 7]
+    assert queue.last is None
+    assert [popped(queue.pop()) for _ in range(len(queue))] == [2, 3, 5]
+    assert (queue.jobs, queue.size, queue.texts) == (0, 0, 0)
 
 
 def test_calls_leave_in_the_order_in_which_they_came(kind):

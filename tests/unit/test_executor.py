@@ -10,7 +10,8 @@ import msgspec
 
 import forebay
 from forebay.config import WorkerSettings
-from forebay.ops.protocol import ClaimedJob, ReadyLane
+from forebay.ops.claimed import ClaimedJob
+from forebay.ops.protocol import ReadyLane
 from forebay.worker._executor import Executor
 from forebay.worker._held import Batch, HeldJob, Lease
 from forebay.worker._key_queues import KeyQueues

@@ -1,6 +1,7 @@
 """In which order endings are told to the database."""
 
-from forebay.ops.protocol import ClaimedJob, Ended
+from forebay.ops.claimed import ClaimedJob
+from forebay.ops.protocol import Ended
 from forebay.worker._held import Batch, HeldJob, Lease
 from forebay.worker._settler import Settler
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay.ops import protocol
+from forebay.ops.claimed import claimed_jobs
 from tests.support.engine import one, state
 from tests.support.fix_worker import running
 from tests.support.waiting import wait_for, wait_for_async
@@ -102,14 +102,14 @@ async def test_what_does_not_fit_the_handler_is_dead_however_large(app, conn):
 def test_a_large_answer_is_read_as_a_small_one():
     """All fields arrive, the arguments when they are asked for, also a number that no float can hold."""
     job = '[7,"work",1000,{"n":%s},7,null,1,3,null,"t","c",{"h":"v"},"k"]'
-    small = protocol.claimed_jobs(job % "5")
-    large = protocol.claimed_jobs(",".join([job % "5"] * 10_000))
+    small = claimed_jobs(job % "5")
+    large = claimed_jobs(",".join([job % "5"] * 10_000))
     assert len(large) == 10_000
     assert large[0].is_text
     large[0].decode_args()
     large[0].size = small[0].size
     assert large[0] == small[0]
     assert large[9_999].offset == 10_000
-    strange = protocol.claimed_jobs(",".join([job % ("1" + "0" * 400 + ".5")] * 1000))
+    strange = claimed_jobs(",".join([job % ("1" + "0" * 400 + ".5")] * 1000))
     strange[0].decode_args()
     assert strange[0].args == {"n": float("inf")}

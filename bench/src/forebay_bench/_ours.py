@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import psycopg
 from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
@@ -78,7 +79,7 @@ from generate_series(1, %(count)s) i
 
 
 class Queue:
-    """See ``Engine``. A queue for each kind of handler, with the same name: async, thread, batch, tx, counters, those of KEYS and of EFFECTS."""
+    """See ``Engine``. A queue for each kind of handler, with the same name: async, thread, batch, batch_raw, tx, counters, those of KEYS and of EFFECTS."""
 
     def __init__(self, dsn: str) -> None:
         settings = Settings(worker=WorkerSettings(concurrency=CONCURRENCY))
@@ -96,6 +97,10 @@ class Queue:
         @app.batch_job(name="batch", queue="batch", size=BATCH)
         async def run_many(jobs: list[Job]) -> None:
             del jobs
+
+        @app.batch_job(name="batch_raw", queue="batch_raw", size=BATCH)
+        async def run_many_undecoded(items: list[msgspec.Raw]) -> None:
+            del items
 
         @app.job(name="tx", queue="tx", transaction=True)
         async def run_in_transaction(ctx: Context, number: int) -> None:

@@ -22,6 +22,8 @@ from typing import (
     overload,
 )
 
+from msgspec import Raw
+
 from forebay.app._events import AppEvents
 from forebay.app._handle import JobHandle
 from forebay.app._handler import Handler, P, Q
@@ -73,7 +75,7 @@ class JobDecorator(Protocol):
 class BatchDecorator(Protocol):
     """What ``app.batch_job(...)`` returns.
 
-    If the items are declared as ``Job``, ``enqueue`` accepts any arguments by name.
+    If the items are declared as ``Job`` or ``msgspec.Raw``, ``enqueue`` accepts any arguments by name.
     """
 
     @overload
@@ -88,6 +90,19 @@ class BatchDecorator(Protocol):
     def __call__(
         self, function: Callable[[TransactionContext[C], list[Job]], R], /
     ) -> Handler[[TransactionContext[C], list[Job]], ..., R]: ...
+
+    @overload
+    def __call__(self, function: Callable[[list[Raw]], R], /) -> Handler[[list[Raw]], ..., R]: ...
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]  # as above
+        self, function: Callable[[Context, list[Raw]], R], /
+    ) -> Handler[[Context, list[Raw]], ..., R]: ...
+
+    @overload
+    def __call__(
+        self, function: Callable[[TransactionContext[C], list[Raw]], R], /
+    ) -> Handler[[TransactionContext[C], list[Raw]], ..., R]: ...
 
     @overload
     def __call__(self, function: Callable[[list[T]], R], /) -> Handler[[list[T]], [T], R]: ...
@@ -240,7 +255,8 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents):
     ) -> BatchDecorator:
         """Declare a function that handles many jobs of its kind per call.
 
-        Its parameter is a list with one element per job. If the element type is a struct, dataclass, typed dict or
+        Its parameter is a list with one element per job. If the element type is ``msgspec.Raw``, it is the JSON text of the job's
+        arguments, not decoded and not checked, and ``enqueue`` takes any arguments by name. If the element type is a struct, dataclass, typed dict or
         pydantic model, ``enqueue`` takes one such value. If it is ``Job``, ``enqueue`` takes any arguments by name.
         A context may come first; its ``jobs`` have the order of the list.
 

@@ -247,6 +247,10 @@ class Untyped:
         return wire
 
 
+class RawItems(Untyped):
+    """The arguments of a batch handler that takes them as undecoded JSON: anything with a JSON form."""
+
+
 def arguments_of(
     function: Callable[..., Any], kind: str, *, batch: bool = False
 ) -> tuple[Arguments, bool, Any]:
@@ -258,7 +262,7 @@ def arguments_of(
         function: the handler.
         kind: its name, for messages.
         batch: whether it takes a list of jobs. Then its parameter is declared as a list or
-            sequence of ``Job``, or of a struct, dataclass, typed dict or pydantic model.
+            sequence of ``Job``, of ``msgspec.Raw``, or of a struct, dataclass, typed dict or pydantic model.
 
     Raises:
         ConfigError: the signature is not supported; the error names the parameter and the reason.
@@ -287,6 +291,8 @@ def arguments_of(
     (item,) = typing.get_args(hint)
     if item is Job or item is Any:
         return Untyped(), takes_context, carries
+    if item is msgspec.Raw:
+        return RawItems(), takes_context, carries
     return BatchItem(kind, item), takes_context, carries
 
 

@@ -93,6 +93,12 @@ def value_check(hint: Any, where: str) -> ValueCheck:
                 hint="Pass its key instead. A context must come first; a connection cannot be an argument.",
             )
     kinds = {type(info) for info in found}
+    if msgspec.inspect.RawType in kinds:
+        raise ConfigError(
+            where,
+            "is declared with msgspec.Raw, which only the items of a batch handler can be",
+            hint="def handler(items: list[msgspec.Raw])",
+        )
     binary = {msgspec.inspect.BytesType, msgspec.inspect.ByteArrayType}
     sets = {msgspec.inspect.SetType, msgspec.inspect.FrozenSetType}
     objects = {

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from forebay._dataclass import dataclass
-from forebay.arguments._signature import Arguments, arguments_of, innermost
+from forebay.arguments._signature import Arguments, RawItems, Untyped, arguments_of, innermost
 from forebay.arguments.json_guard import DEFAULT_LIMITS, ArgumentLimits
 from forebay.errors import ConfigError, InvalidJob, UnknownKind, shown
 from forebay.model import JobOptions, checks
@@ -179,6 +179,16 @@ class Kind:
     def flavour(self) -> Literal["async", "thread"]:
         """How the handler is called."""
         return "async" if self.is_async else "thread"
+
+    @property
+    def takes_raw(self) -> bool:
+        """Whether the handler takes the arguments of its jobs as undecoded JSON."""
+        return isinstance(self.arguments, RawItems)
+
+    @property
+    def takes_any_names(self) -> bool:
+        """Whether its jobs have any arguments, given by name: those of a batch handler of ``Job`` or ``msgspec.Raw`` values."""
+        return isinstance(self.arguments, Untyped)
 
     @property
     def is_batch(self) -> bool:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import field
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
 from forebay._dataclass import dataclass
+from forebay.ops.claimed import NO_RAW_KINDS, ClaimedJob, RawKinds, claimed_jobs
 from forebay.ops.operation import Operation, ResultRows, nothing, scalar
 from forebay.sql import latest_version
 
@@ -42,106 +42,6 @@ class ReadyLane:
     is_private: bool
     is_suspect: bool
     is_limited: bool = False
-
-
-class ClaimedJob(msgspec.Struct, array_like=True):
-    """One claimed row, as ``forebay._job_json()`` and ``forebay._keyed_json()`` write it.
-
-    Attributes:
-        enqueued_micros, expires_micros: microseconds since 1970; an expiry of None means 30 days after the enqueue.
-        args: the arguments as decoded JSON; of a large claim as text, until ``decode_args``.
-        attempt, pauses: None is none.
-        offset: its place in the batch, from 1.
-        size: about how many characters the job had in the answer to its claim.
-    """
-
-    seq: int
-    kind: str
-    enqueued_micros: int
-    args: Any
-    job_id: int = 0
-    expires_micros: int | None = None
-    attempt: int | None = None
-    max_attempts: int | None = None
-    pauses: int | None = None
-    tag: str | None = None
-    correlation_id: str | None = None
-    headers: dict[str, str] | None = None
-    ordering_key: str | None = None
-    offset: int = 0
-    size: int = 0
-
-    @property
-    def is_text(self) -> bool:
-        """Whether the arguments are not decoded yet."""
-        return type(self.args) is msgspec.Raw
-
-    def decode_args(self) -> None:
-        """Decode the arguments if they are text."""
-        if self.is_text:
-            try:
-                self.args = msgspec.json.decode(self.args)
-            except msgspec.ValidationError:
-                self.args = json.loads(bytes(self.args))
-
-    @property
-    def attempts_used(self) -> int:
-        """Attempts before this claim."""
-        return self.attempt or 0
-
-    @property
-    def enqueued_at(self) -> datetime:
-        """The time of the transaction that enqueued it."""
-        return _instant(self.enqueued_micros)
-
-    @property
-    def expires_at(self) -> datetime:
-        """The time from which it is no longer started."""
-        if self.expires_micros is None:
-            return _instant(self.enqueued_micros + _EXPIRES_AFTER_MICROS)
-        return _instant(self.expires_micros)
-
-
-_EXPIRES_AFTER_MICROS: Final = timedelta(days=30) // timedelta(microseconds=1)
-
-
-# Jobs of one transaction have the same instant.
-@lru_cache(maxsize=1000)
-def _instant(micros: int) -> datetime:
-    return datetime.fromtimestamp(micros / 1_000_000, UTC)
-
-
-_CLAIMED: Final = msgspec.json.Decoder(list[ClaimedJob])
-
-#: A longer answer is not decoded as a whole: that would stop the event loop, and take twenty times the memory of the text.
-_DECODED_AT_ONCE: Final = 262_144
-
-
-class _TextJob(msgspec.Struct, array_like=True):
-    """A claimed row whose arguments are not decoded; the fields of ``ClaimedJob`` in their order."""
-
-    seq: int
-    kind: str
-    enqueued_micros: int
-    args: msgspec.Raw
-    job_id: int = 0
-    expires_micros: int | None = None
-    attempt: int | None = None
-    max_attempts: int | None = None
-    pauses: int | None = None
-    tag: str | None = None
-    correlation_id: str | None = None
-    headers: dict[str, str] | None = None
-    ordering_key: str | None = None
-
-    def job(self) -> ClaimedJob:
-        # A copy: the view would keep the whole answer in memory.
-        values = {name: getattr(self, name) for name in self.__struct_fields__}
-        values["args"] = self.args.copy()
-        return ClaimedJob(**values, size=len(bytes(self.args)))
-
-
-_CLAIMED_TEXTS: Final = msgspec.json.Decoder(list[_TextJob])
 
 
 @dataclass(slots=True)
@@ -396,13 +296,21 @@ def _polled(rows: ResultRows) -> tuple[list[ReadyLane], list[int] | None]:
 
 
 def claim(
-    *, lease_id: int, claim_no: int, floor: int, group_id: int, lane: int, limit: int
+    *,
+    lease_id: int,
+    claim_no: int,
+    floor: int,
+    group_id: int,
+    lane: int,
+    limit: int,
+    queue: str = "",
+    raw: RawKinds = NO_RAW_KINDS,
 ) -> Operation[list[ClaimedJob]]:
-    """Claim jobs from one lane."""
+    """Claim jobs from one lane, which is of a queue. The arguments of raw kinds stay text."""
     return Operation(
         "select forebay.claim_v1("
         "%(lease)s, %(claim_no)s, %(floor)s, %(group)s, %(lane)s, %(limit)s)",
-        lambda rows: claimed_jobs(rows[0][0]),
+        lambda rows: claimed_jobs(rows[0][0], raw, queue=queue),
         {
             "lease": lease_id,
             "claim_no": claim_no,
@@ -421,16 +329,20 @@ def claim_lanes(
     floor: int,
     lanes: Sequence[ReadyLane],
     limits: Sequence[int],
+    raw: RawKinds = NO_RAW_KINDS,
 ) -> Operation[dict[int, list[ClaimedJob] | None]]:
     """Claim jobs from several lanes; return those of each lane by its place in the list.
 
     Place N is claimed under the number ``claim_no + N``. None: another worker is claiming from the lane. A place that is missing has to
-    be claimed by ``claim``.
+    be claimed by ``claim``. The arguments of raw kinds stay text.
     """
     return Operation(
         "select nr, jobs from forebay.claim_lanes_v1("
         "%(lease)s, %(claim_no)s, %(floor)s, %(groups)s, %(lanes)s, %(limits)s)",
-        lambda rows: {nr - 1: None if text is None else claimed_jobs(text) for nr, text in rows},
+        lambda rows: {
+            nr - 1: None if text is None else claimed_jobs(text, raw, queue=lanes[nr - 1].queue)
+            for nr, text in rows
+        },
         {
             "lease": lease_id,
             "claim_no": claim_no,
@@ -440,41 +352,6 @@ def claim_lanes(
             "limits": list(limits),
         },
     )
-
-
-def claimed_jobs(text: str | None) -> list[ClaimedJob]:
-    """Decode the answer to a claim: one JSON array for each job, without an enclosing array.
-
-    The arguments in a large answer stay text until their jobs start. A malformed row, which only the owner of the schema can
-    write, becomes a job without arguments: it ends as a dead letter, and the others of its claim run.
-    """
-    if text is None:
-        return []
-    try:
-        if len(text) > _DECODED_AT_ONCE:
-            jobs = [item.job() for item in _CLAIMED_TEXTS.decode(f"[{text}]")]
-        else:
-            jobs = _CLAIMED.decode(f"[{text}]")
-    except msgspec.ValidationError:
-        # A number is beyond the range of floats; the standard decoder makes it infinite. Or a row is malformed.
-        jobs = [_converted(item) for item in json.loads(f"[{text}]")]
-    size = len(text) // len(jobs)
-    for offset, job in enumerate(jobs, 1):
-        job.offset = offset
-        job.size = job.size or size
-        job.job_id = job.job_id or job.seq
-    return jobs
-
-
-def _converted(item: list[Any]) -> ClaimedJob:
-    try:
-        return msgspec.convert(item, ClaimedJob)
-    except msgspec.ValidationError:
-        seq, kind, enqueued_micros, *_ = item
-        job_id, ordering_key = (item[place] if len(item) > place else None for place in (4, 12))
-        return ClaimedJob(
-            seq, kind, enqueued_micros, None, job_id or seq, ordering_key=ordering_key
-        )
 
 
 def settle(lease_id: int, flushes: Sequence[Flush]) -> Operation[list[FlushStatus]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
@@ -17,7 +18,7 @@ from forebay.testing._failed import JobFailed
 from forebay.worker.single_run import OUTCOMES, SingleRun, error_text
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Iterator
 
     from forebay.app import App, Internals
     from forebay.arguments.kinds import Kind
@@ -104,7 +105,10 @@ class Performer:
     def perform_batch(
         self, handler: Handler[..., ..., Any], items: Iterable[Any]
     ) -> list[Performed[Any]]:
-        """Run one call of a batch handler with these items, and return how each job ended."""
+        """Run one call of a batch handler with these items, and return how each job ended.
+
+        For a handler of ``Job`` or ``msgspec.Raw`` values an item is a dict of arguments.
+        """
         found = self._run(internals_of(handler), self._jobs(handler, items))
         return [self._raising(each) for each in found]
 
@@ -128,7 +132,13 @@ class Performer:
         return job_for(handler, args=json.loads(call.args), attempt=self.attempt, state=self.state)
 
     def _jobs(self, handler: Handler[..., ..., Any], items: Iterable[Any]) -> list[Job]:
-        return [self._job(handler, item) for item in items]
+        by_name = handler.kind.takes_any_names
+        return [
+            self._job(handler, **item)
+            if by_name and isinstance(item, Mapping)
+            else self._job(handler, item)
+            for item in items
+        ]
 
     def _enqueued(self, app: App, job: JobStatus) -> Job:
         facts: dict[str, Any] = {

@@ -182,6 +182,19 @@ class CallQueue:
             self.jobs += 1
             self.size += held.row.size
 
+    def append_many(self, kind: Kind, helds: list[HeldJob], items: list[Any]) -> None:
+        """Add a call with several jobs of one claim, none of which has arguments to decode."""
+        call = (kind, helds, items)
+        lane = helds[0].lane.lane
+        if lane in self._slow_lanes:
+            self._slow.append(next(self._numbers), call)
+            self._slow_lanes[lane] += 1
+        else:
+            self._quick.append(next(self._numbers), call)
+        self._last = call
+        self.jobs += len(helds)
+        self.size += sum(held.row.size for held in helds)
+
     def extend(self, call: WaitingCall, held: HeldJob, item: Any) -> None:
         """Add a job of the same claim to a waiting call."""
         call[1].append(held)

@@ -206,6 +206,7 @@ async def _main(descriptor: int, permits: int, done: int) -> None:
         log_to_stderr(*start.log)
     app = load_app(start)
     settings = WorkerSettings(**start.settings)
+    raw_kinds = {kind.name for kind in app.kinds if kind.takes_raw}
     for end in (permits, done):
         os.set_inheritable(end, False)
     pipe = _PipeToParent(writer, done)
@@ -233,7 +234,7 @@ async def _main(descriptor: int, permits: int, done: int) -> None:
                 executor.cancel([stop.job_id])
                 continue
             try:
-                work = decode_work(message)
+                work = decode_work(message, raw_kinds)
                 batch = Batch(Lease(work.lease_id, 0.0), work.claim_no, 1, set(work.offsets))
                 helds = []
                 for row, offset in zip(work.rows, work.offsets, strict=True):

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from forebay.db.session import Session
-    from forebay.ops.protocol import ClaimedJob, ReadyLane
+    from forebay.ops.claimed import ClaimedJob, RawKinds
+    from forebay.ops.protocol import ReadyLane
     from forebay.policy.claims import LaneName, LaneSizes
     from forebay.worker._held import Lease
     from forebay.worker._linger import Linger
@@ -37,6 +38,7 @@ class ClaimCalls:
         linger: learns which claims emptied their lane.
         stats: counts the claimed jobs.
         on_claimed: called for each batch.
+        raw_kinds: the kinds whose handlers take arguments as text.
     """
 
     def __init__(
@@ -46,7 +48,10 @@ class ClaimCalls:
         linger: Linger,
         stats: Stats,
         on_claimed: Callable[[], None],
+        *,
+        raw_kinds: RawKinds,
     ) -> None:
+        self._raw_kinds = raw_kinds
         self._session = session
         self._sizes = sizes
         self._linger = linger
@@ -72,6 +77,8 @@ class ClaimCalls:
                     group_id=lane.group_id,
                     lane=lane.lane,
                     limit=count,
+                    queue=lane.queue,
+                    raw=self._raw_kinds,
                 )
             )
         except Exception as error:
@@ -151,6 +158,7 @@ class ClaimCalls:
                 floor=min(lease.batches, default=first),
                 lanes=[lane for _, lane, _ in picks],
                 limits=[rows for _, _, rows in picks],
+                raw=self._raw_kinds,
             )
         )
         batches = []

@@ -20,6 +20,7 @@ from forebay.errors import (
 )
 from forebay.model.text import logger
 from forebay.ops import protocol
+from forebay.ops.claimed import RawKinds
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.claims import (
     Fairness,
@@ -134,7 +135,11 @@ class Claimer:
         #: Lanes whose limits may admit more jobs, because some of their jobs were settled.
         self._freed: dict[int, ReadyLane] = {}
         self._sizes, self._linger = LaneSizes(), Linger(app.kinds)
-        self._calls = ClaimCalls(session, self._sizes, self._linger, stats, on_claimed)
+        raw = [kind for kind in app.kinds if kind.takes_raw]
+        raw_kinds = RawKinds({kind.name for kind in raw}, {kind.queue for kind in raw})
+        self._calls = ClaimCalls(
+            session, self._sizes, self._linger, stats, on_claimed, raw_kinds=raw_kinds
+        )
         self._wanted = Wanted(app.kinds, settings, weights, executor, intake)
         self._ready = ReadyLanes(session, leases, leadership, signals, weights)
         self._must_check_batches = False

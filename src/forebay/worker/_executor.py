@@ -17,6 +17,7 @@ from forebay.errors import (
 )
 from forebay.model.outcome import Endings
 from forebay.model.text import logger
+from forebay.ops.claimed import RawJob
 from forebay.ops.protocol import Ended
 from forebay.policy.claims import mean_duration
 from forebay.worker import _running
@@ -216,10 +217,29 @@ class Executor:
                 return kind, None
         return _running.decode(self._kinds, held, self._group, later=True)
 
+    def _one_raw_kind(self, helds: list[HeldJob]) -> Kind | None:
+        """Return the handler of all these jobs if it takes their arguments as text and runs here; None otherwise."""
+        if not helds:
+            return None
+        name = helds[0].row.kind
+        for held in helds:
+            if type(held.row) is not RawJob or held.row.kind != name:
+                return None
+        kind = self._kinds.get(name)
+        return None if self.slots.runs_in_child(kind) else kind
+
     def take(self, helds: Sequence[HeldJob]) -> None:
         """Run jobs of one claim as slots become free; the jobs of an ordering key run one at a time, in order."""
         batches: dict[str, WaitingCall] = {}
-        for held in self._keys.admit(helds):
+        ready = self._keys.admit(helds)
+        if (raw := self._one_raw_kind(ready)) is not None:
+            assert raw.batch_size is not None
+            for first in range(0, len(ready), raw.batch_size):
+                some = ready[first : first + raw.batch_size]
+                self._waiting.append_many(raw, some, [held.row.args for held in some])
+            self._start_waiting()
+            return
+        for held in ready:
             found = self._found(held)
             if isinstance(found, Ended):
                 self._reporter.finish(held, found)
@@ -508,7 +528,7 @@ class Executor:
                 (alone,) = await self._processes.run_call([held], kind, [job], on_start=on_start)
                 self._take_report(held, kind, alone)
         endeds = [answer.ended for answer in answers if not answer.died]
-        if kind.is_batch or not answers[0].micros:
+        if len(helds) > 1 or not answers[0].micros:
             self._record_duration(helds, endeds)
         elif endeds and (endeds[0] is None or endeds[0].outcome == "done"):
             # Without the way there and back, which calls in turn share.

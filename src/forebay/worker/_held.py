@@ -24,7 +24,8 @@ from forebay.ops.protocol import Ended, Flush
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from forebay.ops.protocol import ClaimedJob, ReadyLane
+    from forebay.ops.claimed import ClaimedJob
+    from forebay.ops.protocol import ReadyLane
     from forebay.worker._listeners import Announcement
 
 
@@ -141,6 +142,8 @@ class Batch:
 
 
 def _in_order(offsets: list[int], millis: list[int]) -> list[int]:
+    if offsets == list(range(1, len(offsets) + 1)):
+        return millis
     return [m for _, m in sorted(zip(offsets, millis, strict=True))]
 
 

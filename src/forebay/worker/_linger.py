@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from forebay.arguments.kinds import Kind
-    from forebay.ops.protocol import ClaimedJob, ReadyLane
+    from forebay.ops.claimed import ClaimedJob
+    from forebay.ops.protocol import ReadyLane
 
 log = logger("forebay.worker")
 

@@ -8,13 +8,17 @@ import json
 import os
 import struct
 from dataclasses import asdict
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from forebay.config import WorkerSettings
-from forebay.ops.protocol import ClaimedJob, Ended, ReadyLane
+from forebay.ops.claimed import ClaimedJob, RawJob
+from forebay.ops.protocol import Ended, ReadyLane
 from forebay.worker._log_format import LogFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 
 class Start(msgspec.Struct):
@@ -47,8 +51,19 @@ class Work(msgspec.Struct):
     in_turn: bool = False
 
 
-def decode_work(message: bytes) -> Work:
-    """Decode a message with jobs; a number beyond the range of floats becomes infinite."""
+class RawWork(Work):
+    """Jobs whose handler takes the arguments as text."""
+
+    rows: list[RawJob]  # type: ignore[assignment]  # nothing is added to it
+
+
+def decode_work(message: bytes, raw_kinds: Collection[str] = ()) -> Work:
+    """Decode a message with jobs; arguments of raw kinds stay text; in others a number beyond the range of floats becomes infinite."""
+    if raw_kinds:
+        work = msgspec.json.decode(message, type=RawWork)
+        # A row without arguments, which is malformed, is no object; it ends as that of any handler.
+        if work.rows[0].kind in raw_kinds and all(bytes(r.args)[:1] == b"{" for r in work.rows):
+            return work
     try:
         return msgspec.json.decode(message, type=Work)
     except msgspec.ValidationError:

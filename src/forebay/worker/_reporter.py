@@ -55,7 +55,7 @@ class OutcomeReporter:
         if len(helds) == 1:
             self.finish(helds[0], endeds[0])
             return
-        done = []
+        done: list[HeldJob] = []
         for held, ended in zip(helds, endeds, strict=True):
             if ended is not None:
                 self.finish(held, ended)

@@ -39,6 +39,7 @@ from forebay.model.outcome import (
     Retry,
     Snooze,
 )
+from forebay.ops.claimed import decoded_args, raw_args
 from forebay.ops.protocol import Ended
 from forebay.ops.results import kept
 from forebay.policy.around import run_within, run_within_async
@@ -52,7 +53,7 @@ from forebay.worker._subjects import refuse_without_subject, with_subject
 if TYPE_CHECKING:
     from forebay.arguments.kinds import Kind, Kinds
     from forebay.model.context import Context
-    from forebay.ops.protocol import ClaimedJob
+    from forebay.ops.claimed import ClaimedJob
     from forebay.policy.around import Around
     from forebay.worker._held import HeldJob
     from forebay.worker._threads import Threads
@@ -75,7 +76,7 @@ def job_of(held: HeldJob, kind: Kind | None, group: str) -> Job:
         kind=row.kind,
         queue=held.lane.queue,
         priority=held.lane.priority,
-        args={} if row.is_text else row.args,
+        args={} if row.is_text else decoded_args(row.args),
         attempt=row.attempts_used + 1,
         max_attempts=row.max_attempts or (_NO_KIND if kind is None else kind.retry).max_attempts,
         enqueued_at=row.enqueued_at,
@@ -216,6 +217,8 @@ def decode(
         kind = kinds.get(row.kind)
     except UnknownKind as error:
         return unknown_kind(row, error)
+    if kind.takes_raw and isinstance(row.args, msgspec.Raw | dict):
+        return kind, raw_args(row.args)
     is_text = row.is_text
     if later and is_text:
         return kind, None

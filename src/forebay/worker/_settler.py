@@ -81,10 +81,12 @@ class Settler:
 
     def done(self, jobs: Sequence[HeldJob]) -> None:
         """Record that jobs of one batch are done."""
-        batch, now = jobs[0].batch, time.monotonic()
-        for job in jobs:
-            batch.done.append(job.row.offset)
-            batch.millis.append(job.millis(now))
+        first, now = jobs[0], time.monotonic()
+        batch = first.batch
+        batch.done += [job.row.offset for job in jobs]
+        # The jobs of a batch handler's call have one start.
+        began, millis = first.started_at, first.millis(now)
+        batch.millis += [millis if job.started_at == began else job.millis(now) for job in jobs]
         self._mark_dirty(batch)
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:

@@ -7,6 +7,7 @@ dropped and nothing is settled.
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +126,9 @@ class Slots:
         self.calls[call] = helds
         for held in helds:
             held.started_at = now
-            log_started(held, kind)
+        if log.isEnabledFor(logging.DEBUG):
+            for held in helds:
+                log_started(held, kind)
         if self.runs_in_child(kind):
             call.in_child = True
             return call  # Its timeouts start when a child process has the call.

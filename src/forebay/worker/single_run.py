@@ -10,7 +10,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from forebay.model.middleware import around_attempts
-from forebay.ops.protocol import ClaimedJob, Ended, ReadyLane
+from forebay.ops.claimed import ClaimedJob
+from forebay.ops.protocol import Ended, ReadyLane
 from forebay.worker import _running
 from forebay.worker._held import Batch, HeldJob, Lease
 from forebay.worker._job_log import error_text

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, assert_type
 
+import msgspec
 import psycopg
 import sqlalchemy as sa
 from sqlalchemy import orm
@@ -78,6 +79,21 @@ def index_with_context(ctx: Context, rows: Sequence[Row]) -> list[Outcome | None
 def free(jobs: list[Job]) -> None: ...
 
 
+@app.batch_job(size=500)
+async def index_text(items: list[msgspec.Raw]) -> None:
+    assert_type(msgspec.json.decode(items[0], type=Row), Row)
+
+
+@app.batch_job(executor="process")
+def index_text_with_context(ctx: Context, items: list[msgspec.Raw]) -> None: ...
+
+
+@app.batch_job(transaction=True)
+def index_text_in_session(
+    ctx: TransactionContext[orm.Session], items: list[msgspec.Raw]
+) -> None: ...
+
+
 @app.resource
 async def http() -> AsyncIterator[str]:
     yield "client"
@@ -129,6 +145,10 @@ def producing(conn: psycopg.Connection[Any], cursor: psycopg.Cursor[dict[str, An
     index.enqueue(conn, Row(1))
     index_with_context.enqueue(conn, Row(1, "x"))
     free.enqueue(conn, anything=1, at="all")
+    index_text.enqueue(conn, document_id=1)
+    index_text_with_context.enqueue(conn, document_id=1, text="x")
+    index_text_in_session.enqueue(conn, document_id=1)
+    index_text.enqueue_many(conn, ({"document_id": n} for n in range(9)))
     send_welcome.enqueue_now(42)
     assert_type(send_welcome.enqueue_many(conn, (send_welcome.call(n) for n in range(9))), int)
     app.enqueue_many(conn, [send_welcome.call(1), with_context.call(2), index.call(Row(3))])

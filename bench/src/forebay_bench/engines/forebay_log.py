@@ -14,6 +14,7 @@ import psycopg
 from psycopg import sql
 
 from forebay.ops import protocol
+from forebay.ops.claimed import ClaimedJob
 from forebay_bench.engines.queue import Taken, counted
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ class Log:
 
     def claim_lane(
         self, limit: int, lane: int | None = None, group_id: int | None = None
-    ) -> tuple[int, list[protocol.ClaimedJob]]:
+    ) -> tuple[int, list[ClaimedJob]]:
         """Claim from one lane, by default the queue's public one; the claim's number, and the jobs."""
         self._claim_no += 1
         jobs = self.run(

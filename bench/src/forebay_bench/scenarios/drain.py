@@ -1,7 +1,7 @@
 """drain: a queue filled beforehand, emptied by one worker process.
 
 Handlers do nothing, so that only the queue is measured: a coroutine, a function in a thread, a batch of up to
-500, and one that settles in its transaction. A worker is what ``App.worker`` returns, in a separate process, run
+500, the same without decoding of arguments, and one that settles in its transaction. A worker is what ``App.worker`` returns, in a separate process, run
 until no job is left; the time includes its start and end, but not the start of Python. ``classic`` is a loop that
 claims 500 rows of an ordinary table and deletes them, with nothing around it. Beside the coroutine, the same coroutine with
 keys: jobs of 100, 5,000 and 50,000 ordering keys in turns, and of a single one; of 100,000 limit keys that run one job each at a time (in the
@@ -49,6 +49,7 @@ _JOBS: Final = {
     "all_keys": 30_000,
     "thread": 12_000,
     "batch": 120_000,
+    "batch_raw": 120_000,
     "tx": 1_200,
     "classic": 60_000,
     "pgqueuer": 12_000,
@@ -69,6 +70,7 @@ _LABELS: Final = {
     "all_keys": "Forebay, ordering, limit and unique keys",
     "thread": "Forebay, thread",
     "batch": f"Forebay, batches of {_ours.BATCH}",
+    "batch_raw": f"Forebay, batches of {_ours.BATCH}, undecoded",
     "tx": "Forebay, transaction",
     "classic": "classic, batches of 500",
 }
@@ -91,7 +93,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
             "async": partial(_logged, work, conn, counts["async"], wal)
         }
         _set_limits(work, conn)
-        for handler in (*_ours.KEYS, "thread", "batch", "tx"):
+        for handler in (*_ours.KEYS, "thread", "batch", "batch_raw", "tx"):
             engines[handler] = partial(_ours_turn, work, conn, handler, counts[handler])
         if options.compare is None or "classic" in options.compare:
             rival = stack.enter_context(runner("classic", place, create=_create_classic))
@@ -194,6 +196,11 @@ def _report(  # noqa: PLR0917 - one run is described by all of them
             "batch handler, against classic in batches of 500",
             ratio("batch", "classic"),
             at_least=1.7,
+        ),
+        Bar(
+            "batches without decoding, against batches of jobs",
+            ratio("batch_raw", "batch"),
+            at_least=1.39,
         ),
         Bar("write-ahead log of a job, in bytes", wal, at_most=330),
     ]

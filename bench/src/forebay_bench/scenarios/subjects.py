@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 
 from forebay.ops import protocol
+from forebay.ops.claimed import ClaimedJob
 from forebay_bench._maintenance import maintenance
 from forebay_bench._measure import server_cpu_seconds
 from forebay_bench._report import Bar, Report, Table
@@ -127,11 +128,11 @@ class _Subjects:
         ]
         self.conn.execute("select count(*) from forebay.upsert_subjects(%s)", [json.dumps(rows)])
 
-    def pick(self) -> tuple[int, list[protocol.ClaimedJob]]:
+    def pick(self) -> tuple[int, list[ClaimedJob]]:
         self.conn.execute("select forebay.promote_v1(%s)", [_BATCH], prepare=True)
         return self._log.claim_lane(_BATCH)
 
-    def counted_pick(self) -> tuple[tuple[int, list[protocol.ClaimedJob]], int]:
+    def counted_pick(self) -> tuple[tuple[int, list[ClaimedJob]], int]:
         """Pick, and count the pages of both calls: each must be alone in its transaction."""
         _, promoted = counted(
             self.conn,
@@ -140,7 +141,7 @@ class _Subjects:
         found, claimed = counted(self.conn, lambda: self._log.claim_lane(_BATCH))
         return found, promoted + claimed
 
-    def plan(self, found: tuple[int, list[protocol.ClaimedJob]], seconds: float) -> None:
+    def plan(self, found: tuple[int, list[ClaimedJob]], seconds: float) -> None:
         claim_no, jobs = found
         assert len(jobs) == _BATCH, len(jobs)
         ended = [
