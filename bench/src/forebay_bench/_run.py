@@ -50,6 +50,7 @@ SCENARIOS: Final = {
     "cancel": "a tenth of the waiting jobs cancelled by a filter, beside claims of another queue",
     "fleet": "1 to 64 worker processes on one queue",
     "processes": "one worker with 16 handler processes",
+    "simulated": "16 to 500 simulated workers on one queue: how much of their slots' time is used",
     "lanes": "1 to 1,000 lanes, one of them busy",
     "groups": "a worker of 100 groups of one queue: polls and claims, beside one of a single group",
     "keys": "polls and claims by the number of limit keys that wait",

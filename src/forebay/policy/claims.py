@@ -22,6 +22,10 @@ CLAIM_ROWS_MAX: Final = 1000
 #: Most work, in time, that is claimed in advance. It waits in this process while other workers may be idle.
 AHEAD_SECONDS: Final = 0.1
 
+#: Where claims of a lane wait for each other: how many times the duration of a claim may be claimed in advance, and most of it in time.
+_CONTENDED_FACTOR: Final = 3.0
+_CONTENDED_SECONDS_MAX: Final = 1.0
+
 #: About how many characters of jobs a claim may have. The database ends a claim at this size (``forebay._claim_bytes()``).
 CLAIM_SIZE: Final = 2 * 1024 * 1024
 
@@ -48,8 +52,12 @@ def claim_size(
     ahead_seconds: float = AHEAD_SECONDS,
     rows_max: int = CLAIM_ROWS_MAX,
     buffered_size: int = 0,
+    claim_seconds: float = 0.0,
 ) -> int:
     """Return how many jobs to claim.
+
+    Claims of one lane take turns, so a large fleet waits for them. Each worker then claims in advance what its slots do during that wait,
+    but no more jobs than it has slots: it needs fewer claims, so the waits become shorter again.
 
     Args:
         free_slots: slots without a job.
@@ -62,6 +70,7 @@ def claim_size(
         ahead_seconds: how much work, in time, may wait in the process.
         rows_max: most jobs of one claim.
         buffered_size: characters of the jobs already claimed and not started.
+        claim_seconds: measured mean duration of a claim, its wait for the turn included.
 
     >>> claim_size(3, concurrency=10)
     3
@@ -83,13 +92,21 @@ def claim_size(
     9
     >>> claim_size(0, concurrency=10, buffered=4, mean_seconds=0.001, buffered_size=5_000_000)
     0
+    >>> claim_size(1, concurrency=10, mean_seconds=1.0, claim_seconds=0.2)
+    7
+    >>> claim_size(1, concurrency=10, mean_seconds=0.2, claim_seconds=0.3)
+    11
     """
     ahead = 0
     if mean_seconds is not None and buffered_size < AHEAD_SIZE_MAX:
         if waiting_for_key and waiting_for_key * mean_seconds <= ahead_seconds:
             free_slots = 0
         # At most two claims: one that runs, and one that arrives meanwhile. Below a microsecond rows_max decides anyway.
-        ahead = int(min(concurrency * ahead_seconds / max(mean_seconds, 1e-6), 2.0 * rows_max))
+        mean = max(mean_seconds, 1e-6)
+        ahead = int(min(concurrency * ahead_seconds / mean, 2.0 * rows_max))
+        if ahead_seconds > 0:
+            wait = min(_CONTENDED_FACTOR * claim_seconds, _CONTENDED_SECONDS_MAX)
+            ahead = max(ahead, int(min(wait / mean, 1.0) * concurrency))
     # Refill only when half is used: a claim of one job costs as much as a claim of fifty.
     more = ahead - buffered if 2 * buffered <= ahead else 0
     return max(0, min(free_slots + more, rows_max))

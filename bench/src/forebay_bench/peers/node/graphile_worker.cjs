@@ -69,8 +69,12 @@ class Queue {
     return { stop: () => runner.stop() };
   }
 
-  async drain(handle) {
-    await runOnce(this.options(handle));
+  // Again while there was something: a run ends when it finds no job, and jobs of a queue that runs one are not found.
+  async drain(handle, ended) {
+    for (let before = -1; ended() > before;) {
+      before = ended();
+      await runOnce(this.options(handle));
+    }
   }
 }
 
