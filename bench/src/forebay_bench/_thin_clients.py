@@ -23,6 +23,7 @@ import uvloop
 from psycopg import pq
 
 from forebay.ops import protocol
+from forebay.ops.claimed import claimed_jobs
 from forebay.ops.protocol import Flush
 from forebay.policy.claims import claim_size, mean_duration
 from forebay_bench._child import answer, commands
@@ -250,7 +251,7 @@ class Client:
         took = time.monotonic() - began
         self._claim_seconds = mean_duration(self._claim_seconds, took, memory=10)
         text = rows[0][0]
-        count = 0 if text is None else len(protocol.claimed_jobs(text.decode()))
+        count = 0 if text is None else len(claimed_jobs(text.decode()))
         if self._measured.is_on:
             self._measured.claims += 1
             self._measured.claimed += count
