@@ -11,6 +11,7 @@ from forebay import RetryPolicy
 from forebay.db.session import Session
 from forebay.embedded import temporary_server
 from forebay.errors import DatabaseUnavailable
+from forebay.ops import protocol
 from tests.support.engine import connect, depth, enqueue, one, state
 from tests.support.fix_db import make_migrated
 from tests.support.fix_worker import running
@@ -68,6 +69,26 @@ async def test_without_notifications_the_poll_finds_every_job(app, conn, databas
         for number in range(5):
             work.enqueue(conn, number)
             await wait_for_async(lambda n=number: n in ran, 5)
+
+
+async def test_a_lost_connection_is_forgotten_by_the_event_loop(database):
+    """
+    The loop of the application uses the number of its socket again.
+    """
+    session = Session(database, name="listening")
+    told, lost = [], []
+    session.listen("told", told.append, lambda: lost.append(1))
+    await session.run(protocol.now())
+    number = session._conn.pgconn.socket
+    with connect(database) as conn:
+        conn.execute("notify told, 'it'")
+    await wait_for_async(lambda: told == ["it"])
+    session.cut()
+    await wait_for_async(lambda: lost)
+    await session.close()
+    assert not asyncio.get_running_loop().remove_reader(number)
+    await session.run(protocol.now())
+    await session.close()
 
 
 @pytest.mark.slow

@@ -196,7 +196,7 @@ LEFT = {
     "suspects": "select count(*) from forebay.suspect_start s where not exists"
     " (select from forebay.batch b where b.lease_id = s.lease_id and b.claim_no = s.claim_no)",
     "leaders": "select count(*) from pg_class where relname like 'leader\\_%%' and relkind = 'S'"
-    " and relname <> all (select 'leader_' || g from unnest(0 || %(groups)s::bigint[]) g)",
+    " and relname <> all (select 'leader_' || g from unnest(array[0, -1] || %(groups)s::bigint[]) g)",
     "to clear": "select count(*) from forebay.closed_group where lanes is not null",
     "segments": "select count(*) from forebay.segment s cross join lateral"
     " forebay._segment_holders(array[s.segment_id], false) h join forebay.seal f on f.segment_id = s.segment_id"

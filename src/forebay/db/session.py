@@ -115,6 +115,8 @@ class Session:
         self._used_at = 0.0
         self._channel: str | None = None
         self._is_listening = False
+        #: The socket of which this session reads notifications between calls.
+        self._watched: int | None = None
         #: How often this session connected; a change means that an answer may have been lost.
         self.connects = 0
 
@@ -151,6 +153,8 @@ class Session:
     async def _run(self, operation: Operation[T], seconds: float | None) -> T:
         async with self._lock:
             conn = await self._connected()
+            # From here on psycopg reads the socket.
+            watched, self._watched = self._watched, None
             await self._listen_on(conn)
             loop = asyncio.get_running_loop()
             guard = loop.call_later(seconds or self._call_seconds, cut, conn)
@@ -177,6 +181,8 @@ class Session:
             finally:
                 guard.cancel()
                 self._used_at = time.monotonic()
+                if self._conn is not conn and watched is not None:
+                    loop.remove_reader(watched)  # psycopg may have failed before it replaced this reader.
                 self._watch()
             if self._deaths and self._on_deaths is not None:
                 self._on_deaths(self._deaths)
@@ -222,25 +228,31 @@ class Session:
         """Read notifications until the next call: psycopg reads the socket during calls only, and then removes this reader."""
         conn = self._conn
         if self._is_listening and conn is not None and not conn.closed:
-            asyncio.get_running_loop().add_reader(conn.pgconn.socket, self._read_notifications)
+            self._watched = conn.pgconn.socket
+            asyncio.get_running_loop().add_reader(self._watched, self._read_notifications)
 
     def _read_notifications(self) -> None:
         conn = self._conn
-        if conn is None or self._lock.locked():
+        if conn is None:
+            self._unwatch()
             return
+        if self._watched is None:
+            return  # A call has begun.
         pgconn = conn.pgconn
         try:
             pgconn.consume_input()
             while message := pgconn.notifies():
                 self._read(message.extra.decode())
         except psycopg.Error:
-            self._unwatch(conn)
+            self._unwatch()
             self._lost()
 
-    @staticmethod
-    def _unwatch(conn: psycopg.AsyncConnection[Any]) -> None:
-        with contextlib.suppress(RuntimeError, psycopg.Error):  # no loop, or no socket any more
-            asyncio.get_running_loop().remove_reader(conn.pgconn.socket)
+    def _unwatch(self) -> None:
+        # By its number: a connection that was lost no longer tells it, and the loop would take the next socket with this number
+        # for the old one.
+        if self._watched is not None:
+            asyncio.get_running_loop().remove_reader(self._watched)
+            self._watched = None
 
     @property
     def is_open(self) -> bool:
@@ -287,6 +299,7 @@ class Session:
     async def _connected(self) -> psycopg.AsyncConnection[tuple[Any, ...]]:
         if self._conn is not None and not self._conn.closed:
             return self._conn
+        self._unwatch()
         self._conn = None
         self._is_listening = False
         self._conn, self.is_pooled = await open_connection(
@@ -309,7 +322,7 @@ class Session:
     async def _drop(self) -> None:
         conn, self._conn = self._conn, None
         if conn is not None:
-            self._unwatch(conn)
+            self._unwatch()
             # Do not wait for the server: it may no longer respond.
             cut(conn)
             with contextlib.suppress(psycopg.Error, OSError):
