@@ -42,11 +42,13 @@ def agree(conn, jobs) -> None:
     """Compare depth() with the states of all jobs, also when it begins from the last count and when it counts everything."""
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read")
-        expected = by_job(conn, jobs, _PLACE)
-        assert by_depth(conn) == expected
+        before, found = by_job(conn, jobs, _PLACE), by_depth(conn)
+        assert found in (before, by_job(conn, jobs, _PLACE))
     with conn.transaction(force_rollback=True):
         conn.execute("delete from forebay.queue_count")
-        assert by_depth(conn) == by_job(conn, jobs, _PLACE)
+        before, found = by_job(conn, jobs, _PLACE), by_depth(conn)
+        # A job may become due or expire meanwhile.
+        assert found in (before, by_job(conn, jobs, _PLACE))
 
 
 @pytest.mark.parametrize("keyed", [False, True])

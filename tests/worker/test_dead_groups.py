@@ -63,7 +63,7 @@ async def test_dead_letters_of_one_cause_are_one_group(mail, database, conn):
     conn.execute(
         "select forebay.enqueue('render', expires_at => clock_timestamp() + interval '1 ms')"
     )
-    await run_until_idle(mail)
+    await run_until_idle(mail, concurrency=1)  # in order
     client = forebay.Client(database)
     groups = by_cause(client)
     assert {name: group.jobs for name, group in groups.items()} == {

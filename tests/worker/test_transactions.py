@@ -243,8 +243,8 @@ async def test_a_job_costs_the_messages_of_its_handler_and_one_more(
     last = [line for line in sent if "settle_job_v1" in line]
     assert len(last) == 5
     begun = sum(line.endswith('COMMIT; BEGIN"') for line in last)
-    assert begun == 0 if pytestconfig.getoption("--through-pgbouncer") else begun >= 2
-    assert not last[4].endswith('BEGIN"')
+    assert begun == 0 if pytestconfig.getoption("--through-pgbouncer") else begun >= 1
+    assert not last[-1].endswith('BEGIN"')
     for before, after in itertools.pairwise(last):
         own_begin = 0 if before.endswith('BEGIN"') else 1
         assert sent.index(after) - sent.index(before) == own_begin + 2
