@@ -11,7 +11,7 @@
 --   nothing is due; has_lost, a lease may have to be revoked, by revoke_lost_v1; has_full, a segment has to be sealed, by seal_v1; last_seq,
 --   the last number of the log.
 --
--- Invariant "announced in time": while the caller sleeps, whoever adds a job that is due earlier notifies it, where transactions may
+-- Invariant "announced in time": while the caller sleeps, a transaction that adds a job that is due earlier notifies it, where transactions may
 -- notify. A transaction that read the flag before it was set is late by at most the sleep.
 -- Errors: see promote_v1 and lead_v1.
 -- Locks: see promote_v1.
