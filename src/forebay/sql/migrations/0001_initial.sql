@@ -4925,7 +4925,7 @@ $$;
 -- Parameters: see ready_v1 and lead_v1.
 -- Returns: the ready lanes. If there is none, one row without a lane, and held: the groups for which the caller leads now.
 -- Errors: see ready_v1 and lead_v1.
--- pages: 110 + 12 a group
+-- pages: 110 + 6 a lane + 12 a group + 5 an open transaction
 create function forebay.poll_v1(p_group_ids bigint[], p_sleep_millis integer, p_holder integer, p_seconds double precision)
 returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_limited boolean,
                held bigint[])
@@ -13109,7 +13109,7 @@ $$;
 -- notify. A transaction that read the flag before it was set is late by at most the sleep.
 -- Errors: see promote_v1 and lead_v1.
 -- Locks: see promote_v1.
--- pages: 100 + 12 an open lease + 20 a job
+-- pages: 100 + 12 an open lease + 20 a job + 100 a subject + 3 an open transaction
 create function forebay.maintain_v1(
     p_limit integer, p_holder integer, p_duties bigint[], p_seconds double precision, p_observed_seconds double precision,
     p_sleep_millis integer)

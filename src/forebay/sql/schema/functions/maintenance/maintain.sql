@@ -15,7 +15,7 @@
 -- notify. A transaction that read the flag before it was set is late by at most the sleep.
 -- Errors: see promote_v1 and lead_v1.
 -- Locks: see promote_v1.
--- pages: 100 + 12 an open lease + 20 a job
+-- pages: 100 + 12 an open lease + 20 a job + 100 a subject + 3 an open transaction
 create function forebay.maintain_v1(
     p_limit integer, p_holder integer, p_duties bigint[], p_seconds double precision, p_observed_seconds double precision,
     p_sleep_millis integer)
