@@ -183,6 +183,10 @@ class Session:
         yield Call("ready_v1", ready, [self.groups], {**lanes, "open transaction": 6})
         yield Call("ready_v1", ready, [[self.empty]], {"open transaction": 6})
         yield Call("ready_v1", ready, [[self.idle]], {"lane": 3, "open transaction": 6}, once=True)
+        poll = "select * from forebay.poll_v1(%s::bigint[], 1000, 1, 1.5)"
+        units = {"group": len(self.groups), "open transaction": 6}
+        yield Call("poll_v1", poll, [self.groups], {**lanes, **units})
+        yield Call("poll_v1", poll, [[self.empty]], {"group": 1, "open transaction": 6})
         yield self._claim(queue, self.lane)
         yield self._settle({"flush_no": 1, "done": [1, 2, 3, 4, 5, 6, 7, 8]})
         ended = [{"offset": 9, "outcome": "retried"}]
@@ -237,6 +241,12 @@ class Session:
         yield Call(
             "promote_v1", "select forebay.promote_v1()", [], {"job": 1, "open transaction": 6}
         )
+
+        maintain = "select * from forebay.maintain_v1(5000, 1, '{0,-1}', 1.6, 60, 800)"
+        units = {**self._leases(), "open transaction": 6}
+        yield Call("maintain_v1", maintain, [], units)
+        enqueue(self.conn, queue=queue, delay="1 microsecond")
+        yield Call("maintain_v1", maintain, [], {**units, "job": 1})
 
         yield from self._of_subjects()
         yield from self._of_endpoints()

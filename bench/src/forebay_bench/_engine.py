@@ -63,7 +63,7 @@ class Engine(Protocol):
         """From now on jobs go to this number of queues in turns, and workers serve all of them."""
 
     async def idle(self, count: int) -> None:
-        """Start workers of one queue, which have connections of their own and end with the process."""
+        """Start workers of one queue, each with its connections; they end with the process."""
 
 
 class Runner:

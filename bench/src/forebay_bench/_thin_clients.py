@@ -1,4 +1,4 @@
-"""Many simulated workers in one process: each claims and settles on a lease of its own as a worker does, and has no handlers.
+"""Many simulated workers in one process: each has its lease, claims and settles as a worker does, and has no handlers.
 
 Started by the scenario ``simulated``: the address, the first number and how many workers. A command says how long jobs take, how many slots
 a worker has, when to start and when to measure. A job only takes a slot for that long. Each worker has a connection for polls and

@@ -70,7 +70,7 @@ class ChildFailed(Exception):  # noqa: N818 - what happened
 class Pipes:
     """The pipes to a child and from it, beside the socket, for calls in turn; none of them blocks.
 
-    One byte is the permit to start one call. The parent keeps the end that the child reads: whoever reads a byte has it alone. So each
+    One byte is the permit to start one call. The parent keeps the end that the child reads: a byte is read once. So each
     call is started once, or taken back once.
     """
 

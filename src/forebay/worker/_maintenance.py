@@ -122,7 +122,7 @@ _LOOK_SECONDS_MIN = 0.02
 _MISSED_SECONDS = 60.0
 _NOTIFICATION_DELAY_SECONDS = 0.1
 
-#: A duty that found nothing comes less often: this longest pause. So many new jobs bring it back.
+#: A duty that found nothing comes less often: this is the longest pause. This number of new jobs ends the long pauses.
 _IDLE_DUTY_SECONDS_MAX = 10.0
 _ACTIVE_JOBS = 1000
 

@@ -110,7 +110,7 @@ class Stop(msgspec.Struct):
 class DoneRecords:
     """The records of calls in turn that are done: offset and microseconds, in a pipe.
 
-    A child writes one after each such call, before it takes its next permit. It wakes nobody, and is not lost with the child.
+    A child writes one after each such call, before it takes its next permit. It wakes no process, and is not lost with the child.
     """
 
     _RECORD: Final = struct.Struct("<II")

@@ -56,7 +56,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     with contextlib.ExitStack() as stack:
         dsn = stack.enter_context(place.database("processes"))
         rival = stack.enter_context(fleet._classic(place))
-        crew = stack.enter_context(
+        runner = stack.enter_context(
             workers(
                 dsn,
                 concurrency=1,
@@ -64,7 +64,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
             )
         )
         progress(f"{2 * processes} processes start")
-        crew.start()
+        runner.start()
         claimers = stack.enter_context(
             scripts(
                 "forebay_bench._claimers",
@@ -73,16 +73,16 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         )
         conn = stack.enter_context(psycopg.connect(dsn, autocommit=True))
         for queue in _QUEUES:  # processes, connections and plans
-            _turn(crew, conn, queue, 50 * processes)
+            _turn(runner, conn, queue, 50 * processes)
         for held in (False, True):
             if held:
                 stack.enter_context(fleet._snapshot(dsn))
                 stack.enter_context(fleet._snapshot(rival.dsn))
                 progress(f"{ended_while_held:,} jobs under a snapshot")
-                _turn(crew, conn, "noop", ended_while_held)
+                _turn(runner, conn, "noop", ended_while_held)
                 fleet._end_many(rival, claimers[0], ended_while_held)
             turns: dict[str, Callable[[], float]] = {
-                queue + "_held" * held: partial(_turn, crew, conn, queue, count)
+                queue + "_held" * held: partial(_turn, runner, conn, queue, count)
                 for queue in _QUEUES
             }
             seconds = 0.8 * factor
@@ -91,13 +91,13 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     return _report(rates, processes, rounds, ended_while_held)
 
 
-def _turn(crew: Workers, conn: psycopg.Connection[Any], queue: str, count: int) -> float:
+def _turn(runner: Workers, conn: psycopg.Connection[Any], queue: str, count: int) -> float:
     """Let the worker end this number of jobs; return how many it ended in a second."""
     conn.execute(_FILL, {"queue": queue, "count": count})
     began = time.monotonic()
 
     def is_empty() -> bool:
-        crew.raise_when_one_ended()
+        runner.raise_when_one_ended()
         row = conn.execute(_LEFT, [queue]).fetchone()
         return row == (0,)
 

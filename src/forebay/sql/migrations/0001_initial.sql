@@ -4925,7 +4925,7 @@ $$;
 -- Parameters: see ready_v1 and lead_v1.
 -- Returns: the ready lanes. If there is none, one row without a lane, and held: the groups for which the caller leads now.
 -- Errors: see ready_v1 and lead_v1.
--- pages: 110 + 12 a group
+-- pages: 110 + 6 a lane + 12 a group + 5 an open transaction
 create function forebay.poll_v1(p_group_ids bigint[], p_sleep_millis integer, p_holder integer, p_seconds double precision)
 returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_limited boolean,
                held bigint[])
@@ -13105,11 +13105,11 @@ $$;
 --   nothing is due; has_lost, a lease may have to be revoked, by revoke_lost_v1; has_full, a segment has to be sealed, by seal_v1; last_seq,
 --   the last number of the log.
 --
--- Invariant "announced in time": while the caller sleeps, whoever adds a job that is due earlier notifies it, where transactions may
+-- Invariant "announced in time": while the caller sleeps, a transaction that adds a job that is due earlier notifies it, where transactions may
 -- notify. A transaction that read the flag before it was set is late by at most the sleep.
 -- Errors: see promote_v1 and lead_v1.
 -- Locks: see promote_v1.
--- pages: 100 + 12 an open lease + 20 a job
+-- pages: 100 + 12 an open lease + 20 a job + 100 a subject + 3 an open transaction
 create function forebay.maintain_v1(
     p_limit integer, p_holder integer, p_duties bigint[], p_seconds double precision, p_observed_seconds double precision,
     p_sleep_millis integer)

@@ -5,7 +5,7 @@
 -- Parameters: see ready_v1 and lead_v1.
 -- Returns: the ready lanes. If there is none, one row without a lane, and held: the groups for which the caller leads now.
 -- Errors: see ready_v1 and lead_v1.
--- pages: 110 + 12 a group
+-- pages: 110 + 6 a lane + 12 a group + 5 an open transaction
 create function forebay.poll_v1(p_group_ids bigint[], p_sleep_millis integer, p_holder integer, p_seconds double precision)
 returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_limited boolean,
                held bigint[])
