@@ -143,14 +143,15 @@ def test_a_transaction_in_a_process_waits_for_the_settlement_before_it():
 
     async def story():
         executor = executor_of(forebay.App(), Outcomes(), concurrency=2)
-        executor._processes = SimpleNamespace(run_call=run_call)
-        executor._reporter = SimpleNamespace(finish_committed=lambda *_: None)
-        executor._record_duration = lambda *_: None
+        runner = executor._run.__self__
+        runner._processes = SimpleNamespace(run_call=run_call)
+        runner._reporter = SimpleNamespace(finish_committed=lambda *_: None)
+        runner._record_duration = lambda *_: None
         lease = Lease(1, float("inf"))
         [first], [second] = claimed(lease, 1), claimed(lease, 2)
         second.follows = first
         call = SimpleNamespace(kind=SimpleNamespace(transaction=True), jobs=[None], started=False)
-        running = asyncio.create_task(executor._run_in_process(call, [second]))
+        running = asyncio.create_task(runner._run_in_process(call, [second]))
         await wait_for_async(lambda: first.batch._waiting or sent)
         assert sent == []
         first.batch.close(None)
@@ -184,7 +185,7 @@ def test_small_jobs_pass_large_ones_whose_arguments_wait():
 
     async def story():
         executor = executor_of(app, Outcomes(), concurrency=2)
-        executor._decoded_until = time.monotonic() + 1.0
+        executor._decoding._until = time.monotonic() + 1.0
         executor.take([job(1, 1, is_text=True)])
         executor.take([job(2, 1, is_text=False)])
         executor.take([job(3, 2, is_text=False)])
@@ -220,9 +221,9 @@ def test_decoding_leaves_the_loop_to_others(monkeypatch):
         return prepare(self, held)
 
     monkeypatch.setattr(Executor, "prepare", slowly)
-    monkeypatch.setattr(
-        "forebay.worker._executor.time", SimpleNamespace(monotonic=lambda: clock[0])
-    )
+    fake = SimpleNamespace(monotonic=lambda: clock[0])
+    for module in ("_executor", "_loop_share"):
+        monkeypatch.setattr(f"forebay.worker.{module}.time", fake)
 
     async def story():
         executor = executor_of(app, Outcomes(), concurrency=5)
@@ -235,11 +236,11 @@ def test_decoding_leaves_the_loop_to_others(monkeypatch):
         assert executor.is_decoding_behind
         for expected in ([1, 2], [1, 2, 3]):
             clock[0] += 0.04
-            executor._resume_decoding()
+            executor._decoding._on_timer()
             await asyncio.sleep(0)
             assert ran != expected
             clock[0] += 0.02
-            executor._resume_decoding()
+            executor._decoding._on_timer()
             await wait_for_async(lambda expected=expected: ran == expected)
         assert not executor.is_decoding_behind
         assert [round(after - before, 3) for before, after in pairwise(decoded_at)] == [0.11, 0.11]

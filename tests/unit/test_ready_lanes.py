@@ -24,7 +24,7 @@ class Database:
         self.answers = list(answers)
         self.may_answer = asyncio.Event()
 
-    async def run(self, operation):
+    async def run(self, groups):
         answer = self.answers.pop(0)
         if answer is LATE:
             await self.may_answer.wait()
@@ -40,7 +40,7 @@ def ready_lanes(*answers, leads=frozenset()):
     polls = ReadyLanes(
         database,
         SimpleNamespace(groups=[1], current=lease),
-        SimpleNamespace(sleep_millis=None, held=leads, poll_seconds=0.05),
+        SimpleNamespace(held=leads, poll_seconds=0.05, poll=database.run),
         Signals(),
         {"default": 1},
     )

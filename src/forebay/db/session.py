@@ -182,7 +182,9 @@ class Session:
                 guard.cancel()
                 self._used_at = time.monotonic()
                 if self._conn is not conn and watched is not None:
-                    loop.remove_reader(watched)  # psycopg may have failed before it replaced this reader.
+                    loop.remove_reader(
+                        watched
+                    )  # psycopg may have failed before it replaced this reader.
                 self._watch()
             if self._deaths and self._on_deaths is not None:
                 self._on_deaths(self._deaths)

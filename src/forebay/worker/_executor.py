@@ -10,23 +10,18 @@ import contextvars
 import time
 from typing import TYPE_CHECKING, Any
 
-from forebay.db.pools import spoils_connection
-from forebay.errors import (
-    LeaseLost,
-    UnknownBatch,
-)
-from forebay.model.outcome import Endings
 from forebay.model.text import logger
 from forebay.ops.claimed import RawJob
 from forebay.ops.protocol import Ended
-from forebay.policy.claims import mean_duration
 from forebay.worker import _running
 from forebay.worker._call_queue import CallQueue
+from forebay.worker._call_runner import CallRunner
 from forebay.worker._key_queues import KeyQueues
+from forebay.worker._loop_share import LoopShare
 from forebay.worker._reporter import OutcomeReporter
 from forebay.worker._slots import Slots
-from forebay.worker._threads import NoThreadError, Threads
-from forebay.worker._transactions import HandlerTransactions, previous_settled
+from forebay.worker._threads import Threads
+from forebay.worker._transactions import HandlerTransactions
 from forebay.worker._turns import Turns
 
 if TYPE_CHECKING:
@@ -38,7 +33,6 @@ if TYPE_CHECKING:
     from forebay.worker._call_queue import WaitingCall
     from forebay.worker._children import Children
     from forebay.worker._held import HeldJob, Lease
-    from forebay.worker._messages import ChildReport
     from forebay.worker._reporter import Outcomes
     from forebay.worker._running import Call
 
@@ -57,9 +51,6 @@ _DECODING_SHARE = 0.5
 
 #: No more large jobs are claimed while this number of calls waits for decoding.
 _DECODED_NEXT = 2
-
-#: By how much it may exceed its share. Timers are not more precise.
-_DECODING_AHEAD_SECONDS = 0.001
 
 
 class Executor:
@@ -103,12 +94,9 @@ class Executor:
         self._kinds = kinds
         self._group = group
         self._on_free = on_free
-        self._on_lease_lost = on_lease_lost
         self._reporter = OutcomeReporter(outcomes, self._start_next_of_key)
         self._waiting = CallQueue()
-        #: Until this time (monotonic clock) the decoding of large arguments has used its share of the event loop.
-        self._decoded_until = 0.0
-        self._decoding_timer: asyncio.TimerHandle | None = None
+        self._decoding = LoopShare(_DECODING_SHARE, self._start_waiting)
         #: Jobs that wait for an earlier job of their ordering key in the same lease.
         self._keys = KeyQueues(self._release)
         self._threads = Threads(settings.slots)
@@ -124,6 +112,19 @@ class Executor:
             on_free=self._on_slot_free,
             on_progress=on_progress,
         )
+        runner = CallRunner(
+            self.slots,
+            self._reporter,
+            keys=self._keys,
+            threads=self._threads,
+            transactions=self.transactions,
+            processes=processes,
+            on_free=on_free,
+            on_lease_lost=on_lease_lost,
+        )
+        self._run = runner.run
+        #: Running mean of handler durations, by queue, in seconds.
+        self.mean_seconds = runner.mean_seconds
         self._turns: Turns | None = None
         if processes is not None:
             self._turns = Turns(
@@ -132,7 +133,7 @@ class Executor:
                 self._waiting,
                 self._reporter,
                 group=group,
-                on_done=self._record_seconds,
+                on_done=runner.record_seconds,
                 on_put_back=self._start_waiting,
                 on_free=on_free,
                 on_progress=on_progress,
@@ -141,8 +142,6 @@ class Executor:
         self._starting = 0
         #: The context variables that handlers start with.
         self._context = contextvars.copy_context()
-        #: Running mean of handler durations, by queue, in seconds.
-        self.mean_seconds: dict[str, float] = {}
 
     @property
     def buffered(self) -> int:
@@ -315,8 +314,7 @@ class Executor:
         """End idle threads and running calls, and close the connections."""
         if self._turns is not None:
             self._turns.close()
-        if self._decoding_timer is not None:
-            self._decoding_timer.cancel()
+        self._decoding.close()
         self._threads.close()
         for call in list(self.slots.calls):
             call.task.cancel()
@@ -368,7 +366,8 @@ class Executor:
             else:
                 kind, helds, items = waiting.pop()
             if (some := self._in_turn(kind, helds)) is not None:
-                await self._run_in_child_in_turn(kind, some)
+                assert self._turns is not None
+                await self._turns.run(kind, some)
                 if task.cancelling():
                     self._start_waiting()
                     return
@@ -392,15 +391,6 @@ class Executor:
         if self._turns is None or not self.slots.runs_in_child(kind):
             return None
         return self._turns.take(kind, helds[0], self.mean_seconds.get(helds[0].lane.queue))
-
-    async def _run_in_child_in_turn(self, kind: Kind, helds: list[HeldJob]) -> None:
-        assert self._turns is not None
-        try:
-            await self._turns.run(kind, helds)
-        except Exception:
-            log.exception("calls in a process failed; their jobs are released")
-            for held in helds:
-                self._reporter.finish(held, Ended(0, "released", after=1.0))
 
     def run_in_turn(self, helds: Iterator[HeldJob], on_end: Callable[[], None]) -> None:
         """Run the jobs of an iterator one after another, in a child process; then call ``on_end``."""
@@ -445,130 +435,18 @@ class Executor:
         kind, helds, _ = waiting
         if self.slots.runs_in_child(kind):
             return waiting  # The child process decodes them.
-        began = time.monotonic()
-        prepared = [(held, found) for held in helds if (found := self.prepare(held)) is not None]
-        ended = time.monotonic()
-        self._decoded_until = max(self._decoded_until, began) + (ended - began) / _DECODING_SHARE
+        with self._decoding.used():
+            prepared = [
+                (held, found) for held in helds if (found := self.prepare(held)) is not None
+            ]
         return kind, [held for held, _ in prepared], [item for _, (_, item) in prepared]
 
     def _must_pass(self) -> bool:
         """Return whether the next call waits for its arguments, because decoding has used its share of the event loop."""
-        if not self._waiting.starts_with_text:
-            return False
-        pause = self._decoded_until - time.monotonic()
-        if pause < _DECODING_AHEAD_SECONDS:
-            return False
-        if self._decoding_timer is None:
-            loop = asyncio.get_running_loop()
-            self._decoding_timer = loop.call_later(pause, self._resume_decoding)
-        return True
-
-    def _resume_decoding(self) -> None:
-        self._decoding_timer = None
-        self._start_waiting()
+        return self._waiting.starts_with_text and self._decoding.must_pause()
 
     def _loop_seconds(self) -> float:
         return _LOOP_SECONDS_MAX if len(self._runners) > 1 else _LONE_LOOP_SECONDS_MAX
-
-    async def _run(self, call: Call, helds: list[HeldJob]) -> None:
-        kind = call.kind
-        try:
-            if call.in_child:
-                await self._run_in_process(call, helds)
-            elif kind.transaction:
-                endeds = await self.transactions.run(call, helds)
-                self._record_duration(helds, endeds)
-                self._reporter.finish_committed(helds, endeds)
-            else:
-                if kind.is_async:
-                    result = await _running.run_on_loop(call)
-                else:
-                    result = await _running.run_in_thread(call, self._threads)
-                endeds = _running.endings(call, result)
-                self._record_duration(helds, endeds)
-                if isinstance(result, Endings) and result.counters and not helds[0].ended:
-                    helds[0].batch.counters.append(result.counters)
-                self._reporter.finish_returned(helds, endeds)
-        except BaseException as error:  # a handler may raise anything; the worker continues
-            may_be_released = kind.transaction or isinstance(error, NoThreadError)
-            if may_be_released and not call.started and call.why is None:
-                # No connection, a pooled connection that the server had ended, or no thread: the handler did not fail.
-                released = [Ended(0, "released", after=1.0) for _ in helds]
-                self._reporter.finish_all(call, released)
-                log.warning(
-                    "job %s released, it cannot start: %s", helds[0].row.job_id, _short(error)
-                )
-            else:
-                if call.connection is not None and spoils_connection(error):
-                    call.cut()
-                self._fail(call, helds, error)
-        finally:
-            for timer in call.timers:
-                timer.cancel()
-            if self.slots.calls.pop(call, None) is not None:
-                self._on_free()
-
-    async def _run_in_process(self, call: Call, helds: list[HeldJob]) -> None:
-        assert self._processes is not None
-        kind = call.kind
-        call.started = True
-        if kind.transaction:
-            await previous_settled(helds)
-
-        def on_start() -> None:
-            self.slots.begin_in_child(call)
-
-        answers = await self._processes.run_call(helds, kind, call.jobs, on_start=on_start)
-        for held, job, answer in zip(helds, call.jobs, answers, strict=True):
-            if not answer.died:
-                self._take_report(held, kind, answer)
-                continue
-            if not held.ended:
-                # One of these jobs killed the process. Running each alone shows which.
-                (alone,) = await self._processes.run_call([held], kind, [job], on_start=on_start)
-                self._take_report(held, kind, alone)
-        endeds = [answer.ended for answer in answers if not answer.died]
-        if len(helds) > 1 or not answers[0].micros:
-            self._record_duration(helds, endeds)
-        elif endeds and (endeds[0] is None or endeds[0].outcome == "done"):
-            # Without the way there and back, which calls in turn share.
-            self._record_seconds(helds, answers[0].micros / 1e6)
-
-    def _take_report(self, held: HeldJob, kind: Kind, answer: ChildReport) -> None:
-        if held.ended:
-            return
-        if answer.lease_lost:
-            self._on_lease_lost(held.lease)
-        elif answer.settled:
-            self._reporter.finish_committed([held], [answer.ended])
-        else:
-            self._reporter.finish(held, answer.ended, solo=answer.solo and kind.transaction)
-
-    def _fail(self, call: Call, helds: list[HeldJob], error: BaseException) -> None:
-        if isinstance(error, LeaseLost | UnknownBatch) and call.kind.transaction:
-            if isinstance(error, LeaseLost) and not helds[0].ended:
-                self._on_lease_lost(helds[0].lease)
-            for held in helds:
-                held.ended = True
-                self._keys.release_behind(held)
-            log.warning("job %s: %s; its transaction was rolled back", helds[0].row.job_id, error)
-            return
-        error = _running.raised_because(call, error)
-        if isinstance(error, asyncio.CancelledError) and call.why is None:
-            # The handler cancelled itself, or one of its task groups did.
-            error = RuntimeError("the handler ended with CancelledError")
-        self._reporter.finish_all(call, _running.failures(call, error))
-
-    def _record_duration(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:
-        # How long a job occupies a slot; for a batch, its share. Only completed jobs count: a failure may be quick.
-        if None in endeds or any(ended and ended.outcome == "done" for ended in endeds):
-            self._record_seconds(helds, (time.monotonic() - helds[0].started_at) / len(helds))
-
-    def _record_seconds(self, helds: list[HeldJob], share: float) -> None:
-        queue = helds[0].lane.queue
-        self.mean_seconds[queue] = mean_duration(
-            self.mean_seconds.get(queue), share, jobs=len(helds)
-        )
 
 
 def _is_same(context: contextvars.Context, other: contextvars.Context) -> bool:
@@ -576,10 +454,3 @@ def _is_same(context: contextvars.Context, other: contextvars.Context) -> bool:
         return context == other
     except Exception:  # comparing two values of a handler's context variable
         return False
-
-
-def _short(error: BaseException) -> str:
-    try:
-        return str(error)[:200]
-    except BaseException:  # a __str__ may raise anything too
-        return "(it cannot be shown)"

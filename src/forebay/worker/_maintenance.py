@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import random
 import time
 from datetime import timedelta
@@ -27,6 +26,7 @@ from forebay.policy.leadership import MAINTENANCE, Leadership
 from forebay.policy.server_clock import ServerClock
 from forebay.worker._duties import Duty, Schedule
 from forebay.worker._lock_warnings import LockWatch
+from forebay.worker._looks import Looks
 from forebay.worker._outage import Outage
 
 if TYPE_CHECKING:
@@ -110,18 +110,6 @@ _FAILED_SECONDS_MAX = 30.0
 #: How long the leadership lasts unless renewed. After a leader dies, no worker promotes jobs for this long.
 _LEAD_SECONDS = 1.6
 
-#: Longest pause between two looks for due jobs, while those who add jobs notify. Each look also renews the leadership.
-_LOOK_SECONDS_MAX = 0.8
-
-#: Least pause after a look for due jobs that found some, and after one that did not.
-_LOOK_AGAIN_SECONDS = 0.1
-_LOOK_SECONDS_MIN = 0.02
-
-#: For how long due jobs are looked for every ``promote_seconds`` after one was found that no notification announced, and how
-#: long a notification may take.
-_MISSED_SECONDS = 60.0
-_NOTIFICATION_DELAY_SECONDS = 0.1
-
 #: A duty that found nothing comes less often: this is the longest pause. This number of new jobs ends the long pauses.
 _IDLE_DUTY_SECONDS_MAX = 10.0
 _ACTIVE_JOBS = 1000
@@ -157,13 +145,8 @@ class Maintenance:
         duties: Collection[int] = (),
         is_announced: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._promote_seconds = self._look_seconds = promote_seconds
+        self._looks = Looks(promote_seconds, time.monotonic)
         self._is_announced = is_announced
-        #: When the last look for due jobs began, and whether it knew that a job would be due at the next one.
-        self._looked_at = self._missed_at = -math.inf
-        self._is_expecting = False
-        #: When a look found a due job that was not announced yet.
-        self._unannounced_at: float | None = None
         #: For how long the server's clock was seen to run evenly, and when it was read last.
         self._observed: tuple[float | None, float] = None, 0.0
         self._last_seq = 0
@@ -258,8 +241,7 @@ class Maintenance:
 
     def promote_soon(self) -> None:
         """Look for due jobs: one was added that is due soon."""
-        self._unannounced_at = None
-        soon = max(time.monotonic(), self._looked_at + _LOOK_AGAIN_SECONDS / 2)
+        soon = self._looks.after_notification()
         if soon < self._promotion.due_at:
             self._promotion.due_at = soon
             self._hint.set()
@@ -330,11 +312,6 @@ class Maintenance:
     async def _maintain(self, duty: Duty) -> bool:
         """Promote, renew the leadership, and read which other duties have something to do."""
         called_at = time.monotonic()
-        found_at = self._unannounced_at
-        if found_at is not None and called_at - found_at > _NOTIFICATION_DELAY_SECONDS:
-            self._missed_at, self._unannounced_at = found_at, None
-        may_sleep = self._is_announced() and called_at - self._missed_at > _MISSED_SECONDS
-        longest = min(2 * self._look_seconds, _LOOK_SECONDS_MAX)
         observed, observed_at = self._observed
         answer = await self._session.run(
             maintenance.maintain(
@@ -343,23 +320,18 @@ class Maintenance:
                 duties=self._leadership.wanted,
                 seconds=self._leadership.seconds,
                 observed_seconds=None if observed is None else observed + called_at - observed_at,
-                sleep_millis=int(longest * 1000) if may_sleep else None,
+                sleep_millis=self._looks.begin(is_announced=self._is_announced()),
             )
         )
         self._leadership.answered(answer.held, called_at, renewal_share=0.75)
         self.observe_clock(answer.server_time, called_at, time.monotonic())
         self._record("promoted", answer.promoted)
         if answer.promoted:
-            if may_sleep and not self._is_expecting and self._look_seconds > self._promote_seconds:
-                self._unannounced_at = called_at
             self._on_work()
-        due_seconds = answer.sleep_millis / 1000
-        self._looked_at, self._is_expecting = called_at, due_seconds < longest
-        self._look_seconds = longest if may_sleep and not answer.promoted else self._promote_seconds
-        if may_sleep:
-            least = _LOOK_AGAIN_SECONDS if answer.promoted else _LOOK_SECONDS_MIN
-            duty.next_seconds = max(least, min(due_seconds, self._look_seconds))
-        self._postpone(answer, duty.next_seconds or self._promote_seconds)
+        duty.next_seconds = self._looks.end(
+            has_found=answer.promoted > 0, due_seconds=answer.sleep_millis / 1000
+        )
+        self._postpone(answer, duty.next_seconds or duty.every_seconds)
         return answer.promoted >= duty.rows
 
     def _postpone(self, answer: maintenance.Maintained, seconds: float) -> None:

@@ -102,12 +102,16 @@ class Turns:
         return helds if len(helds) > 1 else None
 
     async def run(self, kind: Kind, helds: list[HeldJob]) -> None:
-        """Run the jobs of one message, in this task."""
+        """Run the jobs of one message, in this task. Never raises, except when the task is cancelled."""
         message = _Message(self, kind, helds)
         self._messages.add(message)
         self.slots.reserved += 1
         try:
             await message.run()
+        except Exception:
+            log.exception("calls in a process failed; their jobs are released")
+            for held in helds:
+                self.reporter.finish(held, Ended(0, "released", after=1.0))
         finally:
             self._messages.discard(message)
             message.leave_slot()

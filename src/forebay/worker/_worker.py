@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from forebay.model.attempts import AttemptEnded
     from forebay.ops.protocol import HeartbeatAnswer
     from forebay.worker._application import Application, Intake
-    from forebay.worker._held import Batch, Lease
+    from forebay.worker._held import Lease
     from forebay.worker._messages import Start
 
 log = logger("forebay.worker")
@@ -109,14 +109,7 @@ class Worker:
         self._app = app
         self._dsn = dsn
         self._settings = settings or WorkerSettings()
-        weights = queues or self._settings.queue_weights
-        self._weights = dict(weights) if weights else dict.fromkeys(app.kinds.queues(), 1)
-        if not self._weights:
-            raise ConfigError(
-                "queue",
-                "names no queue, and the app declares no job",
-                hint="Declare a handler with @app.job.",
-            )
+        self._weights = _weights_of(app, queues or self._settings.queue_weights)
         self._group = group
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._location = location or app.location()
@@ -140,8 +133,6 @@ class Worker:
         self._leader_id = secrets.randbelow(LEADER_IDS)
         self._heartbeat: Heartbeat | None = None
         self._until_idle = False
-
-    # --- from outside ---
 
     @property
     def dsn(self) -> str:
@@ -183,7 +174,7 @@ class Worker:
         self._settler = Settler(
             SettlementSession(self._settles, self._claims),
             self._on_lease_lost,
-            self._on_freed,
+            lambda batches: self._claimer.free(batches),
             outage=outage,
             listeners=self._listeners,
         )
@@ -250,18 +241,15 @@ class Worker:
         return f"forebay {self.name}"[:63]
 
     def _make_sessions(self) -> None:
-        settings, name = self._settings, self._application_name
-        connect = settings.connect_timeout_seconds
-
         def new_session(lock_timeout: str) -> Session:
             return Session(
                 self._dsn,
-                name=name,
+                name=self._application_name,
                 lock_timeout=lock_timeout,
-                connect_seconds=connect,
+                connect_seconds=self._settings.connect_timeout_seconds,
                 call_seconds=_CALL_SECONDS,
                 on_deaths=lambda found: log_deaths(found, self._job_log.muted),
-                pooler=settings.pooler,
+                pooler=self._settings.pooler,
             )
 
         self._claims, self._settles = new_session("5s"), new_session("5s")
@@ -371,21 +359,19 @@ class Worker:
             self._leases.close_retired,
         ]
         if not self._leadership.without_notifications:
-            self._listen()
+            self._claims.listen(protocol.CHANNEL, self._notified, self._claimer.look)
+            self._claimer.look()
         if self._settings.processes is not None:
             services.append(self._processes.keep_ready)
         if not self._until_idle:
+            leads = self._maintenance.leads
             services += firing(
                 self._app,
                 self._settings,
                 # A worker that does not lead has no connection for maintenance.
-                lambda: (
-                    self._maintenance_session
-                    if self._maintenance.leads(MAINTENANCE)
-                    else self._claims
-                ),
+                lambda: self._maintenance_session if leads(MAINTENANCE) else self._claims,
                 self._signals,
-                leads=lambda: self._maintenance.leads(SCHEDULES),
+                leads=lambda: leads(SCHEDULES),
             )
         return services
 
@@ -397,9 +383,6 @@ class Worker:
 
     def _on_lease_lost(self, lease: Lease) -> None:
         self._leases.lose(lease)
-
-    def _on_freed(self, batches: list[Batch]) -> None:
-        self._claimer.free(batches)
 
     def _held(self) -> Held:
         leases = [lease for lease in self._leases.open_leases.values() if not lease.lost]
@@ -439,11 +422,6 @@ class Worker:
         self._maintenance.assume_leaderless(duties)
         if self._leadership.assume_leaderless(duties):
             self._claimer.look()
-
-    def _listen(self) -> None:
-        """Read notifications, from the next call on the connection for claims on."""
-        self._claims.listen(protocol.CHANNEL, self._notified, self._claimer.look)
-        self._claimer.look()
 
     def _notified(self, message: str) -> None:
         if message in self._weights:
@@ -542,3 +520,15 @@ async def _supervised(service: Any) -> None:
         except Exception:
             log.exception("a service of the worker failed and restarts")
             await asyncio.sleep(1.0)
+
+
+def _weights_of(app: Application, weights: Mapping[str, int] | None) -> dict[str, int]:
+    """Return the queues of a worker with their weights: without a choice, those of its kinds."""
+    found = dict(weights) if weights else dict.fromkeys(app.kinds.queues(), 1)
+    if not found:
+        raise ConfigError(
+            "queue",
+            "names no queue, and the app declares no job",
+            hint="Declare a handler with @app.job.",
+        )
+    return found
