@@ -244,6 +244,19 @@ MUTANTS = [
         id="running jobs of a limit key count",
     ),
     pytest.param(
+        "_limit_states",
+        [("case when l.empty_until > p_limits.starts_set_at then e.tat end", "null")],
+        [
+            ("limit_key", "s", KeyLimits(None, (0.5, 4)), 15),
+            ("enqueue_and_commit", [S]),
+            ("claim_everything", 0),
+            ("limit", Limits(None, None, (0.5, 4), None)),
+            ("time_passes", 2),
+            ("claim_everything", 0),
+        ],
+        id="an empty bucket stays empty when the limits of the queue change",
+    ),
+    pytest.param(
         "_release_limits",
         [("where t.waiting > 0 and t.is_full", "where false")],
         [

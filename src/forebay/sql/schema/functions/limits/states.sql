@@ -78,12 +78,16 @@ begin
     cross join lateral (
         select t.tat, forebay._permits(t.tat, l.rate, l.burst, p_at) as tokens
         -- A clock that was set back moves the bucket; a rate that was set since bounds what it owes.
-        from (select case when l.has_new_limits and l.empty_until is not null
-                          then l.empty_until + make_interval(secs => (coalesce(l.burst, ceil(l.rate)) - 1) / l.rate)
+        from (select case when l.has_new_limits and l.empty_until is not null then e.tat
                           when l.has_new_limits then forebay._tat_within(l.tat, l.rate, l.burst, coalesce(l.set_at, p_at))
-                          when l.decided_at < p_limits.starts_set_at then forebay._tat_within(l.tat, l.rate, l.burst, p_limits.starts_set_at)
+                          when l.decided_at < p_limits.starts_set_at
+                          then greatest(forebay._tat_within(l.tat, l.rate, l.burst, p_limits.starts_set_at),
+                                        -- It still has no token before, whatever the limits of the queue are now.
+                                        case when l.empty_until > p_limits.starts_set_at then e.tat end)
                           when l.decided_at > p_at then l.tat - (l.decided_at - p_at)
-                          else l.tat end as tat offset 0) t) b);
+                          else l.tat end as tat
+              from (select l.empty_until + make_interval(secs => (coalesce(l.burst, ceil(l.rate)) - 1) / l.rate) as tat) e
+              offset 0) t) b);
 end
 $$;
 
