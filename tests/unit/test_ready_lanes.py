@@ -24,7 +24,7 @@ class Database:
         self.answers = list(answers)
         self.may_answer = asyncio.Event()
 
-    async def run(self, groups):
+    async def run(self, operation):
         answer = self.answers.pop(0)
         if answer is LATE:
             await self.may_answer.wait()
@@ -34,13 +34,27 @@ class Database:
         return answer
 
 
+class Leadership:
+    """Polls the database, as each worker does through its leadership."""
+
+    poll_seconds = 0.05
+
+    def __init__(self, database, held):
+        self.database = database
+        self.held = held
+
+    async def poll(self, groups):
+        assert groups == [1]
+        return await self.database.run("poll")
+
+
 def ready_lanes(*answers, leads=frozenset()):
     lease = Lease(1, float("inf"))
     database = Database(*answers)
     polls = ReadyLanes(
         database,
         SimpleNamespace(groups=[1], current=lease),
-        SimpleNamespace(held=leads, poll_seconds=0.05, poll=database.run),
+        Leadership(database, leads),
         Signals(),
         {"default": 1},
     )
@@ -99,9 +113,11 @@ def test_an_answer_without_lanes_is_not_used_later():
 
 def test_a_leader_and_a_worker_without_its_lease_do_not_poll_between_claims():
     async def story():
-        polls, lease, _ = ready_lanes(leads=frozenset({1}))
+        polls, lease, database = ready_lanes([FIRST], leads=frozenset({1}))
         assert await polls.only_until(lease, FIRST) == 0.0
-        polls, _, _ = ready_lanes()
+        assert database.answers == [[FIRST]]
+        polls, _, database = ready_lanes([FIRST])
         assert await polls.only_until(Lease(2, float("inf")), FIRST) == 0.0
+        assert database.answers == [[FIRST]]
 
     asyncio.run(story())

@@ -27,10 +27,10 @@ def errors(conn, job: int) -> list[str]:
 def is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (ProcessLookupError, FileNotFoundError):  # The second: it ended between the two.
         return False
-    with Path(f"/proc/{pid}/stat").open() as file:
-        return file.read().rpartition(")")[2].split()[0] != "Z"
+    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_each_call_runs_in_a_process_that_is_used_again(conn, workers, effects):
