@@ -265,7 +265,8 @@ async def test_work_goes_on_while_nobody_can_read_a_sealed_segment(app, conn, da
         work.enqueue_many(conn, [(n,) for n in range(450)])
         await wait_for_async(lambda: len(ran) == 450, 30)
         # A claim after the seal no longer looks into the segment.
-        await wait_for_async(lambda: one(conn, "select max(segment_id) from forebay.seal") >= 1)
+        sealed = "select coalesce(max(segment_id), 0) from forebay.seal"
+        await wait_for_async(lambda: one(conn, sealed) >= 1)
         work.enqueue(conn, 450)
         await wait_for_async(lambda: len(ran) == 451, 30)
         with connect(database) as stranger:

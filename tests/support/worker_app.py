@@ -188,14 +188,13 @@ if CLOCK_SKEW:
 
 
 if os.environ.get("TEST_WITHOUT_OWN_FENCE"):
-    from forebay.worker import Worker
     from forebay.worker._leases import LeaseKeeper
 
     async def _watch_nothing(leases: LeaseKeeper) -> None:
         await asyncio.Event().wait()
 
     LeaseKeeper.watch = _watch_nothing
-    Worker._on_heartbeat = lambda *_: None
+    LeaseKeeper.confirm = lambda *_: None
 
 
 @app.job(keep_result=True)

@@ -75,7 +75,7 @@ async def test_a_traceback_without_the_handler_is_kept_whole(app, conn):
     conn.execute("create table late (n int unique deferrable initially deferred)")
     job = deferred_violation.enqueue(conn)
     await run_until_idle(app)
-    assert frames(conn, job)[0] == "_run"
+    assert frames(conn, job)[0] == "run"
     assert "deferred_violation" not in frames(conn, job)
 
 
