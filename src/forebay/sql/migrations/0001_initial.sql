@@ -5556,7 +5556,7 @@ begin
     execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
 
     -- A later statement than the lock: its snapshot sees what the last holder committed.
-    select pg_current_snapshot() as now, forebay._now() as at,
+    select forebay._snapshot_of_others() as now, forebay._now() as at,
            g.start_after, g.queue, forebay._paused_since(g.paused_at, g.resume_at) as paused_at, l.audience, l.priority,
            f.xid as seal_xid,
            array(select s.segment_id from forebay.segment s
@@ -6099,7 +6099,7 @@ begin
         from lanes l where l.is_keyed group by l.base)
     select b.queue, b.group_id, b.group_name,
            coalesce(s.priorities, '{}'), coalesce(s.ready, '{}'), coalesce(s.scheduled, '{}'), coalesce(s.retrying, '{}'),
-           row(b.queue, b.group_id, null, null, null, null, forebay._snapshot_of_others(v_now), null,
+           row(b.queue, b.group_id, null, null, null, null, forebay._snapshot_of_others(), null,
                coalesce(s.waiting, 0), coalesce(s.consumed, 0), coalesce(s.all_priorities, '{}'), coalesce(s.all_totals, '{}'),
                coalesce(s.all_scheduled, '{}'), coalesce(s.all_retrying, '{}'), coalesce(k.keyed, '{}'))::forebay.queue_count,
            b.no, coalesce(s.visited, 0)::bigint, b.snap is null
@@ -6138,20 +6138,6 @@ as $$
     select q.queue from queue q
     union
     select u from unnest(p_queues) u
-$$;
-
-
--- A snapshot without the caller's transaction. The server's list of those in progress leaves the caller out. So where a later
--- transaction has ended, the caller's counts as visible, and with that snapshot its rows would never be counted.
-create function forebay._snapshot_of_others(p_snap pg_snapshot) returns pg_snapshot
-language sql stable
-as $$
-    select case when x.own < pg_snapshot_xmax(p_snap)
-                then (pg_snapshot_xmin(p_snap) || ':' || pg_snapshot_xmax(p_snap) || ':'
-                      || (select string_agg(i.xid::text, ',' order by i.xid)
-                          from (select pg_snapshot_xip(p_snap) as xid union select x.own) i))::pg_snapshot
-                else p_snap end
-    from pg_current_xact_id_if_assigned() x (own)
 $$;
 
 
@@ -10917,7 +10903,7 @@ begin
                      order by s.lo) as unsealed,
                row(v_lane, coalesce(b.no, 0), coalesce(b.snap_from, w.first), coalesce(b.snap_to, b.snap_from, w.first), b.snap_to is not null,
                    b.pos_segment, b.pos_xid, b.pos_seq, coalesce(b.high_seq, 0), coalesce(b.handed_total, 0), coalesce(b.skipped_total, 0),
-                   b.claimed_at, pg_current_snapshot(), 0, 0, false, 0)::forebay._limit_cursor as cursor
+                   b.claimed_at, forebay._snapshot_of_others(), 0, 0, false, 0)::forebay._limit_cursor as cursor
         into v_read
         from forebay.queue_group g
         cross join lateral (select i.audience from forebay.lane i where i.lane = v_lane limit 1) l
@@ -14773,7 +14759,7 @@ begin
     if v_group.closing_at is null and close_group.dry_run is not true then
         -- A pause is what claims look at.
         update forebay.queue_group g
-        set paused_at = coalesce(g.paused_at, forebay._now()), resume_at = null, closing_at = forebay._now(), closing_snap = pg_current_snapshot()
+        set paused_at = coalesce(g.paused_at, forebay._now()), resume_at = null, closing_at = forebay._now(), closing_snap = forebay._snapshot_of_others()
         where g.group_id = v_group.group_id;
         perform forebay._record_event('groups.close', close_group.queue, close_group.name, p_count => close_group.cancelled,
                                       p_new => jsonb_build_object('force', close_group.force is true, 'running', close_group.running));
@@ -16341,7 +16327,7 @@ begin
 
     update forebay.queue_group g
     set name = open_group.name, is_implied = false,
-        start_after = case when open_group.start = 'now' then pg_current_snapshot() else g.start_after end
+        start_after = case when open_group.start = 'now' then forebay._snapshot_of_others() else g.start_after end
     where g.queue = open_group.queue and g.is_implied
     returning g.group_id into v_id;
     if v_id is not null then
@@ -16359,7 +16345,7 @@ begin
             case when open_group.start = 'now'
                       or (open_group.start is null
                           and exists (select from forebay.queue_group g where g.queue = open_group.queue))
-                 then pg_current_snapshot() else '1:1:' end);
+                 then forebay._snapshot_of_others() else '1:1:' end);
     end if;
     if (open_group.name, open_group.start) is distinct from ('default', null) then  -- Each worker opens that one.
         perform forebay._record_event('groups.open', open_group.queue, open_group.name,
@@ -17865,7 +17851,7 @@ begin
         if current_setting('transaction_isolation') = 'read committed' then
             v_last := coalesce(pg_sequence_last_value(pg_get_serial_sequence('forebay.published', 'route_no')::regclass), 0);
         end if;
-        v_after := pg_current_snapshot();
+        v_after := forebay._snapshot_of_others();
     elsif subscribe.start is distinct from 'beginning' then
         v_start_at := forebay._as_instant(subscribe.start);
         if v_start_at is null or not isfinite(v_start_at) then
@@ -20555,6 +20541,28 @@ language sql stable
 as $$ select s.value from forebay.setting s where s.name = p_name $$;
 
 
+-- functions/shared/snapshot.sql
+
+-- The current snapshot without the caller's transaction: what a cursor that stops here has not passed.
+--
+-- The server's list of transactions in progress leaves the caller out. So where a later transaction has ended, the caller's own counts as
+-- visible. A cursor with that snapshot would pass rows that the caller writes next, and nothing would read them again.
+create function forebay._snapshot_of_others() returns pg_snapshot
+language plpgsql stable
+as $$
+declare
+    v_own  constant xid8 := pg_current_xact_id_if_assigned();
+    v_snap constant pg_snapshot := pg_current_snapshot();
+begin
+    if (v_own < pg_snapshot_xmax(v_snap)) is not true then
+        return v_snap;
+    end if;
+    return pg_snapshot_xmin(v_snap) || ':' || pg_snapshot_xmax(v_snap) || ':'
+           || (select string_agg(i.xid::text, ',' order by i.xid) from (select pg_snapshot_xip(v_snap) as xid union select v_own) i);
+end
+$$;
+
+
 -- functions/shared/states.sql
 
 -- The state of a deferred job, by its row: retrying after a failed attempt, else scheduled. A failed attempt sets pauses
@@ -20764,8 +20772,7 @@ begin
     if current_setting('transaction_isolation') <> 'read committed' then
         return 0;
     end if;
-    select r.*, pg_current_snapshot() as snap into v_found from forebay._counter_read(null, p_most) r;
-    v_found.snap := forebay._snapshot_of_others(v_found.snap);
+    select r.*, forebay._snapshot_of_others() as snap into v_found from forebay._counter_read(null, p_most) r;
 
     -- New cells, as many as there may be; then the cell of the others.
     insert into forebay.counter_cell (group_id, queue, priority, kind, tag)

@@ -33,7 +33,7 @@ begin
     -- include: lock_lane
 
     -- A later statement than the lock: its snapshot sees what the last holder committed.
-    select pg_current_snapshot() as now, forebay._now() as at,
+    select forebay._snapshot_of_others() as now, forebay._now() as at,
            g.start_after, g.queue, forebay._paused_since(g.paused_at, g.resume_at) as paused_at, l.audience, l.priority,
            f.xid as seal_xid,
            array(select s.segment_id from forebay.segment s

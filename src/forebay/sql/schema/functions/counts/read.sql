@@ -149,7 +149,7 @@ begin
         from lanes l where l.is_keyed group by l.base)
     select b.queue, b.group_id, b.group_name,
            coalesce(s.priorities, '{}'), coalesce(s.ready, '{}'), coalesce(s.scheduled, '{}'), coalesce(s.retrying, '{}'),
-           row(b.queue, b.group_id, null, null, null, null, forebay._snapshot_of_others(v_now), null,
+           row(b.queue, b.group_id, null, null, null, null, forebay._snapshot_of_others(), null,
                coalesce(s.waiting, 0), coalesce(s.consumed, 0), coalesce(s.all_priorities, '{}'), coalesce(s.all_totals, '{}'),
                coalesce(s.all_scheduled, '{}'), coalesce(s.all_retrying, '{}'), coalesce(k.keyed, '{}'))::forebay.queue_count,
            b.no, coalesce(s.visited, 0)::bigint, b.snap is null
@@ -188,18 +188,4 @@ as $$
     select q.queue from queue q
     union
     select u from unnest(p_queues) u
-$$;
-
-
--- A snapshot without the caller's transaction. The server's list of those in progress leaves the caller out. So where a later
--- transaction has ended, the caller's counts as visible, and with that snapshot its rows would never be counted.
-create function forebay._snapshot_of_others(p_snap pg_snapshot) returns pg_snapshot
-language sql stable
-as $$
-    select case when x.own < pg_snapshot_xmax(p_snap)
-                then (pg_snapshot_xmin(p_snap) || ':' || pg_snapshot_xmax(p_snap) || ':'
-                      || (select string_agg(i.xid::text, ',' order by i.xid)
-                          from (select pg_snapshot_xip(p_snap) as xid union select x.own) i))::pg_snapshot
-                else p_snap end
-    from pg_current_xact_id_if_assigned() x (own)
 $$;

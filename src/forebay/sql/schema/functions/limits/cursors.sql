@@ -39,7 +39,7 @@ begin
                      order by s.lo) as unsealed,
                row(v_lane, coalesce(b.no, 0), coalesce(b.snap_from, w.first), coalesce(b.snap_to, b.snap_from, w.first), b.snap_to is not null,
                    b.pos_segment, b.pos_xid, b.pos_seq, coalesce(b.high_seq, 0), coalesce(b.handed_total, 0), coalesce(b.skipped_total, 0),
-                   b.claimed_at, pg_current_snapshot(), 0, 0, false, 0)::forebay._limit_cursor as cursor
+                   b.claimed_at, forebay._snapshot_of_others(), 0, 0, false, 0)::forebay._limit_cursor as cursor
         into v_read
         from forebay.queue_group g
         cross join lateral (select i.audience from forebay.lane i where i.lane = v_lane limit 1) l

@@ -44,7 +44,7 @@ begin
 
     update forebay.queue_group g
     set name = open_group.name, is_implied = false,
-        start_after = case when open_group.start = 'now' then pg_current_snapshot() else g.start_after end
+        start_after = case when open_group.start = 'now' then forebay._snapshot_of_others() else g.start_after end
     where g.queue = open_group.queue and g.is_implied
     returning g.group_id into v_id;
     if v_id is not null then
@@ -62,7 +62,7 @@ begin
             case when open_group.start = 'now'
                       or (open_group.start is null
                           and exists (select from forebay.queue_group g where g.queue = open_group.queue))
-                 then pg_current_snapshot() else '1:1:' end);
+                 then forebay._snapshot_of_others() else '1:1:' end);
     end if;
     if (open_group.name, open_group.start) is distinct from ('default', null) then  -- Each worker opens that one.
         perform forebay._record_event('groups.open', open_group.queue, open_group.name,

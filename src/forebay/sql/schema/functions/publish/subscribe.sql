@@ -38,7 +38,7 @@ begin
         if current_setting('transaction_isolation') = 'read committed' then
             v_last := coalesce(pg_sequence_last_value(pg_get_serial_sequence('forebay.published', 'route_no')::regclass), 0);
         end if;
-        v_after := pg_current_snapshot();
+        v_after := forebay._snapshot_of_others();
     elsif subscribe.start is distinct from 'beginning' then
         v_start_at := forebay._as_instant(subscribe.start);
         if v_start_at is null or not isfinite(v_start_at) then

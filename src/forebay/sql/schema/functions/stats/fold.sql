@@ -33,8 +33,7 @@ begin
     if current_setting('transaction_isolation') <> 'read committed' then
         return 0;
     end if;
-    select r.*, pg_current_snapshot() as snap into v_found from forebay._counter_read(null, p_most) r;
-    v_found.snap := forebay._snapshot_of_others(v_found.snap);
+    select r.*, forebay._snapshot_of_others() as snap into v_found from forebay._counter_read(null, p_most) r;
 
     -- New cells, as many as there may be; then the cell of the others.
     insert into forebay.counter_cell (group_id, queue, priority, kind, tag)
