@@ -71,6 +71,7 @@ async def test_without_notifications_the_poll_finds_every_job(app, conn, databas
             await wait_for_async(lambda n=number: n in ran, 5)
 
 
+@pytest.mark.direct  # listens
 async def test_a_lost_connection_is_forgotten_by_the_event_loop(database):
     """
     The loop of the application uses the number of its socket again.
