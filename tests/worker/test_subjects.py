@@ -324,7 +324,10 @@ async def test_two_versions_run_side_by_side(app, conn, database):
     assert sorted(seen, key=str) == [(0, "x"), (0, "y"), (2, {"host": "x"})]
 
 
-async def test_a_killed_run_is_asked_to_stop_and_changes_nothing(app, conn):
+async def test_a_killed_run_is_asked_to_stop_and_only_its_state_counts(app, conn):
+    """
+    The run asks to be due again; the subject stays killed.
+    """
     entered = asyncio.Event()
 
     @app.subject(queue="crawl")
@@ -342,13 +345,13 @@ async def test_a_killed_run_is_asked_to_stop_and_changes_nothing(app, conn):
     async with running(app):
         await entered.wait()
         assert app.client().kill_subject("crawl", "a", "enough") == "requested"
-        await wait_for_async(lambda: one(conn, "select count(*) from forebay.settlement") > 0, 30)
-    found = look(app)
-    assert (found.state, found.reason, found.data, found.iterations) == (
+        await wait_for_async(lambda: look(app).iterations == 1)
+        found = look(app)
+    assert (found.state, found.reason, found.data, found.due_at) == (
         "killed",
         "enough",
+        {"late": True},
         None,
-        0,
     )
 
 

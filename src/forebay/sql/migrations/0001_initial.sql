@@ -21683,8 +21683,8 @@ $$;
 
 
 -- Kill a subject, in the caller's transaction: it is not due again until it is revived, and a push of its name is skipped. Returns killed;
--- requested, when a worker has a run of it: its handler is requested to stop, and what it returns changes nothing; or unchanged, when it
--- is killed already.
+-- requested, when a worker has a run of it: its handler is requested to stop, and the state that it saves counts, but it is not due again; or
+-- unchanged, when it is killed already.
 --
 -- Parameters: reason, for operators.
 -- Errors: JQ065 no such subject.
