@@ -315,19 +315,19 @@ async def test_a_schedule_that_no_worker_decides(app, conn, watch, work):
         "select forebay.create_schedule('yearly', 'report', cron => '0 3 1 1 *', queue => 'mail')"
     )
 
-    def conditions():
-        return {
-            (a.code, a.subject) for a in alerts_of_all(one(conn, "select forebay.measurements()"))
-        }
+    def schedules():
+        # A worker that starts has transactions, and to the moved clock they are hours old: their alert is not looked at.
+        found = alerts_of_all(one(conn, "select forebay.measurements()"))
+        return {alert.subject for alert in found if alert.code == "schedule"}
 
-    assert conditions() == set(), "a new installation without workers"
+    assert schedules() == set(), "a new installation without workers"
     watch.jump(2 * HOUR)
     assert await watch.codes() == set(), "not before it has lasted"
     assert await watch.wait(120) == {("schedule", "yearly")}
     async with running(app, schedules="off"):
-        assert conditions() == {("schedule", "yearly")}
+        assert schedules() == {"yearly"}
     async with running(app):
-        await wait_for_async(lambda: conditions() == set())
+        await wait_for_async(lambda: schedules() == set())
     conn.execute("select forebay.pause_schedule('yearly')")
     assert await watch.wait(180) == set()
 

@@ -2,11 +2,14 @@
 
 import random
 import signal
+import threading
 import time
 
+import anyio
 import pytest
 
 from forebay.ops.protocol import HeartbeatAnswer
+from forebay.worker import Worker
 from tests.support.engine import depth, one, state
 from tests.support.fix_worker import running
 from tests.support.proxy import Proxy
@@ -198,3 +201,25 @@ async def test_a_lease_that_is_closed_at_the_end_is_not_called_lost(app, caplog)
     assert closed
     assert worker.stats.leases_lost == 0
     assert "LeaseLost" not in caplog.text
+
+
+@pytest.mark.anyio
+async def test_a_worker_that_is_cancelled_at_every_await_closes_what_it_opened(app, conn):
+    """As in a task group of anyio, which cancels again while the worker closes: no session and no thread is left."""
+    app.job(name="work")(lambda: None)
+    stopped: list[Worker] = []
+    with anyio.CancelScope() as scope:
+        async with running(app) as worker:
+            stopped.append(worker)
+            scope.cancel()
+            await anyio.sleep(10)
+    assert scope.cancelled_caught
+    (worker,) = stopped  # which keeps its sessions from the garbage collector
+    assert not [thread for thread in threading.enumerate() if thread.name == "forebay-heartbeat"]
+    mine = f"forebay {worker.name}"[:63]
+    wait_for(
+        lambda: (
+            one(conn, "select count(*) from pg_stat_activity where application_name = %s", mine)
+            == 0
+        )
+    )

@@ -54,7 +54,7 @@ from forebay.worker._stats import RecordedOutcomes, Stats
 from forebay.worker._suspects import Suspects
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 
     from forebay.arguments.kinds import Kinds
     from forebay.model.attempts import AttemptEnded
@@ -216,23 +216,28 @@ class Worker:
                 await self._finish()
                 await self._listeners.drained()
             finally:
-                heartbeat.stop()
-                loop_watch.stop()
-                sessions = (self._claims, self._settles, self._maintenance_session)
-                for session in sessions:
-                    session.cut()  # A server that is gone would not answer a cancel request.
-                await asyncio.sleep(0.01)
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-                await heartbeat.join(0.5)
-                await self._children.close()
-                await self._processes.close()
-                await self._executor.close()
-                self._listeners.close()
-                for session in sessions:
-                    await session.close()
+                await _to_the_end(self._close_parts(heartbeat, loop_watch, tasks))
         return self.stats
+
+    async def _close_parts(
+        self, heartbeat: Heartbeat, loop_watch: LoopWatch, tasks: Sequence[asyncio.Task[None]]
+    ) -> None:
+        heartbeat.stop()
+        loop_watch.stop()
+        sessions = (self._claims, self._settles, self._maintenance_session)
+        for session in sessions:
+            session.cut()  # A server that is gone would not answer a cancel request.
+        await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await heartbeat.join(0.5)
+        await self._children.close()
+        await self._processes.close()
+        await self._executor.close()
+        self._listeners.close()
+        for session in sessions:
+            await session.close()
 
     # --- the parts ---
 
@@ -508,6 +513,19 @@ def _idle_heartbeat_seconds(settings: WorkerSettings) -> float:
     """Return the pause between heartbeats of an idle worker among few: at most three times the usual pause."""
     most = min(settings.suspect_seconds, settings.lease_seconds - settings.lease_margin_seconds) / 2
     return max(settings.heartbeat_seconds, min(3 * settings.heartbeat_seconds, most))
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run work that a cancellation does not interrupt; it is raised afterwards. Some frameworks cancel at every await."""
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
 
 
 async def _supervised(service: Any) -> None:
