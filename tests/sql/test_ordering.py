@@ -136,6 +136,30 @@ def test_jobs_requeued_twice_stay_in_order(database, conn):
         assert drained(reader, 3) == jobs[1:]
 
 
+def test_each_claim_of_a_requeued_job_is_told(database, conn):
+    """Its row stays the same: all its claims are in the history, with who had it."""
+    jobs = put(conn, 3)
+    with Reader(database, "q") as first, Reader(database, "q") as second:
+        first.claim_ready(3)
+        assert first.revoked_by(conn) == 3
+        assert drained(second) == jobs
+        told = [
+            conn.execute(
+                "select attempt, worker, outcome from forebay.job_attempts(%s)", [job]
+            ).fetchall()
+            for job in jobs
+        ]
+        names = [
+            one(conn, "select worker from forebay.lease where lease_id = %s", lease)
+            for lease in (first.lease_id, second.lease_id)
+        ]
+    assert told == [
+        [(1, names[0], "lost"), (1, names[1], "done")],
+        [(1, names[0], "requeued"), (1, names[1], "done")],
+        [(1, names[0], "requeued"), (1, names[1], "done")],
+    ]
+
+
 def test_a_failed_attempt_counts_though_the_job_before_it_is_settled_in_the_same_call(
     database, conn
 ):

@@ -2306,8 +2306,8 @@ $$;
 
 -- grant: operator, reader
 
--- How workers took a job, oldest first: a row for each row of the job in the log and each group that has passed it. A job that waits for its
--- first attempt has none.
+-- How workers took a job, oldest first: a row for each row of the job in the log and each group that has passed it, and one for each further claim
+-- of a row that was requeued behind another job of its ordering key. A job that waits for its first attempt has none.
 --
 -- attempt: the number of the attempt, from 1. claimed_at, worker: who took it. outcome: done, retried, dead, cancelled, snoozed, released, lost (its worker
 --   was), unknown (no handler there), requeued (behind another job of its ordering key); expired or moved, if it was not started; null while a worker
@@ -2338,39 +2338,61 @@ begin
         where i.audience <> 0 or g.start_after is null or not pg_visible_in_snapshot(r.xid, g.start_after)
         order by r.seq, g.created_at, g.group_id
     loop
-        v_batch := forebay._batch_of_row(v_row.group_id, v_row.lane, v_row.seq, v_row.ordering_key, v_row.limit_key);
-        group_name := coalesce(v_row.name, 'default');
-        seq := v_row.seq;
-        xid := v_row.xid;
-        is_first := v_row.job_id is null;
-        same_xid := case when is_first then forebay._rows_of_xid(v_row.lane, v_row.xid, v_row.seq) end;
-        attempt := coalesce(v_row.attempt, 0) + 1;
-        claimed_at := v_batch.claimed_at;
-        worker := (select l.worker from forebay.lease l where l.lease_id = v_batch.lease_id);
-        outcome := null;
-        ended_at := null;
-        millis := null;
-        v_place := array_position(v_batch.seqs, v_row.seq);
-        if v_place is null and v_batch.claimed_at is not null then
-            outcome := (select c.meaning from forebay.code c
-                        where c.column_name = 'batch.skipped_as' and c.code = v_batch.skipped_as[array_position(v_batch.skipped, v_row.seq)]);
-            ended_at := v_batch.claimed_at;
-            worker := null;
-        elsif v_place is not null then
-            select s.settled_at, coalesce(s.outcomes[array_position(s.offsets, v_place)], s.outcomes[case when s.offsets is null then v_place end], 'd') as code,
-                   s.millis[case when s.offsets is null then v_place else array_position(s.offsets, v_place) end] as millis
-            into v_end
-            from forebay.settlement s
-            where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no and (s.offsets is null or v_place = any (s.offsets))
-            limit 1;
-            if found then
-                outcome := (select c.meaning from forebay.code c where c.column_name = 'settlement.outcomes' and c.code = v_end.code);
-                ended_at := v_end.settled_at;
-                millis := v_end.millis;
+        for v_batch in
+            select * from forebay._batches_of_row(v_row.group_id, v_row.lane, v_row.seq, v_row.ordering_key, v_row.limit_key)
+        loop
+            group_name := coalesce(v_row.name, 'default');
+            seq := v_row.seq;
+            xid := v_row.xid;
+            is_first := v_row.job_id is null;
+            same_xid := case when is_first then forebay._rows_of_xid(v_row.lane, v_row.xid, v_row.seq) end;
+            attempt := coalesce(v_row.attempt, 0) + 1;
+            claimed_at := v_batch.claimed_at;
+            worker := (select l.worker from forebay.lease l where l.lease_id = v_batch.lease_id);
+            outcome := null;
+            ended_at := null;
+            millis := null;
+            v_place := array_position(v_batch.seqs, v_row.seq);
+            if v_place is null and v_batch.claimed_at is not null then
+                outcome := (select c.meaning from forebay.code c
+                            where c.column_name = 'batch.skipped_as' and c.code = v_batch.skipped_as[array_position(v_batch.skipped, v_row.seq)]);
+                ended_at := v_batch.claimed_at;
+                worker := null;
+            elsif v_place is not null then
+                select s.settled_at, coalesce(s.outcomes[array_position(s.offsets, v_place)], s.outcomes[case when s.offsets is null then v_place end], 'd') as code,
+                       s.millis[case when s.offsets is null then v_place else array_position(s.offsets, v_place) end] as millis
+                into v_end
+                from forebay.settlement s
+                where s.lease_id = v_batch.lease_id and s.claim_no = v_batch.claim_no and (s.offsets is null or v_place = any (s.offsets))
+                limit 1;
+                if found then
+                    outcome := (select c.meaning from forebay.code c where c.column_name = 'settlement.outcomes' and c.code = v_end.code);
+                    ended_at := v_end.settled_at;
+                    millis := v_end.millis;
+                end if;
             end if;
-        end if;
-        return next;
+            return next;
+        end loop;
     end loop;
+end
+$$;
+
+
+-- The batches of a group that had a row, oldest first: that of a keyed job has several if it was requeued. A row of nulls if none had it.
+create function forebay._batches_of_row(p_group_id bigint, p_lane bigint, p_seq bigint, p_ordering_key text, p_limit_key text)
+returns setof forebay.batch
+language plpgsql stable
+as $$
+begin
+    return query
+        select b.* from forebay.key_run t
+        join forebay.batch b on b.lease_id = t.lease_id and b.claim_no = t.claim_no
+        where t.group_id = p_group_id and t.ordering_key = p_ordering_key and t.low_seq <= p_seq and coalesce(t.high_seq, t.low_seq) >= p_seq
+          and p_seq = any (b.seqs)
+        order by t.no;
+    if not found then
+        return next forebay._batch_of_row(p_group_id, p_lane, p_seq, p_ordering_key, p_limit_key);
+    end if;
 end
 $$;
 
@@ -10447,7 +10469,7 @@ begin
             where i <> all (v_batch.offsets) order by i
         loop
             v_sent := v_sent + 1;
-            -- Of a key's jobs only the first can have been started.
+            -- A later job of a key had begun only if the end of those before it was not yet recorded: it becomes a suspect after them.
             if v_batch.keys[v_open] = any (v_held) then
                 insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
                 values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array['k'::"char"]);

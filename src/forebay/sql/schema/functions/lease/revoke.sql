@@ -68,7 +68,7 @@ begin
             where i <> all (v_batch.offsets) order by i
         loop
             v_sent := v_sent + 1;
-            -- Of a key's jobs only the first can have been started.
+            -- A later job of a key had begun only if the end of those before it was not yet recorded: it becomes a suspect after them.
             if v_batch.keys[v_open] = any (v_held) then
                 insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
                 values (p_lease_id, v_batch.claim_no, -v_open, forebay._now(), array[v_open::smallint], array['k'::"char"]);
