@@ -470,15 +470,15 @@ async def test_two_reconcilers_take_different_jobs(app, notes, database, empty_d
     """
     Each note is read and written by one of them, and each job ends once.
     """
-    target, other_target = LyingTarget(slow_seconds=0.01), LyingTarget(slow_seconds=0.01)
+    target, other_target = LyingTarget(slow_seconds=0.05), LyingTarget(slow_seconds=0.05)
     other_target._kept = target._kept  # one index, and each sees its own calls
     other = forebay.App(database, settings=app.settings)
     async with (
         open_shop(app, database, None, target, batch_size=20) as shop,
         open_shop(other, database, None, other_target, batch_size=20) as second,
     ):
-        shop.backlog(writes)
         async with running(app), running(other):
+            shop.backlog(writes)  # when both are there, or the first would take all
             await shop.until_equal()
         written = [
             {name for method, ids in each.calls if method == "write" for name in ids}

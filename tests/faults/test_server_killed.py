@@ -252,18 +252,18 @@ def test_leases_of_living_workers_survive_a_restart(own_server, own_database):
     """
     with (
         connect(own_database) as conn,
-        Reader(own_database, lease_seconds=1, suspect_seconds=1) as living,
-        Reader(own_database, lease_seconds=1, suspect_seconds=1) as dead,
+        Reader(own_database, lease_seconds=3, suspect_seconds=3) as living,
+        Reader(own_database, lease_seconds=3, suspect_seconds=3) as dead,
     ):
         ids = [enqueue(conn), enqueue(conn)]
         living.claim(1)
         dead.claim(1)
         conn.execute("select pg_switch_wal()")
         own_server.kill()
-    time.sleep(1.1)  # The outage has to last longer than the lease.
+    time.sleep(3.1)  # The outage has to last longer than the lease.
     own_server.start()
     with connect(own_database) as maintenance, connect(own_database) as heartbeat:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         revoked = None
         while revoked is None and time.monotonic() < deadline:
             heartbeat.execute("select forebay.heartbeat_v1(array[%s::bigint])", [living.lease_id])
