@@ -83,9 +83,7 @@ async def test_one_of_many_idle_workers_beats_seldom_and_at_once_when_it_has_a_j
             def heartbeats() -> int:
                 return sum("heartbeat_v1" in statement for statement in list(proxy.statements))
 
-            await wait_for_async(
-                lambda: worker._heartbeat is not None and worker._heartbeat._is_in_long_pause
-            )
+            await wait_for_async(lambda: worker._heartbeat._is_in_long_pause)
             before = heartbeats()
             work.enqueue(conn)
             await wait_for_async(lambda: heartbeats() >= before + 3, 5)

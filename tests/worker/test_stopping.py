@@ -204,6 +204,7 @@ async def test_a_lease_that_is_closed_at_the_end_is_not_called_lost(app, caplog)
 
 
 @pytest.mark.anyio
+@pytest.mark.direct  # A pooler keeps sessions for others.
 async def test_a_worker_that_is_cancelled_at_every_await_closes_what_it_opened(app, conn):
     """As in a task group of anyio, which cancels again while the worker closes: no session and no thread is left."""
     app.job(name="work")(lambda: None)

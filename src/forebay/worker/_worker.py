@@ -112,6 +112,7 @@ class Worker:
         self._weights = _weights_of(app, queues or self._settings.queue_weights)
         self._group = group
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._application_name = f"forebay {self.name}"[:63]
         self._location = location or app.location()
         self._describe = identity(
             self._settings,
@@ -131,7 +132,6 @@ class Worker:
         #: Set when the worker has its lease and looks for work.
         self.started = self._signals.started
         self._leader_id = secrets.randbelow(LEADER_IDS)
-        self._heartbeat: Heartbeat | None = None
         self._until_idle = False
 
     @property
@@ -160,9 +160,8 @@ class Worker:
             ConfigError: the process cannot listen at the address of the setting ``health``.
         """
         self._until_idle = until_idle
-        start = _child_start(
-            self._location, self._dsn, self._application_name, self._group, self._settings
-        )
+        name = self._application_name
+        start = _child_start(self._location, self._dsn, name, self._group, self._settings)
         _require_location(start, self._app.kinds, self._settings)
         require_middleware(self._app.kinds, self._app.middleware)
         self._make_sessions()
@@ -216,14 +215,13 @@ class Worker:
                 await self._finish()
                 await self._listeners.drained()
             finally:
-                await _to_the_end(self._close_parts(heartbeat, loop_watch, tasks))
+                loop_watch.stop()
+                await _to_the_end(self._close_parts(tasks))
         return self.stats
 
-    async def _close_parts(
-        self, heartbeat: Heartbeat, loop_watch: LoopWatch, tasks: Sequence[asyncio.Task[None]]
-    ) -> None:
+    async def _close_parts(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        heartbeat = self._heartbeat
         heartbeat.stop()
-        loop_watch.stop()
         sessions = (self._claims, self._settles, self._maintenance_session)
         for session in sessions:
             session.cut()  # A server that is gone would not answer a cancel request.
@@ -240,10 +238,6 @@ class Worker:
             await session.close()
 
     # --- the parts ---
-
-    @property
-    def _application_name(self) -> str:
-        return f"forebay {self.name}"[:63]
 
     def _make_sessions(self) -> None:
         def new_session(lock_timeout: str) -> Session:
@@ -336,7 +330,7 @@ class Worker:
         )
 
     def _make_claimer(self, heartbeat: Heartbeat) -> Claimer:
-        self._claimer = Claimer(
+        self._claimer = claimer = Claimer(
             self._app,
             self._claims,
             self._settings,
@@ -351,7 +345,7 @@ class Worker:
             is_finished=self._is_finished if self._until_idle else None,
             intake=self._intake,
         )
-        return self._claimer
+        return claimer
 
     def _services(self) -> list[Callable[[], Awaitable[None]]]:
         """Return the services that run beside the claimer until the worker ends."""
