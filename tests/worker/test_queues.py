@@ -225,6 +225,44 @@ async def test_a_notification_wakes_a_worker_that_polls_seldom(app, conn):
     assert sorted(seconds)[2] < 1
 
 
+@pytest.mark.direct
+async def test_a_new_job_of_one_queue_among_many_needs_no_poll_of_all(app, conn):
+    """
+    The first job of a queue, whose lane the worker does not know yet, needs a poll of that queue; a later one needs none.
+    """
+    queues = [f"queue_{n}" for n in range(12)]
+    begun = []
+    for queue in queues:
+
+        @app.job(name=f"work_{queue}", queue=queue)
+        async def work(queue: str = queue) -> None:
+            begun.append(queue)
+
+    conn.execute("set forebay.wakeup = 'on'")
+    async with running(app, poll_seconds=5) as worker:
+        await wait_for_async(lambda: len(worker._leadership.held) == len(queues))
+        run, polled = worker._claims.run, []
+
+        async def recorded(operation, **options):
+            if "ready_v1" in operation.sql or "poll_v1" in operation.sql:
+                polled.append((len(begun), len(operation.params["groups"])))
+            return await run(operation, **options)
+
+        async def polls_before_a_job(queue):
+            await wait_for_async(lambda: worker._executor.is_idle and worker._claimer._is_drained)
+            polled.clear()
+            begun.clear()
+            enqueue(conn, kind=f"work_{queue}", queue=queue)
+            await wait_for_async(lambda: begun)
+            return [groups for done, groups in polled if not done]
+
+        worker._claims.run = recorded
+        # A poll for another reason may come between.
+        assert [[1], []] in [
+            [await polls_before_a_job(queue), await polls_before_a_job(queue)] for queue in queues
+        ]
+
+
 async def test_a_job_of_a_queue_that_nobody_serves_is_left_alone(app, conn):
     """
     A worker claims from its own queues only.

@@ -38,7 +38,7 @@ from forebay.worker._ready_lanes import ReadyLanes
 from forebay.worker._wanted import Wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 
     from forebay.arguments.kinds import Kind
     from forebay.config import WorkerSettings
@@ -63,6 +63,9 @@ _EMPTY_CLAIM_PAUSE_SECONDS = 0.002
 _SHARED_SECONDS = 0.01
 _SHARED_ROWS = 250
 _SHARED_MEMORY_SECONDS = 10.0
+
+#: A poll of one queue among this many, or more, is cheaper than a poll of all.
+_FEW_QUEUES = 4
 
 #: How long a call that is under way may take once the worker stops.
 _LAST_CALL_SECONDS = 1.0
@@ -356,8 +359,9 @@ class Claimer:
         """Claim from queues that had a notification, without a poll; return whether that took all their jobs.
 
         Only if there are free slots and the queue has one known public lane, and for at most half of the queue's share: retries,
-        other lanes and other queues get theirs from the call of ``ready_v1`` that follows. Only a leader does this, because
-        a notification wakes every worker and claims from one lane run one after another.
+        other lanes and other queues get theirs from the call of ``ready_v1`` that follows. Where the last poll found nothing, the
+        slots are shared by the notified queues alone. Only a leader does this, because a notification wakes every worker and
+        claims from one lane run one after another.
         """
         notified = self._notified.take()
         # The jobs just claimed start here, so that their slots no longer count as free.
@@ -365,6 +369,9 @@ class Claimer:
         wanted, total = self._wanted.jobs(), sum(self._weights.values())
         if wanted <= 0 or not (self._leadership.held and self._suspects.is_idle):
             return False
+        if self._is_drained and time.monotonic() < self._polled_until:
+            total = sum(self._weights[queue] for queue in notified)
+            await self._learn_lanes(notified)
         was_all = True
         for queue in notified:
             lanes = list(self._public_lanes.get(queue, {}).values())
@@ -375,6 +382,16 @@ class Claimer:
             taken = await self._claim_lane(lease, lanes[0], count, again_until=0.0)
             was_all &= self._notified.explain(queue, notified[queue], taken) and taken < count
         return was_all
+
+    async def _learn_lanes(self, queues: Collection[str]) -> None:
+        """Poll the queues among these whose lanes are not known, if they are few of many: a poll of all costs more."""
+        unknown = {queue for queue in queues if queue not in self._public_lanes}
+        if not unknown or _FEW_QUEUES * len(unknown) > len(self._weights):
+            return
+        groups = [group_id for group_id, queue in self._leases.groups.items() if queue in unknown]
+        for lane in await self._session.run(protocol.ready(groups)):
+            if not lane.is_private:
+                self._public_lanes.setdefault(lane.queue, {})[lane.lane] = lane
 
     async def _claim_freed(self, lease: Lease) -> bool:
         """Claim from limited lanes that a settlement freed, without a poll; return whether any job was claimed.

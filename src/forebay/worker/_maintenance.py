@@ -46,6 +46,11 @@ _TRIM_ROWS = 5000  # most rows that a step of trimming looks at
 #: Expiries that were committed long after their time are found by a sweep of all expiries, after this time.
 _SWEEP_ALL_SECONDS = 3600.0
 
+#: Seconds between two sweeps, and their least multiple of the duration of one, up to the longest pause: a sweep visits each lane.
+_SWEEP_SECONDS = 10.0
+_SWEEP_PAUSE_FACTOR = 100
+_SWEEP_SECONDS_MAX = 60.0
+
 #: Segments whose block index is updated in each pass, the newest ones. The first pass of a leader updates all.
 _SUMMARIZED_SEGMENTS = 3
 
@@ -57,6 +62,9 @@ _RENEW_PAUSE_FACTOR = 20
 _FOLD_SECONDS = 1.0
 _FOLD_PAUSE_FACTOR = 20
 _FOLD_SECONDS_MAX = 10.0
+
+#: Duties that only report begin this long after the worker: a short drain does not wait for them.
+_REPORTS_AFTER_SECONDS: Final = 2.0
 
 #: Seconds between two steps of closing groups.
 _CLOSE_SECONDS = 2.0
@@ -181,14 +189,15 @@ class Maintenance:
         self._folding = Duty(
             "fold", _FOLD_SECONDS, self._fold, due_at=time.monotonic() + _FOLD_SECONDS
         )
-        self._renewal = Duty("renew", _RENEW_SECONDS, self._renew)
+        later = time.monotonic() + _REPORTS_AFTER_SECONDS
+        self._renewal = Duty("renew", _RENEW_SECONDS, self._renew, due_at=later)
         self._schedule = Schedule(
             [
                 self._promotion,
                 self._revocation,
                 self._sealing,
                 Duty("extend", 5.0, self._extend, is_urgent=True),
-                Duty("sweep", 10.0, self._sweep, _SWEEP_ROWS),
+                Duty("sweep", _SWEEP_SECONDS, self._sweep, _SWEEP_ROWS),
                 Duty("summarize", 5.0, self._summarize),
                 Duty("archive", 5.0, self._archive, _ARCHIVE_BLOCKS),
                 Duty("retain", 30.0, self._retain),
@@ -197,9 +206,9 @@ class Maintenance:
                 Duty("forget", 10.0, self._forget),
                 self._renewal,
                 self._folding,
-                Duty("count", 60.0, self._count),
-                Duty("locks", 60.0, self._watch_locks),
-                Duty("alerts", _ALERTS_SECONDS, self._check_alerts),
+                Duty("count", 60.0, self._count, due_at=later),
+                Duty("locks", 60.0, self._watch_locks, due_at=later),
+                Duty("alerts", _ALERTS_SECONDS, self._check_alerts, due_at=later),
                 *(
                     # A worker that becomes the leader does not begin with all of them at once.
                     Duty(
@@ -420,6 +429,8 @@ class Maintenance:
             if self._swept_at is None:
                 self._swept_all_at = time.monotonic()
             self._swept_at = began_at
+            seconds = _SWEEP_PAUSE_FACTOR * (time.monotonic() - (duty.began_at or 0.0))
+            duty.every_seconds = min(max(_SWEEP_SECONDS, seconds), _SWEEP_SECONDS_MAX)
         return duty.after is not None
 
     async def _summarize(self, duty: Duty) -> bool:

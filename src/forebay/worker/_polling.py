@@ -52,6 +52,10 @@ _MISSED_SECONDS = 60.0
 #: How long a notification may take after a poll found its job.
 _NOTIFICATION_DELAY_SECONDS = 0.1
 
+#: A leadership lasts a second longer for each so many groups, so that it is renewed less often; and the most that this adds.
+_GROUPS_PER_SECOND = 200
+_MANY_GROUPS_SECONDS_MAX = 30.0
+
 #: Deadline of the call by which a stopping worker resigns.
 _RESIGN_SECONDS = 1.0
 
@@ -62,7 +66,7 @@ class PollLeadership:
     Owns the last answer of the database about it. It guarantees that a leader polls for work every ``poll_seconds``, that a
     saturated worker resigns, and that only the loop that does the work renews a leadership.
 
-    After a crash the leadership expires, after 1.5 s and two polls; another worker then takes it.
+    After a crash the leadership expires, after 1.5 s and two polls, and 5 ms more for each group; another worker then takes it.
 
     Args:
         session: the connection for claims.
@@ -88,10 +92,11 @@ class PollLeadership:
         self._leadership = self._of([])
 
     def _of(self, groups: Collection[int]) -> Leadership:
-        # Long enough for a long poll interval: a leader renews when it polls.
+        # Long enough for a long poll interval: a leader renews when it polls. Each group has a flag to renew.
+        seconds = min(len(groups) / _GROUPS_PER_SECOND, _MANY_GROUPS_SECONDS_MAX)
         return Leadership(
             groups,
-            seconds=1.5 + 2 * self._settings.poll_seconds,
+            seconds=1.5 + 2 * self._settings.poll_seconds + seconds,
             clock=time.monotonic,
             draw=random.random,
         )

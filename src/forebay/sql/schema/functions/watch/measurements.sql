@@ -52,7 +52,13 @@ create function forebay._measured_queues(p_now timestamptz, p_since timestamptz)
 language sql stable
 -- planner: hot
 as $$
-    with lanes as materialized (
+    with counts as materialized (
+        select d.queue, d.group_name, sum(d.scheduled)::bigint as scheduled, sum(d.ready)::bigint as ready, sum(d.claimed)::bigint as claimed,
+               sum(d.running)::bigint as running, sum(d.retrying)::bigint as retrying
+        from forebay.depth() d group by d.queue, d.group_name),
+    -- Only these have an oldest ready job: of a thousand queues, most are empty.
+    waiting as materialized (select distinct c.queue from counts c where c.ready > 0),
+    lanes as materialized (
         select g.queue, g.group_id, l.lane, g.start_after, l.audience
         from forebay.queue_group g
         join lateral (select distinct i.lane, i.audience from forebay.lane i
@@ -60,6 +66,7 @@ as $$
     newest as materialized (
         select l.queue, l.group_id, l.lane, l.audience, l.start_after, n.*
         from lanes l
+        join waiting w on w.queue = l.queue
         left join lateral (
             select i.snap_from, i.snap_to, i.pos_segment, i.pos_xid, i.pos_seq, i.handed_total
             from forebay.batch i where i.group_id = l.group_id and i.lane = l.lane order by i.no desc limit 1) n on true),
@@ -93,13 +100,10 @@ as $$
               union all
               select l.queue, null, row(1, l.lane, '1:1:'::pg_snapshot, null, null, null, null, null, null)::forebay._cursor
               from (select distinct i.queue, i.lane from forebay.lane i
+                    join waiting w on w.queue = i.queue
                     where i.audience = 0 and not exists (select from forebay.queue_group g where g.queue = i.queue)) l) c
         cross join lateral forebay._oldest_unread(array[c.cursor]) u
-        group by c.queue, c.group_id),
-    counts as materialized (
-        select d.queue, d.group_name, sum(d.scheduled)::bigint as scheduled, sum(d.ready)::bigint as ready, sum(d.claimed)::bigint as claimed,
-               sum(d.running)::bigint as running, sum(d.retrying)::bigint as retrying
-        from forebay.depth() d group by d.queue, d.group_name)
+        group by c.queue, c.group_id)
     select coalesce(jsonb_agg(jsonb_build_object(
                'queue', d.queue, 'group', d.group_name, 'scheduled', d.scheduled, 'ready', d.ready, 'claimed', d.claimed, 'running', d.running,
                'retrying', d.retrying, 'created_at', extract(epoch from g.created_at),
