@@ -38,7 +38,7 @@ from forebay.worker._ready_lanes import ReadyLanes
 from forebay.worker._wanted import Wanted
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from forebay.arguments.kinds import Kind
     from forebay.config import WorkerSettings
@@ -63,9 +63,6 @@ _EMPTY_CLAIM_PAUSE_SECONDS = 0.002
 _SHARED_SECONDS = 0.01
 _SHARED_ROWS = 250
 _SHARED_MEMORY_SECONDS = 10.0
-
-#: A poll of one queue among this many, or more, is cheaper than a poll of all.
-_FEW_QUEUES = 4
 
 #: How long a call that is under way may take once the worker stops.
 _LAST_CALL_SECONDS = 1.0
@@ -134,7 +131,6 @@ class Claimer:
         #: Whether this worker claimed all that was ready at the last poll, or was announced since.
         self._is_drained = False
         self._notified = Announcements()
-        self._public_lanes: dict[str, dict[int, ReadyLane]] = {}
         #: Lanes whose limits may admit more jobs, because some of their jobs were settled.
         self._freed: dict[int, ReadyLane] = {}
         self._sizes, self._linger = LaneSizes(), Linger(app.kinds)
@@ -166,7 +162,6 @@ class Claimer:
 
     def forget_lanes(self) -> None:
         """Forget the known lanes: the groups that read them have other ids now."""
-        self._public_lanes.clear()
         self._freed.clear()
         self._is_drained = False
         self._ready.forget()
@@ -297,9 +292,6 @@ class Claimer:
     async def _claim_planned(self, lease: Lease, lanes: Sequence[ReadyLane], wanted: int) -> int:
         """Claim up to ``wanted`` jobs from ready lanes, by weight and priority; return how many were claimed."""
         settings = self._settings
-        for lane in lanes:
-            if not lane.is_private:
-                self._public_lanes.setdefault(lane.queue, {})[lane.lane] = lane
         names = {LaneName(lane.queue, lane.priority) for lane in lanes}
         if len(names | self._last_names) > 1:
             self._shared_until = time.monotonic() + _SHARED_MEMORY_SECONDS
@@ -371,10 +363,10 @@ class Claimer:
             return False
         if self._is_drained and time.monotonic() < self._polled_until:
             total = sum(self._weights[queue] for queue in notified)
-            await self._learn_lanes(notified)
+            await self._ready.learn(notified)
         was_all = True
         for queue in notified:
-            lanes = list(self._public_lanes.get(queue, {}).values())
+            lanes = self._ready.public(queue)
             if len(lanes) != 1 or self._signals.is_stopping or lease.lost:
                 was_all = False
                 continue
@@ -382,16 +374,6 @@ class Claimer:
             taken = await self._claim_lane(lease, lanes[0], count, again_until=0.0)
             was_all &= self._notified.explain(queue, notified[queue], taken) and taken < count
         return was_all
-
-    async def _learn_lanes(self, queues: Collection[str]) -> None:
-        """Poll the queues among these whose lanes are not known, if they are few of many: a poll of all costs more."""
-        unknown = {queue for queue in queues if queue not in self._public_lanes}
-        if not unknown or _FEW_QUEUES * len(unknown) > len(self._weights):
-            return
-        groups = [group_id for group_id, queue in self._leases.groups.items() if queue in unknown]
-        for lane in await self._session.run(protocol.ready(groups)):
-            if not lane.is_private:
-                self._public_lanes.setdefault(lane.queue, {})[lane.lane] = lane
 
     async def _claim_freed(self, lease: Lease) -> bool:
         """Claim from limited lanes that a settlement freed, without a poll; return whether any job was claimed.

@@ -52,7 +52,8 @@ _MISSED_SECONDS = 60.0
 #: How long a notification may take after a poll found its job.
 _NOTIFICATION_DELAY_SECONDS = 0.1
 
-#: A leadership lasts a second longer for each so many groups, so that it is renewed less often; and the most that this adds.
+#: A leadership of many groups lasts longer, so that it is renewed less often: one second more for this number of groups, up to
+#: this number of seconds.
 _GROUPS_PER_SECOND = 200
 _MANY_GROUPS_SECONDS_MAX = 30.0
 

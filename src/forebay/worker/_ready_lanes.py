@@ -6,10 +6,11 @@ import asyncio
 import time
 from typing import TYPE_CHECKING, Final
 
+from forebay.ops import protocol
 from forebay.policy.claims import LANES_PER_CLAIM
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from forebay.db.session import Session
     from forebay.ops.protocol import ReadyLane
@@ -27,11 +28,14 @@ _POLL_FIRST_SECONDS: Final = 0.005
 _PARTS_SECONDS: Final = 0.1
 _PARTS_FACTOR: Final = 5
 
+#: A poll of one queue among this many, or more, is cheaper than a poll of all.
+_FEW_QUEUES: Final = 4
+
 
 class ReadyLanes:
     """The answers to the polls of a worker.
 
-    Owns the last answer, and a poll that is under way between two claims. It guarantees that no lane of an answer is used twice. It stores
+    Owns the last answer, the known lanes of each queue, and a poll that is under way between two claims. It guarantees that no lane of an answer is used twice. It stores
     nothing: a poll changes nothing except the wake-ups of sleeping workers.
 
     An answer with more queues than a call claims from is used in parts, the longest unserved queues first. So a poll of a thousand
@@ -58,10 +62,13 @@ class ReadyLanes:
         self._leadership = leadership
         self._signals = signals
         self._between_claims: asyncio.Task[list[ReadyLane]] | None = None
+        self._weights = weights
         self._is_divisible = len(set(weights.values())) <= 1
         #: The queues of the last answer that were not used yet, and until when they may be.
         self._parts: list[list[ReadyLane]] = []
         self._parts_until = 0.0
+        #: By queue, the lanes of new jobs that any poll found.
+        self._public: dict[str, dict[int, ReadyLane]] = {}
         #: By queue, the number of the part that served it last.
         self._served: dict[str, int] = {}
         self._part_no = 0
@@ -128,9 +135,28 @@ class ReadyLanes:
         self._signals.outage.answered("claims")
         return self.until
 
+    def public(self, queue: str) -> list[ReadyLane]:
+        """Return the lanes of new jobs of a queue, as far as they are known."""
+        return list(self._public.get(queue, {}).values())
+
+    async def learn(self, queues: Collection[str]) -> None:
+        """Poll the queues among these whose lanes are not known, if they are few of many."""
+        unknown = {queue for queue in queues if queue not in self._public}
+        if not unknown or _FEW_QUEUES * len(unknown) > len(self._weights):
+            return
+        groups = [group_id for group_id, queue in self._leases.groups.items() if queue in unknown]
+        lanes = await self._session.run(protocol.ready(groups))
+        self._record_public(lanes)
+
+    def _record_public(self, lanes: Iterable[ReadyLane]) -> None:
+        for lane in lanes:
+            if not lane.is_private:
+                self._public.setdefault(lane.queue, {})[lane.lane] = lane
+
     def forget(self) -> None:
-        """Forget the answers: the groups have other ids now, or the worker stops."""
+        """Forget the answers and the lanes: the groups have other ids now, or the worker stops."""
         self._parts = []
+        self._public.clear()
         if self._between_claims is not None:
             self._between_claims.cancel()
             self._between_claims = None
@@ -140,5 +166,6 @@ class ReadyLanes:
         lanes = await self._leadership.poll(list(self._leases.groups))
         self._signals.has_polled = True
         self.last = frozenset(lane.lane for lane in lanes)
+        self._record_public(lanes)
         self.until = called_at + recent
         return lanes
