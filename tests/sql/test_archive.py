@@ -17,6 +17,7 @@ from tests.support.engine import (
     state,
 )
 from tests.support.mutant import break_function
+from tests.support.plans import pages
 
 
 def summarize(conn) -> int:
@@ -190,6 +191,23 @@ def test_blocks_without_a_match_are_not_read(conn):
     assert looked_at <= 4096 + 50
     looked_at, remaining = conn.execute(query, [json.dumps({"tag": "none"})]).fetchone()
     assert (looked_at <= 4096, remaining) == (True, 0)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_look_up_reads_no_terms_of_blocks_without_a_match(conn, database, guarded):
+    """The terms of a block fill pages of their own."""
+    if not guarded:
+        break_function(
+            database, "_blocks_with", ("with b as materialized", "with b as not materialized")
+        )
+    conn.execute(
+        "insert into forebay.archive_block (lo, hi, segment_id, row_count, terms)"
+        " select i, i + 1, (select min(segment_id) from forebay.segment), 1,"
+        "        array(select hashint8(i * 3000 + t) from generate_series(1, 3000) t) from generate_series(1, 300) i"
+    )
+    query = "select * from forebay._blocks_with('&&', array[hashint8(7 * 3000 + 1)], 1, 1000, null, null)"
+    assert [lo for lo, *_ in conn.execute(query)] == [7]
+    assert (pages(conn, query, []) < 50) == guarded
 
 
 def test_the_summaries_of_emptied_segments_are_deleted(conn, database):

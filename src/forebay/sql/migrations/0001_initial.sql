@@ -2319,6 +2319,7 @@ create function forebay.job_attempts(job_id bigint)
 returns table (group_name text, attempt integer, seq bigint, xid xid8, same_xid bigint, is_first boolean, claimed_at timestamptz, worker text,
                outcome text, ended_at timestamptz, millis integer)
 language plpgsql stable security definer
+rows 4
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -2851,19 +2852,17 @@ set enable_seqscan = off
 set jit = off
 as $$
 declare
-    v_terms    constant integer[] := forebay._terms_of(p_filter);
     v_position constant bigint := forebay._archived_up_to();
 begin
-    return query execute format(
-        'select greatest(b.lo, $1), least(b.hi, $2) from forebay.archive_block b join forebay.segment s using (segment_id)
-         where b.hi > $1 and b.lo < $2 and s.removed_at is null and b.row_count > 0
-           and coalesce(b.last_at >= $3, true) and coalesce(b.first_at < $4, true) and coalesce(b.first_at <= $5, true) %s
-         union all
-         select p.lo, p.hi from (select greatest(g.lo, $1) as lo, least(g.lo + 4096, $2) as hi from generate_series($7, $2 - 1, 4096) g (lo)) p
-         where p.hi > p.lo
-         order by 1', case when v_terms <> '{}' then 'and b.terms @> $6' end)
-        using p_lo, p_hi, (p_filter ->> 'enqueued_after')::timestamptz, (p_filter ->> 'enqueued_before')::timestamptz,
-              (p_options ->> 'unfinished_at')::timestamptz, v_terms, v_position;
+    return query
+        select greatest(b.lo, p_lo), least(b.hi, p_hi)
+        from forebay._blocks_with('@>', forebay._terms_of(p_filter), p_lo, p_hi, (p_filter ->> 'enqueued_after')::timestamptz,
+                                  (p_filter ->> 'enqueued_before')::timestamptz) b
+        where coalesce(b.first_at <= (p_options ->> 'unfinished_at')::timestamptz, true)
+        union all
+        select p.lo, p.hi from (select greatest(g.lo, p_lo) as lo, least(g.lo + 4096, p_hi) as hi from generate_series(v_position, p_hi - 1, 4096) g (lo)) p
+        where p.hi > p.lo
+        order by 1;
 end
 $$;
 
@@ -2962,15 +2961,17 @@ begin
     for v_segment in
         select s.segment_id from forebay.segment s where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id) order by 1
     loop
+        -- seq + 0: the block index would be searched once for each number.
         execute format(
-            'insert into forebay.log (lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
+            'with m as materialized (
+                 select (u ->> ''lane'')::bigint as lane, array(select t::bigint from jsonb_array_elements_text(u -> ''to'') t) as lanes
+                 from jsonb_array_elements($5) u)
+             insert into forebay.log (lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
              select m.lanes[1 + j.seq %% cardinality(m.lanes)], $3, j.max_attempts, j.kind, j.args, j.tag, j.correlation_id,
                     coalesce(j.headers, ''{}'') || jsonb_build_object(''forebay-replayed-from'', coalesce(j.job_id, j.seq)::text, ''forebay-replay'', $4::text),
                     j.ordering_key, j.limit_key
-             from forebay.log_%s j
-             join (select (u ->> ''lane'')::bigint as lane, array(select t::bigint from jsonb_array_elements_text(u -> ''to'') t) as lanes
-                   from jsonb_array_elements($5) u) m on m.lane = j.lane
-             where j.seq >= $1 and j.seq < $2 and j.seq = any ($6)
+             from forebay.log_%s j join m on m.lane = j.lane
+             where j.seq >= $1 and j.seq < $2 and j.seq + 0 = any ($6)
              order by j.seq', v_segment.segment_id)
             using p_lo, p_hi, forebay._now(), r.replay_id, v_map, v_seqs;
         get diagnostics v_count = row_count;
@@ -3116,16 +3117,13 @@ begin
     end if;
     -- What is not summarized, in pieces, and the blocks that may match.
     v_hi := greatest(v_hi, 1);
-    for v_block in execute format(
-        'select p.lo, p.hi, p.hi - p.lo as rows
-         from (select greatest(g.lo, $5) as lo, least(g.lo + 4096, $1) as hi from generate_series($1 - 4096, $5 - 4095, -4096) g (lo)) p
-         where p.hi > p.lo
-         union all
-         select b.lo, least(b.hi, $1), least(b.row_count, $1 - b.lo)
-         from forebay.archive_block b join forebay.segment s using (segment_id)
-         where b.lo < $1 and s.removed_at is null and b.row_count > 0 and coalesce(b.last_at >= $2, true) and coalesce(b.first_at < $3, true) %s
-         order by lo desc', case when p_terms <> '{}' then format('and b.terms %s $4', p_operator) end)
-        using v_hi, p_since, p_until, p_terms, v_position
+    for v_block in
+        select p.lo, p.hi, p.hi - p.lo as rows
+        from (select greatest(g.lo, v_position) as lo, least(g.lo + 4096, v_hi) as hi from generate_series(v_hi - 4096, v_position - 4095, -4096) g (lo)) p
+        where p.hi > p.lo
+        union all
+        select b.lo, least(b.hi, v_hi), least(b.row_count, v_hi - b.lo) from forebay._blocks_with(p_operator, p_terms, 1, v_hi, p_since, p_until) b
+        order by lo desc
     loop
         v_lo := v_block.lo;
         v_is_over := looked_at >= p_budget;
@@ -3170,6 +3168,27 @@ as $$
 $$;
 
 
+-- The blocks that have numbers from p_lo to below p_hi, and may have rows that were enqueued from p_since to before p_until and have terms: @> all, && one of
+-- them; no terms: any.
+create function forebay._blocks_with(p_operator text, p_terms integer[], p_lo bigint, p_hi bigint, p_since timestamptz, p_until timestamptz)
+returns table (lo bigint, hi bigint, row_count integer, first_at timestamptz)
+language plpgsql stable
+set enable_seqscan = off
+set jit = off
+as $$
+begin
+    -- Terms first, and alone: a plan that begins with the numbers would read the terms of all blocks.
+    return query execute format(
+        'with b as materialized (
+             select i.lo, i.hi, i.row_count, i.segment_id, i.first_at, i.last_at from forebay.archive_block i where i.row_count > 0 and %s)
+         select b.lo, b.hi, b.row_count, b.first_at from b join forebay.segment s using (segment_id)
+         where b.hi > $2 and b.lo < $3 and s.removed_at is null and coalesce(b.last_at >= $4, true) and coalesce(b.first_at < $5, true)',
+        case when p_terms = '{}' then 'i.lo < $3' else format('i.terms %s $1', p_operator) end)
+        using p_terms, p_lo, p_hi, p_since, p_until;
+end
+$$;
+
+
 -- functions/archive/where_is.sql
 
 -- grant: operator, reader
@@ -3186,6 +3205,7 @@ $$;
 create function forebay.where_is(what text, most integer default 20)
 returns table (job_id bigint, found_as text, is_last boolean)
 language plpgsql stable security definer
+rows 20
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -15194,6 +15214,7 @@ $$;
 create function forebay.explain_job(job_id bigint)
 returns table (group_name text, facts jsonb)
 language plpgsql volatile security definer
+rows 2
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -15618,6 +15639,7 @@ returns table (job_id bigint, group_name text, state text, queue text, priority 
                worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint,
                redriven_from_dead_id bigint, dead_id bigint)
 language plpgsql stable security definer
+rows 2
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -15632,13 +15654,14 @@ declare
     v_cur   record;
     v_end   record;
     v_id    constant bigint := job.id;
+    v_rows  constant forebay.log[] := array(select r from forebay._rows_of(v_id) r);
     v_archived constant bigint := forebay._archived_below();
 begin
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     for v_group in
         select q.queue, g.group_id, g.name, g.start_after
         from (select i.queue from forebay.lane i
-              where i.lane in (select r.lane from forebay._rows_of(v_id) r
+              where i.lane in (select r.lane from unnest(v_rows) r
                                union select d.lane from forebay.deferred d where d.job_id = v_id)
               limit 1) q
         left join forebay.queue_group g on g.queue = q.queue
@@ -15661,7 +15684,7 @@ begin
                    and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))
         order by d.deferred_id desc limit 1;
         select r.*, i.priority as lane_priority, i.audience into v_row
-        from forebay._rows_of(v_id) r
+        from unnest(v_rows) r
         join lateral (select l.priority, l.audience from forebay.lane l where l.lane = r.lane limit 1) i on true
         where i.audience in (0, v_group.group_id, -v_group.group_id)
         order by r.seq desc limit 1;
@@ -18282,6 +18305,7 @@ create function forebay.job_history(job_id bigint)
 returns table (group_name text, errors jsonb, done double precision, note text, recorded_at timestamptz,
                value jsonb, problem text, kept_at timestamptz, kept_until timestamptz)
 language plpgsql stable security definer
+rows 2
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set jit = off
@@ -20532,25 +20556,27 @@ as $$
 $$;
 
 
--- Every row of a job in the log, oldest first, with its lane's audience and whether the row still exists.
+-- Every row of a job in the log, oldest first. A job's first row may have the job's id as its number: one segment can have that row, and the
+-- later ones are asked through their index on job_id alone.
 create function forebay._rows_of(p_job_id bigint)
 returns setof forebay.log
 language plpgsql stable
+rows 2
 as $$
 declare
     v_segment record;
 begin
     for v_segment in
-        select s.segment_id, s.lo, s.hi from forebay.segment s
+        select s.segment_id, s.lo <= p_job_id as may_have_first from forebay.segment s
         where s.hi > p_job_id and s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
           and forebay._has_table(s.segment_id)
         order by s.segment_id
     loop
-        return query execute format(
-            'select l.* from forebay.log_%1$s l where l.job_id = $1
-             union all
-             select l.* from forebay.log_%1$s l where l.seq = $1 and l.job_id is null and l.kind <> ''''
-             order by 2', v_segment.segment_id) using p_job_id;
+        if v_segment.may_have_first then
+            return query execute format(
+                'select l.* from forebay.log_%s l where l.seq = $1 and l.job_id is null and l.kind <> ''''', v_segment.segment_id) using p_job_id;
+        end if;
+        return query execute format('select l.* from forebay.log_%s l where l.job_id = $1 order by l.seq', v_segment.segment_id) using p_job_id;
     end loop;
 end
 $$;

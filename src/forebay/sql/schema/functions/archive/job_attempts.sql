@@ -13,6 +13,7 @@ create function forebay.job_attempts(job_id bigint)
 returns table (group_name text, attempt integer, seq bigint, xid xid8, same_xid bigint, is_first boolean, claimed_at timestamptz, worker text,
                outcome text, ended_at timestamptz, millis integer)
 language plpgsql stable security definer
+rows 4
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
 as $$

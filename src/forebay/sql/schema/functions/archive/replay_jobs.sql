@@ -155,19 +155,17 @@ language plpgsql stable
 -- planner: indexed
 as $$
 declare
-    v_terms    constant integer[] := forebay._terms_of(p_filter);
     v_position constant bigint := forebay._archived_up_to();
 begin
-    return query execute format(
-        'select greatest(b.lo, $1), least(b.hi, $2) from forebay.archive_block b join forebay.segment s using (segment_id)
-         where b.hi > $1 and b.lo < $2 and s.removed_at is null and b.row_count > 0
-           and coalesce(b.last_at >= $3, true) and coalesce(b.first_at < $4, true) and coalesce(b.first_at <= $5, true) %s
-         union all
-         select p.lo, p.hi from (select greatest(g.lo, $1) as lo, least(g.lo + 4096, $2) as hi from generate_series($7, $2 - 1, 4096) g (lo)) p
-         where p.hi > p.lo
-         order by 1', case when v_terms <> '{}' then 'and b.terms @> $6' end)
-        using p_lo, p_hi, (p_filter ->> 'enqueued_after')::timestamptz, (p_filter ->> 'enqueued_before')::timestamptz,
-              (p_options ->> 'unfinished_at')::timestamptz, v_terms, v_position;
+    return query
+        select greatest(b.lo, p_lo), least(b.hi, p_hi)
+        from forebay._blocks_with('@>', forebay._terms_of(p_filter), p_lo, p_hi, (p_filter ->> 'enqueued_after')::timestamptz,
+                                  (p_filter ->> 'enqueued_before')::timestamptz) b
+        where coalesce(b.first_at <= (p_options ->> 'unfinished_at')::timestamptz, true)
+        union all
+        select p.lo, p.hi from (select greatest(g.lo, p_lo) as lo, least(g.lo + 4096, p_hi) as hi from generate_series(v_position, p_hi - 1, 4096) g (lo)) p
+        where p.hi > p.lo
+        order by 1;
 end
 $$;
 
@@ -264,15 +262,17 @@ begin
     for v_segment in
         select s.segment_id from forebay.segment s where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id) order by 1
     loop
+        -- seq + 0: the block index would be searched once for each number.
         execute format(
-            'insert into forebay.log (lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
+            'with m as materialized (
+                 select (u ->> ''lane'')::bigint as lane, array(select t::bigint from jsonb_array_elements_text(u -> ''to'') t) as lanes
+                 from jsonb_array_elements($5) u)
+             insert into forebay.log (lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
              select m.lanes[1 + j.seq %% cardinality(m.lanes)], $3, j.max_attempts, j.kind, j.args, j.tag, j.correlation_id,
                     coalesce(j.headers, ''{}'') || jsonb_build_object(''forebay-replayed-from'', coalesce(j.job_id, j.seq)::text, ''forebay-replay'', $4::text),
                     j.ordering_key, j.limit_key
-             from forebay.log_%s j
-             join (select (u ->> ''lane'')::bigint as lane, array(select t::bigint from jsonb_array_elements_text(u -> ''to'') t) as lanes
-                   from jsonb_array_elements($5) u) m on m.lane = j.lane
-             where j.seq >= $1 and j.seq < $2 and j.seq = any ($6)
+             from forebay.log_%s j join m on m.lane = j.lane
+             where j.seq >= $1 and j.seq < $2 and j.seq + 0 = any ($6)
              order by j.seq', v_segment.segment_id)
             using p_lo, p_hi, forebay._now(), r.replay_id, v_map, v_seqs;
         get diagnostics v_count = row_count;

@@ -129,16 +129,13 @@ begin
     end if;
     -- What is not summarized, in pieces, and the blocks that may match.
     v_hi := greatest(v_hi, 1);
-    for v_block in execute format(
-        'select p.lo, p.hi, p.hi - p.lo as rows
-         from (select greatest(g.lo, $5) as lo, least(g.lo + 4096, $1) as hi from generate_series($1 - 4096, $5 - 4095, -4096) g (lo)) p
-         where p.hi > p.lo
-         union all
-         select b.lo, least(b.hi, $1), least(b.row_count, $1 - b.lo)
-         from forebay.archive_block b join forebay.segment s using (segment_id)
-         where b.lo < $1 and s.removed_at is null and b.row_count > 0 and coalesce(b.last_at >= $2, true) and coalesce(b.first_at < $3, true) %s
-         order by lo desc', case when p_terms <> '{}' then format('and b.terms %s $4', p_operator) end)
-        using v_hi, p_since, p_until, p_terms, v_position
+    for v_block in
+        select p.lo, p.hi, p.hi - p.lo as rows
+        from (select greatest(g.lo, v_position) as lo, least(g.lo + 4096, v_hi) as hi from generate_series(v_hi - 4096, v_position - 4095, -4096) g (lo)) p
+        where p.hi > p.lo
+        union all
+        select b.lo, least(b.hi, v_hi), least(b.row_count, v_hi - b.lo) from forebay._blocks_with(p_operator, p_terms, 1, v_hi, p_since, p_until) b
+        order by lo desc
     loop
         v_lo := v_block.lo;
         v_is_over := looked_at >= p_budget;
@@ -180,4 +177,24 @@ as $$
            'select 0::bigint as job_id, 0::bigint as seq, 0::bigint as lane, now() as enqueued_at where false') || ' order by seq desc'
     from forebay.segment s
     where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id)
+$$;
+
+
+-- The blocks that have numbers from p_lo to below p_hi, and may have rows that were enqueued from p_since to before p_until and have terms: @> all, && one of
+-- them; no terms: any.
+create function forebay._blocks_with(p_operator text, p_terms integer[], p_lo bigint, p_hi bigint, p_since timestamptz, p_until timestamptz)
+returns table (lo bigint, hi bigint, row_count integer, first_at timestamptz)
+language plpgsql stable
+-- planner: indexed
+as $$
+begin
+    -- Terms first, and alone: a plan that begins with the numbers would read the terms of all blocks.
+    return query execute format(
+        'with b as materialized (
+             select i.lo, i.hi, i.row_count, i.segment_id, i.first_at, i.last_at from forebay.archive_block i where i.row_count > 0 and %s)
+         select b.lo, b.hi, b.row_count, b.first_at from b join forebay.segment s using (segment_id)
+         where b.hi > $2 and b.lo < $3 and s.removed_at is null and coalesce(b.last_at >= $4, true) and coalesce(b.first_at < $5, true)',
+        case when p_terms = '{}' then 'i.lo < $3' else format('i.terms %s $1', p_operator) end)
+        using p_terms, p_lo, p_hi, p_since, p_until;
+end
 $$;

@@ -12,6 +12,7 @@
 create function forebay.where_is(what text, most integer default 20)
 returns table (job_id bigint, found_as text, is_last boolean)
 language plpgsql stable security definer
+rows 20
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
 as $$

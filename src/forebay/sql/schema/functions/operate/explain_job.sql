@@ -26,6 +26,7 @@
 create function forebay.explain_job(job_id bigint)
 returns table (group_name text, facts jsonb)
 language plpgsql volatile security definer
+rows 2
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
 as $$

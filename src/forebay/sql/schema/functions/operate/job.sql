@@ -68,6 +68,7 @@ returns table (job_id bigint, group_name text, state text, queue text, priority 
                worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint,
                redriven_from_dead_id bigint, dead_id bigint)
 language plpgsql stable security definer
+rows 2
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
 as $$
@@ -81,13 +82,14 @@ declare
     v_cur   record;
     v_end   record;
     v_id    constant bigint := job.id;
+    v_rows  constant forebay.log[] := array(select r from forebay._rows_of(v_id) r);
     v_archived constant bigint := forebay._archived_below();
 begin
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     for v_group in
         select q.queue, g.group_id, g.name, g.start_after
         from (select i.queue from forebay.lane i
-              where i.lane in (select r.lane from forebay._rows_of(v_id) r
+              where i.lane in (select r.lane from unnest(v_rows) r
                                union select d.lane from forebay.deferred d where d.job_id = v_id)
               limit 1) q
         left join forebay.queue_group g on g.queue = q.queue
@@ -110,7 +112,7 @@ begin
                    and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id))
         order by d.deferred_id desc limit 1;
         select r.*, i.priority as lane_priority, i.audience into v_row
-        from forebay._rows_of(v_id) r
+        from unnest(v_rows) r
         join lateral (select l.priority, l.audience from forebay.lane l where l.lane = r.lane limit 1) i on true
         where i.audience in (0, v_group.group_id, -v_group.group_id)
         order by r.seq desc limit 1;

@@ -10,6 +10,7 @@ create function forebay.job_history(job_id bigint)
 returns table (group_name text, errors jsonb, done double precision, note text, recorded_at timestamptz,
                value jsonb, problem text, kept_at timestamptz, kept_until timestamptz)
 language plpgsql stable security definer
+rows 2
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
 as $$

@@ -61,25 +61,27 @@ as $$
 $$;
 
 
--- Every row of a job in the log, oldest first, with its lane's audience and whether the row still exists.
+-- Every row of a job in the log, oldest first. A job's first row may have the job's id as its number: one segment can have that row, and the
+-- later ones are asked through their index on job_id alone.
 create function forebay._rows_of(p_job_id bigint)
 returns setof forebay.log
 language plpgsql stable
+rows 2
 as $$
 declare
     v_segment record;
 begin
     for v_segment in
-        select s.segment_id, s.lo, s.hi from forebay.segment s
+        select s.segment_id, s.lo <= p_job_id as may_have_first from forebay.segment s
         where s.hi > p_job_id and s.removed_at is null and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
           and forebay._has_table(s.segment_id)
         order by s.segment_id
     loop
-        return query execute format(
-            'select l.* from forebay.log_%1$s l where l.job_id = $1
-             union all
-             select l.* from forebay.log_%1$s l where l.seq = $1 and l.job_id is null and l.kind <> ''''
-             order by 2', v_segment.segment_id) using p_job_id;
+        if v_segment.may_have_first then
+            return query execute format(
+                'select l.* from forebay.log_%s l where l.seq = $1 and l.job_id is null and l.kind <> ''''', v_segment.segment_id) using p_job_id;
+        end if;
+        return query execute format('select l.* from forebay.log_%s l where l.job_id = $1 order by l.seq', v_segment.segment_id) using p_job_id;
     end loop;
 end
 $$;
