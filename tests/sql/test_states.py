@@ -3,7 +3,17 @@
 import psycopg
 import pytest
 
-from tests.support.engine import Reader, connect, enqueue, one, shift_clock, state, trim
+from tests.support.engine import (
+    Reader,
+    connect,
+    enqueue,
+    enqueue_many,
+    one,
+    shift_clock,
+    state,
+    trim,
+)
+from tests.support.mutant import break_function
 
 ERROR = {"type": "T", "message": "no", "traceback": "", "max_attempts": 20}
 
@@ -259,3 +269,23 @@ def test_a_heartbeat_without_running_jobs_is_as_small_as_before(database):
         assert one(conn, "select array_agg(cardinality(running_jobs)) from forebay.heartbeat") == [
             1000
         ]
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_the_claim_of_an_old_job_is_found_without_the_claims_after_it(database, conn, guarded):
+    """With statistics of a long lane a plan may sort all claims that could have the job: it reads the arrays of each."""
+    if not guarded:
+        break_function(
+            database,
+            "_batch_of",
+            ("SET enable_bitmapscan TO 'off'", "SET enable_indexscan TO 'off'"),
+        )
+    jobs = enqueue_many(conn, [{"kind": "a"} for _ in range(4000)])
+    with Reader(database) as reader:
+        for _ in range(400):
+            reader.finish(reader.claim(10))
+    conn.execute("analyze forebay.batch")
+    with conn.transaction():
+        assert state(conn, jobs[55]) == "done"
+        read = one(conn, "select pg_stat_get_xact_tuples_fetched('forebay.batch'::regclass)")
+    assert (read < 50) == guarded

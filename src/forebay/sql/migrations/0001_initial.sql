@@ -15575,6 +15575,9 @@ $$;
 -- rises: a binary search finds the first candidate; for late committers the batch is a few later.
 create function forebay._batch_of(p_group_id bigint, p_lane bigint, p_seq bigint) returns forebay.batch
 language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_low  bigint;
@@ -21172,10 +21175,10 @@ declare
     v_sql    text;
 begin
     select string_agg(format(
-        'select l.base, %1$s::bigint as segment_id, l.priority, i.kind, i.tag, count(*) as jobs, count(*) filter (where i.job_id is null) as first
+        'select l.base, %1$s::bigint as segment_id, l.priority, i.kind, i.tag, sum(i.jobs)::bigint as jobs, sum(i.first)::bigint as first
          from unnest($1) l cross join lateral unnest(l.ranges) r
-         cross join lateral (select i.kind, i.tag, i.job_id from forebay.log_%1$s i
-                             where i.lane = l.lane and i.xid >= r.low and i.xid < r.high and i.kind <> '''' offset 0) i
+         cross join lateral (select i.kind, i.tag, count(*) as jobs, count(*) - count(i.job_id) as first from forebay.log_%1$s i
+                             where i.lane = l.lane and i.xid >= r.low and i.xid < r.high and i.kind <> '''' group by i.kind, i.tag) i
          group by l.base, l.priority, i.kind, i.tag', s.segment_id), ' union all ')
     into v_sql
     from forebay.segment s left join forebay.seal f using (segment_id)
@@ -21272,36 +21275,44 @@ as $$
 begin
     return query execute format(
         'with run as materialized (
-             select b.nr, b.base, b.lane, b.is_new, b.is_whole, b.size, case when b.is_whole then b.millis end as millis, r.kind, r.tag,
-                    case when b.is_new and r.later = 0 then r.times end as times, b.claimed_at,
+             select b.nr, b.base, b.lane, b.is_new, b.is_whole, b.size, case when b.is_whole then b.millis end as millis, f.kind, f.tag,
+                    case when b.is_new and r.later = 0 then r.times end as times, r.first, r.last, b.claimed_at,
                     width_bucket(date_part(''epoch'', b.claimed_at - r.first) * 1000, $5) as longest,
-                    width_bucket(date_part(''epoch'', b.claimed_at - r.last) * 1000, $5) as shortest,
-                    ((b.size * date_part(''epoch'', b.claimed_at) - r.sum) * 1000)::bigint as waited
+                    width_bucket(date_part(''epoch'', b.claimed_at - r.last) * 1000, $5) as shortest
              from unnest($1) b
+             cross join lateral (select i.kind, i.tag from forebay.log_%1$s i
+                                 where i.lane = b.lane and i.xid = b.first_xid and i.seq = b.first_seq limit 1) f
              cross join lateral (
-                 select array_agg(i.seq) as seqs, min(i.kind) as kind, max(i.kind) as kind_to, min(i.tag) as tag, max(i.tag) as tag_to, count(i.tag) as tags,
-                        count(i.job_id) as later, min(i.enqueued_at) as first, max(i.enqueued_at) as last, sum(date_part(''epoch'', i.enqueued_at)) as sum,
-                        array_agg(i.enqueued_at) as times
-                 from (select j.seq, j.kind collate "C" as kind, j.tag collate "C" as tag, j.job_id, j.enqueued_at from forebay.log_%1$s j
+                 select array_agg(i.seq) as seqs, bool_and(i.kind = f.kind and i.tag is not distinct from f.tag) as is_one, count(i.job_id) as later,
+                        min(i.enqueued_at) as first, max(i.enqueued_at) as last, array_agg(i.enqueued_at) as times
+                 from (select j.seq, j.kind, j.tag, j.job_id, j.enqueued_at from forebay.log_%1$s j
                        where j.lane = b.lane and (j.xid, j.seq) >= (b.first_xid, b.first_seq) and (j.xid, j.seq) <= (b.last_xid, b.last_seq)
                        order by j.xid, j.seq limit b.size + 1) i) r
-             where r.seqs = b.seqs and r.kind = r.kind_to and r.tags in (0, b.size) and r.tag is not distinct from r.tag_to and r.later in (0, b.size)
+             where r.seqs = b.seqs and r.is_one and r.later in (0, b.size)
+         ), ran as materialized (
+             select r.base, r.lane, r.kind, r.tag, m.millis, m.jobs
+             from run r cross join lateral (select u as millis, count(*) as jobs from unnest(r.millis) u where u is not null group by u) m
          ), event as (
              select r.base, r.lane, r.kind, r.tag, 3 as event, r.size::bigint as jobs from run r where r.is_new
              union all
              select r.base, r.lane, r.kind, r.tag, 18 + r.longest, r.size from run r where r.times is not null and r.longest = r.shortest
              union all
-             select r.base, r.lane, r.kind, r.tag, 18 + width_bucket(date_part(''epoch'', r.claimed_at - u) * 1000, $5), count(*)
-             from run r cross join lateral unnest(r.times) u where r.longest <> r.shortest group by r.nr, r.base, r.lane, r.kind, r.tag, 5
+             select r.base, r.lane, r.kind, r.tag, 18 + w.bucket, w.jobs
+             from run r
+             cross join lateral (select width_bucket(date_part(''epoch'', r.claimed_at - u) * 1000, $5) as bucket, count(*) as jobs
+                                 from unnest(r.times) u group by 1) w
+             where r.longest <> r.shortest
              union all
-             select r.base, r.lane, r.kind, r.tag, 17, r.waited from run r where r.times is not null
+             select r.base, r.lane, r.kind, r.tag, 17, (1000 * case
+                 when r.first = r.last then r.size * date_part(''epoch'', r.claimed_at - r.first)
+                 else (select sum(date_part(''epoch'', r.claimed_at - u)) from unnest(r.times) u) end)::bigint
+             from run r where r.times is not null
              union all
              select r.base, r.lane, r.kind, r.tag, 4, r.size from run r where r.is_whole
              union all
-             select r.base, r.lane, r.kind, r.tag, 32 + width_bucket(u::double precision - 0.5, $5), count(*)
-             from run r cross join lateral unnest(r.millis) u where u is not null group by r.nr, r.base, r.lane, r.kind, r.tag, 5
+             select r.base, r.lane, r.kind, r.tag, 32 + width_bucket(r.millis::double precision - 0.5, $5), r.jobs from ran r
              union all
-             select r.base, r.lane, r.kind, r.tag, 46, u.ran from run r cross join lateral (select sum(m) as ran from unnest(r.millis) m) u
+             select r.base, r.lane, r.kind, r.tag, 46, r.millis * r.jobs from ran r
              union all
              select r.base, r.lane, r.kind, r.tag, c.event, c.jobs
              from run r

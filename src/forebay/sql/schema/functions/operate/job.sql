@@ -4,6 +4,7 @@
 -- rises: a binary search finds the first candidate; for late committers the batch is a few later.
 create function forebay._batch_of(p_group_id bigint, p_lane bigint, p_seq bigint) returns forebay.batch
 language plpgsql stable
+-- planner: in order
 as $$
 declare
     v_low  bigint;
