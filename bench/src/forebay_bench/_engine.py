@@ -232,7 +232,9 @@ async def _run(name: str, dsn: str) -> None:
         "idle": _idle,
     }
     await queue.open()
-    for command in commands():
+    given = commands()
+    # In a thread: an idle worker of this process goes on while no command comes.
+    while (command := await asyncio.to_thread(next, given, None)) is not None:
         answer(await doers[command.pop("do")](queue, **command))
     await queue.close()
 

@@ -63,9 +63,9 @@ _PICKUP_SECONDS: Final = 8.0
 _PICKUP_FULL_SECONDS: Final = 40.0
 _ARRIVAL_SECONDS: Final = 60.0
 
-#: The worker has started and is idle.
+#: The worker has started and is idle. Duties of maintenance come every few seconds to a minute: a short window has them by chance.
 _REST_SECONDS: Final = 12.0
-_IDLE_SECONDS: Final = 12.0
+_IDLE_SECONDS: Final = 60.0
 
 
 @dataclass
