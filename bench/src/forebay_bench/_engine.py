@@ -233,7 +233,7 @@ async def _run(name: str, dsn: str) -> None:
     }
     await queue.open()
     given = commands()
-    # In a thread: an idle worker of this process goes on while no command comes.
+    # In a thread, so that an idle worker of this process runs while no command comes.
     while (command := await asyncio.to_thread(next, given, None)) is not None:
         answer(await doers[command.pop("do")](queue, **command))
     await queue.close()

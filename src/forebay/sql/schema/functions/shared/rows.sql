@@ -61,8 +61,8 @@ as $$
 $$;
 
 
--- Every row of a job in the log, oldest first. A job's first row may have the job's id as its number: one segment can have that row, and the
--- later ones are asked through their index on job_id alone.
+-- Every row of a job in the log, oldest first. A job's first row may have the job's id as its number: one segment can have that row. In the
+-- later ones only the index on job_id is read.
 create function forebay._rows_of(p_job_id bigint)
 returns setof forebay.log
 language plpgsql stable
