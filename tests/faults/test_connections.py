@@ -1,6 +1,7 @@
 """Connections that are half open, refused, read-only, or too few; locks and clocks of strangers."""
 
 import asyncio
+import gc
 import time
 
 import psycopg
@@ -69,6 +70,44 @@ async def test_without_notifications_the_poll_finds_every_job(app, conn, databas
         for number in range(5):
             work.enqueue(conn, number)
             await wait_for_async(lambda n=number: n in ran, 5)
+
+
+async def test_a_connection_whose_opening_is_cancelled_is_closed():
+    """
+    The server accepts and does not answer: a call that is cancelled, or that takes too long, leaves no open connection, even
+    while its error is kept.
+    """
+    accepted = []
+    closed = asyncio.Event()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        accepted.append(writer)
+        while await reader.read(1000):
+            pass
+        closed.set()
+
+    gc.disable()
+    try:
+        async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            dsn = f"host=127.0.0.1 port={port} dbname=none sslmode=disable gssencmode=disable"
+            session = Session(dsn, name="cancelled", connect_seconds=60)
+            call = asyncio.create_task(session.run(protocol.now()))
+            await wait_for_async(lambda: accepted)
+            call.cancel()
+            with pytest.raises(asyncio.CancelledError) as cancelled:
+                await call
+            await asyncio.wait_for(closed.wait(), 10)
+            closed.clear()
+            session = Session(dsn, name="late", connect_seconds=0.2)
+            with pytest.raises(DatabaseUnavailable) as late:
+                await session.run(protocol.now())
+            await asyncio.wait_for(closed.wait(), 10)
+            assert (cancelled.type, late.type) == (asyncio.CancelledError, DatabaseUnavailable)
+            for writer in accepted:
+                writer.close()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.direct  # listens

@@ -46,11 +46,19 @@ def go_elsewhere(folder: str) -> None:
 
 
 def fork_a_sleeper(entry: int) -> None:
-    """Leave a copy of this process behind, with all that it holds open, for the test to end."""
+    """
+    Leave a copy of this process behind, with all that it holds open, for the test to end. Return when the copy has noted itself:
+    the worker ends the whole process group when it sees that the process died.
+    """
+    reader, writer = os.pipe()
     if os.fork() == 0:
         note("copy", entry)
+        os.write(writer, b"x")
         time.sleep(120)
         os._exit(0)
+    os.read(reader, 1)
+    os.close(reader)
+    os.close(writer)
 
 
 @app.job(executor="process", max_attempts=1)

@@ -349,6 +349,22 @@ def _sqlstate(error: BaseException) -> str | None:
     return error.sqlstate
 
 
+async def _connect(dsn: str, name: str, seconds: float) -> psycopg.AsyncConnection[tuple[Any, ...]]:
+    """Connect. If cancelled, close what was opened so far at once."""
+    try:
+        return await psycopg.AsyncConnection.connect(
+            dsn,
+            autocommit=True,
+            application_name=name,
+            connect_timeout=max(2, int(seconds)),
+            **ENCODING,
+            **KEEPALIVE,
+        )
+    except asyncio.CancelledError as error:
+        # Only the frames of psycopg hold the half-open connection, and the traceback holds them: who keeps the error keeps it open.
+        raise error.with_traceback(None)  # noqa: B904 - the error itself
+
+
 async def open_connection(
     dsn: str,
     *,
@@ -367,14 +383,7 @@ async def open_connection(
     conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
     try:
         async with asyncio.timeout(seconds):
-            conn = await psycopg.AsyncConnection.connect(
-                dsn,
-                autocommit=True,
-                application_name=name,
-                connect_timeout=max(2, int(seconds)),
-                **ENCODING,
-                **KEEPALIVE,
-            )
+            conn = await _connect(dsn, name, seconds)
             settings = known(settings, conn.info.server_version)
             reported = {"session": None, "transaction": _NO_PROCESS}.get(
                 pooler, conn.pgconn.backend_pid
