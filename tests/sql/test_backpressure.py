@@ -183,19 +183,6 @@ def test_with_many_producers_it_is_exceeded_by_no_more_than_their_open_transacti
     assert deepest >= most * 0.9
 
 
-def test_workers_hear_of_queues_with_very_many_jobs(database, conn):
-    """
-    count_v1 counts every queue and names those at or beyond a number.
-    """
-    open_group(conn, "mail")
-    enqueue_many(conn, [{"kind": "work", "queue": "mail"}] * 7)
-    assert conn.execute("select * from forebay.count_v1(7)").fetchall() == [("mail", "default", 7)]
-    assert conn.execute("select * from forebay.count_v1(8)").fetchall() == []
-    enqueue_many(conn, [{"kind": "work", "queue": "mail"}] * 3)
-    assert conn.execute("select waiting from forebay.count_v1(8)").fetchall() == [(10,)]
-    assert one(conn, "select count(*) from forebay.queue_count") <= 2
-
-
 @pytest.mark.slow
 def test_jobs_parked_for_their_ordering_key_count_until_they_are_taken(database, conn):
     """

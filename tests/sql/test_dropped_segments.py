@@ -82,7 +82,6 @@ where l.pid = pg_backend_pid() and s.removed_at is not null"""
     "call",
     [
         "select * from forebay.depth()",
-        "select * from forebay.count_v1()",
         "select forebay.limit_queue('default', max_waiting => 1000)",
         "select * from forebay.unfinished('work')",
         "select * from forebay.jobs()",

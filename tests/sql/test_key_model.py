@@ -205,7 +205,7 @@ MUTANTS = [
     ),
     pytest.param(
         "_key_states",
-        [("i.holds_key order by", "false order by")],
+        [("i.holds_key offset 0", "false offset 0")],
         [
             ("enqueue_and_commit", [STRICT, A]),
             ("claim", 0, 0, 1, "ready"),

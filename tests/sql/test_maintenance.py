@@ -289,6 +289,51 @@ def test_the_sweep_is_not_blinded_by_jobs_that_were_done_in_time(database, conn)
     assert sqlstate(conn, "select expired from forebay.sweep_v1(null, null, 0)") == "JQ001"
 
 
+def test_a_sweep_without_lanes_expires_explicit_expiries_alone(conn):
+    """
+    With no lanes a pass costs what expired: it opens a group for a queue that was never served only when a job expires, and
+    leaves the head of the lane to a pass that visits the lanes.
+    """
+    stays = enqueue(conn, queue="forlorn", kind="stays")
+    call = "select expired, next from forebay.sweep_v1(null, null, 1000, 0)"
+    assert conn.execute(call).fetchone() == (0, None)
+    assert one(conn, "select count(*) from forebay.queue_group where queue = 'forlorn'") == 0
+    goes = enqueue(conn, queue="forlorn")
+    expire_now(conn, [goes])
+    assert conn.execute(call).fetchone() == (1, None)
+    assert (state(conn, stays), state(conn, goes)) == ("ready", "expired")
+    shift_clock(conn, 31 * 86400)
+    assert conn.execute(call).fetchone() == (0, None)
+    assert one(conn, "select expired from forebay.sweep_v1()") > 0
+    assert state(conn, stays) == "expired"
+    assert sqlstate(conn, "select expired from forebay.sweep_v1(null, null, 1, -1)") == "JQ001"
+
+
+@pytest.mark.parametrize(
+    ("act", "expired"),
+    [
+        (None, 0),
+        ("select forebay.resign_v1(1, array[{group}])", 1),
+        ("select forebay.pause_queue('served')", 1),
+        ("select forebay.limit_queue('served', rate => 1)::text", 1),
+    ],
+    ids=["polled", "not polled", "paused", "limited"],
+)
+def test_the_sweep_leaves_the_head_of_a_polled_lane_to_claims(conn, act, expired):
+    """
+    A worker that polls for a group and finds nothing ready has claimed what expired. While jobs stay ready beside it, since the
+    group is paused or the queue has limits, or when no worker polls, the sweep expires them.
+    """
+    group = one(conn, "select forebay.open_group('served')")
+    job = enqueue(conn, queue="served")
+    shift_clock(conn, 31 * 86400)
+    one(conn, "select forebay.lead_v1(1, array[%s]::bigint[], 100)", group)
+    if act is not None:
+        conn.execute(act.format(group=group))
+    assert one(conn, "select expired from forebay.sweep_v1()") == expired
+    assert state(conn, job) == ("expired" if expired else "ready")
+
+
 def test_a_cancellation_is_remembered_for_as_long_as_its_job_waits(database, conn):
     """Trimming forgets a request to cancel only when nothing can ask for it any more."""
     one(conn, "select forebay.configure('retention_days', 0)")

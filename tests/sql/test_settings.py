@@ -180,7 +180,6 @@ CALLS = (
     "select forebay.promote_v1(10) >= 0",
     "select forebay.seal_v1() >= 0",
     "select forebay.extend_v1() >= 0",
-    "select count(*) from forebay.count_v1()",
     "select emptied is null from forebay.retain_v1()",
 )
 

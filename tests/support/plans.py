@@ -355,7 +355,6 @@ class Session:
         yield Call("summarize_v1", "select forebay.summarize_v1()")
         yield Call("archive_v1", "select forebay.archive_v1(2)", [], {"block": 2})
         yield Call("renew_counts_v1", "select forebay.renew_counts_v1(1)", [], lanes)
-        yield Call("count_v1", "select * from forebay.count_v1()", [], lanes)
         yield Call(
             "sweep_v1",
             "select forebay.sweep_v1(now() - interval '1 minute', null, 10)",

@@ -38,7 +38,7 @@ def alerts(
 ) -> None:
     """Check the alerts, and list those that fire.
 
-    The exit code is 1 if an alert fires, else 0. A running worker checks every 15 seconds.
+    The exit code is 1 if an alert fires, else 0. A running worker checks every 15 to 60 seconds.
     """
     found = check(address_of(dsn))
     if as_json:

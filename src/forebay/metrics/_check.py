@@ -22,32 +22,34 @@ class Checked(NamedTuple):
     """The result of a check.
 
     Attributes:
-        data: what was measured.
         alerts: the alerts that fire, also those recorded before.
         pending: conditions that have not lasted long enough.
         changes: what fired or cleared with this check.
     """
 
-    data: dict[str, Any]
     alerts: list[Alert]
     pending: list[Alert]
     changes: list[AlertChange]
 
 
-async def check_session(session: Session) -> Checked:
+async def check_session(session: Session, data: dict[str, Any] | None = None) -> Checked:
     """Check on a session; a role that may not record only reads what others recorded.
+
+    Args:
+        session: the connection.
+        data: what was measured; None: measure now.
 
     Raises:
         DatabaseUnavailable: the database cannot be reached.
         SchemaError: it has no schema, or an old one.
     """
-    data = await session.run(watch.measurements())
+    if data is None:
+        data = await session.run(watch.measurements(with_counters=False))
     changes = []
     if await session.run(watch.may_record()):
         changes = await session.run(watch.record_alerts(alerts_of_all(data)))
     listed = await session.run(watch.alerts(with_pending=True))
     return Checked(
-        data,
         [alert for alert in listed if alert.fired_at is not None],
         [alert for alert in listed if alert.fired_at is None],
         changes,

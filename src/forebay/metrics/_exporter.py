@@ -24,7 +24,7 @@ log = logger("forebay.metrics")
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 #: The alerts are checked by a scrape if the last check is this old; then the leader of maintenance is away.
-_CHECK_SECONDS: Final = 45.0
+_CHECK_SECONDS: Final = 90.0
 
 
 class Exporter:
@@ -121,6 +121,5 @@ async def _read(session: Session) -> tuple[dict[str, Any], list[Any]]:
     data = await session.run(watch.measurements())
     checked_at = data["checked_at"]
     if checked_at is None or data["at"] - checked_at > _CHECK_SECONDS:
-        checked = await check_session(session)
-        return checked.data, checked.alerts
+        return data, (await check_session(session, data)).alerts
     return data, await session.run(watch.alerts())

@@ -117,13 +117,13 @@ def seal() -> Operation[int]:
 
 
 def sweep(
-    since: datetime | None, after: str | None, most: int
+    since: datetime | None, after: str | None, most: int, lanes: int
 ) -> Operation[tuple[int, str | None]]:
     """Expire jobs that no worker claims; return how many, and where to continue, None at the end of the pass."""
     return Operation(
-        "select expired, next from forebay.sweep_v1(%(since)s, %(after)s, %(most)s)",
+        "select expired, next from forebay.sweep_v1(%(since)s, %(after)s, %(most)s, %(lanes)s)",
         _step,
-        {"since": since, "after": after, "most": most},
+        {"since": since, "after": after, "most": most, "lanes": lanes},
     )
 
 
@@ -154,14 +154,6 @@ def summarize(after: int | None) -> Operation[tuple[int, int | None]]:
 def archive(most: int) -> Operation[int]:
     """Summarize blocks of the log for searches; return how many."""
     return Operation("select forebay.archive_v1(%(most)s::integer)", number, {"most": most})
-
-
-def count() -> Operation[list[tuple[str, str, int]]]:
-    """Count waiting jobs; return the queues and groups with a million or more, and the numbers."""
-    return Operation(
-        "select queue, group_name, waiting from forebay.count_v1()",
-        lambda rows: [(str(queue), str(group), int(waiting)) for queue, group, waiting in rows],
-    )
 
 
 def renew_counts() -> Operation[int]:

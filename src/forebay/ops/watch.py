@@ -27,12 +27,16 @@ _FIELDS: Final = (
 )
 
 
-def measurements() -> Operation[dict[str, Any]]:
-    """Return the call that reads everything that alerts and metrics are made of."""
+def measurements(*, with_counters: bool = True) -> Operation[dict[str, Any]]:
+    """Return the call that reads everything that alerts and metrics are made of.
+
+    Args:
+        with_counters: False leaves out the counters by kind, which alerts do not need.
+    """
     return Operation(
-        "select forebay.measurements(%(within)s)::text",
+        "select forebay.measurements(%(within)s, %(counters)s)::text",
         lambda rows: json.loads(scalar(rows)),
-        {"within": WITHIN_SECONDS},
+        {"within": WITHIN_SECONDS, "counters": with_counters},
     )
 
 
@@ -45,11 +49,8 @@ def measurements_with_keys(
         keys: most keys; 0 reads none, and their list is None. It visits every key.
     """
     if not keys:
-        return Operation(
-            "select forebay.measurements(%(within)s)::text",
-            lambda rows: (json.loads(scalar(rows)), None),
-            {"within": WITHIN_SECONDS},
-        )
+        alone = measurements()
+        return Operation(alone.sql, lambda rows: (alone.decode(rows), None), alone.params)
     return Operation(
         "select forebay.measurements(%(within)s)::text, array(select json_build_object('queue', k.queue, 'group', k.group_name,"
         f" {KEY_FIELDS})::text from forebay.keys(most => %(keys)s::integer) with ordinality k order by k.ordinality)",

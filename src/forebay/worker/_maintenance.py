@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from forebay.db.session import Session
+    from forebay.model.alerts import AlertChange
 
 log = logger("forebay.maintenance")
 
@@ -41,24 +42,26 @@ log = logger("forebay.maintenance")
 _PROMOTE_ROWS = 5000
 _EXTEND_SEGMENTS = 64  # most segments created by one call
 _SWEEP_ROWS = 1000  # most jobs that a step of the sweep looks at
+_SWEEP_LANES = 50  # most lanes that it looks at
 _TRIM_ROWS = 5000  # most rows that a step of trimming looks at
 
 #: Expiries that were committed long after their time are found by a sweep of all expiries, after this time.
 _SWEEP_ALL_SECONDS = 3600.0
 
-#: Seconds between two sweeps, and their least multiple of the duration of one, up to the longest pause: a sweep visits each lane.
+#: Seconds between two sweeps. Those that visit each lane have pauses of a multiple of the duration of one, up to the longest pause.
 _SWEEP_SECONDS = 10.0
-_SWEEP_PAUSE_FACTOR = 100
+_SWEEP_PAUSE_FACTOR = 300
 _SWEEP_SECONDS_MAX = 60.0
 
 #: Segments whose block index is updated in each pass, the newest ones. The first pass of a leader updates all.
 _SUMMARIZED_SEGMENTS = 3
 
-#: Seconds between two renewals of the counts of waiting jobs, and their least multiple of the duration of one.
+#: Seconds between two renewals of the counts of waiting jobs, and their least multiple of the duration of one, up to the longest pause.
 _RENEW_SECONDS = 2.0
 _RENEW_PAUSE_FACTOR = 20
+_RENEW_SECONDS_MAX = 60.0
 
-#: The same for folds of the counters, and the longest pause: while a worker is at its limit, folds come later, and reads add more.
+#: The same for folds of the counters: while a worker is at its limit, folds come later, and reads add more.
 _FOLD_SECONDS = 1.0
 _FOLD_PAUSE_FACTOR = 20
 _FOLD_SECONDS_MAX = 10.0
@@ -69,9 +72,10 @@ _REPORTS_AFTER_SECONDS: Final = 2.0
 #: Seconds between two steps of closing groups.
 _CLOSE_SECONDS = 2.0
 
-#: Seconds between two checks of the alerts, and the least multiple of the duration of one.
+#: Seconds between two checks of the alerts, and the least multiple of the duration of one, up to the longest pause.
 _ALERTS_SECONDS = 15.0
-_ALERTS_PAUSE_FACTOR = 20
+_ALERTS_PAUSE_FACTOR = 250
+_ALERTS_SECONDS_MAX = 60.0
 
 #: The parts of trimming with the seconds between two passes. Under a held snapshot a pass visits what the passes before deleted,
 #: so most are rare.
@@ -106,6 +110,10 @@ _TRIMMED: Final = {
     "occurrences": 600.0,
 }
 
+#: Parts of trimming with this pause or more come less often while they find nothing, up to this pause.
+_TRIM_IDLE_SECONDS: Final = 60.0
+_TRIM_IDLE_SECONDS_MAX: Final = 300.0
+
 #: Most blocks of 4,096 numbers that a step summarizes.
 _ARCHIVE_BLOCKS: Final = 16
 
@@ -118,8 +126,11 @@ _FAILED_SECONDS_MAX = 30.0
 #: How long the leadership lasts unless renewed. After a leader dies, no worker promotes jobs for this long.
 _LEAD_SECONDS = 1.6
 
-#: A duty that found nothing comes less often: this is the longest pause. This number of new jobs ends the long pauses.
+#: A duty that found nothing comes less often: this is the longest pause, or a multiple of its duration up to a minute: it visits each
+#: lane. This number of new jobs ends the long pauses.
 _IDLE_DUTY_SECONDS_MAX = 10.0
+_IDLE_PAUSE_FACTOR = 500
+_IDLE_COSTLY_SECONDS_MAX = 60.0
 _ACTIVE_JOBS = 1000
 
 #: A worker that does not lead closes the connection of maintenance after this time without a call.
@@ -175,12 +186,13 @@ class Maintenance:
         self._hint = asyncio.Event()
         self._server_clock = ServerClock()
         self._swept_at: datetime | None = None
-        self._deep: set[tuple[str, str]] = set()
         self._lock_watch = LockWatch(log)
         self.counts: dict[str, int] = {}
         self._summarized = 0
         self._sweep_began_at: datetime | None = None
         self._swept_all_at: float | None = None
+        self._lanes_due_at = 0.0
+        self._swept_lanes = 0
         self._promotion = Duty(
             "promote", promote_seconds, self._promote, _PROMOTE_ROWS, is_urgent=True
         )
@@ -191,6 +203,17 @@ class Maintenance:
         )
         later = time.monotonic() + _REPORTS_AFTER_SECONDS
         self._renewal = Duty("renew", _RENEW_SECONDS, self._renew, due_at=later)
+        self._trimming = [
+            # A worker that becomes the leader does not begin with all of them at once.
+            Duty(
+                f"trim {part}",
+                seconds,
+                self._trim,
+                _TRIM_ROWS,
+                due_at=time.monotonic() + random.uniform(0.0, _TRIM_SPREAD_SECONDS),
+            )
+            for part, seconds in _TRIMMED.items()
+        ]
         self._schedule = Schedule(
             [
                 self._promotion,
@@ -206,20 +229,9 @@ class Maintenance:
                 Duty("forget", 10.0, self._forget),
                 self._renewal,
                 self._folding,
-                Duty("count", 60.0, self._count, due_at=later),
                 Duty("locks", 60.0, self._watch_locks, due_at=later),
                 Duty("alerts", _ALERTS_SECONDS, self._check_alerts, due_at=later),
-                *(
-                    # A worker that becomes the leader does not begin with all of them at once.
-                    Duty(
-                        f"trim {part}",
-                        seconds,
-                        self._trim,
-                        _TRIM_ROWS,
-                        due_at=time.monotonic() + random.uniform(0.0, _TRIM_SPREAD_SECONDS),
-                    )
-                    for part, seconds in _TRIMMED.items()
-                ),
+                *self._trimming,
             ],
             self._report,
             log,
@@ -355,10 +367,11 @@ class Maintenance:
             self._last_seq = answer.last_seq
             self._folding.due_at = min(self._folding.due_at, now + _FOLD_SECONDS)
             self._renewal.due_at = min(self._renewal.due_at, now + _RENEW_SECONDS)
+            for duty in self._trimming:
+                duty.due_at = min(duty.due_at, now + _TRIMMED[duty.name.removeprefix("trim ")])
 
-    def _pause(self, duty: Duty, seconds: float, found: int) -> None:
-        """Set the pause after a pass of a duty: after one that found nothing, twice the pause before."""
-        most = max(seconds, _IDLE_DUTY_SECONDS_MAX)
+    def _pause(self, duty: Duty, seconds: float, found: int, most: float) -> None:
+        """Set the pause after a pass of a duty: after one that found nothing, twice the pause before, up to the longest one."""
         duty.every_seconds = seconds if found else max(seconds, min(2 * duty.every_seconds, most))
 
     async def _promote(self, duty: Duty) -> bool:
@@ -412,6 +425,7 @@ class Maintenance:
     async def _sweep(self, duty: Duty) -> bool:
         if duty.after is None:
             self._sweep_began_at = await self._session.run(protocol.now())
+            self._swept_lanes = _SWEEP_LANES if time.monotonic() >= self._lanes_due_at else 0
             if (
                 self._swept_all_at is None
                 or time.monotonic() - self._swept_all_at > _SWEEP_ALL_SECONDS
@@ -423,14 +437,18 @@ class Maintenance:
         since = None
         if self._swept_at is not None and began_at is not None:
             since = min(self._swept_at, began_at) - timedelta(minutes=1)
-        count, duty.after = await self._session.run(maintenance.sweep(since, duty.after, duty.rows))
+        count, duty.after = await self._session.run(
+            maintenance.sweep(since, duty.after, duty.rows, self._swept_lanes)
+        )
         self._record("expired", count)
         if duty.after is None:
             if self._swept_at is None:
                 self._swept_all_at = time.monotonic()
             self._swept_at = began_at
-            seconds = _SWEEP_PAUSE_FACTOR * (time.monotonic() - (duty.began_at or 0.0))
-            duty.every_seconds = min(max(_SWEEP_SECONDS, seconds), _SWEEP_SECONDS_MAX)
+            if self._swept_lanes:
+                self._lanes_due_at = time.monotonic() + _pause_after(
+                    duty.began_at, _SWEEP_SECONDS, _SWEEP_PAUSE_FACTOR, _SWEEP_SECONDS_MAX
+                )
         return duty.after is not None
 
     async def _summarize(self, duty: Duty) -> bool:
@@ -464,7 +482,7 @@ class Maintenance:
 
     async def _close(self, duty: Duty) -> bool:
         count = await self._session.run(queues.continue_closing())
-        self._pause(duty, _CLOSE_SECONDS, count)
+        self._pause(duty, _CLOSE_SECONDS, count, _IDLE_DUTY_SECONDS_MAX)
         self._record("closed", count)
         return count > 0
 
@@ -478,25 +496,16 @@ class Maintenance:
         renewed = await self._session.run(maintenance.renew_counts())
         self._record("renewed", renewed)
         # A call visits each lane: with very many lanes it is made less often.
-        seconds = max(_RENEW_SECONDS, _RENEW_PAUSE_FACTOR * (time.monotonic() - began_at))
-        self._pause(duty, seconds, renewed)
+        seconds = _pause_after(began_at, _RENEW_SECONDS, _RENEW_PAUSE_FACTOR, _RENEW_SECONDS_MAX)
+        self._pause(duty, seconds, renewed, _idle_pause_after(began_at))
         return False
 
     async def _fold(self, duty: Duty) -> bool:
         began_at = time.monotonic()
         folded = await self._session.run(maintenance.fold())
         self._record("folded", folded)
-        pause = _FOLD_PAUSE_FACTOR * (time.monotonic() - began_at)
-        self._pause(duty, min(max(_FOLD_SECONDS, pause), _FOLD_SECONDS_MAX), folded)
-        return False
-
-    async def _count(self, _: Duty) -> bool:
-        deep = await self._session.run(maintenance.count())
-        for queue, group, waiting in deep:
-            if (queue, group) not in self._deep:
-                log.warning("queue %s: %s jobs wait for group %s", queue, f"{waiting:,}", group)
-        # Logged once, and again only after the queue was shorter in between.
-        self._deep = {(queue, group) for queue, group, _ in deep}
+        seconds = _pause_after(began_at, _FOLD_SECONDS, _FOLD_PAUSE_FACTOR, _FOLD_SECONDS_MAX)
+        self._pause(duty, seconds, folded, _idle_pause_after(began_at))
         return False
 
     async def _watch_locks(self, _: Duty) -> bool:
@@ -507,13 +516,10 @@ class Maintenance:
         began_at = time.monotonic()
         checked = await check_session(self._session)
         for change in checked.changes:
-            alert = change.alert
-            place = f" {alert.place}" if alert.place else ""
-            level = logging.WARNING if change.act == "fired" else logging.INFO
-            log.log(level, "alert %s%s %s: %s", alert.code, place, change.act, alert.problem)
+            _log_alert(change)
             self._record(f"alerts {change.act}", 1)
-        duty.every_seconds = max(
-            _ALERTS_SECONDS, _ALERTS_PAUSE_FACTOR * (time.monotonic() - began_at)
+        duty.every_seconds = _pause_after(
+            began_at, _ALERTS_SECONDS, _ALERTS_PAUSE_FACTOR, _ALERTS_SECONDS_MAX
         )
         return False
 
@@ -521,4 +527,25 @@ class Maintenance:
         part = duty.name.removeprefix("trim ")
         count, duty.after = await self._session.run(maintenance.trim(part, duty.after, duty.rows))
         self._record("trimmed", count)
+        if _TRIMMED[part] >= _TRIM_IDLE_SECONDS:
+            self._pause(duty, _TRIMMED[part], count, _TRIM_IDLE_SECONDS_MAX)
         return duty.after is not None
+
+
+def _pause_after(began_at: float | None, least: float, factor: float, most: float) -> float:
+    """Return the seconds until a duty comes again: a multiple of what it took since it began, between two bounds."""
+    return min(max(least, factor * (time.monotonic() - (began_at or 0.0))), most)
+
+
+def _idle_pause_after(began_at: float) -> float:
+    """Return the longest pause of a duty that finds nothing."""
+    return _pause_after(
+        began_at, _IDLE_DUTY_SECONDS_MAX, _IDLE_PAUSE_FACTOR, _IDLE_COSTLY_SECONDS_MAX
+    )
+
+
+def _log_alert(change: AlertChange) -> None:
+    alert = change.alert
+    place = f" {alert.place}" if alert.place else ""
+    level = logging.WARNING if change.act == "fired" else logging.INFO
+    log.log(level, "alert %s%s %s: %s", alert.code, place, change.act, alert.problem)

@@ -182,7 +182,9 @@ class PollLeadership:
             )
         )
         if held is not None:
-            duties.answered(held, called_at)
+            # Of many groups, the renewal costs more than the poll.
+            share = 0.5 if len(duties.wanted) > _GROUPS_PER_SECOND else 0.25
+            duties.answered(held, called_at, renewal_share=share)
         return lanes
 
     def idle_seconds(self) -> float:

@@ -5,7 +5,8 @@ they take turns in rounds:
 
 - drain: the same number of jobs, in one queue or in all queues, emptied by one worker process. Peers that have queues do the same: those
   of pgqueuer are entrypoints, those of graphile-worker run one job at a time each.
-- idle: one worker without jobs: the CPU time of the server and its transactions, a second.
+- idle: one worker without jobs: the CPU time of its sessions in the server, and its transactions, a second. The rest of the server is not
+  counted: autovacuum visits the tables that the drains have filled, and whoever is measured first would pay for all.
 - pickup: a job at a time, at random moments, each to the next queue: from the known commit to the handler's first line.
 """
 
@@ -30,9 +31,9 @@ from forebay_bench._measure import (
     Spread,
     in_turns,
     percentile,
+    process_cpu_seconds,
     ratio_of_rounds,
     round_figure,
-    server_cpu_seconds,
 )
 from forebay_bench._processes import wait_until
 from forebay_bench._report import Bar, Report, Table
@@ -170,19 +171,25 @@ def _rest(place: Place, each: Measured, share: float) -> None:
         with psycopg.connect(each.process.dsn, autocommit=True) as conn:
             # An idle session reports its transactions within ten seconds.
             time.sleep(_REST_SECONDS * share)
-            cpu, transactions, began = _server_cpu(place), _transactions(conn), time.monotonic()
+            before, transactions, began = _session_cpu(conn), _transactions(conn), time.monotonic()
             time.sleep(_IDLE_SECONDS * share)
             spent = time.monotonic() - began
-            after = _server_cpu(place)
+            after = _session_cpu(conn)
             each.idle_transactions = (_transactions(conn) - transactions) / spent
-        if cpu is not None and after is not None:
-            each.idle_ms = (after - cpu) / spent * 1000
+        if place.postmaster_pid is not None:
+            used = sum(cpu - before.get(pid, 0.0) for pid, cpu in after.items())
+            each.idle_ms = used / spent * 1000
     finally:
         process.close()
 
 
-def _server_cpu(place: Place) -> float | None:
-    return None if place.postmaster_pid is None else server_cpu_seconds(place.postmaster_pid)
+def _session_cpu(conn: psycopg.Connection[Any]) -> dict[int, float]:
+    """Return the CPU seconds of each other session of this database, by process."""
+    rows = conn.execute(
+        "select pid from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+        " and backend_type = 'client backend'"
+    ).fetchall()
+    return {pid: process_cpu_seconds(pid) or 0.0 for (pid,) in rows}
 
 
 def _transactions(conn: psycopg.Connection[Any]) -> int:
@@ -246,7 +253,7 @@ def _report(
         notes=[
             CPU_NOTE,
             f"pickup: {_PER_SECOND} jobs a second, one commit each, at random moments",
-            "idle: one worker; the server's CPU time is counted in hundredths of a second",
+            "idle: one worker; the CPU time of its sessions is counted in hundredths of a second",
             *notes,
         ],
         draw=partial(_draw, measured),

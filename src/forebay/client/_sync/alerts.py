@@ -29,7 +29,7 @@ class AsyncAlerts(ClientBase):
     def check_alerts(self, *, conn: SyncConnection | None = None) -> list[AlertChange]:
         """Check the alerts now, record the result, and return what fired or cleared with it.
 
-        The leader of maintenance does it every 15 seconds. An alert fires when its condition has lasted for its time.
+        The leader of maintenance does it every 15 to 60 seconds. An alert fires when its condition has lasted for its time.
 
         Args:
             conn: the connection to use.

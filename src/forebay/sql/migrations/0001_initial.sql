@@ -2314,7 +2314,7 @@ $$;
 --   has it. ended_at: when it was settled. millis: how long the handler ran; null if it was not measured.
 -- xid: the transaction that wrote the row, and so made the job, if the row is its first one. same_xid: jobs of that transaction in its lane, at most 1000.
 -- Errors: none; an unknown job has no rows.
--- pages: 400 + 60 a segment
+-- pages: 1400 + 60 a segment
 create function forebay.job_attempts(job_id bigint)
 returns table (group_name text, attempt integer, seq bigint, xid xid8, same_xid bigint, is_first boolean, claimed_at timestamptz, worker text,
                outcome text, ended_at timestamptz, millis integer)
@@ -2398,9 +2398,12 @@ end
 $$;
 
 
--- How many rows of a lane a transaction has written, at most 1000.
+-- How many rows of a lane a transaction has written, at most 1000: no more are read, where a bitmap would read all.
 create function forebay._rows_of_xid(p_lane bigint, p_xid xid8, p_seq bigint) returns bigint
 language plpgsql stable
+set enable_seqscan = off
+set jit = off
+set enable_bitmapscan = off
 as $$
 declare
     v_count bigint;
@@ -6008,6 +6011,7 @@ as $$
 declare
     v_now      constant pg_snapshot := pg_current_snapshot();
     v_own      constant xid8 := pg_current_xact_id_if_assigned();
+    v_own_range constant forebay._xid_range[] := forebay._own_xid_range();
     v_bases    forebay._count_base[];
     v_lanes    forebay._count_lane[];
     v_rows     forebay._count_rows[];
@@ -6017,7 +6021,7 @@ begin
     v_bases := array(
         select row(row_number() over (order by w.queue, w.name), w.queue, w.group_id, w.name, w.start, c.no, c.snap, c.priorities, c.totals, c.scheduled,
                    c.retrying, c.keyed,
-                   case when c.snap is not null then forebay._xid_ranges(c.snap, v_now) || forebay._own_xid_range() end)::forebay._count_base
+                   case when c.snap is not null then forebay._xid_ranges(c.snap, v_now) || v_own_range end)::forebay._count_base
         from (select q.queue, coalesce(g.group_id, 0) as group_id, coalesce(g.name, 'default') as name, coalesce(g.start_after, '1:1:') as start
               from forebay._queues_of(p_queues) q (queue) left join forebay.queue_group g on g.queue = q.queue) w
         left join lateral (select i.* from forebay.queue_count i
@@ -6087,7 +6091,7 @@ begin
                   where i.queue = b.queue and (v_position.no is null or (i.run_at, i.deferred_id) > (v_position.run_at, v_position.deferred_id))
                   union all
                   -- Committed since the last promotion: it may be past due.
-                  select i.* from unnest(forebay._xid_ranges(v_position.snap, v_now) || forebay._own_xid_range()) r
+                  select i.* from unnest(forebay._xid_ranges(v_position.snap, v_now) || v_own_range) r
                   cross join lateral (select j.* from forebay.withdrawn j where j.queue = b.queue and j.xid >= r.low and j.xid < r.high offset 0) i
                   where not pg_visible_in_snapshot(i.row_xid, v_position.snap)) u
               where u.audience in (0, b.group_id, -b.group_id) and (u.group_id is null or u.group_id = b.group_id)) w
@@ -9437,8 +9441,12 @@ as $$
         -- A dead letter's own job never comes. The one that it is redriven as does.
         select l.key, d.head
         from last l
-        cross join lateral (select coalesce(i.redriven_as, i.job_id) as head from forebay.dead_letter i
-                            where i.group_id = p_group_id and i.ordering_key = l.key and i.holds_key order by i.dead_id limit 1) d
+        cross join lateral (
+            -- Not through the index that has the order: its plan would read all dead letters.
+            select coalesce(h.redriven_as, h.job_id) as head
+            from (select i.dead_id, i.redriven_as, i.job_id from forebay.dead_letter i
+                  where i.group_id = p_group_id and i.ordering_key = l.key and i.holds_key offset 0) h
+            order by h.dead_id limit 1) d
         where pg_sequence_last_value('forebay.hold_seq') is not null
     )
     select l.key, coalesce(l.no, 0), coalesce(l.since, 0), coalesce(l.taken_up_to, 0), coalesce(l.is_suspect, false) or coalesce(s.has_held, false), coalesce(s.open, 0), s.holder, s.first_open, coalesce(h.head, s.head),
@@ -10763,33 +10771,37 @@ as $$ select setval('forebay.same_cluster_seq', forebay._cluster_stamp()) $$;
 create function forebay.lead_v1(p_holder integer, p_duties bigint[], p_seconds double precision) returns bigint[]
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+set jit = off
 as $$
 declare
-    v_duty     bigint;
-    v_flag     regclass;
-    v_value    bigint;
-    v_held     bigint[] := '{}';
+    v_now   constant bigint := (extract(epoch from clock_timestamp()) * 1000)::bigint;
+    v_value bigint;
 begin
     if (p_holder between 0 and 1048575 and p_seconds > 0 and p_seconds <= 130) is not true then
         raise exception using errcode = 'JQ001',
             message = format('holder %s for %s s: the first must be within 0 to 1048575, the second within 0 to 130',
                              coalesce(p_holder::text, 'null'), coalesce(p_seconds::text, 'null'));
     end if;
+    v_value := ((v_now + p_seconds * 1000)::bigint << 20) | p_holder;
     perform set_config('synchronous_commit', 'off', true);
-    foreach v_duty in array p_duties loop
-        continue when forebay._leader_of(v_duty) <> p_holder;
-        v_flag := forebay._leader_flag(v_duty);
-        if v_flag is not null then
-            v_value := ((extract(epoch from clock_timestamp()) + p_seconds) * 1000)::bigint << 20 | p_holder;
-            if pg_sequence_last_value(v_flag) & 1048575 = p_holder then
-                perform forebay._advance_flag(v_flag, v_value, 262144000);  -- Steps of 250 ms; the holder stays.
-            else
-                perform setval(v_flag, v_value);
-            end if;
-        end if;
-        v_held := v_held || v_duty;
-    end loop;
-    return v_held;
+    -- One statement for all duties: a worker may lead a thousand groups, and renews each every few seconds. A few steps forward are
+    -- nextval(), as in forebay._advance_flag(): the holder stays, and the time rises by 250 ms.
+    return (
+        select coalesce(array_agg(t.duty order by t.place), '{}')
+        from (
+            select d.duty, d.place, case
+                when d.flag is null then null
+                when d.steps between 1 and 32 then (select max(n.value) from (select nextval(d.flag) as value from generate_series(1, d.steps)) n)
+                when d.steps = 0 then d.last
+                else setval(d.flag, v_value) end as value
+            from (
+                select i.*, case when i.last & 1048575 = p_holder then (v_value - i.last + 262143999) / 262144000 end as steps
+                from (select f.duty, f.place, f.flag, pg_sequence_last_value(f.flag) as last
+                      from (select u.duty, u.place, forebay._leader_flag(u.duty) as flag
+                            from unnest(p_duties) with ordinality u (duty, place) offset 0) f offset 0) i
+                -- As forebay._leader_of() tells a holder.
+                where ((i.last >> 20) - v_now between 1 and 130250 and i.last & 1048575 <> p_holder) is not true) d
+            offset 0) t);
 end
 $$;
 
@@ -12715,36 +12727,6 @@ end
 $$;
 
 
--- functions/maintenance/count.sql
-
--- grant: worker
-
--- The queues with p_most waiting jobs or more. Workers call it regularly, and log them.
---
--- Errors: JQ030 foreign cluster.
--- pages: 1000 + 100 a lane + 4 an uncounted job
-create function forebay.count_v1(p_most bigint default 1000000)
-returns table (queue text, group_name text, waiting bigint)
-language plpgsql volatile security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set jit = off
-set enable_bitmapscan = off
-as $$
-#variable_conflict use_column
-begin
-    perform forebay._require_same_cluster();
-    return query
-    select w.queue, w.group_name, sum(u.ready + u.scheduled + u.retrying)::bigint
-    from forebay._count_waiting(null) w cross join lateral unnest(w.ready, w.scheduled, w.retrying) u (ready, scheduled, retrying)
-    where w.group_id <> 0
-    group by w.queue, w.group_id, w.group_name
-    having sum(u.ready + u.scheduled + u.retrying) >= p_most
-    order by 1, 2;
-end
-$$;
-
-
 -- functions/maintenance/drop_segments.sql
 
 -- grant: worker
@@ -13563,13 +13545,13 @@ $$;
 -- is over.
 --
 -- A pass looks in two places: jobs with an explicit expiry anywhere (it writes a tombstone, which the claim later reads), and expired
--- jobs at the head of a lane (the cursor moves over them). Both happen under the lane's lock, so that a claim and the
+-- jobs at the head of a lane that no worker polls (the cursor moves over them). Both happen under the lane's lock, so that a claim and the
 -- sweep never both decide. Bounded: a call looks at p_most jobs of the first kind, then at p_lanes lanes, and expires about p_most
 -- jobs.
 --
 -- Parameters: p_since, look at expiries after this time only; null: all. An expiry may be committed long after its time, so from time
---   to time a pass must look at all of them. p_after, as returned by the call before; null: begin a pass. p_most, p_lanes, 1 to
---   1000000.
+--   to time a pass must look at all of them. p_after, as returned by the call before; null: begin a pass. p_most, 1 to 1000000. p_lanes,
+--   0 to 1000000; 0: the pass ends before the heads of the lanes.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
 -- pages: 300 + 20 a lane + 12 a job + 700 a segment
 create function forebay.sweep_v1(
@@ -13585,7 +13567,6 @@ as $$
 declare
     v_after   constant jsonb := p_after;
     v_at      constant timestamptz := forebay._now();
-    v_queue   text;
     v_place   record;
     v_segment bigint;
     v_row     record;
@@ -13603,11 +13584,12 @@ declare
     v_starts     pg_snapshot[] := '{}';
     v_died       bigint;
     v_dead       bigint[] := '{}';
+    v_is_implied boolean := p_after is not null;
 begin
-    if (p_most between 1 and 1000000 and p_lanes between 1 and 1000000) is not true then
+    if (p_most between 1 and 1000000 and p_lanes between 0 and 1000000) is not true then
         raise exception using errcode = 'JQ001',
             message = format('cannot sweep %s jobs in %s lanes', coalesce(p_most::text, 'null'), coalesce(p_lanes::text, 'null')),
-            hint = 'Both numbers are 1 to 1000000.';
+            hint = 'The first is 1 to 1000000, the second 0 to 1000000.';
     end if;
     perform forebay._require_alone('forebay.sweep_v1()');
     perform forebay._require_same_cluster();
@@ -13615,19 +13597,8 @@ begin
     if not forebay._try_lock('sweep') then
         return;
     end if;
-    if v_after is null then
-        -- A queue that was never served has no group yet; its jobs expire for an implied one.
-        for v_queue in
-            with recursive queue as (
-                (select l.queue from forebay.lane l order by l.queue limit 1)
-                union all
-                select n.queue from queue q, lateral (
-                    select l.queue from forebay.lane l where l.queue > q.queue order by l.queue limit 1) n
-            )
-            select q.queue from queue q where not exists (select from forebay.queue_group g where g.queue = q.queue) limit p_most
-        loop
-            perform forebay._imply_group(v_queue);
-        end loop;
+    if v_after is null and p_lanes > 0 then
+        v_is_implied := forebay._imply_groups(p_most);
     end if;
 
     -- First the search, then the locks: claims must not wait for the search.
@@ -13647,6 +13618,7 @@ begin
                        order by i.expires_at, i.seq limit $4) x', v_segment)
                 into v_end using v_at, v_from, v_seq, v_left;
             continue when v_end.seen = 0;
+            v_is_implied := v_is_implied or forebay._imply_groups(p_most);
             for v_row in execute format(
                 'select row(l.*)::forebay.log as r, p.group_id, p.queue, p.priority, p.audience, p.start_after
                  from (select * from forebay.log_%s x
@@ -13690,7 +13662,7 @@ begin
         if expired > 0 then
             perform forebay._report_deaths(v_dead);
         end if;
-        if next is not null then
+        if next is not null or p_lanes = 0 then
             return;
         end if;
     end if;
@@ -13701,6 +13673,7 @@ begin
         from (select i.lane, i.queue, i.audience, i.sort, i.state from forebay.lane i where i.lane > v_lane order by i.lane limit p_lanes) l
         left join forebay.queue_group g
             on g.queue = l.queue and l.audience in (0, g.group_id, -g.group_id) and l.sort = 'plain' and l.state <> 'dormant' and g.closing_at is null
+               and not forebay._is_polled(g)
         left join lateral (select b.claimed_at from forebay.batch b
                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
         order by l.lane
@@ -13719,6 +13692,39 @@ begin
         end if;
     end loop;
     next := case when expired >= p_most or v_lanes >= p_lanes then jsonb_build_array('lane', v_lane) end;
+end
+$$;
+
+
+-- Does a worker look for the jobs of a group and find none ready? Its claims expire what they meet. Jobs that are ready stay so, and
+-- expire, while the group is paused or its queue has limits.
+create function forebay._is_polled(p_group forebay.queue_group) returns boolean
+language sql volatile
+as $$
+    select p_group.paused_at is null and forebay._leader_of(p_group.group_id) is not null
+           and not exists (select from forebay.queue_limits l where l.queue = p_group.queue)
+$$;
+
+
+-- Open a group for each queue that was never served, at most p_most: its jobs expire for an implied one. Visits every queue. Returns true.
+create function forebay._imply_groups(p_most integer) returns boolean
+language plpgsql volatile
+as $$
+declare
+    v_queue text;
+begin
+    for v_queue in
+        with recursive queue as (
+            (select l.queue from forebay.lane l order by l.queue limit 1)
+            union all
+            select n.queue from queue q, lateral (
+                select l.queue from forebay.lane l where l.queue > q.queue order by l.queue limit 1) n
+        )
+        select q.queue from queue q where not exists (select from forebay.queue_group g where g.queue = q.queue) limit p_most
+    loop
+        perform forebay._imply_group(v_queue);
+    end loop;
+    return true;
 end
 $$;
 
@@ -14974,7 +14980,7 @@ begin
         select b.lease_id, b.group_id, b.lane, b.seqs, b.xids, b.lanes, s.whole, s.offsets,
                e.running_jobs is not null and e.heartbeat_at >= b.claimed_at as is_reported
         from open_leases e
-        join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= e.floor
+        cross join lateral (select i.* from forebay.batch i where i.lease_id = e.lease_id and i.claim_no >= e.floor offset 0) b
         cross join lateral (
             select coalesce(bool_or(j.offsets is null), false) as whole,
                    coalesce(array_agg(o.nr) filter (where o.nr is not null), '{}') as offsets
@@ -15227,9 +15233,9 @@ declare
 begin
     for v_group in
         select q.queue, g.group_id, g.name, forebay._paused_since(g.paused_at, g.resume_at) as paused_at, g.resume_at, g.closing_at
-        from (select i.queue from forebay.lane i
-              where i.lane in (select r.lane from forebay._rows_of(v_id) r
-                               union select d.lane from forebay.deferred d where d.job_id = v_id)
+        from (select i.queue
+              from (select r.lane from forebay._rows_of(v_id) r union select d.lane from forebay.deferred d where d.job_id = v_id) u
+              cross join lateral (select l.queue from forebay.lane l where l.lane = u.lane limit 1) i
               limit 1) q
         left join forebay.queue_group g on g.queue = q.queue
         order by g.created_at, g.group_id
@@ -15361,9 +15367,9 @@ begin
                             order by p.parked_no limit 1)));
     return jsonb_build_object(
         'ordering_key', p_ordering_key, 'key_job', nullif(v_first, p_job_id),
-        'held_by', (select d.dead_id from forebay.dead_letter d
-                    where d.group_id = p_group_id and d.ordering_key = p_ordering_key and d.holds_key and d.redriven_as is null
-                    order by d.dead_id limit 1));
+        'held_by', (select min(d.dead_id)
+                    from (select i.dead_id from forebay.dead_letter i
+                          where i.group_id = p_group_id and i.ordering_key = p_ordering_key and i.holds_key and i.redriven_as is null offset 0) d));
 end
 $$;
 
@@ -15663,9 +15669,9 @@ begin
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     for v_group in
         select q.queue, g.group_id, g.name, g.start_after
-        from (select i.queue from forebay.lane i
-              where i.lane in (select r.lane from unnest(v_rows) r
-                               union select d.lane from forebay.deferred d where d.job_id = v_id)
+        from (select i.queue
+              from (select r.lane from unnest(v_rows) r union select d.lane from forebay.deferred d where d.job_id = v_id) u
+              cross join lateral (select l.queue from forebay.lane l where l.lane = u.lane limit 1) i
               limit 1) q
         left join forebay.queue_group g on g.queue = q.queue
         order by g.created_at, g.group_id
@@ -16174,8 +16180,10 @@ begin
         from state s
         -- A redriven letter does not stand in the way: its new job is the head.
         left join lateral (
-            select case when d.redriven_as is null then d.dead_id end as held_by from forebay.dead_letter d
-            where d.group_id = p_group_id and d.ordering_key = s.ordering_key and d.holds_key order by d.dead_id limit 1) h on true
+            select case when d.redriven_as is null then d.dead_id end as held_by
+            from (select i.dead_id, i.redriven_as from forebay.dead_letter i
+                  where i.group_id = p_group_id and i.ordering_key = s.ordering_key and i.holds_key offset 0) d
+            order by d.dead_id limit 1) h on true
         cross join lateral (
             select count(*) as jobs, (array_agg(i.seq order by i.parked_no))[1] as first from forebay.parked i
             where i.group_id = p_group_id and i.ordering_key = s.ordering_key and i.parked_no > s.taken_up_to) p),
@@ -16251,12 +16259,13 @@ as $$
            e.worker, coalesce(b.lanes[k.nr], b.lane), case when cardinality(b.xids) = 1 then b.xids[1] else b.xids[k.nr] end, b.seqs[k.nr]
     from forebay.lease e
     cross join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f
-    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+    cross join lateral (select i.* from forebay.batch i
+                        where i.lease_id = e.lease_id and i.claim_no >= f.floor and i.group_id = p_group_id offset 0) b
     cross join lateral (
         select 'ordering' as sort, u.key, u.nr from unnest(b.keys) with ordinality u (key, nr) where u.key = any (p_ordering_keys)
         union all
         select 'limit', u.key, u.nr from unnest(b.limit_keys) with ordinality u (key, nr) where u.key = any (p_limit_keys)) k
-    where e.closed_at is null and b.group_id = p_group_id
+    where e.closed_at is null
       and not exists (select from forebay.settlement s
                       where s.lease_id = b.lease_id and s.claim_no = b.claim_no
                         and (s.offsets is null or k.nr::smallint = any (s.offsets)))
@@ -18540,7 +18549,7 @@ begin
                 'backfill_count_v1', 'backfill_done_v1', 'backfill_enqueued_v1', 'backfill_next', 'backfill_plan',
                 'backfill_record_v1', 'backfill_run_v1', 'backfill_take_v1', 'backfill_token_v1',
                 'backfill_waiting_v1', 'backfill_write_v1', 'cancel', 'claim_lanes_v1', 'claim_v1', 'close_groups',
-                'close_lease_v1', 'compare_queues', 'count_v1', 'drop_segments_v1', 'drop_subject', 'drop_subjects',
+                'close_lease_v1', 'compare_queues', 'drop_segments_v1', 'drop_subject', 'drop_subjects',
                 'endpoint_settings_v1', 'enqueue', 'enqueue_each', 'enqueue_many', 'enqueue_unique',
                 'event_payloads_v1', 'exports', 'extend_v1', 'fire_v1', 'fold_v1', 'forget_v1', 'heartbeat_v1',
                 'job', 'kill_subject', 'lead_v1', 'lock_subjects_for_upgrade', 'maintain_v1', 'measurements',
@@ -20808,7 +20817,6 @@ as $$
 declare
     v_found record;
     v_at    constant timestamptz := forebay._now();
-    v_folds integer;
 begin
     if (p_most >= 1) is not true then
         raise exception using errcode = 'JQ001', message = format('a fold of %s batches does nothing', coalesce(p_most::text, 'null'));
@@ -20858,19 +20866,38 @@ begin
     left join lateral (select i.no, i.totals from forebay.counter i
                        where i.cell_id = n.cell_id and i.segment_id = n.segment_id order by i.no desc limit 1) p on true;
 
+    return forebay._append_folds(
+        v_found.bases, v_found.lanes, v_found.opens, v_found.open_bases,
+        array(select distinct d.base from unnest(v_found.deltas) d where d.event > 0), v_found.snap, v_at, p_is_forced);
+end
+$$;
+
+
+-- Append a fold for each group with news, and for one whose last fold is ten minutes old: a read looks at all transactions since then.
+-- Returns how many. p_counted: the bases with new counts.
+create function forebay._append_folds(
+    p_bases forebay._counter_base[], p_lanes forebay._counter_lane[], p_opens forebay._counter_open[], p_open_bases bigint[],
+    p_counted bigint[], p_snap pg_snapshot, p_at timestamptz, p_is_forced boolean)
+returns integer
+language plpgsql volatile
+set enable_nestloop = off
+set jit = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    v_folds integer;
+begin
     insert into forebay.counter_fold (group_id, no, snap, folded_at, lanes, nos, open)
-    select b.group_id, coalesce(b.no, 0) + 1, v_found.snap, v_at, l.lanes, l.nos, o.open
-    from unnest(v_found.bases) b
-    cross join lateral (select coalesce(array_agg(i.lane), '{}') as lanes, coalesce(array_agg(coalesce(i.last_no, 0)), '{}') as nos,
-                               coalesce(bool_or(i.last_no > i.no), false) as is_new
-                        from unnest(v_found.lanes) i where i.base = b.nr) l
-    cross join lateral (select coalesce(array_agg(row(i.lease_id, i.claim_no, i.flushes)::forebay._counter_open), '{}') as open
-                        from unnest(v_found.opens) with ordinality i (lease_id, claim_no, flushes, place)
-                        where v_found.open_bases[i.place] = b.nr) o
+    select b.group_id, coalesce(b.no, 0) + 1, p_snap, p_at, coalesce(l.lanes, '{}'), coalesce(l.nos, '{}'), coalesce(o.open, '{}')
+    from unnest(p_bases) b
+    left join (select i.base, array_agg(i.lane) as lanes, array_agg(coalesce(i.last_no, 0)) as nos, bool_or(i.last_no > i.no) as is_new
+               from unnest(p_lanes) i group by i.base) l on l.base = b.nr
+    left join (select u.base, array_agg(row(u.lease_id, u.claim_no, u.flushes)::forebay._counter_open) as open
+               from rows from (unnest(p_opens), unnest(p_open_bases)) u (lease_id, claim_no, flushes, base) group by u.base) o on o.base = b.nr
+    left join (select i.base from unnest(p_counted) i (base)) c on c.base = b.nr
     where b.group_id <> 0
-      and (p_is_forced or b.no is null or l.is_new or o.open <> b.open
-           or exists (select from unnest(v_found.deltas) d where d.base = b.nr and d.event > 0)
-           or b.snap::text <> v_found.snap::text and b.folded_at not between v_at - interval '1 minute' and v_at);
+      and (p_is_forced or b.no is null or l.is_new or coalesce(o.open, '{}') <> b.open or c.base is not null
+           or b.snap::text <> p_snap::text and b.folded_at not between p_at - interval '10 minutes' and p_at);
     get diagnostics v_folds = row_count;
     return v_folds;
 end
@@ -20981,11 +21008,11 @@ begin
     where f.ctid = any (array(
         select i.ctid from (
             select c.cell_id, s.segment_id from forebay.counter_cell c
-            cross join lateral (select -1::bigint as segment_id union all select -2
+            cross join lateral (select -2::bigint as segment_id
                                 union all select s.segment_id from forebay.segment s where s.removed_at is null) s) c
         cross join lateral (select n.no from forebay.counter n where n.cell_id = c.cell_id and n.segment_id = c.segment_id order by n.no desc limit 1) n
         cross join lateral (select j.ctid from forebay.counter j
-                            where j.cell_id = c.cell_id and j.segment_id = c.segment_id and j.no < n.no and c.segment_id <> -1 order by j.no desc limit p_most) i
+                            where j.cell_id = c.cell_id and j.segment_id = c.segment_id and j.no < n.no order by j.no desc limit p_most) i
         limit p_most));
     get diagnostics v_gone = row_count;
     rows := rows + v_gone;
@@ -22715,6 +22742,7 @@ set enable_bitmapscan = off
 as $$
 declare
     v_now     constant timestamptz := forebay._now();
+    v_ids     bigint[];
     v_changes forebay._subject_change[];
     v_runs    bigint[];
     v_problem record;
@@ -22724,18 +22752,18 @@ begin
     insert into forebay.subject (queue, subject, created_at)
     select u.queue, u.subject, v_now from unnest(p_new) u order by u.queue collate "C", u.subject collate "C"
     on conflict on constraint subject_name do nothing;
+    v_ids := array(
+        select k.subject_id from unnest(p_new) u
+        cross join lateral (select i.subject_id from forebay.subject i where i.queue = u.queue and i.subject = u.subject offset 0) k);
     if p_change then
-        perform from unnest(p_new) u
-        cross join lateral (select i.subject_id from forebay.subject i where i.queue = u.queue and i.subject = u.subject offset 0) k
-        join forebay.subject s on s.subject_id = k.subject_id
-        order by u.queue collate "C", u.subject collate "C" for no key update of s;
+        perform from forebay.subject s
+        where s.subject_id = any (v_ids)
+        order by s.queue collate "C", s.subject collate "C" for no key update;
     else
         -- A dropped subject whose run has not ended yet is made again.
-        perform from unnest(p_new) u
-        cross join lateral (select i.subject_id from forebay.subject i where i.queue = u.queue and i.subject = u.subject offset 0) k
-        join forebay.subject s on s.subject_id = k.subject_id
-        where (forebay._newest_state(k.subject_id)).state = 'g'
-        order by u.queue collate "C", u.subject collate "C" for no key update of s;
+        perform from forebay.subject s
+        where s.subject_id = any (v_ids) and (forebay._newest_state(s.subject_id)).state = 'g'
+        order by s.queue collate "C", s.subject collate "C" for no key update;
     end if;
     -- A later statement: it sees what was committed before the locks were granted.
     v_changes := array(
@@ -24205,7 +24233,7 @@ $$;
 
 -- The alerts that fire now, as the last check recorded them; with with_pending also conditions that have not lasted long enough.
 --
--- The leader of maintenance checks every 15 seconds, and so do `forebay alerts` and each scrape of `forebay metrics`. If the last check
+-- The leader of maintenance checks every 15 to 60 seconds, and so do `forebay alerts` and each scrape of `forebay metrics`. If the last check
 -- is more than three minutes old, the first row is the alert "unchecked"; not before the first check or the end of the first hour.
 --
 -- Errors: none.
@@ -24239,10 +24267,11 @@ $$;
 --
 -- Invariant "a scrape does not scan": the cost grows with lanes, kinds and tags, endpoints and workers, and not with jobs.
 --
--- Parameters: within_seconds, 60 to 86400: the time to which the numbers "completed", "died" and "missed" refer.
+-- Parameters: within_seconds, 60 to 86400: the time to which the numbers "completed", "died" and "missed" refer. with_counters: false leaves
+--   out the counters by kind, the part "counters", which is then null: alerts do not need it.
 -- Errors: JQ001 a bad number.
 -- pages: 3000 + 400 a lane + 60 a cell + 4 an uncounted job + 20 an open lease
-create function forebay.measurements(within_seconds double precision default 900) returns jsonb
+create function forebay.measurements(within_seconds double precision default 900, with_counters boolean default true) returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -24264,7 +24293,7 @@ begin
         'installed_at', (select extract(epoch from min(m.applied_at)) from forebay.schema_migration m),
         'checked_at', (select extract(epoch from c.checked_at) from forebay.alert_check c),
         'queues', forebay._measured_queues(v_now, v_since),
-        'counters', forebay._measured_counters(),
+        'counters', case when with_counters then forebay._measured_counters() end,
         'dead', forebay._measured_dead(v_since),
         'workers', forebay._measured_workers(v_now),
         'endpoints', forebay._measured_endpoints(v_now),
@@ -24340,27 +24369,30 @@ as $$
                     join waiting w on w.queue = i.queue
                     where i.audience = 0 and not exists (select from forebay.queue_group g where g.queue = i.queue)) l) c
         cross join lateral forebay._oldest_unread(array[c.cursor]) u
-        group by c.queue, c.group_id)
+        group by c.queue, c.group_id),
+    -- On its own, so that each of the others is hashed once.
+    groups as materialized (
+        select i.*, g.group_id, g.name, g.created_at, g.paused_at, g.resume_at
+        from counts i left join forebay.queue_group g on g.queue = i.queue and g.name = i.group_name)
     select coalesce(jsonb_agg(jsonb_build_object(
                'queue', d.queue, 'group', d.group_name, 'scheduled', d.scheduled, 'ready', d.ready, 'claimed', d.claimed, 'running', d.running,
-               'retrying', d.retrying, 'created_at', extract(epoch from g.created_at),
-               'paused_at', extract(epoch from forebay._paused_since(g.paused_at, g.resume_at)),
-               'is_served', g.group_id is not null and (d.claimed + d.running > 0 or forebay._leader_of(g.group_id) is not null or exists (
+               'retrying', d.retrying, 'created_at', extract(epoch from d.created_at),
+               'paused_at', extract(epoch from forebay._paused_since(d.paused_at, d.resume_at)),
+               'is_served', d.group_id is not null and (d.claimed + d.running > 0 or forebay._leader_of(d.group_id) is not null or exists (
                    select from forebay.lease l
                    join lateral (select h.heartbeat_at from forebay.heartbeat h where h.lease_id = l.lease_id order by h.heartbeat_at desc limit 1) h on true
-                   where l.closed_at is null and l.details ->> 'group' = g.name and l.details -> 'queues' ? g.queue
+                   where l.closed_at is null and l.details ->> 'group' = d.name and l.details -> 'queues' ? d.queue
                      and h.heartbeat_at > p_now - make_interval(secs => l.lease_seconds))),
                'claims', coalesce(c.claimed, 0), 'claimed_at', extract(epoch from c.claimed_at),
                -- The counters have what is folded; the newest batches, what is not yet.
                'completed', greatest(o.completed, t.completed, 0), 'completed_at', extract(epoch from o.completed_at),
                'oldest_ready_at', case when d.ready > 0 then extract(epoch from u.oldest) end) order by d.queue, d.group_name), '[]')
-    from counts d
-    left join forebay.queue_group g on g.queue = d.queue and g.name = d.group_name
-    left join claims c on c.group_id = g.group_id
-    left join done o on o.group_id = g.group_id
+    from groups d
+    left join claims c on c.group_id = d.group_id
+    left join done o on o.group_id = d.group_id
     left join lateral (select sum(forebay._counter_since(i.cell_id, 4, p_since))::bigint as completed
-                       from forebay.counter_cell i where i.group_id = g.group_id) t on true
-    left join oldest u on u.queue = d.queue and u.group_id is not distinct from g.group_id
+                       from forebay.counter_cell i where i.group_id = d.group_id) t on true
+    left join oldest u on u.queue = d.queue and u.group_id is not distinct from d.group_id
 $$;
 
 

@@ -16,6 +16,7 @@ as $$
 declare
     v_now      constant pg_snapshot := pg_current_snapshot();
     v_own      constant xid8 := pg_current_xact_id_if_assigned();
+    v_own_range constant forebay._xid_range[] := forebay._own_xid_range();
     v_bases    forebay._count_base[];
     v_lanes    forebay._count_lane[];
     v_rows     forebay._count_rows[];
@@ -25,7 +26,7 @@ begin
     v_bases := array(
         select row(row_number() over (order by w.queue, w.name), w.queue, w.group_id, w.name, w.start, c.no, c.snap, c.priorities, c.totals, c.scheduled,
                    c.retrying, c.keyed,
-                   case when c.snap is not null then forebay._xid_ranges(c.snap, v_now) || forebay._own_xid_range() end)::forebay._count_base
+                   case when c.snap is not null then forebay._xid_ranges(c.snap, v_now) || v_own_range end)::forebay._count_base
         from (select q.queue, coalesce(g.group_id, 0) as group_id, coalesce(g.name, 'default') as name, coalesce(g.start_after, '1:1:') as start
               from forebay._queues_of(p_queues) q (queue) left join forebay.queue_group g on g.queue = q.queue) w
         left join lateral (select i.* from forebay.queue_count i
@@ -95,7 +96,7 @@ begin
                   where i.queue = b.queue and (v_position.no is null or (i.run_at, i.deferred_id) > (v_position.run_at, v_position.deferred_id))
                   union all
                   -- Committed since the last promotion: it may be past due.
-                  select i.* from unnest(forebay._xid_ranges(v_position.snap, v_now) || forebay._own_xid_range()) r
+                  select i.* from unnest(forebay._xid_ranges(v_position.snap, v_now) || v_own_range) r
                   cross join lateral (select j.* from forebay.withdrawn j where j.queue = b.queue and j.xid >= r.low and j.xid < r.high offset 0) i
                   where not pg_visible_in_snapshot(i.row_xid, v_position.snap)) u
               where u.audience in (0, b.group_id, -b.group_id) and (u.group_id is null or u.group_id = b.group_id)) w

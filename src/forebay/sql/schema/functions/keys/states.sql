@@ -65,8 +65,12 @@ as $$
         -- A dead letter's own job never comes. The one that it is redriven as does.
         select l.key, d.head
         from last l
-        cross join lateral (select coalesce(i.redriven_as, i.job_id) as head from forebay.dead_letter i
-                            where i.group_id = p_group_id and i.ordering_key = l.key and i.holds_key order by i.dead_id limit 1) d
+        cross join lateral (
+            -- Not through the index that has the order: its plan would read all dead letters.
+            select coalesce(h.redriven_as, h.job_id) as head
+            from (select i.dead_id, i.redriven_as, i.job_id from forebay.dead_letter i
+                  where i.group_id = p_group_id and i.ordering_key = l.key and i.holds_key offset 0) h
+            order by h.dead_id limit 1) d
         where pg_sequence_last_value('forebay.hold_seq') is not null
     )
     select l.key, coalesce(l.no, 0), coalesce(l.since, 0), coalesce(l.taken_up_to, 0), coalesce(l.is_suspect, false) or coalesce(s.has_held, false), coalesce(s.open, 0), s.holder, s.first_open, coalesce(h.head, s.head),

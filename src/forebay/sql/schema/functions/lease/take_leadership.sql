@@ -14,32 +14,36 @@
 create function forebay.lead_v1(p_holder integer, p_duties bigint[], p_seconds double precision) returns bigint[]
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
+-- planner: short
 as $$
 declare
-    v_duty     bigint;
-    v_flag     regclass;
-    v_value    bigint;
-    v_held     bigint[] := '{}';
+    v_now   constant bigint := (extract(epoch from clock_timestamp()) * 1000)::bigint;
+    v_value bigint;
 begin
     if (p_holder between 0 and 1048575 and p_seconds > 0 and p_seconds <= 130) is not true then
         raise exception using errcode = 'JQ001',
             message = format('holder %s for %s s: the first must be within 0 to 1048575, the second within 0 to 130',
                              coalesce(p_holder::text, 'null'), coalesce(p_seconds::text, 'null'));
     end if;
+    v_value := ((v_now + p_seconds * 1000)::bigint << 20) | p_holder;
     perform set_config('synchronous_commit', 'off', true);
-    foreach v_duty in array p_duties loop
-        continue when forebay._leader_of(v_duty) <> p_holder;
-        v_flag := forebay._leader_flag(v_duty);
-        if v_flag is not null then
-            v_value := ((extract(epoch from clock_timestamp()) + p_seconds) * 1000)::bigint << 20 | p_holder;
-            if pg_sequence_last_value(v_flag) & 1048575 = p_holder then
-                perform forebay._advance_flag(v_flag, v_value, 262144000);  -- Steps of 250 ms; the holder stays.
-            else
-                perform setval(v_flag, v_value);
-            end if;
-        end if;
-        v_held := v_held || v_duty;
-    end loop;
-    return v_held;
+    -- One statement for all duties: a worker may lead a thousand groups, and renews each every few seconds. A few steps forward are
+    -- nextval(), as in forebay._advance_flag(): the holder stays, and the time rises by 250 ms.
+    return (
+        select coalesce(array_agg(t.duty order by t.place), '{}')
+        from (
+            select d.duty, d.place, case
+                when d.flag is null then null
+                when d.steps between 1 and 32 then (select max(n.value) from (select nextval(d.flag) as value from generate_series(1, d.steps)) n)
+                when d.steps = 0 then d.last
+                else setval(d.flag, v_value) end as value
+            from (
+                select i.*, case when i.last & 1048575 = p_holder then (v_value - i.last + 262143999) / 262144000 end as steps
+                from (select f.duty, f.place, f.flag, pg_sequence_last_value(f.flag) as last
+                      from (select u.duty, u.place, forebay._leader_flag(u.duty) as flag
+                            from unnest(p_duties) with ordinality u (duty, place) offset 0) f offset 0) i
+                -- As forebay._leader_of() tells a holder.
+                where ((i.last >> 20) - v_now between 1 and 130250 and i.last & 1048575 <> p_holder) is not true) d
+            offset 0) t);
 end
 $$;

@@ -4,13 +4,13 @@
 -- is over.
 --
 -- A pass looks in two places: jobs with an explicit expiry anywhere (it writes a tombstone, which the claim later reads), and expired
--- jobs at the head of a lane (the cursor moves over them). Both happen under the lane's lock, so that a claim and the
+-- jobs at the head of a lane that no worker polls (the cursor moves over them). Both happen under the lane's lock, so that a claim and the
 -- sweep never both decide. Bounded: a call looks at p_most jobs of the first kind, then at p_lanes lanes, and expires about p_most
 -- jobs.
 --
 -- Parameters: p_since, look at expiries after this time only; null: all. An expiry may be committed long after its time, so from time
---   to time a pass must look at all of them. p_after, as returned by the call before; null: begin a pass. p_most, p_lanes, 1 to
---   1000000.
+--   to time a pass must look at all of them. p_after, as returned by the call before; null: begin a pass. p_most, 1 to 1000000. p_lanes,
+--   0 to 1000000; 0: the pass ends before the heads of the lanes.
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
 -- pages: 300 + 20 a lane + 12 a job + 700 a segment
 create function forebay.sweep_v1(
@@ -24,7 +24,6 @@ as $$
 declare
     v_after   constant jsonb := p_after;
     v_at      constant timestamptz := forebay._now();
-    v_queue   text;
     v_place   record;
     v_segment bigint;
     v_row     record;
@@ -42,11 +41,12 @@ declare
     v_starts     pg_snapshot[] := '{}';
     v_died       bigint;
     v_dead       bigint[] := '{}';
+    v_is_implied boolean := p_after is not null;
 begin
-    if (p_most between 1 and 1000000 and p_lanes between 1 and 1000000) is not true then
+    if (p_most between 1 and 1000000 and p_lanes between 0 and 1000000) is not true then
         raise exception using errcode = 'JQ001',
             message = format('cannot sweep %s jobs in %s lanes', coalesce(p_most::text, 'null'), coalesce(p_lanes::text, 'null')),
-            hint = 'Both numbers are 1 to 1000000.';
+            hint = 'The first is 1 to 1000000, the second 0 to 1000000.';
     end if;
     perform forebay._require_alone('forebay.sweep_v1()');
     perform forebay._require_same_cluster();
@@ -54,19 +54,8 @@ begin
     if not forebay._try_lock('sweep') then
         return;
     end if;
-    if v_after is null then
-        -- A queue that was never served has no group yet; its jobs expire for an implied one.
-        for v_queue in
-            with recursive queue as (
-                (select l.queue from forebay.lane l order by l.queue limit 1)
-                union all
-                select n.queue from queue q, lateral (
-                    select l.queue from forebay.lane l where l.queue > q.queue order by l.queue limit 1) n
-            )
-            select q.queue from queue q where not exists (select from forebay.queue_group g where g.queue = q.queue) limit p_most
-        loop
-            perform forebay._imply_group(v_queue);
-        end loop;
+    if v_after is null and p_lanes > 0 then
+        v_is_implied := forebay._imply_groups(p_most);
     end if;
 
     -- First the search, then the locks: claims must not wait for the search.
@@ -86,6 +75,7 @@ begin
                        order by i.expires_at, i.seq limit $4) x', v_segment)
                 into v_end using v_at, v_from, v_seq, v_left;
             continue when v_end.seen = 0;
+            v_is_implied := v_is_implied or forebay._imply_groups(p_most);
             for v_row in execute format(
                 'select row(l.*)::forebay.log as r, p.group_id, p.queue, p.priority, p.audience, p.start_after
                  from (select * from forebay.log_%s x
@@ -129,7 +119,7 @@ begin
         if expired > 0 then
             perform forebay._report_deaths(v_dead);
         end if;
-        if next is not null then
+        if next is not null or p_lanes = 0 then
             return;
         end if;
     end if;
@@ -140,6 +130,7 @@ begin
         from (select i.lane, i.queue, i.audience, i.sort, i.state from forebay.lane i where i.lane > v_lane order by i.lane limit p_lanes) l
         left join forebay.queue_group g
             on g.queue = l.queue and l.audience in (0, g.group_id, -g.group_id) and l.sort = 'plain' and l.state <> 'dormant' and g.closing_at is null
+               and not forebay._is_polled(g)
         left join lateral (select b.claimed_at from forebay.batch b
                            where b.group_id = g.group_id and b.lane = l.lane order by b.no desc limit 1) c on true
         order by l.lane
@@ -158,6 +149,39 @@ begin
         end if;
     end loop;
     next := case when expired >= p_most or v_lanes >= p_lanes then jsonb_build_array('lane', v_lane) end;
+end
+$$;
+
+
+-- Does a worker look for the jobs of a group and find none ready? Its claims expire what they meet. Jobs that are ready stay so, and
+-- expire, while the group is paused or its queue has limits.
+create function forebay._is_polled(p_group forebay.queue_group) returns boolean
+language sql volatile
+as $$
+    select p_group.paused_at is null and forebay._leader_of(p_group.group_id) is not null
+           and not exists (select from forebay.queue_limits l where l.queue = p_group.queue)
+$$;
+
+
+-- Open a group for each queue that was never served, at most p_most: its jobs expire for an implied one. Visits every queue. Returns true.
+create function forebay._imply_groups(p_most integer) returns boolean
+language plpgsql volatile
+as $$
+declare
+    v_queue text;
+begin
+    for v_queue in
+        with recursive queue as (
+            (select l.queue from forebay.lane l order by l.queue limit 1)
+            union all
+            select n.queue from queue q, lateral (
+                select l.queue from forebay.lane l where l.queue > q.queue order by l.queue limit 1) n
+        )
+        select q.queue from queue q where not exists (select from forebay.queue_group g where g.queue = q.queue) limit p_most
+    loop
+        perform forebay._imply_group(v_queue);
+    end loop;
+    return true;
 end
 $$;
 

@@ -31,7 +31,7 @@ begin
         select b.lease_id, b.group_id, b.lane, b.seqs, b.xids, b.lanes, s.whole, s.offsets,
                e.running_jobs is not null and e.heartbeat_at >= b.claimed_at as is_reported
         from open_leases e
-        join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= e.floor
+        cross join lateral (select i.* from forebay.batch i where i.lease_id = e.lease_id and i.claim_no >= e.floor offset 0) b
         cross join lateral (
             select coalesce(bool_or(j.offsets is null), false) as whole,
                    coalesce(array_agg(o.nr) filter (where o.nr is not null), '{}') as offsets

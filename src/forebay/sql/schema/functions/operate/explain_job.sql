@@ -38,9 +38,9 @@ declare
 begin
     for v_group in
         select q.queue, g.group_id, g.name, forebay._paused_since(g.paused_at, g.resume_at) as paused_at, g.resume_at, g.closing_at
-        from (select i.queue from forebay.lane i
-              where i.lane in (select r.lane from forebay._rows_of(v_id) r
-                               union select d.lane from forebay.deferred d where d.job_id = v_id)
+        from (select i.queue
+              from (select r.lane from forebay._rows_of(v_id) r union select d.lane from forebay.deferred d where d.job_id = v_id) u
+              cross join lateral (select l.queue from forebay.lane l where l.lane = u.lane limit 1) i
               limit 1) q
         left join forebay.queue_group g on g.queue = q.queue
         order by g.created_at, g.group_id
@@ -172,9 +172,9 @@ begin
                             order by p.parked_no limit 1)));
     return jsonb_build_object(
         'ordering_key', p_ordering_key, 'key_job', nullif(v_first, p_job_id),
-        'held_by', (select d.dead_id from forebay.dead_letter d
-                    where d.group_id = p_group_id and d.ordering_key = p_ordering_key and d.holds_key and d.redriven_as is null
-                    order by d.dead_id limit 1));
+        'held_by', (select min(d.dead_id)
+                    from (select i.dead_id from forebay.dead_letter i
+                          where i.group_id = p_group_id and i.ordering_key = p_ordering_key and i.holds_key and i.redriven_as is null offset 0) d));
 end
 $$;
 

@@ -89,9 +89,9 @@ begin
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
     for v_group in
         select q.queue, g.group_id, g.name, g.start_after
-        from (select i.queue from forebay.lane i
-              where i.lane in (select r.lane from unnest(v_rows) r
-                               union select d.lane from forebay.deferred d where d.job_id = v_id)
+        from (select i.queue
+              from (select r.lane from unnest(v_rows) r union select d.lane from forebay.deferred d where d.job_id = v_id) u
+              cross join lateral (select l.queue from forebay.lane l where l.lane = u.lane limit 1) i
               limit 1) q
         left join forebay.queue_group g on g.queue = q.queue
         order by g.created_at, g.group_id

@@ -110,8 +110,10 @@ begin
         from state s
         -- A redriven letter does not stand in the way: its new job is the head.
         left join lateral (
-            select case when d.redriven_as is null then d.dead_id end as held_by from forebay.dead_letter d
-            where d.group_id = p_group_id and d.ordering_key = s.ordering_key and d.holds_key order by d.dead_id limit 1) h on true
+            select case when d.redriven_as is null then d.dead_id end as held_by
+            from (select i.dead_id, i.redriven_as from forebay.dead_letter i
+                  where i.group_id = p_group_id and i.ordering_key = s.ordering_key and i.holds_key offset 0) d
+            order by d.dead_id limit 1) h on true
         cross join lateral (
             select count(*) as jobs, (array_agg(i.seq order by i.parked_no))[1] as first from forebay.parked i
             where i.group_id = p_group_id and i.ordering_key = s.ordering_key and i.parked_no > s.taken_up_to) p),
@@ -187,12 +189,13 @@ as $$
            e.worker, coalesce(b.lanes[k.nr], b.lane), case when cardinality(b.xids) = 1 then b.xids[1] else b.xids[k.nr] end, b.seqs[k.nr]
     from forebay.lease e
     cross join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f
-    join forebay.batch b on b.lease_id = e.lease_id and b.claim_no >= f.floor
+    cross join lateral (select i.* from forebay.batch i
+                        where i.lease_id = e.lease_id and i.claim_no >= f.floor and i.group_id = p_group_id offset 0) b
     cross join lateral (
         select 'ordering' as sort, u.key, u.nr from unnest(b.keys) with ordinality u (key, nr) where u.key = any (p_ordering_keys)
         union all
         select 'limit', u.key, u.nr from unnest(b.limit_keys) with ordinality u (key, nr) where u.key = any (p_limit_keys)) k
-    where e.closed_at is null and b.group_id = p_group_id
+    where e.closed_at is null
       and not exists (select from forebay.settlement s
                       where s.lease_id = b.lease_id and s.claim_no = b.claim_no
                         and (s.offsets is null or k.nr::smallint = any (s.offsets)))

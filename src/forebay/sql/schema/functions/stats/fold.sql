@@ -18,7 +18,6 @@ as $$
 declare
     v_found record;
     v_at    constant timestamptz := forebay._now();
-    v_folds integer;
 begin
     if (p_most >= 1) is not true then
         raise exception using errcode = 'JQ001', message = format('a fold of %s batches does nothing', coalesce(p_most::text, 'null'));
@@ -68,19 +67,36 @@ begin
     left join lateral (select i.no, i.totals from forebay.counter i
                        where i.cell_id = n.cell_id and i.segment_id = n.segment_id order by i.no desc limit 1) p on true;
 
+    return forebay._append_folds(
+        v_found.bases, v_found.lanes, v_found.opens, v_found.open_bases,
+        array(select distinct d.base from unnest(v_found.deltas) d where d.event > 0), v_found.snap, v_at, p_is_forced);
+end
+$$;
+
+
+-- Append a fold for each group with news, and for one whose last fold is ten minutes old: a read looks at all transactions since then.
+-- Returns how many. p_counted: the bases with new counts.
+create function forebay._append_folds(
+    p_bases forebay._counter_base[], p_lanes forebay._counter_lane[], p_opens forebay._counter_open[], p_open_bases bigint[],
+    p_counted bigint[], p_snap pg_snapshot, p_at timestamptz, p_is_forced boolean)
+returns integer
+language plpgsql volatile
+-- planner: arrays
+as $$
+declare
+    v_folds integer;
+begin
     insert into forebay.counter_fold (group_id, no, snap, folded_at, lanes, nos, open)
-    select b.group_id, coalesce(b.no, 0) + 1, v_found.snap, v_at, l.lanes, l.nos, o.open
-    from unnest(v_found.bases) b
-    cross join lateral (select coalesce(array_agg(i.lane), '{}') as lanes, coalesce(array_agg(coalesce(i.last_no, 0)), '{}') as nos,
-                               coalesce(bool_or(i.last_no > i.no), false) as is_new
-                        from unnest(v_found.lanes) i where i.base = b.nr) l
-    cross join lateral (select coalesce(array_agg(row(i.lease_id, i.claim_no, i.flushes)::forebay._counter_open), '{}') as open
-                        from unnest(v_found.opens) with ordinality i (lease_id, claim_no, flushes, place)
-                        where v_found.open_bases[i.place] = b.nr) o
+    select b.group_id, coalesce(b.no, 0) + 1, p_snap, p_at, coalesce(l.lanes, '{}'), coalesce(l.nos, '{}'), coalesce(o.open, '{}')
+    from unnest(p_bases) b
+    left join (select i.base, array_agg(i.lane) as lanes, array_agg(coalesce(i.last_no, 0)) as nos, bool_or(i.last_no > i.no) as is_new
+               from unnest(p_lanes) i group by i.base) l on l.base = b.nr
+    left join (select u.base, array_agg(row(u.lease_id, u.claim_no, u.flushes)::forebay._counter_open) as open
+               from rows from (unnest(p_opens), unnest(p_open_bases)) u (lease_id, claim_no, flushes, base) group by u.base) o on o.base = b.nr
+    left join (select i.base from unnest(p_counted) i (base)) c on c.base = b.nr
     where b.group_id <> 0
-      and (p_is_forced or b.no is null or l.is_new or o.open <> b.open
-           or exists (select from unnest(v_found.deltas) d where d.base = b.nr and d.event > 0)
-           or b.snap::text <> v_found.snap::text and b.folded_at not between v_at - interval '1 minute' and v_at);
+      and (p_is_forced or b.no is null or l.is_new or coalesce(o.open, '{}') <> b.open or c.base is not null
+           or b.snap::text <> p_snap::text and b.folded_at not between p_at - interval '10 minutes' and p_at);
     get diagnostics v_folds = row_count;
     return v_folds;
 end

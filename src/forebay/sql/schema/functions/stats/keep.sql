@@ -50,11 +50,11 @@ begin
     where f.ctid = any (array(
         select i.ctid from (
             select c.cell_id, s.segment_id from forebay.counter_cell c
-            cross join lateral (select -1::bigint as segment_id union all select -2
+            cross join lateral (select -2::bigint as segment_id
                                 union all select s.segment_id from forebay.segment s where s.removed_at is null) s) c
         cross join lateral (select n.no from forebay.counter n where n.cell_id = c.cell_id and n.segment_id = c.segment_id order by n.no desc limit 1) n
         cross join lateral (select j.ctid from forebay.counter j
-                            where j.cell_id = c.cell_id and j.segment_id = c.segment_id and j.no < n.no and c.segment_id <> -1 order by j.no desc limit p_most) i
+                            where j.cell_id = c.cell_id and j.segment_id = c.segment_id and j.no < n.no order by j.no desc limit p_most) i
         limit p_most));
     get diagnostics v_gone = row_count;
     rows := rows + v_gone;

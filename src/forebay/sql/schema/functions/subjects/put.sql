@@ -213,6 +213,7 @@ language plpgsql volatile
 as $$
 declare
     v_now     constant timestamptz := forebay._now();
+    v_ids     bigint[];
     v_changes forebay._subject_change[];
     v_runs    bigint[];
     v_problem record;
@@ -222,18 +223,18 @@ begin
     insert into forebay.subject (queue, subject, created_at)
     select u.queue, u.subject, v_now from unnest(p_new) u order by u.queue collate "C", u.subject collate "C"
     on conflict on constraint subject_name do nothing;
+    v_ids := array(
+        select k.subject_id from unnest(p_new) u
+        cross join lateral (select i.subject_id from forebay.subject i where i.queue = u.queue and i.subject = u.subject offset 0) k);
     if p_change then
-        perform from unnest(p_new) u
-        cross join lateral (select i.subject_id from forebay.subject i where i.queue = u.queue and i.subject = u.subject offset 0) k
-        join forebay.subject s on s.subject_id = k.subject_id
-        order by u.queue collate "C", u.subject collate "C" for no key update of s;
+        perform from forebay.subject s
+        where s.subject_id = any (v_ids)
+        order by s.queue collate "C", s.subject collate "C" for no key update;
     else
         -- A dropped subject whose run has not ended yet is made again.
-        perform from unnest(p_new) u
-        cross join lateral (select i.subject_id from forebay.subject i where i.queue = u.queue and i.subject = u.subject offset 0) k
-        join forebay.subject s on s.subject_id = k.subject_id
-        where (forebay._newest_state(k.subject_id)).state = 'g'
-        order by u.queue collate "C", u.subject collate "C" for no key update of s;
+        perform from forebay.subject s
+        where s.subject_id = any (v_ids) and (forebay._newest_state(s.subject_id)).state = 'g'
+        order by s.queue collate "C", s.subject collate "C" for no key update;
     end if;
     -- A later statement: it sees what was committed before the locks were granted.
     v_changes := array(

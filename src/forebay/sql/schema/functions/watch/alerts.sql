@@ -2,7 +2,7 @@
 
 -- The alerts that fire now, as the last check recorded them; with with_pending also conditions that have not lasted long enough.
 --
--- The leader of maintenance checks every 15 seconds, and so do `forebay alerts` and each scrape of `forebay metrics`. If the last check
+-- The leader of maintenance checks every 15 to 60 seconds, and so do `forebay alerts` and each scrape of `forebay metrics`. If the last check
 -- is more than three minutes old, the first row is the alert "unchecked"; not before the first check or the end of the first hour.
 --
 -- Errors: none.

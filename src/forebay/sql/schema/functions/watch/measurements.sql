@@ -8,10 +8,11 @@
 --
 -- Invariant "a scrape does not scan": the cost grows with lanes, kinds and tags, endpoints and workers, and not with jobs.
 --
--- Parameters: within_seconds, 60 to 86400: the time to which the numbers "completed", "died" and "missed" refer.
+-- Parameters: within_seconds, 60 to 86400: the time to which the numbers "completed", "died" and "missed" refer. with_counters: false leaves
+--   out the counters by kind, the part "counters", which is then null: alerts do not need it.
 -- Errors: JQ001 a bad number.
 -- pages: 3000 + 400 a lane + 60 a cell + 4 an uncounted job + 20 an open lease
-create function forebay.measurements(within_seconds double precision default 900) returns jsonb
+create function forebay.measurements(within_seconds double precision default 900, with_counters boolean default true) returns jsonb
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: hot
@@ -30,7 +31,7 @@ begin
         'installed_at', (select extract(epoch from min(m.applied_at)) from forebay.schema_migration m),
         'checked_at', (select extract(epoch from c.checked_at) from forebay.alert_check c),
         'queues', forebay._measured_queues(v_now, v_since),
-        'counters', forebay._measured_counters(),
+        'counters', case when with_counters then forebay._measured_counters() end,
         'dead', forebay._measured_dead(v_since),
         'workers', forebay._measured_workers(v_now),
         'endpoints', forebay._measured_endpoints(v_now),
@@ -103,27 +104,30 @@ as $$
                     join waiting w on w.queue = i.queue
                     where i.audience = 0 and not exists (select from forebay.queue_group g where g.queue = i.queue)) l) c
         cross join lateral forebay._oldest_unread(array[c.cursor]) u
-        group by c.queue, c.group_id)
+        group by c.queue, c.group_id),
+    -- On its own, so that each of the others is hashed once.
+    groups as materialized (
+        select i.*, g.group_id, g.name, g.created_at, g.paused_at, g.resume_at
+        from counts i left join forebay.queue_group g on g.queue = i.queue and g.name = i.group_name)
     select coalesce(jsonb_agg(jsonb_build_object(
                'queue', d.queue, 'group', d.group_name, 'scheduled', d.scheduled, 'ready', d.ready, 'claimed', d.claimed, 'running', d.running,
-               'retrying', d.retrying, 'created_at', extract(epoch from g.created_at),
-               'paused_at', extract(epoch from forebay._paused_since(g.paused_at, g.resume_at)),
-               'is_served', g.group_id is not null and (d.claimed + d.running > 0 or forebay._leader_of(g.group_id) is not null or exists (
+               'retrying', d.retrying, 'created_at', extract(epoch from d.created_at),
+               'paused_at', extract(epoch from forebay._paused_since(d.paused_at, d.resume_at)),
+               'is_served', d.group_id is not null and (d.claimed + d.running > 0 or forebay._leader_of(d.group_id) is not null or exists (
                    select from forebay.lease l
                    join lateral (select h.heartbeat_at from forebay.heartbeat h where h.lease_id = l.lease_id order by h.heartbeat_at desc limit 1) h on true
-                   where l.closed_at is null and l.details ->> 'group' = g.name and l.details -> 'queues' ? g.queue
+                   where l.closed_at is null and l.details ->> 'group' = d.name and l.details -> 'queues' ? d.queue
                      and h.heartbeat_at > p_now - make_interval(secs => l.lease_seconds))),
                'claims', coalesce(c.claimed, 0), 'claimed_at', extract(epoch from c.claimed_at),
                -- The counters have what is folded; the newest batches, what is not yet.
                'completed', greatest(o.completed, t.completed, 0), 'completed_at', extract(epoch from o.completed_at),
                'oldest_ready_at', case when d.ready > 0 then extract(epoch from u.oldest) end) order by d.queue, d.group_name), '[]')
-    from counts d
-    left join forebay.queue_group g on g.queue = d.queue and g.name = d.group_name
-    left join claims c on c.group_id = g.group_id
-    left join done o on o.group_id = g.group_id
+    from groups d
+    left join claims c on c.group_id = d.group_id
+    left join done o on o.group_id = d.group_id
     left join lateral (select sum(forebay._counter_since(i.cell_id, 4, p_since))::bigint as completed
-                       from forebay.counter_cell i where i.group_id = g.group_id) t on true
-    left join oldest u on u.queue = d.queue and u.group_id is not distinct from g.group_id
+                       from forebay.counter_cell i where i.group_id = d.group_id) t on true
+    left join oldest u on u.queue = d.queue and u.group_id is not distinct from d.group_id
 $$;
 
 
