@@ -16,5 +16,6 @@ pytest_plugins = [
     "tests.support.fix_pooler",
     "tests.support.fix_required",
     "tests.support.fix_stress",
+    "tests.support.fix_time",
     "tests.support.fix_worker",
 ]

@@ -14,6 +14,7 @@ import pytest
 _FACTS = (
     "before PostgreSQL ",
     "this server ",
+    "no time: ",
     "this is the older version itself",
     "a system installation does not run from another place",
     "what was released stays as it is",
