@@ -26,7 +26,7 @@ PARTS = (
 #: What maintenance does.
 DUTIES = (
     "extend_v1()", "seal_v1()", "promote_v1(1000)", "sweep_v1(null)", "retain_v1()", *(f"trim_v1('{part}')" for part in PARTS),
-    "summarize_v1()", "count_v1()", "renew_counts_v1()", "drop_segments_v1()", "forget_v1()", "close_groups()",
+    "summarize_v1()", "renew_counts_v1()", "drop_segments_v1()", "forget_v1()", "close_groups()",
 )  # fmt: skip
 
 
