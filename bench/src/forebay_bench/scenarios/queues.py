@@ -6,7 +6,7 @@ they take turns in rounds:
 - drain: the same number of jobs, in one queue or in all queues, emptied by one worker process. Peers that have queues do the same: those
   of pgqueuer are entrypoints, those of graphile-worker run one job at a time each.
 - idle: one worker without jobs: the CPU time of its sessions in the server, and its transactions, a second. The rest of the server is not
-  counted: autovacuum visits the tables that the drains have filled, and whoever is measured first would pay for all.
+  counted: autovacuum visits the tables that the drains have filled, and the engine that is measured first would pay for all.
 - pickup: a job at a time, at random moments, each to the next queue: from the known commit to the handler's first line.
 """
 
