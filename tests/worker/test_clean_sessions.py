@@ -16,7 +16,7 @@ LEFT_BEHIND = {
     "a role": "set role forebay_reader",
     "another user": "set session authorization forebay_reader",
     "a search path": "set search_path = nowhere",
-    "a timeout": "set statement_timeout = '1ms'",
+    "a timeout": "set statement_timeout = '1h'",  # a short one holds for the settlement too
     "an isolation level": "set default_transaction_isolation = 'serializable'",
     "a setting of its own": "set app.tenant = '42'",
     "a temporary table": "create temp table leak (n int)",

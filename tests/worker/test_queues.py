@@ -301,7 +301,8 @@ async def test_many_waiting_jobs_are_claimed_in_bounded_numbers(app, conn):
 @pytest.mark.parametrize("linger", [None, 0.05])
 async def test_with_linger_a_busy_queue_beside_it_leaves_batches_full(app, conn, linger):
     """
-    120 jobs at 50 per call run in three calls although another queue always has jobs; without linger in more.
+    120 jobs at 50 per call run in three calls although another queue always has jobs; without linger a call before the last one
+    has fewer than 50.
     """
     calls = []
 
@@ -318,7 +319,7 @@ async def test_with_linger_a_busy_queue_beside_it_leaves_batches_full(app, conn,
     await run_until_idle(app)
     assert sum(calls) == 120
     if linger is None:
-        assert len(calls) > 3
+        assert min(calls[:-1]) < 50
     else:
         assert calls == [50, 50, 20]
 
