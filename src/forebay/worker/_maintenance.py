@@ -203,9 +203,9 @@ class Maintenance:
         )
         later = time.monotonic() + _REPORTS_AFTER_SECONDS
         self._renewal = Duty("renew", _RENEW_SECONDS, self._renew, due_at=later)
-        self._trimming = [
+        self._trimming = {
             # A worker that becomes the leader does not begin with all of them at once.
-            Duty(
+            part: Duty(
                 f"trim {part}",
                 seconds,
                 self._trim,
@@ -213,7 +213,7 @@ class Maintenance:
                 due_at=time.monotonic() + random.uniform(0.0, _TRIM_SPREAD_SECONDS),
             )
             for part, seconds in _TRIMMED.items()
-        ]
+        }
         self._schedule = Schedule(
             [
                 self._promotion,
@@ -231,7 +231,7 @@ class Maintenance:
                 self._folding,
                 Duty("locks", 60.0, self._watch_locks, due_at=later),
                 Duty("alerts", _ALERTS_SECONDS, self._check_alerts, due_at=later),
-                *self._trimming,
+                *self._trimming.values(),
             ],
             self._report,
             log,
@@ -367,8 +367,8 @@ class Maintenance:
             self._last_seq = answer.last_seq
             self._folding.due_at = min(self._folding.due_at, now + _FOLD_SECONDS)
             self._renewal.due_at = min(self._renewal.due_at, now + _RENEW_SECONDS)
-            for duty in self._trimming:
-                duty.due_at = min(duty.due_at, now + _TRIMMED[duty.name.removeprefix("trim ")])
+            for part, duty in self._trimming.items():
+                duty.due_at = min(duty.due_at, now + _TRIMMED[part])
 
     def _pause(self, duty: Duty, seconds: float, found: int, most: float) -> None:
         """Set the pause after a pass of a duty: after one that found nothing, twice the pause before, up to the longest one."""

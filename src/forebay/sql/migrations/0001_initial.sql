@@ -10244,19 +10244,22 @@ language sql stable
 as $$ select to_regclass('forebay."leader_' || p_duty::text || '"') $$;
 
 
--- The holder of a duty now, a number below 2^20; null when no worker leads it, or it has no flag sequence.
+-- The holder that a flag sequence with this value names at a time in milliseconds, a number below 2^20; null when none does.
 --
 -- A time too far in the future was written before the clock was set back: lead_v1() sets one of at most 130 s and a step.
+create function forebay._holder_at(p_value bigint, p_millis bigint) returns integer
+language sql immutable
+as $$ select case when (p_value >> 20) - p_millis between 1 and 130250 then (p_value & 1048575)::integer end $$;
+
+
+-- The holder of a duty now; null when no worker leads it, or it has no flag sequence.
 create function forebay._leader_of(p_duty bigint) returns integer
 language plpgsql volatile
 as $$
 declare
     v_value constant bigint := pg_sequence_last_value(forebay._leader_flag(p_duty));
 begin
-    if (v_value >> 20) - (extract(epoch from clock_timestamp()) * 1000)::bigint between 1 and 130250 then
-        return (v_value & 1048575)::integer;
-    end if;
-    return null;
+    return forebay._holder_at(v_value, (extract(epoch from clock_timestamp()) * 1000)::bigint);
 end
 $$;
 
@@ -10799,8 +10802,7 @@ begin
                 from (select f.duty, f.place, f.flag, pg_sequence_last_value(f.flag) as last
                       from (select u.duty, u.place, forebay._leader_flag(u.duty) as flag
                             from unnest(p_duties) with ordinality u (duty, place) offset 0) f offset 0) i
-                -- As forebay._leader_of() tells a holder.
-                where ((i.last >> 20) - v_now between 1 and 130250 and i.last & 1048575 <> p_holder) is not true) d
+                where (forebay._holder_at(i.last, v_now) <> p_holder) is not true) d
             offset 0) t);
 end
 $$;
@@ -13598,7 +13600,8 @@ begin
         return;
     end if;
     if v_after is null and p_lanes > 0 then
-        v_is_implied := forebay._imply_groups(p_most);
+        perform forebay._imply_groups(p_most);
+        v_is_implied := true;
     end if;
 
     -- First the search, then the locks: claims must not wait for the search.
@@ -13618,7 +13621,10 @@ begin
                        order by i.expires_at, i.seq limit $4) x', v_segment)
                 into v_end using v_at, v_from, v_seq, v_left;
             continue when v_end.seen = 0;
-            v_is_implied := v_is_implied or forebay._imply_groups(p_most);
+            if not v_is_implied then
+                perform forebay._imply_groups(p_most);
+                v_is_implied := true;
+            end if;
             for v_row in execute format(
                 'select row(l.*)::forebay.log as r, p.group_id, p.queue, p.priority, p.audience, p.start_after
                  from (select * from forebay.log_%s x
@@ -13706,25 +13712,19 @@ as $$
 $$;
 
 
--- Open a group for each queue that was never served, at most p_most: its jobs expire for an implied one. Visits every queue. Returns true.
-create function forebay._imply_groups(p_most integer) returns boolean
+-- Open a group for each queue that was never served, at most p_most: its jobs expire for an implied one. Visits every queue.
+create function forebay._imply_groups(p_most integer) returns void
 language plpgsql volatile
 as $$
 declare
     v_queue text;
 begin
     for v_queue in
-        with recursive queue as (
-            (select l.queue from forebay.lane l order by l.queue limit 1)
-            union all
-            select n.queue from queue q, lateral (
-                select l.queue from forebay.lane l where l.queue > q.queue order by l.queue limit 1) n
-        )
-        select q.queue from queue q where not exists (select from forebay.queue_group g where g.queue = q.queue) limit p_most
+        select q.queue from forebay._queues_of(null) q (queue)
+        where not exists (select from forebay.queue_group g where g.queue = q.queue) limit p_most
     loop
         perform forebay._imply_group(v_queue);
     end loop;
-    return true;
 end
 $$;
 

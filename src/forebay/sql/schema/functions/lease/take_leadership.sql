@@ -42,8 +42,7 @@ begin
                 from (select f.duty, f.place, f.flag, pg_sequence_last_value(f.flag) as last
                       from (select u.duty, u.place, forebay._leader_flag(u.duty) as flag
                             from unnest(p_duties) with ordinality u (duty, place) offset 0) f offset 0) i
-                -- As forebay._leader_of() tells a holder.
-                where ((i.last >> 20) - v_now between 1 and 130250 and i.last & 1048575 <> p_holder) is not true) d
+                where (forebay._holder_at(i.last, v_now) <> p_holder) is not true) d
             offset 0) t);
 end
 $$;

@@ -55,7 +55,8 @@ begin
         return;
     end if;
     if v_after is null and p_lanes > 0 then
-        v_is_implied := forebay._imply_groups(p_most);
+        perform forebay._imply_groups(p_most);
+        v_is_implied := true;
     end if;
 
     -- First the search, then the locks: claims must not wait for the search.
@@ -75,7 +76,10 @@ begin
                        order by i.expires_at, i.seq limit $4) x', v_segment)
                 into v_end using v_at, v_from, v_seq, v_left;
             continue when v_end.seen = 0;
-            v_is_implied := v_is_implied or forebay._imply_groups(p_most);
+            if not v_is_implied then
+                perform forebay._imply_groups(p_most);
+                v_is_implied := true;
+            end if;
             for v_row in execute format(
                 'select row(l.*)::forebay.log as r, p.group_id, p.queue, p.priority, p.audience, p.start_after
                  from (select * from forebay.log_%s x
@@ -163,25 +167,19 @@ as $$
 $$;
 
 
--- Open a group for each queue that was never served, at most p_most: its jobs expire for an implied one. Visits every queue. Returns true.
-create function forebay._imply_groups(p_most integer) returns boolean
+-- Open a group for each queue that was never served, at most p_most: its jobs expire for an implied one. Visits every queue.
+create function forebay._imply_groups(p_most integer) returns void
 language plpgsql volatile
 as $$
 declare
     v_queue text;
 begin
     for v_queue in
-        with recursive queue as (
-            (select l.queue from forebay.lane l order by l.queue limit 1)
-            union all
-            select n.queue from queue q, lateral (
-                select l.queue from forebay.lane l where l.queue > q.queue order by l.queue limit 1) n
-        )
-        select q.queue from queue q where not exists (select from forebay.queue_group g where g.queue = q.queue) limit p_most
+        select q.queue from forebay._queues_of(null) q (queue)
+        where not exists (select from forebay.queue_group g where g.queue = q.queue) limit p_most
     loop
         perform forebay._imply_group(v_queue);
     end loop;
-    return true;
 end
 $$;
 
