@@ -128,3 +128,20 @@ async def test_a_report_that_fails_stops_nothing():
     duty = Duty("a", 1, doing([]))
     await made(duty, report=report).run_step(duty)
     assert not duty.is_clear
+
+
+def test_a_duty_that_may_have_work_is_due_after_its_shortest_pause():
+    """Its next pauses begin short again, one after a failure stays, and a duty without a long pause does not change."""
+    now = time.monotonic()
+    idle = Duty("fold", 256.0, doing([]), least_seconds=2.0, due_at=now + 200, well_at=now)
+    idle.hasten()
+    assert (idle.due_at, idle.every_seconds) == (now + 2.0, 2.0)
+    soon = Duty("fold", 256.0, doing([]), least_seconds=2.0, due_at=now + 1, well_at=now)
+    soon.hasten()
+    assert soon.due_at == now + 1
+    failed = Duty("fold", 2.0, doing([]), least_seconds=2.0, due_at=now + 30, well_at=now)
+    failed.failures = 1
+    failed.hasten()
+    plain = Duty("retain", 30.0, doing([]), due_at=now + 30, well_at=now)
+    plain.hasten()
+    assert (failed.due_at, plain.due_at) == (now + 30, now + 30)

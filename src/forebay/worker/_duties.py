@@ -41,6 +41,7 @@ class Duty:
 
     Attributes:
         every_seconds: pause between two passes.
+        least_seconds: the pause after a pass that found something, where one that found nothing has a longer pause.
         step: does one step and returns whether the pass continues.
         most: maximum number of rows of a step; 0 if no parameter of the call bounds its rows.
         is_urgent: jobs wait for it, so it goes before the other duties.
@@ -64,9 +65,16 @@ class Duty:
     is_clear: bool = False  # The database has no report about it.
     #: Set by a step: the pause after its pass, without jitter.
     next_seconds: float | None = None
+    least_seconds: float | None = None
 
     def __post_init__(self) -> None:
         self.rows = self.most
+
+    def hasten(self) -> None:
+        """End the long pauses of a duty that found nothing: there may be something now, or soon, when a transaction commits."""
+        if self.least_seconds is not None and not self.failures:
+            self.every_seconds = self.least_seconds
+            self.due_at = min(self.due_at, self.well_at + self.least_seconds)
 
 
 class Schedule:

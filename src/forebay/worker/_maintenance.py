@@ -56,21 +56,20 @@ _SWEEP_SECONDS_MAX = 60.0
 #: Segments whose block index is updated in each pass, the newest ones. The first pass of a leader updates all.
 _SUMMARIZED_SEGMENTS = 3
 
-#: Seconds between two renewals of the counts of waiting jobs, and their least multiple of the duration of one, up to the longest pause.
+#: Seconds between two renewals of the counts of waiting jobs, and between two folds of the counters: at least, and at most where a multiple
+#: of the duration of one is longer. While a worker is at its limit, folds come later, and reads add more.
 _RENEW_SECONDS = 2.0
-_RENEW_PAUSE_FACTOR = 20
 _RENEW_SECONDS_MAX = 60.0
-
-#: The same for folds of the counters: while a worker is at its limit, folds come later, and reads add more.
 _FOLD_SECONDS = 1.0
-_FOLD_PAUSE_FACTOR = 20
 _FOLD_SECONDS_MAX = 10.0
+_PAUSE_FACTOR = 20
 
 #: Duties that only report begin this long after the worker: a short drain does not wait for them.
 _REPORTS_AFTER_SECONDS: Final = 2.0
 
-#: Seconds between two steps of closing groups.
+#: Seconds between two steps of closing groups; while there is none, up to the second number.
 _CLOSE_SECONDS = 2.0
+_CLOSE_SECONDS_MAX = 10.0
 
 #: Seconds between two checks of the alerts, and the least multiple of the duration of one, up to the longest pause.
 _ALERTS_SECONDS = 15.0
@@ -110,9 +109,14 @@ _TRIMMED: Final = {
     "occurrences": 600.0,
 }
 
-#: Parts of trimming with this pause or more come less often while they find nothing, up to this pause.
+#: Parts of trimming with this pause or more come less often while they find nothing.
 _TRIM_IDLE_SECONDS: Final = 60.0
-_TRIM_IDLE_SECONDS_MAX: Final = 300.0
+
+#: The longest pause of duties that find nothing. Activity ends it: any for folds and renewals, this many new rows for trimming.
+#: A fold or a renewal that found nothing is followed by a pause of this multiple of its duration at least.
+_IDLE_SECONDS_MAX: Final = 300.0
+_IDLE_PAUSE_FACTOR: Final = 500
+_ACTIVE_ROWS: Final = 1000
 
 #: Most blocks of 4,096 numbers that a step summarizes.
 _ARCHIVE_BLOCKS: Final = 16
@@ -125,13 +129,6 @@ _FAILED_SECONDS_MAX = 30.0
 
 #: How long the leadership lasts unless renewed. After a leader dies, no worker promotes jobs for this long.
 _LEAD_SECONDS = 1.6
-
-#: A duty that found nothing comes less often: this is the longest pause, or a multiple of its duration up to a minute: it visits each
-#: lane. This number of new jobs ends the long pauses.
-_IDLE_DUTY_SECONDS_MAX = 10.0
-_IDLE_PAUSE_FACTOR = 500
-_IDLE_COSTLY_SECONDS_MAX = 60.0
-_ACTIVE_JOBS = 1000
 
 #: A worker that does not lead closes the connection of maintenance after this time without a call.
 _REST_SECONDS = 2.0
@@ -168,7 +165,8 @@ class Maintenance:
         self._is_announced = is_announced
         #: For how long the server's clock was seen to run evenly, and when it was read last.
         self._observed: tuple[float | None, float] = None, 0.0
-        self._last_seq = 0
+        #: Grows with each job. What it was at the last answer, and when trimming began to come often.
+        self._activity = self._trimmed_activity = 0
         self._outage = outage or Outage()
         self._session = session
         self._on_work = on_work
@@ -363,16 +361,30 @@ class Maintenance:
                 duty.due_at = min(duty.due_at, now) if not duty.failures else duty.due_at
             else:
                 self._schedule.postpone(duty, max(duty.every_seconds, seconds + 0.5))
-        if answer.last_seq - self._last_seq >= _ACTIVE_JOBS:
-            self._last_seq = answer.last_seq
-            self._folding.due_at = min(self._folding.due_at, now + _FOLD_SECONDS)
-            self._renewal.due_at = min(self._renewal.due_at, now + _RENEW_SECONDS)
-            for part, duty in self._trimming.items():
-                duty.due_at = min(duty.due_at, now + _TRIMMED[part])
+        if answer.activity != self._activity:
+            self._activity = answer.activity
+            self._folding.hasten()
+            self._renewal.hasten()
+        if abs(answer.activity - self._trimmed_activity) >= _ACTIVE_ROWS:
+            self._trimmed_activity = answer.activity
+            for duty in self._trimming.values():
+                duty.hasten()
 
-    def _pause(self, duty: Duty, seconds: float, found: int, most: float) -> None:
-        """Set the pause after a pass of a duty: after one that found nothing, twice the pause before, up to the longest one."""
-        duty.every_seconds = seconds if found else max(seconds, min(2 * duty.every_seconds, most))
+    def _pause(
+        self, duty: Duty, seconds: float, found: int, most: float, *, idle_seconds: float = 0.0
+    ) -> None:
+        """Set the pause after a pass of a duty: after one that found nothing, twice the pause before or more, up to the longest one."""
+        duty.least_seconds = seconds
+        longer = max(2 * duty.every_seconds, idle_seconds)
+        duty.every_seconds = seconds if found else max(seconds, min(longer, most))
+
+    def _pause_visitor(
+        self, duty: Duty, began_at: float, found: int, least: float, most: float
+    ) -> None:
+        """Set the pause of a duty that visits each lane: with very many lanes it comes less often."""
+        spent = time.monotonic() - began_at
+        seconds = min(max(least, _PAUSE_FACTOR * spent), most)
+        self._pause(duty, seconds, found, _IDLE_SECONDS_MAX, idle_seconds=_IDLE_PAUSE_FACTOR * spent)  # fmt: skip
 
     async def _promote(self, duty: Duty) -> bool:
         if self._leader_id is not None:
@@ -482,7 +494,7 @@ class Maintenance:
 
     async def _close(self, duty: Duty) -> bool:
         count = await self._session.run(queues.continue_closing())
-        self._pause(duty, _CLOSE_SECONDS, count, _IDLE_DUTY_SECONDS_MAX)
+        self._pause(duty, _CLOSE_SECONDS, count, _CLOSE_SECONDS_MAX)
         self._record("closed", count)
         return count > 0
 
@@ -495,17 +507,14 @@ class Maintenance:
         began_at = time.monotonic()
         renewed = await self._session.run(maintenance.renew_counts())
         self._record("renewed", renewed)
-        # A call visits each lane: with very many lanes it is made less often.
-        seconds = _pause_after(began_at, _RENEW_SECONDS, _RENEW_PAUSE_FACTOR, _RENEW_SECONDS_MAX)
-        self._pause(duty, seconds, renewed, _idle_pause_after(began_at))
+        self._pause_visitor(duty, began_at, renewed, _RENEW_SECONDS, _RENEW_SECONDS_MAX)
         return False
 
     async def _fold(self, duty: Duty) -> bool:
         began_at = time.monotonic()
         folded = await self._session.run(maintenance.fold())
         self._record("folded", folded)
-        seconds = _pause_after(began_at, _FOLD_SECONDS, _FOLD_PAUSE_FACTOR, _FOLD_SECONDS_MAX)
-        self._pause(duty, seconds, folded, _idle_pause_after(began_at))
+        self._pause_visitor(duty, began_at, folded, _FOLD_SECONDS, _FOLD_SECONDS_MAX)
         return False
 
     async def _watch_locks(self, _: Duty) -> bool:
@@ -528,20 +537,13 @@ class Maintenance:
         count, duty.after = await self._session.run(maintenance.trim(part, duty.after, duty.rows))
         self._record("trimmed", count)
         if _TRIMMED[part] >= _TRIM_IDLE_SECONDS:
-            self._pause(duty, _TRIMMED[part], count, _TRIM_IDLE_SECONDS_MAX)
+            self._pause(duty, _TRIMMED[part], count, _IDLE_SECONDS_MAX)
         return duty.after is not None
 
 
 def _pause_after(began_at: float | None, least: float, factor: float, most: float) -> float:
     """Return the seconds until a duty comes again: a multiple of what it took since it began, between two bounds."""
     return min(max(least, factor * (time.monotonic() - (began_at or 0.0))), most)
-
-
-def _idle_pause_after(began_at: float) -> float:
-    """Return the longest pause of a duty that finds nothing."""
-    return _pause_after(
-        began_at, _IDLE_DUTY_SECONDS_MAX, _IDLE_PAUSE_FACTOR, _IDLE_COSTLY_SECONDS_MAX
-    )
 
 
 def _log_alert(change: AlertChange) -> None:

@@ -1070,7 +1070,7 @@ begin
         union all
         select 'lock_lane_' || n from generate_series(0, 127) n
         union all
-        select f || n from unnest(array['lock_limiter_', 'lock_keys_']) f, generate_series(0, 63) n
+        select f || n from unnest(array['lock_limiter_', 'lock_keys_', 'lock_gate_']) f, generate_series(0, 63) n
     loop
         execute format('create table forebay.%s (unused integer) partition by list (unused)', v_name);
         execute format('comment on table forebay.%s is ''A lock; it holds no rows.''', v_name);
@@ -4635,7 +4635,10 @@ begin
     if set_config('synchronous_commit', 'off', true) is null then
         raise exception 'unreachable';
     end if;
-    execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
+    if not forebay._try_lock_lane(p_group_id, p_lane) then
+        execute 'lock table only forebay.lock_gate_' || (((hashint8(p_group_id # p_lane) & 3) << 4) | (p_lease_id & 15)) || ' in share update exclusive mode';
+        execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
+    end if;
     -- Two conditions, since a condition with a query is a statement even where the query is not evaluated.
     if pg_sequence_last_value('forebay.key_seq') is not null then
         if exists (select from forebay.lane l where l.lane = p_lane and l.sort = 'keyed') then
@@ -10788,13 +10791,13 @@ begin
     v_value := ((v_now + p_seconds * 1000)::bigint << 20) | p_holder;
     perform set_config('synchronous_commit', 'off', true);
     -- One statement for all duties: a worker may lead a thousand groups, and renews each every few seconds. A few steps forward are
-    -- nextval(), as in forebay._advance_flag(): the holder stays, and the time rises by 250 ms.
+    -- nextval(), as in forebay._advance_flag(): the holder stays, and the time rises by 250 ms. More of them cost more than setval().
     return (
         select coalesce(array_agg(t.duty order by t.place), '{}')
         from (
             select d.duty, d.place, case
                 when d.flag is null then null
-                when d.steps between 1 and 32 then (select max(n.value) from (select nextval(d.flag) as value from generate_series(1, d.steps)) n)
+                when d.steps between 1 and 8 then (select max(n.value) from (select nextval(d.flag) as value from generate_series(1, d.steps)) n)
                 when d.steps = 0 then d.last
                 else setval(d.flag, v_value) end as value
             from (
@@ -13118,8 +13121,9 @@ $$;
 --   p_observed_seconds               for how long the caller has seen the server's clock run evenly; null: not at all
 --   p_sleep_millis                   for how long the caller sleeps if nothing is due earlier; null: notifications do not reach it
 -- Returns: promoted, how many jobs became claimable; held, the duties that the caller holds now; server_time; sleep_millis, for how long
---   nothing is due; has_lost, a lease may have to be revoked, by revoke_lost_v1; has_full, a segment has to be sealed, by seal_v1; last_seq,
---   the last number of the log.
+--   nothing is due; has_lost, a lease may have to be revoked, by revoke_lost_v1; has_full, a segment has to be sealed, by seal_v1; activity,
+--   a number that grows when jobs are added, taken, settled or moved. PostgreSQL's statistics are a part of it: it may be ten seconds late, and
+--   with track_counts off it grows only when jobs are added.
 --
 -- Invariant "announced in time": while the caller sleeps, a transaction that adds a job that is due earlier notifies it, where transactions may
 -- notify. A transaction that read the flag before it was set is late by at most the sleep.
@@ -13130,7 +13134,7 @@ create function forebay.maintain_v1(
     p_limit integer, p_holder integer, p_duties bigint[], p_seconds double precision, p_observed_seconds double precision,
     p_sleep_millis integer)
 returns table (promoted integer, held bigint[], server_time timestamptz, sleep_millis integer, has_lost boolean, has_full boolean,
-               last_seq bigint)
+               activity bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
@@ -13142,6 +13146,7 @@ declare
     v_position forebay.promotion;
     v_at       timestamptz;
     v_next     timestamptz;
+    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
 begin
     promoted := forebay.promote_v1(p_limit);
     held := forebay.lead_v1(p_holder, p_duties, p_seconds);
@@ -13156,10 +13161,11 @@ begin
         perform forebay._advance_flag('forebay.promoter_seq', (extract(epoch from server_time) * 1000)::bigint + sleep_millis + 30, 250);
     end if;
     has_lost := p_observed_seconds > 0 and exists (select from forebay._silent_leases(v_at, p_observed_seconds));
-    last_seq := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    activity := v_last + coalesce(pg_sequence_last_value('forebay.deferred_seq'), 0) + pg_stat_get_tuples_inserted('forebay.batch'::regclass)
+        + pg_stat_get_tuples_inserted('forebay.settlement'::regclass) + pg_stat_get_tuples_inserted('forebay.count_change'::regclass);
     has_full := exists (
         select from forebay.segment s
-        where s.hi <= last_seq and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1));
+        where s.hi <= v_last and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1));
     return next;
 end
 $$;

@@ -61,7 +61,7 @@ begin
     if set_config('synchronous_commit', 'off', true) is null then
         raise exception 'unreachable';
     end if;
-    -- include: lock_lane
+    -- include: lock_lane_in_turn
     -- Two conditions, since a condition with a query is a statement even where the query is not evaluated.
     if pg_sequence_last_value('forebay.key_seq') is not null then
         if exists (select from forebay.lane l where l.lane = p_lane and l.sort = 'keyed') then

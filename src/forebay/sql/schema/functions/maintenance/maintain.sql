@@ -8,8 +8,9 @@
 --   p_observed_seconds               for how long the caller has seen the server's clock run evenly; null: not at all
 --   p_sleep_millis                   for how long the caller sleeps if nothing is due earlier; null: notifications do not reach it
 -- Returns: promoted, how many jobs became claimable; held, the duties that the caller holds now; server_time; sleep_millis, for how long
---   nothing is due; has_lost, a lease may have to be revoked, by revoke_lost_v1; has_full, a segment has to be sealed, by seal_v1; last_seq,
---   the last number of the log.
+--   nothing is due; has_lost, a lease may have to be revoked, by revoke_lost_v1; has_full, a segment has to be sealed, by seal_v1; activity,
+--   a number that grows when jobs are added, taken, settled or moved. PostgreSQL's statistics are a part of it: it may be ten seconds late, and
+--   with track_counts off it grows only when jobs are added.
 --
 -- Invariant "announced in time": while the caller sleeps, a transaction that adds a job that is due earlier notifies it, where transactions may
 -- notify. A transaction that read the flag before it was set is late by at most the sleep.
@@ -20,7 +21,7 @@ create function forebay.maintain_v1(
     p_limit integer, p_holder integer, p_duties bigint[], p_seconds double precision, p_observed_seconds double precision,
     p_sleep_millis integer)
 returns table (promoted integer, held bigint[], server_time timestamptz, sleep_millis integer, has_lost boolean, has_full boolean,
-               last_seq bigint)
+               activity bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: hot
@@ -29,6 +30,7 @@ declare
     v_position forebay.promotion;
     v_at       timestamptz;
     v_next     timestamptz;
+    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
 begin
     promoted := forebay.promote_v1(p_limit);
     held := forebay.lead_v1(p_holder, p_duties, p_seconds);
@@ -43,10 +45,11 @@ begin
         perform forebay._advance_flag('forebay.promoter_seq', (extract(epoch from server_time) * 1000)::bigint + sleep_millis + 30, 250);
     end if;
     has_lost := p_observed_seconds > 0 and exists (select from forebay._silent_leases(v_at, p_observed_seconds));
-    last_seq := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    activity := v_last + coalesce(pg_sequence_last_value('forebay.deferred_seq'), 0) + pg_stat_get_tuples_inserted('forebay.batch'::regclass)
+        + pg_stat_get_tuples_inserted('forebay.settlement'::regclass) + pg_stat_get_tuples_inserted('forebay.count_change'::regclass);
     has_full := exists (
         select from forebay.segment s
-        where s.hi <= last_seq and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1));
+        where s.hi <= v_last and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1));
     return next;
 end
 $$;
