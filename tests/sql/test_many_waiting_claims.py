@@ -25,13 +25,13 @@ def test_of_many_claims_few_wait_for_the_lane_itself(database, conn):
     ids = [enqueue(conn) for _ in range(40)]
     with ExitStack() as stack:
         readers = [stack.enter_context(Reader(database)) for _ in range(40)]
+        pool = stack.enter_context(ThreadPoolExecutor(40))
         holder = stack.enter_context(connect(database))
         lane, group = lane_of("default", conn), readers[0].group_id
         name = one(
             conn, "select 'lock_lane_' || (hashint8(%s::bigint # %s::bigint) & 127)", group, lane
         )
         holder.execute(f"begin; lock table only forebay.{name} in share update exclusive mode")
-        pool = stack.enter_context(ThreadPoolExecutor(40))
         claims = [pool.submit(reader.claim, 1) for reader in readers]
         wait_for(lambda: one(conn, WAITING, "^lock_(lane|gate)_") == 40)
         assert 1 <= one(conn, WAITING, "^lock_lane_") <= 16

@@ -70,6 +70,12 @@ class Duty:
     def __post_init__(self) -> None:
         self.rows = self.most
 
+    def pause(self, seconds: float, found: int, most: float, *, idle_seconds: float = 0.0) -> None:
+        """Set the pause after a pass: after one that found nothing, twice the pause before or ``idle_seconds``, at most ``most``."""
+        self.least_seconds = seconds
+        longer = max(2 * self.every_seconds, idle_seconds)
+        self.every_seconds = seconds if found else max(seconds, min(longer, most))
+
     def hasten(self) -> None:
         """End the long pauses of a duty that found nothing: there may be something now, or soon, when a transaction commits."""
         if self.least_seconds is not None and not self.failures:

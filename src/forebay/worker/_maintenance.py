@@ -370,22 +370,6 @@ class Maintenance:
             for duty in self._trimming.values():
                 duty.hasten()
 
-    def _pause(
-        self, duty: Duty, seconds: float, found: int, most: float, *, idle_seconds: float = 0.0
-    ) -> None:
-        """Set the pause after a pass of a duty: after one that found nothing, twice the pause before or more, up to the longest one."""
-        duty.least_seconds = seconds
-        longer = max(2 * duty.every_seconds, idle_seconds)
-        duty.every_seconds = seconds if found else max(seconds, min(longer, most))
-
-    def _pause_visitor(
-        self, duty: Duty, began_at: float, found: int, least: float, most: float
-    ) -> None:
-        """Set the pause of a duty that visits each lane: with very many lanes it comes less often."""
-        spent = time.monotonic() - began_at
-        seconds = min(max(least, _PAUSE_FACTOR * spent), most)
-        self._pause(duty, seconds, found, _IDLE_SECONDS_MAX, idle_seconds=_IDLE_PAUSE_FACTOR * spent)  # fmt: skip
-
     async def _promote(self, duty: Duty) -> bool:
         if self._leader_id is not None:
             return await self._maintain(duty)
@@ -494,7 +478,7 @@ class Maintenance:
 
     async def _close(self, duty: Duty) -> bool:
         count = await self._session.run(queues.continue_closing())
-        self._pause(duty, _CLOSE_SECONDS, count, _CLOSE_SECONDS_MAX)
+        duty.pause(_CLOSE_SECONDS, count, _CLOSE_SECONDS_MAX)
         self._record("closed", count)
         return count > 0
 
@@ -507,14 +491,14 @@ class Maintenance:
         began_at = time.monotonic()
         renewed = await self._session.run(maintenance.renew_counts())
         self._record("renewed", renewed)
-        self._pause_visitor(duty, began_at, renewed, _RENEW_SECONDS, _RENEW_SECONDS_MAX)
+        _pause_visitor(duty, began_at, renewed, _RENEW_SECONDS, _RENEW_SECONDS_MAX)
         return False
 
     async def _fold(self, duty: Duty) -> bool:
         began_at = time.monotonic()
         folded = await self._session.run(maintenance.fold())
         self._record("folded", folded)
-        self._pause_visitor(duty, began_at, folded, _FOLD_SECONDS, _FOLD_SECONDS_MAX)
+        _pause_visitor(duty, began_at, folded, _FOLD_SECONDS, _FOLD_SECONDS_MAX)
         return False
 
     async def _watch_locks(self, _: Duty) -> bool:
@@ -537,13 +521,20 @@ class Maintenance:
         count, duty.after = await self._session.run(maintenance.trim(part, duty.after, duty.rows))
         self._record("trimmed", count)
         if _TRIMMED[part] >= _TRIM_IDLE_SECONDS:
-            self._pause(duty, _TRIMMED[part], count, _IDLE_SECONDS_MAX)
+            duty.pause(_TRIMMED[part], count, _IDLE_SECONDS_MAX)
         return duty.after is not None
 
 
 def _pause_after(began_at: float | None, least: float, factor: float, most: float) -> float:
     """Return the seconds until a duty comes again: a multiple of what it took since it began, between two bounds."""
     return min(max(least, factor * (time.monotonic() - (began_at or 0.0))), most)
+
+
+def _pause_visitor(duty: Duty, began_at: float, found: int, least: float, most: float) -> None:
+    """Set the pause of a duty that visits each lane: with very many lanes it comes less often."""
+    spent = time.monotonic() - began_at
+    seconds = min(max(least, _PAUSE_FACTOR * spent), most)
+    duty.pause(seconds, found, _IDLE_SECONDS_MAX, idle_seconds=_IDLE_PAUSE_FACTOR * spent)
 
 
 def _log_alert(change: AlertChange) -> None:
