@@ -283,7 +283,7 @@ def test_once_per_lease(database):
 @pytest.mark.parametrize("also_without_the_key", [False, True])
 def test_once_per_lease_breaks_when_claims_do_not_take_turns(database, also_without_the_key):
     """Without the lane's lock claims collide in the key; without that too, jobs go out twice."""
-    for name in ("_take", "claim_v1"):
+    for name in ("_take", "_wait_for_lane"):
         break_function(
             database,
             name,

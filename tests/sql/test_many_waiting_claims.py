@@ -5,7 +5,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.support.engine import Reader, connect, enqueue, lane_of, one
+from tests.support.engine import Reader, claimed, connect, enqueue, lane_of, one
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.direct
@@ -18,7 +18,19 @@ where not l.granted and c.relname ~ %s and c.relnamespace = 'forebay'::regnamesp
 """
 
 
-def test_of_many_claims_few_wait_for_the_lane_itself(database, conn):
+def claim_of_lanes(reader: Reader) -> list[int]:
+    """Claim a job by the function for several lanes."""
+    (text,) = reader.conn.execute(
+        "select jobs from forebay.claim_lanes_v1(%s, 1, 1, array[%s::bigint], array[%s::bigint], '{1}')",
+        [reader.lease_id, reader.group_id, lane_of("default", reader.conn)],
+    ).fetchone()
+    return [job["job_id"] for job in claimed(text)]
+
+
+@pytest.mark.parametrize(
+    "claim", [lambda reader: reader.claim(1).job_ids, claim_of_lanes], ids=["one", "lanes"]
+)
+def test_of_many_claims_few_wait_for_the_lane_itself(database, conn, claim):
     """
     At most one of each of the sixteen gates waits for the lane, and each claim gets its job when its turn comes.
     """
@@ -32,11 +44,11 @@ def test_of_many_claims_few_wait_for_the_lane_itself(database, conn):
             conn, "select 'lock_lane_' || (hashint8(%s::bigint # %s::bigint) & 127)", group, lane
         )
         holder.execute(f"begin; lock table only forebay.{name} in share update exclusive mode")
-        claims = [pool.submit(reader.claim, 1) for reader in readers]
+        claims = [pool.submit(claim, reader) for reader in readers]
         wait_for(lambda: one(conn, WAITING, "^lock_(lane|gate)_") == 40)
         assert 1 <= one(conn, WAITING, "^lock_lane_") <= 16
         holder.rollback()
-        assert sorted(i for claim in claims for i in claim.result(30).job_ids) == sorted(ids)
+        assert sorted(i for each in claims for i in each.result(30)) == sorted(ids)
 
 
 def test_a_claim_of_a_free_lane_does_not_wait_behind_those_of_a_busy_one(database, conn):

@@ -56,13 +56,13 @@ _SWEEP_SECONDS_MAX = 60.0
 #: Segments whose block index is updated in each pass, the newest ones. The first pass of a leader updates all.
 _SUMMARIZED_SEGMENTS = 3
 
-#: Seconds between two renewals of the counts of waiting jobs, and between two folds of the counters: at least, and at most where a multiple
-#: of the duration of one is longer. While a worker is at its limit, folds come later, and reads add more.
+#: Seconds between two renewals of the counts of waiting jobs, and between two folds of the counters, and the least multiple of the duration
+#: of one, up to the longest pauses. While a worker is at its limit, folds come later, and reads add more.
 _RENEW_SECONDS = 2.0
 _RENEW_SECONDS_MAX = 60.0
 _FOLD_SECONDS = 1.0
 _FOLD_SECONDS_MAX = 10.0
-_PAUSE_FACTOR = 20
+_VISIT_PAUSE_FACTOR = 20
 
 #: Duties that only report begin this long after the worker: a short drain does not wait for them.
 _REPORTS_AFTER_SECONDS: Final = 2.0
@@ -113,10 +113,11 @@ _TRIMMED: Final = {
 _TRIM_IDLE_SECONDS: Final = 60.0
 
 #: The longest pause of duties that find nothing. Activity ends it: any for folds and renewals, this many new rows for trimming.
-#: A fold or a renewal that found nothing is followed by a pause of this multiple of its duration at least.
 _IDLE_SECONDS_MAX: Final = 300.0
-_IDLE_PAUSE_FACTOR: Final = 500
 _ACTIVE_ROWS: Final = 1000
+
+#: A fold or a renewal that found nothing is followed by a pause of this multiple of its duration at least.
+_IDLE_PAUSE_FACTOR: Final = 500
 
 #: Most blocks of 4,096 numbers that a step summarizes.
 _ARCHIVE_BLOCKS: Final = 16
@@ -532,9 +533,9 @@ def _pause_after(began_at: float | None, least: float, factor: float, most: floa
 
 def _pause_visitor(duty: Duty, began_at: float, found: int, least: float, most: float) -> None:
     """Set the pause of a duty that visits each lane: with very many lanes it comes less often."""
-    spent = time.monotonic() - began_at
-    seconds = min(max(least, _PAUSE_FACTOR * spent), most)
-    duty.pause(seconds, found, _IDLE_SECONDS_MAX, idle_seconds=_IDLE_PAUSE_FACTOR * spent)
+    seconds = _pause_after(began_at, least, _VISIT_PAUSE_FACTOR, most)
+    idle_seconds = _pause_after(began_at, least, _IDLE_PAUSE_FACTOR, _IDLE_SECONDS_MAX)
+    duty.pause(seconds, found, _IDLE_SECONDS_MAX, idle_seconds=idle_seconds)
 
 
 def _log_alert(change: AlertChange) -> None:

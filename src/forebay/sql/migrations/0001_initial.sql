@@ -4635,12 +4635,8 @@ begin
     if set_config('synchronous_commit', 'off', true) is null then
         raise exception 'unreachable';
     end if;
-    -- If the lane's lock is not free, pass a gate first: one of 16 for the lanes of a class. So at most 16 wait for the lock, and a sixteenth of
-    -- the others for each gate. A session that has waited for a second looks for a deadlock, at a cost that grows with the cube of the
-    -- sessions that wait for the same lock, and stops all other locks meanwhile.
     if not forebay._try_lock_lane(p_group_id, p_lane) then
-        execute 'lock table only forebay.lock_gate_' || (((hashint8(p_group_id # p_lane) & 3) << 4) | (p_lease_id & 15)) || ' in share update exclusive mode';
-        execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
+        perform forebay._wait_for_lane(p_lease_id, p_group_id, p_lane);
     end if;
     -- Two conditions, since a condition with a query is a statement even where the query is not evaluated.
     if pg_sequence_last_value('forebay.key_seq') is not null then
@@ -4690,7 +4686,7 @@ $$;
 --   p_group_ids, p_lanes    as reported by ready_v1, 1 to 100 different ones
 --   p_limits                how many jobs to take of each lane, 1 to 10000. All together are bounded in bytes as one claim is.
 -- Errors: JQ001 a bad number, floor, limit or list, JQ012 not called alone. A closed lease gives no rows: claim_v1() raises.
--- Locks, in order: the lock of the first lane; those of the other lanes if they are free at once; the lease (KEY SHARE).
+-- Locks, in order: a gate, if the lock of the first lane is not free; that lock; those of the other lanes if they are free at once; the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
 -- pages: 80 + 40 a lane + 4 a job + 3 an open transaction
 create function forebay.claim_lanes_v1(
@@ -4725,7 +4721,9 @@ begin
     perform set_config('synchronous_commit', 'off', true);
     v_locks := array(select 'forebay.lock_lane_' || (hashint8(u.g # u.l) & 127)
                      from unnest(p_group_ids, p_lanes) with ordinality u (g, l, nr) order by u.nr);
-    execute 'lock table only ' || v_locks[1] || ' in share update exclusive mode';
+    if not forebay._try_lock_lane(p_group_ids[1], p_lanes[1]) then
+        perform forebay._wait_for_lane(p_lease_id, p_group_ids[1], p_lanes[1]);
+    end if;
     if v_count > 1 then
         -- Not waited for, since this call has a lane's lock: so sessions with several of them cannot wait for each other in a circle.
         begin
@@ -13149,7 +13147,7 @@ declare
     v_position forebay.promotion;
     v_at       timestamptz;
     v_next     timestamptz;
-    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    v_last     bigint;
 begin
     promoted := forebay.promote_v1(p_limit);
     held := forebay.lead_v1(p_holder, p_duties, p_seconds);
@@ -13164,6 +13162,7 @@ begin
         perform forebay._advance_flag('forebay.promoter_seq', (extract(epoch from server_time) * 1000)::bigint + sleep_millis + 30, 250);
     end if;
     has_lost := p_observed_seconds > 0 and exists (select from forebay._silent_leases(v_at, p_observed_seconds));
+    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     activity := v_last + coalesce(pg_sequence_last_value('forebay.deferred_seq'), 0) + pg_stat_get_tuples_inserted('forebay.batch'::regclass)
         + pg_stat_get_tuples_inserted('forebay.settlement'::regclass) + pg_stat_get_tuples_inserted('forebay.count_change'::regclass);
     has_full := exists (
@@ -20411,6 +20410,19 @@ $$;
 create function forebay._try_lock_lane(p_group_id bigint, p_lane bigint) returns boolean
 language sql volatile
 as $$ select forebay._try_lock('lane_' || (hashint8(p_group_id # p_lane) & 127)) $$;
+
+
+-- Take the lock of a group's lane, which another session has, for a claim of a lease. The claim passes a gate first: one of 16 for the lanes of
+-- a class. So at most 16 wait for the lock, and a sixteenth of the others for each gate. A session that has waited for a second looks for a
+-- deadlock, at a cost that grows with the cube of the sessions that wait for the same lock, and stops all other locks meanwhile.
+create function forebay._wait_for_lane(p_lease_id bigint, p_group_id bigint, p_lane bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    execute 'lock table only forebay.lock_gate_' || (((hashint8(p_group_id # p_lane) & 3) << 4) | (p_lease_id & 15)) || ' in share update exclusive mode';
+    execute 'lock table only forebay.lock_lane_' || (hashint8(p_group_id # p_lane) & 127) || ' in share update exclusive mode';
+end
+$$;
 
 
 -- May a settlement lock and read what claims decided? Not in the transaction of a handler, which may be open for seconds, and not where

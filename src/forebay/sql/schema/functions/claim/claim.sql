@@ -61,12 +61,8 @@ begin
     if set_config('synchronous_commit', 'off', true) is null then
         raise exception 'unreachable';
     end if;
-    -- If the lane's lock is not free, pass a gate first: one of 16 for the lanes of a class. So at most 16 wait for the lock, and a sixteenth of
-    -- the others for each gate. A session that has waited for a second looks for a deadlock, at a cost that grows with the cube of the
-    -- sessions that wait for the same lock, and stops all other locks meanwhile.
     if not forebay._try_lock_lane(p_group_id, p_lane) then
-        execute 'lock table only forebay.lock_gate_' || (((hashint8(p_group_id # p_lane) & 3) << 4) | (p_lease_id & 15)) || ' in share update exclusive mode';
-        -- include: lock_lane
+        perform forebay._wait_for_lane(p_lease_id, p_group_id, p_lane);
     end if;
     -- Two conditions, since a condition with a query is a statement even where the query is not evaluated.
     if pg_sequence_last_value('forebay.key_seq') is not null then

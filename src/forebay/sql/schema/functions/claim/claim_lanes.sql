@@ -14,7 +14,7 @@
 --   p_group_ids, p_lanes    as reported by ready_v1, 1 to 100 different ones
 --   p_limits                how many jobs to take of each lane, 1 to 10000. All together are bounded in bytes as one claim is.
 -- Errors: JQ001 a bad number, floor, limit or list, JQ012 not called alone. A closed lease gives no rows: claim_v1() raises.
--- Locks, in order: the lock of the first lane; those of the other lanes if they are free at once; the lease (KEY SHARE).
+-- Locks, in order: a gate, if the lock of the first lane is not free; that lock; those of the other lanes if they are free at once; the lease (KEY SHARE).
 -- Commits asynchronously: a durable settlement makes the earlier claim durable.
 -- pages: 80 + 40 a lane + 4 a job + 3 an open transaction
 create function forebay.claim_lanes_v1(
@@ -46,7 +46,9 @@ begin
     perform set_config('synchronous_commit', 'off', true);
     v_locks := array(select 'forebay.lock_lane_' || (hashint8(u.g # u.l) & 127)
                      from unnest(p_group_ids, p_lanes) with ordinality u (g, l, nr) order by u.nr);
-    execute 'lock table only ' || v_locks[1] || ' in share update exclusive mode';
+    if not forebay._try_lock_lane(p_group_ids[1], p_lanes[1]) then
+        perform forebay._wait_for_lane(p_lease_id, p_group_ids[1], p_lanes[1]);
+    end if;
     if v_count > 1 then
         -- Not waited for, since this call has a lane's lock: so sessions with several of them cannot wait for each other in a circle.
         begin

@@ -30,7 +30,7 @@ declare
     v_position forebay.promotion;
     v_at       timestamptz;
     v_next     timestamptz;
-    v_last     constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
+    v_last     bigint;
 begin
     promoted := forebay.promote_v1(p_limit);
     held := forebay.lead_v1(p_holder, p_duties, p_seconds);
@@ -45,6 +45,7 @@ begin
         perform forebay._advance_flag('forebay.promoter_seq', (extract(epoch from server_time) * 1000)::bigint + sleep_millis + 30, 250);
     end if;
     has_lost := p_observed_seconds > 0 and exists (select from forebay._silent_leases(v_at, p_observed_seconds));
+    v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     activity := v_last + coalesce(pg_sequence_last_value('forebay.deferred_seq'), 0) + pg_stat_get_tuples_inserted('forebay.batch'::regclass)
         + pg_stat_get_tuples_inserted('forebay.settlement'::regclass) + pg_stat_get_tuples_inserted('forebay.count_change'::regclass);
     has_full := exists (

@@ -30,6 +30,19 @@ language sql volatile
 as $$ select forebay._try_lock('lane_' || (hashint8(p_group_id # p_lane) & 127)) $$;
 
 
+-- Take the lock of a group's lane, which another session has, for a claim of a lease. The claim passes a gate first: one of 16 for the lanes of
+-- a class. So at most 16 wait for the lock, and a sixteenth of the others for each gate. A session that has waited for a second looks for a
+-- deadlock, at a cost that grows with the cube of the sessions that wait for the same lock, and stops all other locks meanwhile.
+create function forebay._wait_for_lane(p_lease_id bigint, p_group_id bigint, p_lane bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    execute 'lock table only forebay.lock_gate_' || (((hashint8(p_group_id # p_lane) & 3) << 4) | (p_lease_id & 15)) || ' in share update exclusive mode';
+    -- include: lock_lane
+end
+$$;
+
+
 -- May a settlement lock and read what claims decided? Not in the transaction of a handler, which may be open for seconds, and not where
 -- later statements would not see what the lock's last holder committed.
 --
