@@ -13,7 +13,7 @@ of the handler; both read the monotonic clock of the same machine.
 The clock starts only when the commit is known: a worker that is faster than the answer to the
 producer gives a figure near zero, or just below it.
 
-The idle cost is the server's CPU time only, as a share of one core, while workers poll without finding jobs.
+The idle cost is the CPU time of the workers' sessions in the server, as a share of one core, while workers poll without finding jobs.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ from forebay.embedded import temporary_server
 from forebay.errors import ForebayError
 from forebay.upgrade.migrate import migrate
 from forebay_bench._child import sleep_until
+from forebay_bench._idle_cost import idle_cost
 from forebay_bench._journal import Journal
-from forebay_bench._measure import percentile, round_figure, server_cpu_seconds
+from forebay_bench._measure import percentile, round_figure
 from forebay_bench._place import SERVER_SETTINGS, Place
 from forebay_bench._processes import (
     CONNECTIONS_OF_WORKER,
@@ -262,31 +263,10 @@ def _many_idle(
 
 
 def _measure_idle(place: Place, dsn: str, count: int, seconds: float) -> Idle:
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        # By then the cost of the start is over, the workers know their number, and the server's counters are
-        # up to date: an idle session reports its transactions within ten seconds.
-        time.sleep(min(12.0, 4.8 * seconds))
-        cpu, transactions, began = _server_cpu(place), _transactions(conn), time.monotonic()
-        time.sleep(seconds)
-        spent = time.monotonic() - began
-        after = _server_cpu(place)
-        return Idle(
-            count,
-            None if cpu is None or after is None else (after - cpu) / spent,
-            (_transactions(conn) - transactions) / spent,
-        )
-
-
-def _server_cpu(place: Place) -> float | None:
-    return None if place.postmaster_pid is None else server_cpu_seconds(place.postmaster_pid)
-
-
-def _transactions(conn: psycopg.Connection[Any]) -> int:
-    row = conn.execute(
-        "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
+    # By then the start is over, and the workers know their number.
+    cost = idle_cost(place, dsn, wait=min(12.0, 4.8 * seconds), seconds=seconds)
+    share = None if cost.cpu_ms is None else cost.cpu_ms / 1000
+    return Idle(count, share, cost.transactions)
 
 
 # --- the report ---
@@ -302,7 +282,7 @@ def _report(cases: Sequence[Case], idle: Sequence[Idle], rounds: int) -> Report:
         f"each case in {rounds} round{'s' * (rounds > 1)}, all waits together",
         "with few jobs the 99th percentile is nearly the longest wait",
         "committed 100 ms later, at 2,000/s: transactions of ten jobs each",
-        "idle workers share a few Python processes: the server's CPU time is measured, not theirs",
+        "idle workers share a few Python processes: the CPU time of their sessions in the server is measured, not theirs",
     ]
     if many.core_share is None:
         notes.append(

@@ -14,24 +14,21 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import time
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import psycopg
-
 from forebay_bench._counters import Counters
 from forebay_bench._cpu import COLUMNS, CPU_NOTE, JobCosts, micros_text
 from forebay_bench._drains import Drains
 from forebay_bench._engine import Runner, runner
+from forebay_bench._idle_cost import idle_cost
 from forebay_bench._journal import Journal
 from forebay_bench._measure import (
     Spread,
     in_turns,
     percentile,
-    process_cpu_seconds,
     ratio_of_rounds,
     round_figure,
 )
@@ -168,36 +165,12 @@ def _rest(place: Place, each: Measured, share: float) -> None:
         if each.queues > 1:
             process.call("spread", queues=each.queues)
         process.call("idle", count=1)
-        with psycopg.connect(each.process.dsn, autocommit=True) as conn:
-            # An idle session reports its transactions within ten seconds.
-            time.sleep(_REST_SECONDS * share)
-            before, transactions, began = _session_cpu(conn), _transactions(conn), time.monotonic()
-            time.sleep(_IDLE_SECONDS * share)
-            spent = time.monotonic() - began
-            after = _session_cpu(conn)
-            each.idle_transactions = (_transactions(conn) - transactions) / spent
-        if place.postmaster_pid is not None:
-            used = sum(cpu - before.get(pid, 0.0) for pid, cpu in after.items())
-            each.idle_ms = used / spent * 1000
+        idle = idle_cost(
+            place, each.process.dsn, wait=_REST_SECONDS * share, seconds=_IDLE_SECONDS * share
+        )
+        each.idle_ms, each.idle_transactions = idle.cpu_ms, idle.transactions
     finally:
         process.close()
-
-
-def _session_cpu(conn: psycopg.Connection[Any]) -> dict[int, float]:
-    """Return the CPU seconds of each other session of this database, by process."""
-    rows = conn.execute(
-        "select pid from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
-        " and backend_type = 'client backend'"
-    ).fetchall()
-    return {pid: process_cpu_seconds(pid) or 0.0 for (pid,) in rows}
-
-
-def _transactions(conn: psycopg.Connection[Any]) -> int:
-    row = conn.execute(
-        "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
 
 
 def _report(

@@ -6,7 +6,7 @@ that the server wrote. ``plain`` is the least that a queue can do, in turns on t
 each notification one ``DELETE ... RETURNING`` with ``SKIP LOCKED``, in a loop around one connection. Peers take part if they are named,
 each with one process that enqueues and one that works. The pickup is the time from the known commit to the handler's first line.
 
-The idle workers serve one queue without jobs. Their cost is the CPU time of the server, and its transactions, a second.
+The idle workers serve one queue without jobs. Their cost is the CPU time of their sessions, and their transactions, a second.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from forebay_bench._child import sleep_until
 from forebay_bench._counters import Counters
 from forebay_bench._cpu import micros_text
 from forebay_bench._engine import Runner, runner
+from forebay_bench._idle_cost import IdleCost, idle_cost
 from forebay_bench._journal import Journal
 from forebay_bench._measure import (
     percentile,
@@ -91,14 +92,6 @@ class Costs:
     parts: list[Counter[str]] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Idle:
-    """The cost of idle workers a second."""
-
-    cpu_ms: float | None
-    transactions: float
-
-
 def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
     """Run the scenario."""
     seconds = (_FULL_SECONDS if options.full else _QUICK_SECONDS) * min(1.0, options.scale)
@@ -106,7 +99,7 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     ours, plain = Costs(), Costs()
     peers = [] if options.compare is None else installed(options.compare)
     found = {peer.NAME: Costs() for peer in peers}
-    idle: dict[str, Idle] = {}
+    idle: dict[str, IdleCost] = {}
     count = max(2, round(_IDLE_WORKERS * min(1.0, options.scale)))
     idle_seconds = _IDLE_SECONDS * min(1.0, max(0.2, options.scale))
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
@@ -153,12 +146,14 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
             set_wakeup(dsn, on=True)
             progress(f"{count} idle workers")
             with scripts("forebay_bench._idle", [dsn, str(count)]):
-                idle["forebay"] = _measure_idle(place, dsn, idle_seconds)
+                idle["forebay"] = idle_cost(place, dsn, wait=idle_seconds, seconds=2 * idle_seconds)
         for peer in peers:
             progress(f"{count} idle workers of {peer.NAME}")
             with runner(peer.NAME, place, create=peer.create) as process:
                 process.call("idle", count=count)
-                idle[peer.NAME] = _measure_idle(place, process.dsn, idle_seconds)
+                idle[peer.NAME] = idle_cost(
+                    place, process.dsn, wait=idle_seconds, seconds=2 * idle_seconds
+                )
     all_costs = {"forebay": ours, "plain": plain, **found}
     return _report(all_costs, idle, count, rounds, [peer.NOTE for peer in peers])
 
@@ -251,35 +246,13 @@ def _ended(script: Script) -> int:
     return int(script.read_message())
 
 
-def _measure_idle(place: Place, dsn: str, seconds: float) -> Idle:
-    with psycopg.connect(dsn, autocommit=True) as conn:
-        # The start is over, and the workers know their number; an idle session reports its transactions within ten seconds.
-        time.sleep(1.2 * seconds)
-        cpu, transactions, began = _server_cpu(place), _transactions(conn), time.monotonic()
-        time.sleep(2 * seconds)
-        spent = time.monotonic() - began
-        after = _server_cpu(place)
-        return Idle(
-            None if cpu is None or after is None else (after - cpu) / spent * 1000,
-            (_transactions(conn) - transactions) / spent,
-        )
-
-
 def _server_cpu(place: Place) -> float | None:
     return None if place.postmaster_pid is None else server_cpu_seconds(place.postmaster_pid)
 
 
-def _transactions(conn: psycopg.Connection[Any]) -> int:
-    row = conn.execute(
-        "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
-    ).fetchone()
-    assert row is not None
-    return int(row[0])
-
-
 def _report(
     costs: dict[str, Costs],
-    idle: dict[str, Idle],
+    idle: dict[str, IdleCost],
     idle_count: int,
     rounds: int,
     notes: Sequence[str],
@@ -322,7 +295,11 @@ def _report(
             ("server CPU of a job, us", _median(ours.server), 600),
             ("worker CPU of a job, us", _median(ours.worker), 550),
             ("write-ahead log of a job, bytes", _median(ours.wal), 900),
-            (f"{idle_count} idle workers: server CPU, ms a second", idle["forebay"].cpu_ms, 7),
+            (
+                f"{idle_count} idle workers: server CPU of their sessions, ms a second",
+                idle["forebay"].cpu_ms,
+                7,
+            ),
             (
                 f"{idle_count} idle workers: transactions a second",
                 idle["forebay"].transactions,
