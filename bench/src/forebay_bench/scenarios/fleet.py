@@ -333,7 +333,7 @@ def _report(
             ratio("ours_held", "classic_held"),
             at_least=2.0,
         ),
-        Bar(at + "sharded, against classic", ratio("sharded", "classic"), at_least=0.8),
+        Bar(at + "sharded, against classic", ratio("sharded", "classic"), at_least=1.0),
         Bar(
             at + "sharded, both held, against classic",
             ratio("sharded_held", "classic_held"),
