@@ -43,6 +43,9 @@ _PROGRAMS: Final = {
     "app": "import forebay; app = forebay.App(); app.job(lambda number: None, name='work')",
 }
 _ENQUEUE: Final = "select forebay.enqueue('record_start', '{\"number\": 1}', 'pickup')"
+#: The first process keeps what it compiled, as everywhere where nobody has forbidden it; otherwise each start compiles the library.
+_WITH_BYTECODE: Final = {"PYTHONDONTWRITEBYTECODE": ""}
+
 _CONNECTIONS: Final = "select count(*) from pg_stat_activity where datname = current_database() and application_name like 'forebay %'"
 
 
@@ -102,7 +105,7 @@ def _starts(
         for number in range(rounds + 1):
             progress(f"worker {number} of {rounds} starts")
             notes = Journal(Path(folder) / f"notes{number}")
-            settings = {"FOREBAY_QUEUE": "pickup", **notes.environment}
+            settings = {"FOREBAY_QUEUE": "pickup", **notes.environment, **_WITH_BYTECODE}
             with (
                 place.database("start") as dsn,
                 workers(dsn, settings=settings) as processes,
@@ -128,7 +131,7 @@ def _starts(
 
 def _cpu_seconds(code: str) -> float:
     """Return the processor time of a new interpreter that runs a text."""
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment = {**os.environ, **_WITH_BYTECODE}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-c", code], check=True, env=environment)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
