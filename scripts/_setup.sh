@@ -2,6 +2,9 @@
 # Changes nothing outside the checkout but the caches of pip and uv, and prints to stderr only,
 # because a script's own output may be meant for a program.
 
+# The scripts start hundreds of processes. Without their bytecode each one compiles the library again.
+unset PYTHONDONTWRITEBYTECODE
+
 # environment EXTRA: .venv holds this checkout (editable) with that extra of pyproject.toml; for the extras "test" and
 # "dev" also the distribution in bench.
 environment() {
