@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from forebay.db.session import Session
+from forebay.worker import _polling
 from tests.support.engine import connect, enqueue, one, sqlstate
 from tests.support.fix_worker import running
 from tests.support.proxy import Proxy
@@ -123,6 +124,38 @@ async def test_a_worker_without_a_free_slot_resigns(app, conn, database):
         assert started[1][1] - began < 0.5
         assert other._executor.busy
         release.set()
+
+
+async def test_a_job_that_nobody_announced_is_noticed(app, conn, monkeypatch):
+    """
+    The worker knows that producers notify, and polls rarely. This one does not: from the first of its jobs on the worker polls as often as
+    if nobody did. A poll that is late cannot tell, so a few jobs may be needed.
+    """
+    ran = []
+
+    @app.job
+    async def work(number: int) -> None:
+        ran.append(number)
+
+    monkeypatch.setattr(_polling, "_QUIET_SECONDS", 0.1)
+    conn.execute("set forebay.wakeup = 'off'")
+    async with running(app) as worker:
+        leadership, often = worker._leadership, worker._settings.poll_seconds
+        await wait_for_async(lambda: leadership.producers_notify is not None)
+        leadership.producers_notify = (
+            True  # Not so in this database, which allows prepared transactions.
+        )
+        sent = 0
+
+        def is_noticed() -> bool:
+            nonlocal sent
+            if sent == len(ran) and leadership.poll_seconds > often:
+                work.enqueue(conn, sent)
+                sent += 1
+            return leadership.misses_notifications
+
+        await wait_for_async(is_noticed, 10)
+        assert leadership.poll_seconds == often
 
 
 async def test_without_notifications_a_heartbeat_reports_a_duty_without_a_leader(

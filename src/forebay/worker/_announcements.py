@@ -39,6 +39,10 @@ class Announcements:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
+    def __contains__(self, queue: str) -> bool:
+        """Whether a notification of this queue waits."""
+        return queue in self._waiting
+
     def add(self, queue: str) -> None:
         """Record a notification."""
         early, until = self._early.pop(queue, (0, 0.0))

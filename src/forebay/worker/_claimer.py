@@ -152,7 +152,7 @@ class Claimer:
     def notify(self, queue: str) -> None:
         """Record the notification of a producer for a queue."""
         self._notified.add(queue)
-        self._leadership.record_notification()
+        self._leadership.record_notification(queue)
         self._signals.wake.set()
 
     def look(self) -> None:
@@ -267,7 +267,8 @@ class Claimer:
             await self._signals.sleep(settings.poll_seconds if self._leadership.held else None)
             return True
         idle = self._executor.is_idle
-        was_drained = self._is_drained and time.monotonic() < self._polled_until
+        # A poll that comes later than planned tells nothing: producers need not notify any more.
+        must_be_announced = self._is_drained and time.monotonic() < self._ready.announced_until
         lanes = await self._ready.next(wanted)
         self._is_drained = not lanes
         if not lanes:
@@ -278,8 +279,11 @@ class Claimer:
                 return False
             await self._signals.sleep(self._leadership.idle_seconds())
             return False
-        if was_drained and not self._notified and any(not lane.is_private for lane in lanes):
-            self._leadership.record_unannounced()
+        if must_be_announced:
+            new = {lane.queue for lane in lanes if not lane.is_private}
+            self._leadership.record_unannounced(
+                queue for queue in new if queue not in self._notified
+            )
         claimed = await self._claim_planned(lease, lanes, wanted)
         await self._leadership.resign_when_saturated()
         if claimed == 0:

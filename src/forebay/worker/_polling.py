@@ -26,7 +26,7 @@ from forebay.policy.leadership import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from forebay.config import WorkerSettings
     from forebay.db.session import Session
@@ -88,8 +88,8 @@ class PollLeadership:
         self.producers_notify: bool | None = None
         self._notified_at = self._missed_at = -math.inf
         self._worked_at = time.monotonic()
-        #: When a poll found a job that was not announced yet.
-        self._unannounced_at: float | None = None
+        #: By queue, when a poll found a job that was not announced yet.
+        self._unannounced: dict[str, float] = {}
         self._leadership = self._of([])
 
     def _of(self, groups: Collection[int]) -> Leadership:
@@ -138,10 +138,7 @@ class PollLeadership:
     def poll_seconds(self) -> float:
         """How long a leader waits for its next poll: ``poll_seconds``, or longer where notifications arrive."""
         seconds, now = self._settings.poll_seconds, time.monotonic()
-        found_at = self._unannounced_at
-        if found_at is not None and now - found_at > _NOTIFICATION_DELAY_SECONDS:
-            self._missed_at, self._unannounced_at = found_at, None
-        if self._alone or self.without_notifications or now - self._missed_at < _MISSED_SECONDS:
+        if self._alone or self.without_notifications or self.misses_notifications:
             return seconds
         if self.is_notified:
             return seconds * _NOTIFIED_FACTOR
@@ -150,18 +147,30 @@ class PollLeadership:
         return seconds
 
     @property
+    def misses_notifications(self) -> bool:
+        """Whether a poll found a job a short time ago that its producer did not announce."""
+        now = time.monotonic()
+        for queue, found_at in list(self._unannounced.items()):
+            if now - found_at > _NOTIFICATION_DELAY_SECONDS:
+                self._missed_at = max(self._missed_at, found_at)
+                del self._unannounced[queue]
+        return now - self._missed_at < _MISSED_SECONDS
+
+    @property
     def is_notified(self) -> bool:
         """Whether producers notified this worker of new jobs a short time ago."""
         return time.monotonic() - self._notified_at < _NOTIFIED_SECONDS
 
-    def record_notification(self) -> None:
-        """A producer notified this worker of a new job."""
-        self._notified_at, self._unannounced_at = time.monotonic(), None
+    def record_notification(self, queue: str) -> None:
+        """A producer notified this worker of a new job of a queue."""
+        self._notified_at = time.monotonic()
+        self._unannounced.pop(queue, None)
 
-    def record_unannounced(self) -> None:
-        """A poll found a new job while producers had to notify. Unless the notification is under way, it was missed."""
-        if self._unannounced_at is None:
-            self._unannounced_at = time.monotonic()
+    def record_unannounced(self, queues: Iterable[str]) -> None:
+        """A poll found new jobs of these queues while producers had to notify. Unless the notification is under way, it was missed."""
+        now = time.monotonic()
+        for queue in queues:
+            self._unannounced.setdefault(queue, now)
 
     def assume_leaderless(self, groups: Collection[int]) -> bool:
         """Try soon to lead if one of these groups is wanted and not led by this worker; return whether that is so."""

@@ -76,6 +76,8 @@ class ReadyLanes:
         self.last: frozenset[int] = frozenset()
         #: The time (monotonic clock) at which the last poll is no longer recent.
         self.until = 0.0
+        #: Until when (monotonic clock) producers notify, after the last poll that found no lane.
+        self.announced_until = 0.0
 
     async def next(self, wanted: int) -> list[ReadyLane]:
         """Return ready lanes, by the poll that was sent between two claims, by the rest of the last answer, or by a new poll.
@@ -163,9 +165,12 @@ class ReadyLanes:
 
     async def _poll(self) -> list[ReadyLane]:
         called_at, recent = time.monotonic(), self._leadership.poll_seconds
+        sleep_millis = self._leadership.sleep_millis
         lanes = await self._leadership.poll(list(self._leases.groups))
         self._signals.has_polled = True
         self.last = frozenset(lane.lane for lane in lanes)
         self._record_public(lanes)
         self.until = called_at + recent
+        if not lanes:
+            self.announced_until = called_at + (sleep_millis or 0) / 1000
         return lanes

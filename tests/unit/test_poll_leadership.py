@@ -1,0 +1,49 @@
+"""What the leader of polls concludes from the notifications that come, and from those that do not."""
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from forebay.config import WorkerSettings
+from forebay.worker import _polling
+from forebay.worker._polling import PollLeadership
+
+
+@pytest.fixture
+def clock(monkeypatch) -> SimpleNamespace:
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(_polling, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    return clock
+
+
+@pytest.fixture
+def leadership(clock) -> PollLeadership:
+    session = cast("Any", SimpleNamespace(is_pooled=False))
+    return PollLeadership(session, WorkerSettings(), 1, alone=False)
+
+
+def test_a_job_whose_notification_is_under_way_was_announced(leadership, clock):
+    leadership.record_unannounced(["mail"])
+    clock.now += 0.05
+    leadership.record_notification("mail")
+    clock.now += 1.0
+    assert not leadership.misses_notifications
+    assert leadership.poll_seconds > WorkerSettings().poll_seconds
+
+
+def test_a_notification_of_another_queue_announces_nothing(leadership, clock):
+    leadership.record_unannounced(["mail"])
+    leadership.record_notification("other")
+    assert not leadership.misses_notifications
+    clock.now += 1.0
+    assert leadership.misses_notifications
+    assert leadership.poll_seconds == WorkerSettings().poll_seconds
+
+
+def test_a_missed_notification_is_forgotten_after_a_minute(leadership, clock):
+    leadership.record_unannounced(["mail"])
+    clock.now += 1.0
+    assert leadership.misses_notifications
+    clock.now += 60.0
+    assert not leadership.misses_notifications
