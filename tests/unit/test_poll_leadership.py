@@ -17,10 +17,31 @@ def clock(monkeypatch) -> SimpleNamespace:
     return clock
 
 
+def leadership_of(settings: WorkerSettings) -> PollLeadership:
+    session = cast("Any", SimpleNamespace(is_pooled=False))
+    return PollLeadership(session, settings, 1, alone=False)
+
+
 @pytest.fixture
 def leadership(clock) -> PollLeadership:
-    session = cast("Any", SimpleNamespace(is_pooled=False))
-    return PollLeadership(session, WorkerSettings(), 1, alone=False)
+    return leadership_of(WorkerSettings())
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.05, 1.0, 4.0, 20.0, 60.0])
+def test_producers_believe_every_sleep(clock, seconds):
+    """
+    A worker that was notified, or that is quiet, polls less often. A sleep of more than 70 s would count as a mistake of the clock, so that nobody
+    notified.
+    """
+    leadership = leadership_of(WorkerSettings(poll_seconds=seconds))
+    leadership.producers_notify = True
+    sleeps = [leadership.sleep_millis]
+    clock.now += 5.0
+    sleeps.append(leadership.sleep_millis)
+    leadership.record_notification("mail")
+    sleeps.append(leadership.sleep_millis)
+    assert all(sleep is not None and 1000 * seconds <= sleep <= 65_000 for sleep in sleeps)
+    assert leadership.poll_seconds <= max(seconds, 5.0)
 
 
 def test_a_job_whose_notification_is_under_way_was_announced(leadership, clock):

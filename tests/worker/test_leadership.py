@@ -158,6 +158,29 @@ async def test_a_job_that_nobody_announced_is_noticed(app, conn, monkeypatch):
         assert leadership.poll_seconds == often
 
 
+async def test_a_job_runs_though_its_notification_is_taken_for_that_of_another(app, conn):
+    """
+    A claim took more jobs than were announced, so one notification counts as late. It is that of a new job, and the next poll is far away.
+    """
+    ran = []
+
+    @app.job
+    async def work(number: int) -> None:
+        ran.append(number)
+
+    conn.execute("set forebay.wakeup = 'on'")
+    async with running(app, poll_seconds=30.0) as worker:
+        await wait_for_async(lambda: worker._leadership.held)
+        work.enqueue(conn, 0)
+        await wait_for_async(lambda: ran == [0])
+        await wait_for_async(lambda: worker._claimer._is_drained)
+        worker._claimer._notified.explain("default", 0, taken=1)
+        until = worker._claimer._notified._early["default"][1] + 60.0
+        worker._claimer._notified._early["default"] = 1, until
+        work.enqueue(conn, 1)
+        await wait_for_async(lambda: ran == [0, 1], 10)
+
+
 async def test_without_notifications_a_heartbeat_reports_a_duty_without_a_leader(
     app, conn, database, monkeypatch
 ):

@@ -44,7 +44,7 @@ class WorkerSettings:
     )
     poll_seconds: float = setting(
         0.05,
-        "interval between polls of the one idle worker that polls; up to twenty times longer while producers notify",
+        "interval between polls of the one idle worker that polls; while producers notify up to twenty times longer, and no more than 5 s",
     )
     lease_seconds: float = setting(
         30.0, "a worker without a heartbeat for this time loses its jobs"

@@ -10,24 +10,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: How much later than its job a notification may come.
-_DELAY_SECONDS: Final = 0.01
+DELAY_SECONDS: Final = 0.01
 
 
 class Announcements:
     """Counts the notifications of each queue, and the jobs that were claimed before theirs came.
 
-    A claim takes jobs whose notifications are under way. These need no claim when they come. It owns these numbers only: a wrong one costs
-    a claim that finds nothing, or delays a job until the next poll.
+    A claim takes jobs whose notifications are under way. These need no claim when they come. A job of another transaction may be
+    mistaken for one of them, since a transaction with many jobs notifies once: whoever adds a notification that is explained
+    asks ``is_doubtful`` a little later. A wrong number costs a claim that finds nothing, or this delay.
 
     Args:
         clock: the monotonic clock, in seconds.
 
     >>> notified = Announcements(clock=lambda: 0.0)
     >>> notified.add("mail")
+    True
     >>> notified.explain("mail", notified.take()["mail"], taken=3)
     True
-    >>> notified.add("mail"), bool(notified), notified.add("mail"), notified.add("mail"), dict(notified.take())
-    (None, False, None, None, {'mail': 1})
+    >>> [notified.add("mail") for _ in range(3)], dict(notified.take())
+    ([False, False, True], {'mail': 1})
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -35,6 +37,8 @@ class Announcements:
         self._waiting: Counter[str] = Counter()
         #: By queue, how many claimed jobs may still be announced, and until when.
         self._early: dict[str, tuple[int, float]] = {}
+        #: The queues with a notification that was explained, and no claim since.
+        self._doubtful: set[str] = set()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -43,22 +47,41 @@ class Announcements:
         """Whether a notification of this queue waits."""
         return queue in self._waiting
 
-    def add(self, queue: str) -> None:
-        """Record a notification."""
+    def add(self, queue: str) -> bool:
+        """Record a notification; return whether it needs a claim: none has taken its job, as far as is known."""
         early, until = self._early.pop(queue, (0, 0.0))
         if early and self._clock() <= until:
             if early > 1:
                 self._early[queue] = early - 1, until
-            return
+            self._doubtful.add(queue)
+            return False
         self._waiting[queue] += 1
+        return True
+
+    def is_doubtful(self, queue: str) -> bool:
+        """Return whether a notification was explained and no claim came since: then one is needed, which will hardly find a job."""
+        if queue not in self._doubtful:
+            return False
+        self._doubtful.remove(queue)
+        self._waiting[queue] += 0
+        return True
 
     def take(self) -> Counter[str]:
         """Return the number of notifications that wait, by queue, and forget them."""
         waiting, self._waiting = self._waiting, Counter()
+        self._doubtful -= waiting.keys()
         return waiting
 
     def explain(self, queue: str, notifications: int, taken: int) -> bool:
         """Record how many jobs a claim found after some notifications; return whether there were as many."""
-        if taken > notifications:
-            self._early[queue] = taken - notifications, self._clock() + _DELAY_SECONDS
+        early = taken - notifications
+        if early > 0 and queue in self._waiting:
+            # These came while the claim was under way.
+            arrived = min(early, self._waiting[queue])
+            early -= arrived
+            self._waiting[queue] -= arrived
+            if not self._waiting[queue]:
+                del self._waiting[queue]
+        if early > 0:
+            self._early[queue] = early, self._clock() + DELAY_SECONDS
         return taken >= notifications

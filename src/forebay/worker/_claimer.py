@@ -29,7 +29,7 @@ from forebay.policy.claims import (
     is_full_claim,
     plan_claims,
 )
-from forebay.worker._announcements import Announcements
+from forebay.worker._announcements import DELAY_SECONDS, Announcements
 from forebay.worker._claim_calls import ClaimCalls
 from forebay.worker._held import HeldJob
 from forebay.worker._linger import Linger
@@ -151,9 +151,15 @@ class Claimer:
 
     def notify(self, queue: str) -> None:
         """Record the notification of a producer for a queue."""
-        self._notified.add(queue)
         self._leadership.record_notification(queue)
-        self._signals.wake.set()
+        if self._notified.add(queue):
+            self._signals.wake.set()
+        else:
+            asyncio.get_running_loop().call_later(DELAY_SECONDS, self._claim_if_doubtful, queue)
+
+    def _claim_if_doubtful(self, queue: str) -> None:
+        if self._notified.is_doubtful(queue):
+            self._signals.wake.set()
 
     def look(self) -> None:
         """Poll soon: jobs became ready that no producer announced."""

@@ -42,6 +42,9 @@ _SATURATED_SECONDS = 0.05
 _NOTIFIED_FACTOR = 4
 _QUIET_FACTOR = 20
 
+#: The longest such wait, unless ``poll_seconds`` is longer. Producers ignore a sleep of more than 70 s, see ``forebay._is_ahead()``.
+_STRETCHED_SECONDS_MAX = 5.0
+
 #: For how long a notification shows that they arrive; and after how long without work a worker is quiet.
 _NOTIFIED_SECONDS = 10.0
 _QUIET_SECONDS = 2.0
@@ -140,11 +143,12 @@ class PollLeadership:
         seconds, now = self._settings.poll_seconds, time.monotonic()
         if self._alone or self.without_notifications or self.misses_notifications:
             return seconds
+        factor = 1
         if self.is_notified:
-            return seconds * _NOTIFIED_FACTOR
-        if self.producers_notify and now - self._worked_at > _QUIET_SECONDS:
-            return seconds * _QUIET_FACTOR
-        return seconds
+            factor = _NOTIFIED_FACTOR
+        elif self.producers_notify and now - self._worked_at > _QUIET_SECONDS:
+            factor = _QUIET_FACTOR
+        return max(seconds, min(seconds * factor, _STRETCHED_SECONDS_MAX))
 
     @property
     def misses_notifications(self) -> bool:
