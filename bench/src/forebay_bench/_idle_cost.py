@@ -30,7 +30,7 @@ class IdleCost:
 def idle_cost(place: Place, dsn: str, *, wait: float, seconds: float) -> IdleCost:
     """Measure the sessions of a database for some seconds, after a wait.
 
-    Other processes of the server are left out: autovacuum visits what earlier scenarios wrote, at a time of its own.
+    Other processes of the server are left out: autovacuum visits what earlier scenarios wrote, at a time that differs between runs.
 
     Args:
         place: the server.

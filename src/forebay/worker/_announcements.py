@@ -17,8 +17,8 @@ class Announcements:
     """Counts the notifications of each queue, and the jobs that were claimed before theirs came.
 
     A claim takes jobs whose notifications are under way. These need no claim when they come. A job of another transaction may be
-    mistaken for one of them, since a transaction with many jobs notifies once: whoever adds a notification that is explained
-    asks ``is_doubtful`` a little later. A wrong number costs a claim that finds nothing, or this delay.
+    mistaken for one of them, since a transaction with many jobs notifies once. So the caller that adds a notification which needs no
+    claim asks ``is_doubtful`` a little later. A wrong number costs a claim that finds nothing, or this delay.
 
     Args:
         clock: the monotonic clock, in seconds.

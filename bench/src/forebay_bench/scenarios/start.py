@@ -43,7 +43,7 @@ _PROGRAMS: Final = {
     "app": "import forebay; app = forebay.App(); app.job(lambda number: None, name='work')",
 }
 _ENQUEUE: Final = "select forebay.enqueue('record_start', '{\"number\": 1}', 'pickup')"
-#: The first process keeps what it compiled, as everywhere where nobody has forbidden it; otherwise each start compiles the library.
+#: The first process keeps what it compiled, which is the default of Python. Otherwise each start compiles the library.
 _WITH_BYTECODE: Final = {"PYTHONDONTWRITEBYTECODE": ""}
 
 _CONNECTIONS: Final = "select count(*) from pg_stat_activity where datname = current_database() and application_name like 'forebay %'"
