@@ -54,11 +54,11 @@ def test_an_explained_notification_is_doubtful_until_the_next_claim(notified):
     notified.add("mail")
     notified.explain("mail", notified.take()["mail"], taken=100)
     assert not notified.add("mail")
-    assert notified.is_doubtful("mail")
+    assert notified.recheck("mail")
     claimed = notified.take()
     assert claimed.keys() == {"mail"}
     assert notified.explain("mail", claimed["mail"], taken=0), "nothing is amiss if it finds none"
-    assert not notified.is_doubtful("mail")
+    assert not notified.recheck("mail")
 
 
 def test_a_claim_in_between_ends_the_doubt(notified, clock):
@@ -68,7 +68,7 @@ def test_a_claim_in_between_ends_the_doubt(notified, clock):
     clock.now += DELAY_SECONDS / 2
     notified.add("mail")
     notified.take()
-    assert not notified.is_doubtful("mail")
+    assert not notified.recheck("mail")
 
 
 def test_what_comes_too_late_is_explained_by_nothing(notified, clock):

@@ -18,7 +18,7 @@ class Announcements:
 
     A claim takes jobs whose notifications are under way. These need no claim when they come. A job of another transaction may be
     mistaken for one of them, since a transaction with many jobs notifies once. So the caller that adds a notification which needs no
-    claim asks ``is_doubtful`` a little later. A wrong number costs a claim that finds nothing, or this delay.
+    claim calls ``recheck`` a little later. A wrong number costs a claim that finds nothing, or this delay.
 
     Args:
         clock: the monotonic clock, in seconds.
@@ -58,8 +58,8 @@ class Announcements:
         self._waiting[queue] += 1
         return True
 
-    def is_doubtful(self, queue: str) -> bool:
-        """Return whether a notification was explained and no claim came since: then one is needed, which will hardly find a job."""
+    def recheck(self, queue: str) -> bool:
+        """Ask for a claim if a notification was explained and no claim came since; return whether one is asked for. It will hardly find a job."""
         if queue not in self._doubtful:
             return False
         self._doubtful.remove(queue)
@@ -75,9 +75,9 @@ class Announcements:
     def explain(self, queue: str, notifications: int, taken: int) -> bool:
         """Record how many jobs a claim found after some notifications; return whether there were as many."""
         early = taken - notifications
-        if early > 0 and queue in self._waiting:
-            # These came while the claim was under way.
-            arrived = min(early, self._waiting[queue])
+        # These came while the claim was under way.
+        arrived = min(early, self._waiting.get(queue, 0))
+        if arrived > 0:
             early -= arrived
             self._waiting[queue] -= arrived
             if not self._waiting[queue]:

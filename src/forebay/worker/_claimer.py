@@ -155,10 +155,10 @@ class Claimer:
         if self._notified.add(queue):
             self._signals.wake.set()
         else:
-            asyncio.get_running_loop().call_later(DELAY_SECONDS, self._claim_if_doubtful, queue)
+            asyncio.get_running_loop().call_later(DELAY_SECONDS, self._recheck, queue)
 
-    def _claim_if_doubtful(self, queue: str) -> None:
-        if self._notified.is_doubtful(queue):
+    def _recheck(self, queue: str) -> None:
+        if self._notified.recheck(queue):
             self._signals.wake.set()
 
     def look(self) -> None:
