@@ -49,8 +49,6 @@ _install() {
     local pip=(.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --no-deps)
     "${pip[@]}" --require-hashes --requirement .venv/requirements.txt
     "${pip[@]}" --no-build-isolation --editable ".[$extra]" ${bench[@]+"${bench[@]}"}
-    # Programs write the byte code of what they use, unless told not to. Some packages have files for a newer Python.
-    if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then .venv/bin/python -m compileall -qq -j 0 .venv/lib || true; fi
 }
 
 _find_python() {

@@ -38,6 +38,7 @@ class Leadership:
     """Polls the database, as each worker does through its leadership."""
 
     poll_seconds = 0.05
+    sleep_millis = 80
 
     def __init__(self, database, held):
         self.database = database

@@ -43,7 +43,7 @@ class Announcements:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
-    def __contains__(self, queue: str) -> bool:
+    def __contains__(self, queue: object) -> bool:
         """Whether a notification of this queue waits."""
         return queue in self._waiting
 

@@ -273,23 +273,15 @@ class Claimer:
             await self._signals.sleep(settings.poll_seconds if self._leadership.held else None)
             return True
         idle = self._executor.is_idle
-        # A poll that comes later than planned tells nothing: producers need not notify any more.
-        must_be_announced = self._is_drained and time.monotonic() < self._ready.announced_until
-        lanes = await self._ready.next(wanted)
+        lanes = await self._ready.next(wanted, self._notified if self._is_drained else None)
         self._is_drained = not lanes
         if not lanes:
             signals.failed_claims = 0  # now, since this call may sleep
             self._polled_until = self._ready.until
             self._leadership.record_idle()
-            if self._is_finished is not None and idle:
-                return False
-            await self._signals.sleep(self._leadership.idle_seconds())
+            if self._is_finished is None or not idle:
+                await self._signals.sleep(self._leadership.idle_seconds())
             return False
-        if must_be_announced:
-            new = {lane.queue for lane in lanes if not lane.is_private}
-            self._leadership.record_unannounced(
-                queue for queue in new if queue not in self._notified
-            )
         claimed = await self._claim_planned(lease, lanes, wanted)
         await self._leadership.resign_when_saturated()
         if claimed == 0:
@@ -348,9 +340,8 @@ class Claimer:
 
     def _rows(self, lane: ReadyLane, count: int) -> int:
         """Return how many of the wanted jobs one claim asks for."""
-        if time.monotonic() < self._shared_until:
-            count = min(count, _SHARED_ROWS)
-        return self._sizes.rows(lane.lane, self._linger.rows(lane, count))
+        most = _SHARED_ROWS if time.monotonic() < self._shared_until else count
+        return self._sizes.rows(lane.lane, self._linger.rows(lane, min(count, most)))
 
     def _repeat_until(self) -> float:
         """Return until when (monotonic clock) to claim from a single ready lane without a poll."""

@@ -10,7 +10,7 @@ from forebay.ops import protocol
 from forebay.policy.claims import LANES_PER_CLAIM
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 
     from forebay.db.session import Session
     from forebay.ops.protocol import ReadyLane
@@ -79,18 +79,24 @@ class ReadyLanes:
         #: Until when (monotonic clock) producers notify, after the last poll that found no lane.
         self.announced_until = 0.0
 
-    async def next(self, wanted: int) -> list[ReadyLane]:
+    async def next(self, wanted: int, notified: Container[str] | None = None) -> list[ReadyLane]:
         """Return ready lanes, by the poll that was sent between two claims, by the rest of the last answer, or by a new poll.
 
         Args:
             wanted: how many jobs the worker can claim.
+            notified: the queues with a notification that waits, if all other lanes were empty; None: some may have had jobs before.
         """
         poll, self._between_claims = self._between_claims, None
         if poll is None and self._parts and time.monotonic() < self._parts_until:
             return self._next_part(wanted)
         # An answer without lanes is not used: a job that ran meanwhile may have made some ready.
         called_at = time.monotonic()
+        # A poll that comes later than planned tells nothing: producers need not notify any more.
+        must_be_announced = notified is not None and called_at < self.announced_until
         lanes = (await poll if poll else []) or await self._poll()
+        if notified is not None and must_be_announced:
+            new = {lane.queue for lane in lanes if not lane.is_private}
+            self._leadership.record_unannounced(queue for queue in new if queue not in notified)
         self._parts = []
         if not self._is_divisible or len(lanes) <= LANES_PER_CLAIM:
             return lanes
