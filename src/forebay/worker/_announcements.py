@@ -59,7 +59,7 @@ class Announcements:
         return True
 
     def recheck(self, queue: str) -> bool:
-        """Ask for a claim if a notification was explained and no claim came since; return whether one is asked for. It will hardly find a job."""
+        """Return whether a claim is needed after all: a notification was explained, and no claim came since. It will rarely find a job."""
         if queue not in self._doubtful:
             return False
         self._doubtful.remove(queue)
