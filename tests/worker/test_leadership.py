@@ -128,8 +128,8 @@ async def test_a_worker_without_a_free_slot_resigns(app, conn, database):
 
 async def test_a_job_that_nobody_announced_is_noticed(app, conn, monkeypatch):
     """
-    The worker knows that producers notify, and polls rarely. This one does not: from the first of its jobs on the worker polls as often as
-    if nobody did. A poll that is late cannot tell, so a few jobs may be needed.
+    The worker expects notifications and polls rarely, but this producer sends none. After its first job the worker polls at the shortest interval.
+    A late poll proves nothing, so the test may need several jobs.
     """
     ran = []
 
@@ -142,9 +142,8 @@ async def test_a_job_that_nobody_announced_is_noticed(app, conn, monkeypatch):
     async with running(app) as worker:
         leadership, often = worker._leadership, worker._settings.poll_seconds
         await wait_for_async(lambda: leadership.producers_notify is not None)
-        leadership.producers_notify = (
-            True  # Not so in this database, which allows prepared transactions.
-        )
+        # The database of the tests allows prepared transactions, so its producers do not notify.
+        leadership.producers_notify = True
         sent = 0
 
         def is_noticed() -> bool:

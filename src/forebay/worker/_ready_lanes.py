@@ -92,11 +92,11 @@ class ReadyLanes:
         # An answer without lanes is not used: a job that ran meanwhile may have made some ready.
         called_at = time.monotonic()
         # A poll that comes later than planned tells nothing: producers need not notify any more.
-        must_be_announced = notified is not None and called_at < self.announced_until
+        announced = notified if called_at < self.announced_until else None
         lanes = (await poll if poll else []) or await self._poll()
-        if notified is not None and must_be_announced:
+        if announced is not None:
             new = {lane.queue for lane in lanes if not lane.is_private}
-            self._leadership.record_unannounced(queue for queue in new if queue not in notified)
+            self._leadership.record_unannounced(queue for queue in new if queue not in announced)
         self._parts = []
         if not self._is_divisible or len(lanes) <= LANES_PER_CLAIM:
             return lanes
