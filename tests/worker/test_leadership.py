@@ -126,6 +126,7 @@ async def test_a_worker_without_a_free_slot_resigns(app, conn, database):
         release.set()
 
 
+@pytest.mark.direct
 async def test_a_job_that_nobody_announced_is_noticed(app, conn, monkeypatch):
     """
     The worker expects notifications and polls rarely, but this producer sends none. After its first job the worker polls at the shortest interval.
@@ -157,6 +158,7 @@ async def test_a_job_that_nobody_announced_is_noticed(app, conn, monkeypatch):
         assert leadership.poll_seconds == often
 
 
+@pytest.mark.direct
 async def test_a_job_runs_though_its_notification_is_taken_for_that_of_another(app, conn):
     """
     A claim took more jobs than were announced, so one notification counts as late. It is that of a new job, and the next poll is far away.
