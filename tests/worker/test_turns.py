@@ -1,10 +1,15 @@
 """Short calls that a child process gets several at a time: each starts once, or is taken back."""
 
+import os
+import signal
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 import forebay
+from forebay.config import WorkerSettings
+from forebay.worker._children import Children
 from forebay.worker._turns import Turns
 from tests.support.engine import enqueue_many, one, state
 from tests.support.waiting import wait_for
@@ -78,6 +83,32 @@ def test_no_call_waits_behind_a_slow_one(conn, workers, effects, warm, kind):
     assert {state(conn, job) for job in jobs.values()} == {"done"}
     assert effects.all("end")[-1].entry == 150
     assert set(effects.count("start").values()) == {1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_process_that_stood_still_is_not_mistaken_for_the_next_one(
+    conn, workers, effects, warm, kind
+):
+    """
+    Its calls were taken back before it started one, and another process got them. Then it goes on, while that one runs them.
+    """
+    warm(kind)
+    frozen = {effect.pid for effect in effects.all("end")}
+    for pid in frozen:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        jobs = put(conn, kind, WARM, MANY)
+        wait_for(lambda: len(effects.all("start")) > WARM, 30, lambda: workers.logs)
+    finally:
+        for pid in frozen:
+            os.kill(pid, signal.SIGCONT)
+    jobs |= put(conn, kind, WARM + MANY, MANY)
+    wait_for(lambda: waiting(conn) == 0, 60, lambda: workers.logs)
+    assert {state(conn, job) for job in jobs.values()} == {"done"}
+    assert effects.entries("end") == set(range(WARM + 2 * MANY))
+    assert set(effects.count("start").values()) == {1}
+    assert "ERROR" not in workers.logs
 
 
 @pytest.mark.slow
@@ -219,3 +250,21 @@ def test_calls_of_other_kinds_and_claims_are_left(kind):
     assert helds is not None
     assert [job.row.seq for job in helds] == [0, 1]
     assert queue.jobs == 1
+
+
+@pytest.mark.anyio
+async def test_a_taken_child_has_one_call():
+    """
+    Two calls concern the same job: the first was taken back and is not answered yet. Each gives back its own process.
+    """
+    children = Children(None, WorkerSettings(), lambda *_: None)
+    first, second = Mock(), Mock()
+    first.process.returncode = second.process.returncode = None
+    children._keep(first)
+    assert await children.take(7) is first
+    children._keep(second)
+    assert await children.take(7) is second
+    assert children.running_job_ids() == [7, 7]
+    children.leave(first, keep=True)
+    assert await children.take(8) is first
+    assert sorted(children.running_job_ids()) == [7, 8]

@@ -2,6 +2,9 @@
 
 Invariant: only a death in a call of one job uses an attempt. A child that dies affects only the jobs that it was running.
 If these were several jobs of one call, the worker then runs them one by one. A child that cannot start uses no attempt.
+
+Invariant "one taker": from ``take`` to ``leave`` a child has one call or message. Its answers name jobs only by their place in a claim, so those
+of another call would end other jobs.
 """
 
 from __future__ import annotations
@@ -171,7 +174,9 @@ class Children:
         self._start = start
         self._settings = settings
         self._idle: list[tuple[Child, asyncio.TimerHandle]] = []
-        self._running: dict[int, Child] = {}
+        #: Children that are taken, with the id of the job whose cancellation concerns them. A job may have two of them for a moment: one that
+        #: has not yet answered after the job was taken back, and the next one that got it.
+        self._running: dict[Child, int] = {}
         self._enders: set[asyncio.Task[None]] = set()
         self._failures = 0
         # One child starts at a time. A waiting call takes the first free child, new or old.
@@ -187,16 +192,17 @@ class Children:
 
     def running_job_ids(self) -> list[int]:
         """Ids of the jobs in children."""
-        return list(self._running)
+        return list(self._running.values())
 
     def cancel(self, job_ids: set[int]) -> None:
         """Ask the handlers of some jobs to stop."""
-        for job_id in job_ids & self._running.keys():
-            self._running[job_id].send(Stop(job_id))
+        for child, job_id in self._running.items():
+            if job_id in job_ids:
+                child.send(Stop(job_id))
 
     async def kill_running(self) -> None:
         """Kill the children that run a call."""
-        for child in list(self._running.values()):
+        for child in list(self._running):
             await child.kill()
 
     async def keep_ready(self) -> None:
@@ -282,7 +288,7 @@ class Children:
             await child.kill()
             raise
         finally:
-            self._running.pop(key, None)
+            del self._running[child]
         if len(answers) < len(helds):
             await child.kill()
             log.error("a child process failed before it could run job %s: %s", key, answer.broken)
@@ -312,18 +318,18 @@ class Children:
             )
             raise
         self._failures = 0
-        self._running[key] = child
+        self._running[child] = key
         return child
 
-    def leave(self, key: int, *, keep: bool) -> None:
+    def leave(self, child: Child, *, keep: bool) -> None:
         """Give a child back; with ``keep`` it may run another call, else the caller ends it."""
-        child = self._running.pop(key)
+        del self._running[child]
         if keep:
             self._keep(child)
 
-    def hand_over(self, key: int, to: int) -> None:
+    def hand_over(self, child: Child, to: int) -> None:
         """Let a child run under the id of another job."""
-        self._running[to] = self._running.pop(key)
+        self._running[child] = to
 
     async def close(self) -> None:
         """End all children."""
@@ -334,7 +340,7 @@ class Children:
             timer.cancel()
             await child.kill()
         self._idle.clear()
-        for child in list(self._running.values()):
+        for child in list(self._running):
             await child.kill()
         await asyncio.gather(*self._enders, return_exceptions=True)
 

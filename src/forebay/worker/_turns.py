@@ -155,7 +155,7 @@ class _Message:
             self._release(error.after)
             return
         if not self._open:  # All of them were taken back meanwhile.
-            children.leave(self._key, keep=True)
+            children.leave(child, keep=True)
             return
         self._child = child
         is_reusable = False
@@ -171,7 +171,7 @@ class _Message:
         finally:
             if self._timer is not None:
                 self._timer.cancel()
-            children.leave(self._key, keep=is_reusable)
+            children.leave(child, keep=is_reusable)
             if not is_reusable:
                 await child.kill()
 
@@ -200,8 +200,8 @@ class _Message:
         self._call = call = slots.begin(self._kind, [running], [None], self.task)
         call.started = True
         slots.begin_in_child(call)
-        self._turns.children.hand_over(self._key, running.row.job_id)
         self._key = running.row.job_id
+        self._turns.children.hand_over(child, self._key)
         self._has_slot = False
         slots.reserved -= 1
 
