@@ -88,7 +88,7 @@ def test_nothing_is_lost_or_doubled_in_a_short_storm(cluster, clock, effects, se
     Each kind of fault once, four seconds apart: no job is lost, none runs that was not committed, no settlement counts twice,
     each effect is there once, keys are in order.
     """
-    _, found = weather(cluster, clock, effects, seed, seconds=50, every_seconds=4)
+    _, found = weather(cluster, clock, effects, seed, seconds=62, every_seconds=4)
     assert not found, found
 
 

@@ -1,12 +1,15 @@
 """A storm: faults of every kind, one after another, on workers, connections, servers, the disk and the clock."""
 
 import contextlib
+import os
 import random
 import re
+import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 
 import psycopg
 
@@ -21,6 +24,8 @@ from tests.support.worker_process import Crew, WorkerProcess
 FAULTS = (
     "kill_worker",
     "freeze_worker",
+    "kill_process",
+    "freeze_process",
     "end_sessions",
     "restart_server",
     "kill_server",
@@ -116,7 +121,7 @@ class Storm:
         self._prepared: Counter[str] = Counter()
         self._stop = threading.Event()
         self._maintainer = threading.Thread(target=self._maintain, daemon=True)
-        self.workers = [crew.start(wait=False, concurrency=5) for _ in range(4)]
+        self.workers = [self._new_worker(n) for n in range(4)]
 
     def rage(self, seconds: float, every_seconds: float) -> None:
         """Let a fault happen every so many seconds."""
@@ -155,10 +160,12 @@ class Storm:
         for n, member in enumerate(self.workers):
             if not member.is_running:
                 self.ended_alone.append(member.log[-3000:])
-                self.workers[n] = self._new_worker()
+                self.workers[n] = self._new_worker(n)
 
-    def _new_worker(self) -> WorkerProcess:
-        return self.crew.start(wait=False, concurrency=5)
+    def _new_worker(self, n: int) -> WorkerProcess:
+        """Start one worker; every second one runs its handlers in child processes."""
+        slots = {"processes": 4} if n % 2 else {"concurrency": 5}
+        return self.crew.start(wait=False, **slots)
 
     def _strike(self) -> None:
         if not self._deck:
@@ -180,12 +187,28 @@ class Storm:
     def _kill_worker(self) -> None:
         n = self.rng.randrange(len(self.workers))
         self.workers[n].kill()
-        self.workers[n] = self._new_worker()
+        self.workers[n] = self._new_worker(n)
 
     def _freeze_worker(self) -> None:
         victim = self.rng.choice(self.workers)
         victim.freeze()
         self._after(self.rng.choice([0.5, 6.0, 12.0]), victim.thaw)
+
+    def _kill_process(self) -> None:
+        for pid in self._some_children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def _freeze_process(self) -> None:
+        for pid in self._some_children():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+            self._after(self.rng.choice([0.06, 0.5, 4.0]), partial(_go_on, pid))
+
+    def _some_children(self) -> list[int]:
+        """Return the child processes of one worker, or some of them."""
+        children = sorted(self.workers[self.rng.choice([1, 3])].children)
+        return self.rng.sample(children, self.rng.randint(0, len(children)))
 
     def _end_sessions(self) -> None:
         share = self.rng.choice([0.1, 0.5, 1])
@@ -273,6 +296,11 @@ class Storm:
                     conn.close()
         if conn is not None:
             conn.close()
+
+
+def _go_on(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGCONT)
 
 
 def _name(statement: str) -> str:

@@ -41,6 +41,18 @@ def plain_in_thread(ctx: forebay.Context, entry: int, seconds: float, pad: str =
     _end(ctx, entry)
 
 
+@app.job(retry=SOON)
+async def short(ctx: forebay.Context, entry: int, seconds: float, pad: str = "") -> None:
+    _start(ctx, entry)
+    _end(ctx, entry)
+
+
+@app.job(retry=SOON)
+def short_in_thread(ctx: forebay.Context, entry: int, seconds: float, pad: str = "") -> None:
+    _start(ctx, entry)
+    _end(ctx, entry)
+
+
 @app.job(retry=SOON, transaction=True)
 async def write(ctx: forebay.Context, entry: int, seconds: float, pad: str = "") -> None:
     _start(ctx, entry)

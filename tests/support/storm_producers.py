@@ -17,8 +17,8 @@ from psycopg import IsolationLevel
 from tests.support.settings import OF_APPLICATIONS
 
 _LEVELS = (*[IsolationLevel.READ_COMMITTED] * 3, IsolationLevel.REPEATABLE_READ)
-_KINDS = ("plain", "plain_in_thread", "write", "write_in_thread")
 _WRITING = ("write", "write_in_thread")
+_KINDS = ("plain", "plain_in_thread", "short", "short_in_thread", *_WRITING * 2)
 _SETTINGS = (*OF_APPLICATIONS, "jit_above_cost = 0")
 _BAD = (
     ("work it", "{}", "default"),

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,17 @@ class WorkerProcess:
     def is_running(self) -> bool:
         return self.process.poll() is None
 
+    @property
+    def children(self) -> set[int]:
+        """Its living child processes."""
+        found = set()
+        # A thread, or all of them, may end meanwhile.
+        with suppress(FileNotFoundError, ProcessLookupError):
+            for thread in Path(f"/proc/{self.pid}/task").iterdir():
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    found |= {int(child) for child in (thread / "children").read_text().split()}
+        return {child for child in found if is_alive(child)}
+
     def wait_until_started(self, seconds: float = 20) -> None:
         """Wait until it has its lease."""
         wait_for(lambda: "has lease" in self.log, seconds, lambda: f"no lease:\n{self.log}")
@@ -118,6 +129,14 @@ class WorkerProcess:
         """End it in any case, and remove its log."""
         self.kill()
         self.log_path.unlink(missing_ok=True)
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs, or stands still."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 class Crew:

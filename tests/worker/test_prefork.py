@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +15,7 @@ from forebay.errors import ConfigError
 from forebay.worker import Worker
 from tests.support.engine import one, state
 from tests.support.waiting import wait_for
+from tests.support.worker_process import is_alive
 
 
 def put(conn, kind: str, entry: int, **args) -> int:
@@ -30,28 +30,13 @@ def failures(conn, job: int) -> list[str]:
     return [row[0] for row in rows]
 
 
-def children_of(pid: int) -> set[int]:
-    """Return the living child processes of a process."""
-    found = set()
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        found |= {int(child) for child in (thread / "children").read_text().split()}
-    return {child for child in found if is_running(child)}
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 @pytest.mark.slow
 def test_handlers_of_every_sort_run_in_the_processes(conn, workers, effects):
     """
     At once in as many processes as there are, under one lease; a handler's transaction is one commit there too.
     """
     worker = workers.start(processes=3)
-    wait_for(lambda: len(children_of(worker.pid)) == 3, 30, lambda: workers.logs)
+    wait_for(lambda: len(worker.children) == 3, 30, lambda: workers.logs)
     jobs = [
         put(conn, kind, entry, seconds=4)
         for entry, kind in enumerate(("work", "work_in_thread", "write"))
@@ -59,7 +44,7 @@ def test_handlers_of_every_sort_run_in_the_processes(conn, workers, effects):
     wait_for(lambda: all(state(conn, job) == "done" for job in jobs), 30, lambda: workers.logs)
     pids = {event.pid for event in effects.all("start")}
     assert len(pids) == 3
-    assert pids == children_of(worker.pid)
+    assert pids == worker.children
     assert one(conn, "select count(*) from forebay.lease where closed_at is null") == 1
     assert one(conn, "select count(*) from effect") == 1
     (found,) = Client(conn.info.dsn).workers()
@@ -89,8 +74,8 @@ def test_a_process_that_is_killed_takes_its_own_job_only(conn, workers, effects)
     wait_for(lambda: all(state(conn, job) == "done" for job in others), 30, lambda: workers.logs)
     assert [failures(conn, job) for job in others] == [[], []]
     assert {event.attempt for event in effects.all("end")} == {1}
-    wait_for(lambda: len(children_of(worker.pid)) == 3, 30, lambda: workers.logs)
-    assert pid not in children_of(worker.pid)
+    wait_for(lambda: len(worker.children) == 3, 30, lambda: workers.logs)
+    assert pid not in worker.children
     assert worker.is_running
 
 
@@ -100,11 +85,11 @@ def test_the_hard_timeout_kills_one_process(conn, workers, effects):
     Also for a kind that does not ask for a process, and in code that holds on.
     """
     worker = workers.start(processes=2, hard_timeout_seconds=2)
-    wait_for(lambda: len(children_of(worker.pid)) == 2, 30, lambda: workers.logs)
+    wait_for(lambda: len(worker.children) == 2, 30, lambda: workers.logs)
     job = put(conn, "sleep_in_thread", 1)
     wait_for(lambda: state(conn, job) == "dead", 30, lambda: workers.logs)
     (event,) = effects.all("start")
-    wait_for(lambda: not is_running(event.pid), 10)
+    wait_for(lambda: not is_alive(event.pid), 10)
     other = put(conn, "work", 2)
     wait_for(lambda: state(conn, other) == "done", 30, lambda: workers.logs)
 
@@ -118,11 +103,11 @@ def test_no_process_outlives_the_worker(conn, workers, effects, how):
     worker = workers.start(processes=2, grace_seconds=0.2)
     job = put(conn, "work_in_thread", 1, seconds=60)
     wait_for(lambda: effects.all("start"), 30, lambda: workers.logs)
-    wait_for(lambda: len(children_of(worker.pid)) == 2, 30, lambda: workers.logs)
-    children = children_of(worker.pid)
+    wait_for(lambda: len(worker.children) == 2, 30, lambda: workers.logs)
+    children = worker.children
     getattr(worker, how)()
     worker.wait(15)
-    wait_for(lambda: not any(is_running(pid) for pid in children), 15)
+    wait_for(lambda: not any(is_alive(pid) for pid in children), 15)
     if how == "terminate":
         assert state(conn, job) == "ready"
         assert failures(conn, job) == []

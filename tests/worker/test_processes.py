@@ -1,8 +1,6 @@
 """Handlers in processes of their own: limits that hold, deaths that hurt nobody else."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
@@ -10,6 +8,7 @@ import forebay
 from forebay.errors import ConfigError
 from tests.support.engine import one, state
 from tests.support.waiting import wait_for
+from tests.support.worker_process import is_alive
 
 
 def put(conn, kind: str, entry: int, **args) -> int:
@@ -22,15 +21,6 @@ def errors(conn, job: int) -> list[str]:
     """Return the types of a job's errors."""
     rows = conn.execute("select error_type from forebay.failure where job_id = %s", [job])
     return [row[0] for row in rows]
-
-
-def is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except (ProcessLookupError, FileNotFoundError):  # The second: it ended between the two.
-        return False
-    return stat.rpartition(")")[2].split()[0] != "Z"
 
 
 def test_each_call_runs_in_a_process_that_is_used_again(conn, workers, effects):
@@ -58,7 +48,7 @@ def test_at_the_timeout_the_process_is_killed(conn, workers, effects, how):
     wait_for(lambda: state(conn, job) == "dead", 30, lambda: workers.logs)
     assert errors(conn, job) == ["forebay.errors.HardTimeout"]
     (event,) = effects.all("start")
-    wait_for(lambda: not is_running(event.pid), 5)
+    wait_for(lambda: not is_alive(event.pid), 5)
     other = put(conn, "in_process", 2)
     wait_for(lambda: state(conn, other) == "done", 30, lambda: workers.logs)
 
@@ -127,7 +117,7 @@ def test_a_worker_that_stops_takes_its_processes_along(conn, workers, effects):
     worker.terminate()
     worker.wait(15)
     (event,) = effects.all("start")
-    wait_for(lambda: not is_running(event.pid), 5)
+    wait_for(lambda: not is_alive(event.pid), 5)
     assert state(conn, job) == "ready"
     assert errors(conn, job) == []
 
@@ -147,9 +137,9 @@ def test_programs_that_a_handler_started_end_with_its_process(conn, workers, eff
         worker.terminate()
     elif how == "worker is killed":
         worker.kill()
-    wait_for(lambda: not any(is_running(pid) for pid in programs), 15, lambda: workers.logs)
+    wait_for(lambda: not any(is_alive(pid) for pid in programs), 15, lambda: workers.logs)
     (event,) = effects.all("start")
-    wait_for(lambda: not is_running(event.pid), 5)
+    wait_for(lambda: not is_alive(event.pid), 5)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,10 @@
 """Short calls that a child process gets several at a time: each starts once, or is taken back."""
 
 import os
+import random
 import signal
+import time
+from contextlib import suppress
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -11,8 +14,9 @@ import forebay
 from forebay.config import WorkerSettings
 from forebay.worker._children import Children
 from forebay.worker._turns import Turns
-from tests.support.engine import enqueue_many, one, state
+from tests.support.engine import depth, enqueue_many, one, state
 from tests.support.waiting import wait_for
+from tests.support.writers import for_seconds
 from tests.unit.test_call_queue import CallQueue, held
 
 APP = "tests.support.turns_app:app"
@@ -21,11 +25,17 @@ MANY = 400
 KINDS = ["short", "short_in_thread"]
 
 
-def put(conn, kind: str, first: int, count: int, **special: dict) -> dict[int, int]:
-    """Enqueue jobs of single attempts at once; return their ids by entry. ``special``: further arguments, by ``e<entry>``."""
+def put(
+    conn, kind: str, first: int, count: int, *, attempts: int = 1, **special: dict
+) -> dict[int, int]:
+    """Enqueue jobs at once; return their ids by entry. ``special``: further arguments, by ``e<entry>``."""
     entries = range(first, first + count)
     jobs = [
-        {"kind": kind, "args": {"entry": entry} | special.get(f"e{entry}", {}), "max_attempts": 1}
+        {
+            "kind": kind,
+            "args": {"entry": entry} | special.get(f"e{entry}", {}),
+            "max_attempts": attempts,
+        }
         for entry in entries
     ]
     return dict(zip(entries, enqueue_many(conn, jobs), strict=True))
@@ -109,6 +119,41 @@ def test_a_process_that_stood_still_is_not_mistaken_for_the_next_one(
     assert effects.entries("end") == set(range(WARM + 2 * MANY))
     assert set(effects.count("start").values()) == {1}
     assert "ERROR" not in workers.logs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_processes_that_are_killed_and_frozen_lose_no_call(
+    conn, workers, effects, warm, kind, seed, is_long
+):
+    """
+    Every call that counts as done has run to its end, and only calls that ran in a process that was killed run again.
+    """
+    rng = random.Random(seed)
+    worker = warm(kind)
+    kills, last = 0, WARM
+    clock = for_seconds(60 if is_long else 10)
+    while clock:
+        last += len(put(conn, kind, last, 500, attempts=20))
+        for pid in rng.sample(children := sorted(worker.children), rng.randint(0, len(children))):
+            is_killed = rng.random() < 0.2
+            kills += is_killed
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL if is_killed else signal.SIGSTOP)
+        thaw_at = time.monotonic() + rng.choice([0.02, 0.06, 0.3])
+        wait_for(lambda at=thaw_at: time.monotonic() >= at)
+        for pid in worker.children:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        wait_for(lambda: waiting(conn) < 1000, 60, lambda: workers.logs)
+    wait_for(lambda: not any(depth(conn)["default"]), 60, lambda: workers.logs)
+    print(f"{last} jobs, {kills} kills")
+    assert effects.entries("end") == set(range(last))
+    starts = effects.count("start")
+    assert starts.total() - len(starts) <= kills
+    ends = effects.count("end")
+    assert ends.total() - len(ends) <= kills
+    assert "KeyError" not in workers.logs
 
 
 @pytest.mark.slow
