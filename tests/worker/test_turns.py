@@ -6,7 +6,8 @@ import signal
 import time
 from contextlib import suppress
 from types import SimpleNamespace
-from unittest.mock import Mock
+from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -223,12 +224,14 @@ def kind():
     return app.kinds.get("work")
 
 
-def turns(queue: CallQueue, concurrency: int) -> Turns:
-    """Return the messages of a worker without processes."""
-    slots = SimpleNamespace(concurrency=concurrency)
+def turns(
+    queue: CallQueue, concurrency: int, *, children: Any = None, reporter: Any = None
+) -> Turns:
+    """Return the messages of a worker, without processes."""
+    slots = SimpleNamespace(concurrency=concurrency, reserved=0, busy=concurrency)
     nothing = lambda *_: None  # noqa: E731
     return Turns(
-        None, slots, queue, None, group="default",
+        children, slots, queue, reporter, group="default",
         on_done=nothing, on_put_back=nothing, on_free=nothing, on_progress=nothing,
     )  # fmt: skip
 
@@ -295,6 +298,37 @@ def test_calls_of_other_kinds_and_claims_are_left(kind):
     assert helds is not None
     assert [job.row.seq for job in helds] == [0, 1]
     assert queue.jobs == 1
+
+
+@pytest.mark.anyio
+async def test_an_error_of_the_library_releases_the_jobs_of_its_message_only(kind):
+    """
+    The worker cannot read an answer, after it has taken back the last two of three calls. These wait for their turn as before.
+    """
+    queue = filled(kind, 5)
+    helds = [queue.pop()[1][0] for _ in range(3)]
+    for number, job in enumerate(helds):
+        job.row.offset = number
+    reporter, child = Mock(), AsyncMock()
+    child.send_in_turn = Mock()
+    child.take_back = Mock(return_value=2)
+    child.done_records = Mock(return_value=[])
+    children = AsyncMock()
+    children.leave = Mock()
+    children.take = AsyncMock(return_value=child)
+    messages = turns(queue, 1, children=children, reporter=reporter)
+
+    async def answer():
+        (message,) = messages._messages
+        message._take_back(child)
+        raise RuntimeError("a bug")
+
+    child.answer = answer
+    await messages.run(kind, helds)
+    assert [call.args[0] for call in reporter.finish.call_args_list] == helds[:1]
+    assert [queue.pop()[1][0].row.seq for _ in range(4)] == [1, 2, 3, 4]
+    children.leave.assert_called_once_with(child, keep=False)
+    child.kill.assert_awaited()
 
 
 @pytest.mark.anyio

@@ -110,8 +110,7 @@ class Turns:
             await message.run()
         except Exception:
             log.exception("calls in a process failed; their jobs are released")
-            for held in helds:
-                self.reporter.finish(held, Ended(0, "released", after=1.0))
+            message.release_all(1.0)
         finally:
             self._messages.discard(message)
             message.leave_slot()
@@ -135,8 +134,10 @@ class _Message:
         self.task = task
         self._turns = turns
         self._kind = kind
-        #: By offset, in the order of their calls: the jobs that have neither ended nor been taken back.
-        self._open = {held.row.offset: held for held in helds}
+        #: By offset, in the order of their calls: the jobs that have not been taken back.
+        self._helds = {held.row.offset: held for held in helds}
+        #: Those of them that have not ended.
+        self._open = self._helds.copy()
         #: The id under which the child runs.
         self._key = helds[0].row.job_id
         self._child: Child | None = None
@@ -152,7 +153,7 @@ class _Message:
         try:
             child = await children.take(self._key)
         except ChildFailed as error:
-            self._release(error.after)
+            self.release_all(error.after)
             return
         if not self._open:  # All of them were taken back meanwhile.
             children.leave(child, keep=True)
@@ -174,6 +175,12 @@ class _Message:
             children.leave(child, keep=is_reusable)
             if not is_reusable:
                 await child.kill()
+
+    def release_all(self, after: float) -> None:
+        """Release the jobs that have neither ended nor been taken back."""
+        for held in self._helds.values():
+            self._turns.reporter.finish(held, Ended(0, "released", after=after))
+        self._open.clear()
 
     def leave_slot(self) -> None:
         """Free the slot, once."""
@@ -244,7 +251,7 @@ class _Message:
                     self._key,
                     answer.broken,
                 )
-                self._release(5.0)
+                self.release_all(5.0)
                 return False
             held = self._open.get(answer.offset)
             if answer.progress is not None:
@@ -304,13 +311,10 @@ class _Message:
 
     def _put_back(self, offsets: list[int]) -> None:
         helds = [self._open.pop(offset) for offset in offsets]
+        for offset in offsets:
+            del self._helds[offset]
         self._turns.waiting.put_back(self._kind, [held for held in helds if not held.ended])
         self._turns.on_put_back()
-
-    def _release(self, after: float) -> None:
-        for held in self._open.values():
-            self._turns.reporter.finish(held, Ended(0, "released", after=after))
-        self._open.clear()
 
     def _end_call(self) -> None:
         if self._call is not None:
