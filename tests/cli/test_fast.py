@@ -62,16 +62,32 @@ def test_other_commands_are_left_to_typer():
 
 
 def test_a_worker_starts_without_what_it_does_not_use():
-    """The modules of the full command line, of clients, mirrors, drains and endpoints are not loaded."""
+    """The modules of the full command line, of clients, mirrors, drains, endpoints and pools are not loaded."""
     code = """
 import sys, forebay
 from forebay.cli._fast import worker_call
+import forebay.cli._serving, forebay.worker
 app = forebay.App()
 assert worker_call(["worker", "shop:app"])
 unused = ["typer", "click", "rich", "forebay.client._sync", "forebay.client._async", "forebay.mirror", "forebay.drain",
-          "forebay.endpoints", "forebay.sinks", "forebay.doctor", "forebay.embedded._server", "forebay_bench"]
+          "forebay.endpoints", "forebay.sinks", "forebay.doctor", "forebay.embedded._server", "forebay_bench", "psycopg_pool", "tomllib"]
 found = [name for name in unused if name in sys.modules]
 if found: raise SystemExit(f"loaded: {found}")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_app_of_the_benchmarks_loads_little_more_than_a_small_app():
+    """A worker of a benchmark starts as one of a user does; the scenarios and their reports are not loaded."""
+    code = """
+import sys, forebay_bench.jobs
+unused = ["rich", "statistics", "forebay_bench._report", "forebay_bench._place", "forebay_bench._run"]
+found = [name for name in unused if name in sys.modules]
+if found: raise SystemExit(f"loaded: {found}")
+import forebay_bench
+assert set(forebay_bench.__all__) <= set(dir(forebay_bench))
+for name in forebay_bench.__all__: getattr(forebay_bench, name)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

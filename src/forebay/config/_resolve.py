@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import difflib
 import os
-import tomllib
 import types
 import typing
 from collections.abc import Mapping
@@ -189,7 +187,10 @@ def find_file_options(folder: Path) -> FileOptions | None:
 
 def _read_toml(path: Path) -> dict[str, Any] | None:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        import tomllib  # noqa: PLC0415 - most folders have no such file
+
+        return tomllib.loads(text)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except PermissionError:
@@ -230,6 +231,8 @@ def _wrong_type(name: str, value: object, wanted: type, source: str) -> ConfigEr
 
 
 def _unknown(name: str, source: str, known: Mapping[str, Any]) -> ConfigError:
+    import difflib  # noqa: PLC0415 - only for a hint
+
     hint = "`forebay config` lists the settings."
     if name in ("dsn", "database_url"):
         hint = "Set the database address by --dsn, FOREBAY_DATABASE_URL, DATABASE_URL or PG*."

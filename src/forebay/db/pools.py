@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 import psycopg
 from psycopg.rows import tuple_row
 from psycopg.transaction import BaseTransaction
-from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
 from forebay.db.errors import translate
 from forebay.db.server_settings import ENCODING
@@ -17,6 +16,8 @@ from forebay.errors import DatabaseUnavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator
+
+    from psycopg_pool import AsyncConnectionPool, ConnectionPool
 
     from forebay.ops.operation import Operation, T
 
@@ -32,6 +33,8 @@ def async_pool(
     dsn: str, *, name: str, is_pooled: bool = False, size: int = _CONNECTIONS_MAX
 ) -> AsyncConnectionPool[Any]:
     """Return a pool of asynchronous connections that is not open yet; connections are opened when needed."""
+    from psycopg_pool import AsyncConnectionPool  # noqa: PLC0415 - most workers have no pool
+
     return AsyncConnectionPool(
         dsn,
         min_size=0,
@@ -49,6 +52,8 @@ def sync_pool(
     dsn: str, *, name: str, is_pooled: bool = False, size: int = _CONNECTIONS_MAX
 ) -> ConnectionPool[Any]:
     """Open a pool; connections are opened when needed."""
+    from psycopg_pool import ConnectionPool  # noqa: PLC0415 - most workers have no pool
+
     return ConnectionPool(
         dsn,
         min_size=0,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
+from forebay._dataclass import dataclass
 from forebay.model.explanation import Explanation
 from forebay.model.status import JobHistory, JobStatus
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
+
+from forebay._dataclass import dataclass
 
 #: Upper bounds, in milliseconds, of the buckets of ``waits`` and ``durations``. A fourteenth bucket has the longer ones.
 STATS_BOUNDS: Final = (5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 60000, 600000)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
+from forebay._dataclass import dataclass
 from forebay.arguments.json_guard import encode_args
 from forebay.errors import EnqueueError, InvalidJob, shown
 from forebay.model import JobOptions, checks

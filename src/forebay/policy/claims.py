@@ -10,8 +10,10 @@ Shares must also be correct for a worker with a single slot. So they are counted
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from forebay._dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -183,8 +185,7 @@ class LaneSizes:
             self._means.pop(lane, None)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class LaneName:
+class LaneName(NamedTuple):
     """A lane as the planner sees it; public and private lanes are the same to it."""
 
     queue: str
