@@ -26,6 +26,7 @@ import hashlib
 import re
 from dataclasses import field
 from importlib import resources
+from operator import itemgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
@@ -119,13 +120,10 @@ class Migration:
 def migrations() -> tuple[Migration, ...]:
     """Return all migrations in their order."""
     found = []
-    for file in sorted(_files(), key=lambda file: file.name):
-        matched = _FILE_NAME.fullmatch(file.name)
-        if matched:
-            # Normalise line ends: a checkout on another system must not look like drift.
-            text = file.read_text(encoding="utf-8").replace("\r\n", "\n")
-            found.append(Migration(int(matched[1]), matched[2], text, checksum(text)))
-    assert [step.version for step in found] == list(range(1, len(found) + 1)), "gap in migrations"
+    for version, name, file in _named():
+        # Normalise line ends: a checkout on another system must not look like drift.
+        text = file.read_text(encoding="utf-8").replace("\r\n", "\n")
+        found.append(Migration(version, name, text, checksum(text)))
     for step in found:
         problem = step.problem()
         assert problem is None, f"migration {step.version} {problem}"
@@ -144,12 +142,12 @@ def checksum(text: str) -> str:
 
 def latest_version() -> int:
     """Return the version of the schema after all migrations of this library."""
-    return migrations()[-1].version
+    return _named()[-1][0]
 
 
 def required_version() -> int:
     """Return the oldest version of the schema that this library works with: without the last post migrations."""
-    return max(step.version for step in migrations() if not step.is_post)
+    return max(version for version, name, _ in _named() if not is_post(name))
 
 
 @functools.cache
@@ -169,6 +167,18 @@ def roles_by_object() -> Mapping[str, tuple[str, ...]]:
             allowed[call] = tuple(roles.get(call, ()))
     allowed["schema_migration"] = ()  # Readers can read it; what else needs it is a migration.
     return MappingProxyType(allowed)
+
+
+def _named() -> list[tuple[int, str, Traversable]]:
+    """Return version, name and file of each migration. A worker reads none of them: the first one has a megabyte."""
+    found = [
+        (int(matched[1]), matched[2], file)
+        for file in _files()
+        if (matched := _FILE_NAME.fullmatch(file.name))
+    ]
+    found.sort(key=itemgetter(0))
+    assert [version for version, *_ in found] == list(range(1, len(found) + 1)), "gap in migrations"
+    return found
 
 
 def _files() -> list[Traversable]:
