@@ -22,6 +22,10 @@ else:
         return _decorated(cls, **options) if cls else partial(_decorated, **options)
 
 
+#: Where a class has no docstring the standard library puts its signature there, which is slow.
+_SOME_DOC = "-"
+
+
 def _decorated(
     cls: Any,
     *,
@@ -33,7 +37,7 @@ def _decorated(
 ) -> Any:
     own = dict(vars(cls))
     if cls.__doc__ is None:
-        cls.__doc__ = ""  # else the standard library puts the signature there, which is slow
+        cls.__doc__ = _SOME_DOC
     bases = [vars(base).get("__dataclass_params__") for base in cls.__mro__[1:]]
     # The standard library insists that subclasses of frozen classes are frozen.
     is_below_frozen = any(base.frozen for base in bases if base is not None)
@@ -67,7 +71,11 @@ def _postpone(made: Any, own: Mapping[str, Any], *, repr: bool, eq: bool, frozen
             "__dataclass_fields__": made.__dataclass_fields__,
             "__dataclass_params__": parameters,
         }
-        contents = {"__module__": made.__module__, "__qualname__": made.__qualname__, "__doc__": ""}
+        contents = {
+            "__module__": made.__module__,
+            "__qualname__": made.__qualname__,
+            "__doc__": _SOME_DOC,
+        }
         if hasattr(made, "__post_init__"):
             contents["__post_init__"] = made.__post_init__
         # Not a subclass of the class, which would see it.
