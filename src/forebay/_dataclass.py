@@ -2,8 +2,8 @@
 
 ``dataclasses.dataclass`` compiles up to seven methods for each class, about half a millisecond. This library has more than a
 hundred such classes and a program uses a few of them, so that this was half of the time of ``import forebay``. This ``dataclass``
-processes the fields at once, by the standard library, and generates ``__init__``, ``__repr__``, ``__eq__`` and ``__hash__`` when
-one of them is first called. From then on the class has exactly the methods that the standard library makes.
+processes the fields at once, by the standard library, and generates ``__init__``, ``__repr__``, ``__eq__`` and ``__hash__`` each when
+it is first called. From then on the class has exactly the method that the standard library makes.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _postpone(made: Any, own: Mapping[str, Any], *, repr: bool, eq: bool, frozen
     # The standard library reads them when a subclass is made.
     parameters.init, parameters.repr, parameters.eq, parameters.frozen = True, repr, eq, frozen
 
-    def generate() -> None:
+    def generate(name: str) -> None:
         inherited = {
             "__dataclass_fields__": made.__dataclass_fields__,
             "__dataclass_params__": parameters,
@@ -80,20 +80,24 @@ def _postpone(made: Any, own: Mapping[str, Any], *, repr: bool, eq: bool, frozen
             contents["__post_init__"] = made.__post_init__
         # Not a subclass of the class, which would see it.
         donor: Any = type(made.__name__, (type("Fields", (), inherited),), contents)
-        dataclasses.dataclass(repr=repr, eq=eq, frozen=frozen)(donor)
-        for name in names:
-            setattr(made, name, vars(donor)[name])
+        dataclasses.dataclass(
+            init=name == "__init__",
+            repr=name == "__repr__",
+            eq=name in {"__eq__", "__hash__"},
+            frozen=frozen,
+        )(donor)
+        setattr(made, name, vars(donor)[name])
 
     for name in names:
         setattr(made, name, _first_call(made, name, generate))
     if "__init__" in names:
-        made.__signature__ = _Signature(generate)
+        made.__signature__ = _Signature(partial(generate, "__init__"))
 
 
-def _first_call(made: Any, name: str, generate: Callable[[], None]) -> Any:
+def _first_call(made: Any, name: str, generate: Callable[[str], None]) -> Any:
     def method(self: Any, *args: Any, **named: Any) -> Any:
         if vars(made)[name] is method:
-            generate()
+            generate(name)
         return vars(made)[name](self, *args, **named)
 
     method.__name__ = name
