@@ -78,6 +78,19 @@ if found: raise SystemExit(f"loaded: {found}")
     assert done.returncode == 0, done.stderr
 
 
+def test_the_version_of_the_schema_is_known_without_its_text():
+    """A worker compares it at its start; the first migration has a megabyte."""
+    code = """
+from forebay.ops.schema import require_version
+from forebay.sql import latest_version, loader
+require_version(latest_version())
+assert not loader.migrations.cache_info().currsize
+assert latest_version() == loader.migrations()[-1].version
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_app_of_the_benchmarks_loads_little_more_than_a_small_app():
     """A worker of a benchmark starts as one of a user does; the scenarios and their reports are not loaded."""
     code = """
