@@ -5,18 +5,17 @@ import contextlib
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import psycopg
 import pytest
 
-from forebay.doctor import CHECKS, Level, _schema, judge_drift
+from forebay.doctor import CHECKS, Level, judge_drift
 from forebay.doctor import _locks as lock_checks
 from forebay.doctor import _server as server_checks
 from forebay.doctor import _snapshots as snapshot_checks
 from forebay.doctor.examine import read_catalog
 from forebay.guard.holders import Holder
-from forebay.sql import expected_catalog, latest_version, loader, migrations
+from forebay.sql import expected_catalog, latest_version
 from tests.support.engine import Reader, connect, enqueue, one, small_segments
 from tests.support.waiting import wait_for
 
@@ -311,13 +310,11 @@ def test_another_version_of_the_schema_is_an_error(findings, conn, change, said)
     assert said in text(schema)
 
 
-def test_a_schema_that_lacks_a_migration_is_too_old(findings, monkeypatch):
+def test_a_schema_that_lacks_a_migration_is_too_old(findings, release):
     """
     A library whose newest migration was not applied does not work with the schema.
     """
-    steps = [*migrations(), replace(migrations()[-1], version=latest_version() + 1, name="later")]
-    for module in (loader, _schema):
-        monkeypatch.setattr(module, "migrations", lambda: tuple(steps))
+    release(("later", "select 1;"))
     found = findings()
     assert "drift" not in [item["check"] for item in found]
     schema = [item for item in found if item["check"] == "schema"]
@@ -325,7 +322,7 @@ def test_a_schema_that_lacks_a_migration_is_too_old(findings, monkeypatch):
     assert "too old" in text(schema)
 
 
-def test_versions_that_serve_each_other_are_worth_a_notice(findings, conn, monkeypatch):
+def test_versions_that_serve_each_other_are_worth_a_notice(findings, conn, release):
     """
     A newer schema that still serves this library, pending post migrations, and workers made for another version
     are said, and are no error.
@@ -342,14 +339,10 @@ def test_versions_that_serve_each_other_are_worth_a_notice(findings, conn, monke
     assert f"shop-1:4711 ({latest_version() + 1})" in text(found)
 
     conn.execute("delete from forebay.schema_migration where version > %s", [latest_version()])
-    steps = list(migrations())
-    last = steps[-1]
-    steps.append(replace(last, version=last.version + 1, name="post_later"))
-    for module in (loader, _schema):
-        monkeypatch.setattr(module, "migrations", lambda: tuple(steps))
+    (later,) = release(("post_later", "select 1;"))
     schema = [item for item in findings() if item["check"] == "schema"]
     assert levels(schema) == {"notice"}
-    assert f"pending: {last.version + 1:04} post_later" in text(schema)
+    assert f"pending: {later.version:04} post_later" in text(schema)
 
 
 def test_a_copy_of_another_database_waits_for_a_decision(findings, conn):

@@ -5,7 +5,7 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
-from forebay.sql import latest_version, loader
+from forebay.sql import latest_version
 from forebay.upgrade.migrate import migrate
 from tests.support import django_project
 
@@ -49,21 +49,15 @@ def test_the_schema_is_part_of_djangos_migration(empty):
 
 
 @pytest.mark.slow
-def test_a_newer_library_is_brought_up_to_date_by_migrate(empty, monkeypatch, tmp_path):
+def test_a_newer_library_is_brought_up_to_date_by_migrate(empty, release):
     """
     What the library adds later has no migration of Django's; it comes with the next `manage.py migrate`.
     """
     call_command("migrate", verbosity=0)
     present = latest_version()
     assert version(empty) == present
-    later = tmp_path / f"{present + 1:04}_later.sql"
-    later.write_text("create table forebay.added_later (id bigint);", encoding="utf-8")
-    files = [*loader._files(), later]
-    with monkeypatch.context() as patch:
-        patch.setattr(loader, "_files", lambda: files)
-        loader.migrations.cache_clear()
-        call_command("migrate", verbosity=0)
-    loader.migrations.cache_clear()
+    release(("later", "create table forebay.added_later (id bigint);"))
+    call_command("migrate", verbosity=0)
     assert version(empty) == present + 1
 
 
