@@ -6,12 +6,9 @@ import pytest
 
 from forebay.upgrade._blockers import moment, session_running_since
 from forebay.upgrade.migrate import upgrade
-from tests.migration.conftest import release
 from tests.support.engine import Reader, connect, enqueue, lane_of, one
 from tests.support.least_privilege import as_login, least_database
 from tests.support.waiting import wait_for
-
-__all__ = ["release"]
 
 
 @pytest.fixture

@@ -11,13 +11,10 @@ import pytest
 from forebay.embedded import EmbeddedServer
 from forebay.upgrade import _stepping as stepping
 from forebay.upgrade.migrate import migrate, upgrade
-from tests.migration.conftest import release
 from tests.sql.test_roles import acting_as
 from tests.sql.test_unique import ask
 from tests.support.engine import Reader, connect, enqueue, one, shift_clock, small_segments, trim
 from tests.support.least_privilege import as_login
-
-__all__ = ["release"]
 
 pytestmark = pytest.mark.direct
 
