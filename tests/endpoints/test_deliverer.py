@@ -268,12 +268,13 @@ async def test_the_breaker_opens_over_all_deliverers_and_one_probe_closes_it(
     async with delivering(database) as one_worker, delivering(database) as other:
         await wait_for_async(lambda: health(conn)["opened_at"])
         # What was claimed before still arrives. The pause is longer than this second without a request.
-        grew = [(0, time.monotonic())]
+        seen, changed_at = 0, time.monotonic()
 
         def is_quiet() -> bool:
-            if len(requests) > grew[-1][0]:
-                grew.append((len(requests), time.monotonic()))
-            return time.monotonic() - grew[-1][1] > 1
+            nonlocal seen, changed_at
+            if len(requests) > seen:
+                seen, changed_at = len(requests), time.monotonic()
+            return time.monotonic() - changed_at > 1
 
         await wait_for_async(is_quiet)
         assert one_worker.stats.retried + other.stats.retried == len(requests)

@@ -1,7 +1,6 @@
 """A storm: faults of every kind, one after another, on workers, connections, servers, the disk and the clock."""
 
 import contextlib
-import os
 import random
 import re
 import signal
@@ -19,7 +18,7 @@ from tests.support.ledger import Ledger
 from tests.support.storm_cluster import IS_ROOT, Cluster
 from tests.support.storm_producers import Account
 from tests.support.waiting import wait_for
-from tests.support.worker_process import Crew, WorkerProcess
+from tests.support.worker_process import Crew, WorkerProcess, send_signal
 
 FAULTS = (
     "kill_worker",
@@ -196,19 +195,17 @@ class Storm:
 
     def _kill_process(self) -> None:
         for pid in self._some_children():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
 
     def _freeze_process(self) -> None:
         for pid in self._some_children():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-            self._after(self.rng.choice([0.06, 0.5, 4.0]), partial(_go_on, pid))
+            send_signal(pid, signal.SIGSTOP)
+            self._after(
+                self.rng.choice([0.06, 0.5, 4.0]), partial(send_signal, pid, signal.SIGCONT)
+            )
 
     def _some_children(self) -> list[int]:
-        """Return the child processes of one worker, or some of them."""
-        children = sorted(self.workers[self.rng.choice([1, 3])].children)
-        return self.rng.sample(children, self.rng.randint(0, len(children)))
+        return self.workers[self.rng.choice([1, 3])].some_children(self.rng)
 
     def _end_sessions(self) -> None:
         share = self.rng.choice([0.1, 0.5, 1])
@@ -296,11 +293,6 @@ class Storm:
                     conn.close()
         if conn is not None:
             conn.close()
-
-
-def _go_on(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGCONT)
 
 
 def _name(statement: str) -> str:

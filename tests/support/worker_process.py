@@ -1,6 +1,7 @@
 """Worker processes as operators run them, ``forebay worker``, to be stopped, killed and frozen."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -90,6 +91,11 @@ class WorkerProcess:
                     found |= {int(child) for child in (thread / "children").read_text().split()}
         return {child for child in found if is_alive(child)}
 
+    def some_children(self, rng: random.Random) -> list[int]:
+        """Return some of its child processes, or all or none of them."""
+        children = sorted(self.children)
+        return rng.sample(children, rng.randint(0, len(children)))
+
     def wait_until_started(self, seconds: float = 20) -> None:
         """Wait until it has its lease."""
         wait_for(lambda: "has lease" in self.log, seconds, lambda: f"no lease:\n{self.log}")
@@ -137,6 +143,12 @@ def is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal to a process, which may have ended."""
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
 
 
 class Crew:

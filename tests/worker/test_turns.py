@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import time
-from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -17,6 +16,7 @@ from forebay.worker._children import Children
 from forebay.worker._turns import Turns
 from tests.support.engine import depth, enqueue_many, one, state
 from tests.support.waiting import wait_for
+from tests.support.worker_process import send_signal
 from tests.support.writers import for_seconds
 from tests.unit.test_call_queue import CallQueue, held
 
@@ -102,7 +102,7 @@ def test_a_process_that_stood_still_is_not_mistaken_for_the_next_one(
     conn, workers, effects, warm, kind
 ):
     """
-    Its calls were taken back before it started one, and another process got them. Then it goes on, while that one runs them.
+    It stands still before its first call, so another process gets its calls. It continues while the other one runs them.
     """
     warm(kind)
     frozen = {effect.pid for effect in effects.all("end")}
@@ -136,16 +136,14 @@ def test_processes_that_are_killed_and_frozen_lose_no_call(
     clock = for_seconds(60 if is_long else 10)
     while clock:
         last += len(put(conn, kind, last, 500, attempts=20))
-        for pid in rng.sample(children := sorted(worker.children), rng.randint(0, len(children))):
+        for pid in worker.some_children(rng):
             is_killed = rng.random() < 0.2
             kills += is_killed
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL if is_killed else signal.SIGSTOP)
+            send_signal(pid, signal.SIGKILL if is_killed else signal.SIGSTOP)
         thaw_at = time.monotonic() + rng.choice([0.02, 0.06, 0.3])
         wait_for(lambda at=thaw_at: time.monotonic() >= at)
         for pid in worker.children:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+            send_signal(pid, signal.SIGCONT)
         wait_for(lambda: waiting(conn) < 1000, 60, lambda: workers.logs)
     wait_for(lambda: not any(depth(conn)["default"]), 60, lambda: workers.logs)
     print(f"{last} jobs, {kills} kills")
