@@ -4,12 +4,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.model.checks import PRIORITY_BULK, PRIORITY_DEFAULT
+from forebay.ops.protocol import ReadyLane
 from forebay.policy.claims import (
     CLAIM_ROWS_MAX,
+    ClaimOrder,
     Fairness,
     LaneName,
     claim_size,
     mean_duration,
+    needs_no_order,
     plan_claims,
 )
 
@@ -169,3 +172,45 @@ def test_a_mean_follows_what_is_measured():
         mean = mean_duration(mean, 0.01)
 
     assert mean < 0.05
+
+
+def lane(number, *, queue="q", priority=0, private=False, suspect=False, limited=False):
+    return ReadyLane(1, number, queue, priority, private, suspect, limited)
+
+
+@given(st.permutations(range(4)), st.booleans())
+def test_among_the_lanes_of_a_priority_retries_come_first(numbers, limited):
+    """
+    Then jobs that run alone, then new jobs, in random order of their shards; limits change nothing of it.
+    """
+    lanes = [
+        lane(0, private=True, limited=limited),
+        lane(1, private=True, suspect=True),
+        lane(2, limited=limited),
+        lane(3, limited=limited),
+    ]
+    order = ClaimOrder({}, 0.1, iter([0.4, 0.3, 0.2, 0.1]).__next__)
+    ((found, count),) = order.shares([lanes[number] for number in numbers], 7)
+    shards = [number for number in reversed(numbers) if number > 1]
+    assert ([one.lane for one in found], count) == ([0, 1, *shards], 7)
+
+
+def test_the_starving_share_is_counted_over_all_ways_of_claiming():
+    """
+    With one slot, each tenth claim goes to the lane of the lower priority, with limits or without.
+    """
+    order = ClaimOrder({}, 0.1, lambda: 0.0)
+    urgent, other = lane(1, limited=True), lane(2, priority=9)
+    firsts = [order.shares([other, urgent], 1)[0][0][0].lane for _ in range(20)]
+    assert Counter(firsts) == {1: 18, 2: 2}
+
+
+def test_only_a_lane_without_others_of_its_name_is_claimed_together_with_other_names():
+    """
+    The later lanes of a name get what the earlier ones leave, and limits may admit less than was asked for.
+    """
+    assert needs_no_order([lane(1)])
+    assert needs_no_order([lane(1, private=True)])
+    assert not needs_no_order([lane(1, private=True), lane(2)])
+    assert not needs_no_order([lane(1, limited=True)])
+    assert not needs_no_order([lane(1, private=True, suspect=True)])

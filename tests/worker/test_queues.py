@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 import forebay
-from tests.support.engine import depth, enqueue, one, state
+from tests.support.engine import Reader, depth, enqueue, one, state
 from tests.support.fix_worker import run_until_idle, running
 from tests.support.waiting import wait_for_async
 
@@ -98,6 +98,41 @@ async def test_without_a_starving_share_priorities_are_strict(app, conn):
     work.using(priority=0).enqueue_many(conn, [(True,)] * 60)
     await run_until_idle(app, concurrency=5, ahead_seconds=0, starving_share=0)
     assert ran == [True] * 60 + [False] * 20
+
+
+@pytest.mark.parametrize("way", ["one lane at a time", "many lanes at once", "limited"])
+async def test_retries_start_before_new_jobs(app, conn, database, way):
+    """
+    Whichever way the worker claims: a job that failed before waits for no newer one of its queue and priority.
+    """
+    ran = []
+
+    @app.job
+    async def work(number: int) -> None:
+        ran.append(number)
+
+    @app.job(queue="a")
+    async def other_a() -> None:
+        """A lane to claim together with others."""
+
+    @app.job(queue="b")
+    async def other_b() -> None:
+        """Another one."""
+
+    if way == "limited":
+        conn.execute("select forebay.limit_queue('default', concurrency => 1)")
+    work.enqueue(conn, 0)
+    with Reader(database) as reader:
+        batch = reader.claim()
+        failed = {"offset": 1, "outcome": "retried", "after": 0.0, "error": {"type": "E"}}
+        assert reader.settle(batch.claim_no, ended=[failed]) == "settled"
+    work.enqueue_many(conn, [(number,) for number in range(1, 40)])
+    if way == "many lanes at once":
+        other_a.enqueue_many(conn, [()] * 5)
+        other_b.enqueue_many(conn, [()] * 5)
+    await run_until_idle(app, concurrency=5)
+    assert ran[0] == 0
+    assert sorted(ran) == list(range(40))
 
 
 async def test_urgent_jobs_do_not_wait_until_a_long_queue_of_others_is_empty(app, conn):

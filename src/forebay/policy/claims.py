@@ -1,8 +1,10 @@
 """How many jobs to claim, and from which lanes.
 
 Two decisions. How many: a worker claims for its free slots, and a few more if jobs are so short that a
-slot would idle until the next claim. From where: within a queue strictly by priority, lower numbers
-first, except for a share for lanes that would otherwise starve; between queues by weight.
+slot would idle until the next claim. From where: between queues by weight; within a queue strictly by
+priority, lower numbers first, except for a share for lanes that would otherwise starve; among the lanes of
+one priority retries first. Each way of claiming asks here: one lane, many lanes by one call, and lanes that
+a settlement freed.
 
 Shares must also be correct for a worker with a single slot. So they are counted over time, in a
 ``Fairness`` value: each call takes one and returns the one for the next call.
@@ -11,12 +13,12 @@ Shares must also be correct for a worker with a single slot. So they are counted
 from __future__ import annotations
 
 from dataclasses import field
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from forebay._dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 #: Most jobs of one claim. A claim holds the lock of its lane; the bound limits how long others wait.
 CLAIM_ROWS_MAX: Final = 1000
@@ -192,6 +194,41 @@ class LaneName(NamedTuple):
     priority: int
 
 
+class Lane(Protocol):
+    """What the order of claims needs to know of a ready lane."""
+
+    @property
+    def queue(self) -> str:
+        """The queue."""
+
+    @property
+    def priority(self) -> int:
+        """The priority; lower numbers first."""
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it has retries and other jobs of one group, not new ones."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether it has jobs that run alone."""
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether limits may admit fewer jobs than wait."""
+
+
+_L = TypeVar("_L", bound=Lane)
+
+
+def needs_no_order(lanes: Sequence[Lane]) -> bool:
+    """Return whether the lanes of one name can be claimed in one call with those of other names.
+
+    The later lanes of a name get what the earlier ones leave; suspects and limited lanes may give fewer jobs than wait.
+    """
+    return len(lanes) == 1 and not (lanes[0].is_suspect or lanes[0].is_limited)
+
+
 @dataclass(frozen=True, slots=True)
 class Fairness:
     """The state of the shares from plan to plan; start with ``Fairness()``.
@@ -268,6 +305,46 @@ def plan_claims(
         tuple(sorted(shares.items())),
         Fairness(credit=credit, saved=saved, served=_recent(served), plans=number),
     )
+
+
+class ClaimOrder:
+    """The order in which a worker claims: from which lanes next, and how many jobs from each.
+
+    Args:
+        weights: the queues with their weights.
+        starving_share: see ``plan_claims``.
+        draw: returns a random number.
+    """
+
+    def __init__(
+        self, weights: Mapping[str, int], starving_share: float, draw: Callable[[], float]
+    ) -> None:
+        self._weights = weights
+        self._starving_share = starving_share
+        self._draw = draw
+        self._fairness = Fairness()
+
+    def shares(self, lanes: Iterable[_L], slots: int) -> list[tuple[list[_L], int]]:
+        """Return the lanes to claim from, those of one name together, and for each name how many jobs.
+
+        The order is that of ``plan_claims``. In a name retries come first, then suspects, then new jobs: each lane gets what the
+        lanes before it leave. Shards come in random order, so that workers start with different ones.
+        """
+        by_name: dict[LaneName, list[_L]] = {}
+        for lane in lanes:
+            by_name.setdefault(LaneName(lane.queue, lane.priority), []).append(lane)
+        plan = plan_claims(
+            dict.fromkeys(by_name),
+            slots=slots,
+            fairness=self._fairness,
+            weights=self._weights,
+            starving_share=self._starving_share,
+        )
+        self._fairness = plan.fairness
+        shares = [(by_name[name], count) for name, count in plan.shares]
+        for named, _ in shares:
+            named.sort(key=lambda lane: (not lane.is_private, lane.is_suspect, self._draw()))
+        return shares
 
 
 def _divide_between_queues(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.model.spans import PLACE
 from forebay.ops import protocol
-from forebay.policy.claims import LANES_PER_CLAIM
+from forebay.policy.claims import LANES_PER_CLAIM, needs_no_order
 from forebay.worker._held import Batch
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from forebay.db.session import Session
     from forebay.ops.claimed import ClaimedJob, RawKinds
     from forebay.ops.protocol import ReadyLane
-    from forebay.policy.claims import LaneName, LaneSizes
+    from forebay.policy.claims import LaneSizes
     from forebay.worker._held import Lease
     from forebay.worker._linger import Linger
     from forebay.worker._stats import Stats
@@ -119,34 +119,29 @@ class ClaimCalls:
         return batch, rows
 
     async def together(
-        self,
-        lease: Lease,
-        shares: Sequence[tuple[LaneName, int]],
-        by_name: Mapping[LaneName, Sequence[ReadyLane]],
-    ) -> tuple[list[tuple[ReadyLane, Batch, list[ClaimedJob]]], list[tuple[LaneName, int]]]:
+        self, lease: Lease, shares: Sequence[tuple[list[ReadyLane], int]]
+    ) -> tuple[list[tuple[ReadyLane, Batch, list[ClaimedJob]]], list[tuple[list[ReadyLane], int]]]:
         """Claim from many lanes by one call.
 
-        Return the batches with their jobs, and the shares that have to be claimed one by one: those of lanes beside others of the same
-        name, which depend on each other, and of lanes that ``claim_lanes_v1`` leaves out.
+        Return the batches with their jobs, and the shares that have to be claimed one by one: those of names whose lanes have an order,
+        and of lanes that ``claim_lanes_v1`` leaves out.
 
         Args:
             lease: the open lease.
-            shares: how many jobs of which lanes.
-            by_name: the lanes of each name.
+            shares: the lanes of each name, in order, and how many of their jobs.
         """
         now = time.monotonic()
-        picks: list[tuple[LaneName, ReadyLane, int]] = []
-        rest: list[tuple[LaneName, int]] = []
-        for name, count in shares:
-            lane = by_name[name][0]
+        picks: list[tuple[ReadyLane, int]] = []
+        rest: list[tuple[list[ReadyLane], int]] = []
+        for lanes, count in shares:
+            lane = lanes[0]
             rows = self._sizes.rows(lane.lane, self._linger.rows(lane, count))
-            is_plain = len(by_name[name]) == 1 and not (lane.is_suspect or lane.is_limited)
             is_small = not self._sizes.mean(lane.lane) and rows > 0
             is_alone = self._alone_until.get(lane.lane, 0.0) > now
-            if is_plain and is_small and not is_alone and len(picks) < LANES_PER_CLAIM:
-                picks.append((name, lane, rows))
+            if needs_no_order(lanes) and is_small and not is_alone and len(picks) < LANES_PER_CLAIM:
+                picks.append((lane, rows))
             else:
-                rest.append((name, count))
+                rest.append((lanes, count))
         if len(picks) < 2:
             return [], list(shares)
         first, *_ = claim_nos = lease.next_claim_nos(len(picks))
@@ -156,16 +151,16 @@ class ClaimCalls:
                 lease_id=lease.lease_id,
                 claim_no=first,
                 floor=min(lease.batches, default=first),
-                lanes=[lane for _, lane, _ in picks],
-                limits=[rows for _, _, rows in picks],
+                lanes=[lane for lane, _ in picks],
+                limits=[rows for _, rows in picks],
                 raw=self._raw_kinds,
             )
         )
         batches = []
-        for place, (name, lane, count) in enumerate(picks):
+        for place, (lane, count) in enumerate(picks):
             if place not in found:
                 self._alone_until[lane.lane] = now + _ALONE_SECONDS
-                rest.append((name, count))
+                rest.append(([lane], count))
                 continue
             batch, jobs = self._new_batch(
                 lease,

@@ -23,11 +23,10 @@ from forebay.ops import protocol
 from forebay.ops.claimed import RawKinds
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.claims import (
-    Fairness,
+    ClaimOrder,
     LaneName,
     LaneSizes,
     is_full_claim,
-    plan_claims,
 )
 from forebay.worker._announcements import DELAY_SECONDS, Announcements
 from forebay.worker._claim_calls import ClaimCalls
@@ -122,7 +121,7 @@ class Claimer:
         self._stats = stats
         self._is_finished = is_finished
         self._intake = intake
-        self._fairness = Fairness()
+        self._order = ClaimOrder(weights, settings.starving_share, random.random)
         #: Until this time (monotonic clock) no poll is needed: producers notify of new jobs.
         self._polled_until = 0.0
         #: The lanes of the last poll that found any, and until when (monotonic clock) jobs of several are expected.
@@ -294,48 +293,45 @@ class Claimer:
     async def _claim_planned(self, lease: Lease, lanes: Sequence[ReadyLane], wanted: int) -> int:
         """Claim up to ``wanted`` jobs from ready lanes, by weight and priority; return how many were claimed."""
         settings = self._settings
-        names = {LaneName(lane.queue, lane.priority) for lane in lanes}
+        names = {*map(_name, lanes)}
         if len(names | self._last_names) > 1:
             self._shared_until = time.monotonic() + _SHARED_MEMORY_SECONDS
         self._last_names = names
-        by_name = _by_name(self._linger.open(lanes))
+        open_lanes = self._linger.open(lanes)
         if self._executor.is_decoding_behind:
             # More large jobs would only take the places of small ones.
-            by_name = _without_large(by_name, self._sizes)
-            if not by_name:
+            open_lanes = _without_large(open_lanes, self._sizes)
+            if not open_lanes:
                 await self._signals.sleep(settings.poll_seconds)
                 return 0
-        plan = plan_claims(
-            dict.fromkeys(by_name),
-            slots=wanted,
-            fairness=self._fairness,
-            weights=self._weights,
-            starving_share=settings.starving_share,
-        )
-        self._fairness = plan.fairness
+        shares = _smallest_first(self._order.shares(open_lanes, wanted), self._sizes)
         # A single lane, or the shards of one queue, need not give way to other lanes: claim from it again until the next
         # poll is due.
-        alone = len(by_name) == 1 and not any(lane.is_private for lane in lanes)
+        alone = len({*map(_name, open_lanes)}) == 1 and not any(lane.is_private for lane in lanes)
         again_until = self._repeat_until() if alone or len(lanes) == 1 else 0.0
         claimed = 0
-        shares = _smallest_first(plan.shares, by_name, self._sizes)
         if len(shares) > 1:
-            taken_jobs, shares = await self._calls.together(lease, shares, by_name)
+            taken_jobs, shares = await self._calls.together(lease, shares)
             for lane, batch, rows in taken_jobs:
                 claimed += len(rows)
                 self._executor.take([HeldJob(row, batch, lane) for row in rows])
-        for name, count in shares:
+        return claimed + await self._claim_shares(lease, shares, again_until)
+
+    async def _claim_shares(
+        self,
+        lease: Lease,
+        shares: Iterable[tuple[list[ReadyLane], int]],
+        again_until: float = 0.0,
+    ) -> int:
+        """Claim the shares lane by lane; each lane gets what those of its name before it left. Return how many were claimed."""
+        claimed = 0
+        for lanes, count in shares:
             left = count
-            # Retries first, then suspects, then new jobs. Shards come in random order, so that workers start with different ones.
-            for lane in sorted(
-                by_name[name],
-                key=lambda lane: (not lane.is_private, lane.is_suspect, random.random()),
-            ):
+            for lane in lanes:
                 if left <= 0 or self._signals.is_stopping or lease.lost:
                     break
-                taken = await self._claim_lane(lease, lane, left, again_until)
-                claimed += taken
-                left -= taken
+                left -= await self._claim_lane(lease, lane, left, again_until)
+            claimed += count - left
         return claimed
 
     def _rows(self, lane: ReadyLane, count: int) -> int:
@@ -385,11 +381,9 @@ class Claimer:
         taken = 0
         if time.monotonic() < self._ready.until and self._ready.last <= freed.keys():
             await asyncio.sleep(0)
-            for lane in freed.values():
-                if (wanted := self._wanted.jobs()) > 0 and not (
-                    self._signals.is_stopping or lease.lost
-                ):
-                    taken += await self._claim_limited(lease, lane, wanted)
+            if (wanted := self._wanted.jobs()) > 0:
+                shares = self._order.shares(freed.values(), wanted)
+                taken = await self._claim_shares(lease, shares)
         return taken > 0
 
     async def _claim_lane(
@@ -476,32 +470,23 @@ def _has_only_batches(kinds: Iterable[Kind], queue: str) -> bool:
     return bool(sizes) and all(sizes)
 
 
-def _by_name(lanes: Iterable[ReadyLane]) -> dict[LaneName, list[ReadyLane]]:
-    found: dict[LaneName, list[ReadyLane]] = {}
-    for lane in lanes:
-        found.setdefault(LaneName(lane.queue, lane.priority), []).append(lane)
-    return found
+def _name(lane: ReadyLane) -> LaneName:
+    return LaneName(lane.queue, lane.priority)
 
 
-def _without_large(
-    by_name: dict[LaneName, list[ReadyLane]], sizes: LaneSizes
-) -> dict[LaneName, list[ReadyLane]]:
-    """Return the lanes whose jobs are not known to be large."""
-    return {
-        name: lanes
-        for name, lanes in by_name.items()
-        if not any(sizes.mean(lane.lane) for lane in lanes)
-    }
+def _without_large(lanes: Iterable[ReadyLane], sizes: LaneSizes) -> list[ReadyLane]:
+    """Return the lanes of the names whose jobs are not known to be large."""
+    lanes = list(lanes)
+    large = {_name(lane) for lane in lanes if sizes.mean(lane.lane)}
+    return [lane for lane in lanes if _name(lane) not in large]
 
 
 def _smallest_first(
-    shares: Iterable[tuple[LaneName, int]],
-    by_name: Mapping[LaneName, Sequence[ReadyLane]],
-    sizes: LaneSizes,
-) -> list[tuple[LaneName, int]]:
+    shares: list[tuple[list[ReadyLane], int]], sizes: LaneSizes
+) -> list[tuple[list[ReadyLane], int]]:
     """Return the shares of a plan with queues of small jobs first: a claim of large jobs takes long. The order within a queue stays."""
     largest: dict[str, int] = {}
-    for name, lanes in by_name.items():
-        means = [sizes.mean(lane.lane) for lane in lanes]
-        largest[name.queue] = max(largest.get(name.queue, 0), *means)
-    return sorted(shares, key=lambda share: largest[share[0].queue])
+    for lanes, _ in shares:
+        for lane in lanes:
+            largest[lane.queue] = max(largest.get(lane.queue, 0), sizes.mean(lane.lane))
+    return sorted(shares, key=lambda share: largest[share[0][0].queue])
