@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from forebay.doctor.examine import read_catalog
 from forebay.embedded import temporary_server
 from forebay.sql import latest_version, loader, split_statements
+from forebay.sql.composer import BODIES_CHECKED, BODIES_UNCHECKED, SCHEMA, compose
 from forebay.upgrade.migrate import migrate
-from tools.build_schema import BODIES_CHECKED, BODIES_UNCHECKED, SCHEMA, SQL, build, is_released
 
-MIGRATIONS: Final = SQL / "migrations"
+MIGRATIONS: Final = SCHEMA.parent / "migrations"
 
 #: In addition to the catalog that the doctor compares: results and grants of functions, the order of columns, comments,
 #: settings, and the exact functions of segments.
@@ -159,7 +159,7 @@ def build_into(dsn: str, schema: Path = SCHEMA) -> None:
     """Create the schema of the sources in an empty database."""
     with psycopg.connect(dsn) as conn:
         conn.execute("set local search_path = pg_catalog, pg_temp")
-        conn.execute(build(schema).encode())
+        conn.execute(compose(schema).encode())
 
 
 def differences(there: dict[str, str], wanted: dict[str, str]) -> list[str]:
@@ -332,10 +332,8 @@ class _Statements:
 
 def main() -> None:
     """Write the files, apply them, and report what still differs."""
-    if not is_released():
-        sys.exit(
-            "no release is recorded: run tools/build_schema.py, which rewrites 0001_initial.sql"
-        )
+    if not MIGRATIONS.exists():
+        sys.exit("nothing is released: the first migration is composed from schema/ as it is")
     if len(sys.argv) != 2 or not re.fullmatch(r"[a-z][a-z0-9_]*", sys.argv[1]):
         sys.exit("usage: write_migration.py NAME (lower-case letters, digits and underscores)")
     with temporary_server(extra_settings={"fsync": "off"}) as server:
@@ -343,7 +341,7 @@ def main() -> None:
         migrate(chain)
         build_into(baseline)
         wanted = contents(baseline)
-        files = plan(contents(chain), wanted, build()).texts(sys.argv[1], latest_version() + 1)
+        files = plan(contents(chain), wanted, compose()).texts(sys.argv[1], latest_version() + 1)
         if not files:
             sys.exit("schema/ and the migrations match: nothing to write")
         for name, text in files.items():

@@ -1,12 +1,16 @@
 """The next migration, written from what differs between the migrations and the sources of the schema."""
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+
+from forebay.sql import checksum, migrations
 
 ROOT = Path(__file__).parents[2]
 
@@ -21,9 +25,9 @@ class Checkout:
             shutil.copytree(
                 ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__")
             )
-        record = folder / "tests" / "migration" / "released.json"
-        record.parent.mkdir(parents=True)
-        record.write_text('{"1.0": {"migrations": {}, "protocol": {}}}')
+        self.first = self.sql / "migrations" / "0001_initial.sql"
+        self.first.parent.mkdir(exist_ok=True)
+        self.first.write_text(migrations()[0].text)
         self.before = set(self.migrations())
 
     def migrations(self) -> list[Path]:
@@ -57,15 +61,37 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
-def test_what_was_released_is_not_built_anew(checkout: Checkout):
+def test_a_release_writes_down_the_first_migration(checkout: Checkout):
     """
-    Once a release is recorded the first migration is frozen, whatever the sources say; and without an edit there is
-    nothing to migrate.
+    From then on it is frozen, whatever the sources say; before, there is nothing to bring an older database to.
     """
-    refused = checkout.run("build_schema")
+    shutil.rmtree(checkout.first.parent)
+    refused = checkout.run("write_migration", "nothing")
     assert refused.returncode != 0
-    assert "write_migration" in refused.stderr
+    assert "nothing is released" in refused.stderr
 
+    for part in ("tests/__init__.py", "tests/support/released.py", "tests/migration/released.json"):
+        if (ROOT / part).exists():
+            (checkout.folder / part).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / part, checkout.folder / part)
+    composed = migrations()[0].text
+    done = checkout.run("record_release")
+    assert done.returncode == 0, done.stderr
+    assert checkout.first.read_text() == composed
+    record = json.loads((checkout.folder / "tests/migration/released.json").read_text())
+    assert list(record[version("forebay")]["migrations"].values()) == [checksum(composed)]
+
+    checkout.edit("functions/operate/purge_dead.sql", "begin\n", "begin\n    -- As of now.\n")
+    again = checkout.run("record_release")
+    assert again.returncode != 0
+    assert "already recorded" in again.stderr
+    assert checkout.first.read_text() == composed
+
+
+def test_without_an_edit_there_is_nothing_to_migrate(checkout: Checkout):
+    """
+    The migrations that were released end in what the sources say.
+    """
     nothing = checkout.run("write_migration", "nothing")
     assert nothing.returncode != 0
     assert "nothing to write" in nothing.stderr

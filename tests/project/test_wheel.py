@@ -1,5 +1,6 @@
-"""The wheels that users install have everything the checkout has."""
+"""The distributions that users install have everything the checkout has."""
 
+import os
 import re
 import subprocess
 import sys
@@ -10,26 +11,46 @@ from pathlib import Path
 
 import pytest
 
+from forebay.sql import migrations
+
 pytest.importorskip("hatchling", reason="building needs the dev extra")
 
 ROOT = Path(__file__).parents[2]
 
 
-def built(project: Path, folder: Path) -> Path:
-    """Build the wheel of a project and return its path."""
+def built(project: Path, folder: Path, target: str = "wheel") -> Path:
+    """Build a distribution of a project and return its path."""
     subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder],
+        [sys.executable, "-m", "hatchling", "build", "-t", target, "-d", folder],
         cwd=project,
         check=True,
         capture_output=True,
     )
-    (path,) = folder.glob("*.whl")
+    (path,) = folder.iterdir()
     return path
 
 
+def installed(distribution: Path, folder: Path) -> Path:
+    """Install a distribution beside this environment, whose packages it needs; return the folder."""
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+         "--no-index", "--no-build-isolation", "--no-compile", "--target", folder, distribution],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return folder
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> zipfile.ZipFile:
-    with zipfile.ZipFile(built(ROOT, tmp_path_factory.mktemp("dist"))) as archive:
+def distributions(tmp_path_factory) -> dict[str, Path]:
+    return {
+        target: built(ROOT, tmp_path_factory.mktemp(target), target)
+        for target in ("wheel", "sdist")
+    }
+
+
+@pytest.fixture(scope="module")
+def wheel(distributions) -> zipfile.ZipFile:
+    with zipfile.ZipFile(distributions["wheel"]) as archive:
         yield archive
 
 
@@ -50,14 +71,53 @@ def files_of(folder: Path, root: Path | None = None) -> set[str]:
 def test_every_file_of_the_package_is_in_the_wheel(wheel):
     """
     SQL files and the type marker are no Python modules, and are shipped all the same. The sources of the schema are
-    not: what is built from them is.
+    not: what is composed of them is.
     """
     package = ROOT / "src" / "forebay"
-    wanted = files_of(package) - files_of(package / "sql" / "schema", package.parent)
-    assert any(name.endswith(".sql") for name in wanted)
+    sources = files_of(package / "sql" / "schema", package.parent) | {"forebay/sql/composer.py"}
+    wanted = files_of(package) - sources | {"forebay/sql/migrations/0001_initial.sql"}
     assert "forebay/py.typed" in wanted
     assert wanted <= set(wheel.namelist())
-    assert not [name for name in wheel.namelist() if name.startswith("forebay/sql/schema/")]
+    assert not sources & set(wheel.namelist())
+
+
+@pytest.mark.parametrize("target", ["wheel", "sdist"])
+def test_an_installed_distribution_has_the_schema_of_its_sources(
+    distributions, target: str, tmp_path: Path
+):
+    """
+    The first migration is a file there, equal to what a checkout uses, and nothing is read from the checkout. pip
+    builds a wheel from the source distribution first.
+    """
+    folder = installed(distributions[target], tmp_path / "site")
+    file = folder / "forebay" / "sql" / "migrations" / "0001_initial.sql"
+    assert file.read_text(encoding="utf-8") == migrations()[0].text
+
+    code = "import forebay.sql as sql; print(sql.__file__, sql.migrations()[0].checksum)"
+    for arguments in (["-c", code], ["-m", "forebay", "--version"]):
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(folder)},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        if "-c" in arguments:
+            place, checksum = done.stdout.split()
+            assert Path(place).is_relative_to(folder)
+            assert checksum == migrations()[0].checksum
+
+
+def test_an_editable_installation_composes_the_schema_when_it_is_used(tmp_path: Path):
+    """
+    It has no copy of the first migration, which an edit of the sources would leave behind.
+    """
+    code = "from hatchling.builders.wheel import WheelBuilder as B; list(B('.').build(directory=%r, versions=['editable']))"
+    subprocess.run([sys.executable, "-c", code % str(tmp_path)], cwd=ROOT, check=True)
+    (path,) = tmp_path.iterdir()
+    with zipfile.ZipFile(path) as archive:
+        assert not [name for name in archive.namelist() if name.endswith(".sql")]
 
 
 def test_nothing_else_is_in_the_wheel(wheel):

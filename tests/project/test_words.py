@@ -109,7 +109,7 @@ def texts() -> Iterator[tuple[str, str]]:
         if (
             file.suffix in {".md", ".py", ".sql"}
             and file.is_file()
-            and not name.startswith(("docs/decisions/", "src/forebay/sql/migrations/0001"))
+            and not name.startswith("docs/decisions/")
             and ".egg-info" not in name
         ):
             yield name, file.read_text(encoding="utf-8")

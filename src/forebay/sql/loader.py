@@ -1,7 +1,8 @@
 """The migrations of this version of the library.
 
 They are files named ``0007_add_something.sql``, numbered from 1 without a gap. A released file never
-changes; the database records its checksum, and each later migration compares it.
+changes; the database records its checksum, and each later migration compares it. A checkout has no first file before it is
+released: it is composed from ``schema/`` when it is read.
 
 The name of a file and its first comments define how it is applied:
 
@@ -169,7 +170,19 @@ def roles_by_object() -> Mapping[str, tuple[str, ...]]:
     return MappingProxyType(allowed)
 
 
-def _named() -> list[tuple[int, str, Traversable]]:
+class _Composed:
+    """The first migration in a checkout before its release; composed when it is read, so never out of date."""
+
+    name: Final = "0001_initial.sql"
+
+    def read_text(self, encoding: str) -> str:  # noqa: ARG002 - as a file's
+        """Return its text."""
+        from forebay.sql.composer import compose  # noqa: PLC0415 - a wheel has the file instead
+
+        return compose()
+
+
+def _named() -> list[tuple[int, str, Traversable | _Composed]]:
     """Return version, name and file of each migration. A worker reads none of them: the first one has a megabyte."""
     found = [
         (int(matched[1]), matched[2], file)
@@ -181,5 +194,9 @@ def _named() -> list[tuple[int, str, Traversable]]:
     return found
 
 
-def _files() -> list[Traversable]:
-    return list((resources.files("forebay.sql") / "migrations").iterdir())
+def _files() -> list[Traversable | _Composed]:
+    folder = resources.files("forebay.sql") / "migrations"
+    files: list[Traversable | _Composed] = list(folder.iterdir()) if folder.is_dir() else []
+    if not any(file.name == _Composed.name for file in files):
+        files.append(_Composed())
+    return files

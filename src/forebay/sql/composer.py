@@ -1,9 +1,11 @@
-"""Write src/forebay/sql/migrations/0001_initial.sql, the schema of a new database, from src/forebay/sql/schema.
+"""Compose the first migration, the schema of a new database, from its sources in ``schema/``.
 
-Until the first release is recorded, edit ``schema/`` and run this tool. After it, ``tools/write_migration.py`` writes the
-migrations that bring a database to the state of ``schema/``. The order is fixed: the schema, its roles, its types and tables,
-its functions by file path, then the first rows. PostgreSQL does not check the bodies of functions here, since some functions
-call later ones.
+Wheels and source distributions have the composed file, made by ``tools/schema_hook.py``, and not this module. A checkout has
+the sources; from its first release on it has the file as well, and ``tools/write_migration.py`` writes the migrations that bring
+a database to the state of ``schema/``. The order is fixed: the schema, its roles, its types and tables, its functions by file
+path, then the first rows. PostgreSQL does not check the bodies of functions here, since some functions call later ones.
+
+This module imports the standard library only, because the build of a wheel runs it by its path.
 
 A line of this form is replaced:
 
@@ -19,17 +21,15 @@ A line of this form is replaced:
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 import textwrap
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-SQL: Final = Path(__file__).parents[1] / "src" / "forebay" / "sql"
-SCHEMA: Final = SQL / "schema"
-RELEASED: Final = SQL.parents[2] / "tests" / "migration" / "released.json"
-TARGET: Final = SQL / "migrations" / "0001_initial.sql"
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SCHEMA: Final = Path(__file__).parent / "schema"
 
 ROLES: Final = ("producer", "worker", "operator", "reader")
 
@@ -46,7 +46,7 @@ _PLACES: Final = {"{segment}": "%1$s", "{end}": "%2$s", "{sealed_before}": "%3$s
 _PLACE_VALUES: Final = "p_segment_id, p_hi, v_sealed_before"
 
 _TITLE: Final = """\
--- The schema of the first release. Built by tools/build_schema.py from src/forebay/sql/schema: edit that, not this file.
+-- The schema of the first release, composed from src/forebay/sql/schema: edit that, not this file.
 """
 BODIES_UNCHECKED: Final = """\
 -- Functions are created in the order of their files, so some call functions that do not exist yet. Quoted names in the settings
@@ -62,29 +62,25 @@ select set_config('check_function_bodies', current_setting('forebay.check_functi
 """
 
 
-def build(schema: Path = SCHEMA) -> str:
+def compose(schema: Path = SCHEMA) -> str:
     """Return the script that creates the schema.
 
     Raises:
         ValueError: a file names no grants for its functions, or has an unknown directive.
     """
-    functions = functions_of(schema)
+    settings = planner_sets(schema)
     files = [
         schema / "schema.sql",
         schema / "roles.sql",
         *sorted((schema / "tables").glob("*.sql")),
-        *functions,
+        *functions_of(schema),
         schema / "first_rows.sql",
     ]
     parts = [
-        f"-- {file.relative_to(schema).as_posix()}\n\n{_built(file, schema)}" for file in files
+        f"-- {file.relative_to(schema).as_posix()}\n\n{_composed(file, schema, settings)}"
+        for file in files
     ]
     return "\n\n".join([f"{_TITLE}\n{BODIES_UNCHECKED}", *parts, BODIES_CHECKED])
-
-
-def is_released() -> bool:
-    """Return whether a release is recorded. Released migrations never change."""
-    return bool(json.loads(RELEASED.read_text(encoding="utf-8")))
 
 
 def functions_of(schema: Path) -> list[Path]:
@@ -124,15 +120,15 @@ def planner_sets(schema: Path) -> dict[str, str]:
 
 def segment_functions(schema: Path) -> dict[str, str]:
     """Return the functions of each segment: name and text."""
+    settings = planner_sets(schema)
     return {
-        file.stem: _built(file, schema)
+        file.stem: _composed(file, schema, settings)
         for file in sorted((schema / _SEGMENT_FUNCTIONS).glob("*.sql"))
     }
 
 
-def _built(file: Path, schema: Path) -> str:
+def _composed(file: Path, schema: Path, settings: Mapping[str, str]) -> str:
     """Return the text of a file with its directives replaced."""
-    settings = planner_sets(schema)
 
     def included(place: re.Match[str]) -> str:
         fragment = schema / "fragments" / f"{place[2]}.sql"
@@ -181,20 +177,3 @@ def _segment_functions(schema: Path) -> str:
             f"    execute format('revoke all on function forebay._{name}_%s from public', p_segment_id);\n"
         )
     return "\n".join(parts)
-
-
-def main() -> None:
-    """Write the file, or with --check report whether it is up to date."""
-    if is_released():
-        sys.exit("0001_initial.sql is released: run tools/write_migration.py NAME")
-    text = build()
-    if "--check" in sys.argv[1:]:
-        if text != TARGET.read_text(encoding="utf-8"):
-            sys.exit(f"{TARGET} does not match schema/: run tools/build_schema.py")
-        return
-    TARGET.write_text(text, encoding="utf-8")
-    print(f"{TARGET}: {text.count(chr(10))} lines")
-
-
-if __name__ == "__main__":
-    main()
