@@ -1,7 +1,7 @@
 """Write the synchronous form of each asynchronous module.
 
-The tool rewrites the source token by token: it removes ``async`` and ``await``, and renames the names
-in a short table, in code and in docstrings. Layout and comments stay. Other strings do not change.
+The tool rewrites the source token by token: it removes ``async`` and ``await``, and renames what begins
+with ``Async`` and the names in a short table, in code and in docstrings. Layout and comments stay. Other strings do not change.
 
     python tools/async_to_sync.py            write the generated files
     python tools/async_to_sync.py --check    exit with 1 when one of them is out of date
@@ -29,20 +29,9 @@ FILES = {
 
 BANNER = "# Generated from {source} by tools/async_to_sync.py. Do not edit.\n"
 
+#: Names that only one of the two forms has. Every other name that begins with Async loses the word.
 NAMES = {
-    "AsyncArchive": "Archive",
-    "AsyncBackfills": "Backfills",
-    "AsyncChanges": "Changes",
-    "AsyncClient": "Client",
-    "AsyncClientBase": "ClientBase",
     "AsyncConnection": "SyncConnection",
-    "AsyncDeadLetters": "DeadLetters",
-    "AsyncEndpoints": "Endpoints",
-    "AsyncEvents": "Events",
-    "AsyncJobs": "Jobs",
-    "AsyncPublishing": "Publishing",
-    "AsyncQueues": "Queues",
-    "AsyncSubjects": "Subjects",
     "_async": "_sync",
     "run_async": "run",
     "own_transaction_async": "own_transaction",
@@ -75,8 +64,8 @@ def to_sync(source: str) -> str:
         if token.type == tokenize.NAME and token.string in _DROPPED:
             # The blank after the word is removed too.
             edits.append((begin, end + 1, ""))
-        elif token.type == tokenize.NAME and token.string in NAMES:
-            edits.append((begin, end, NAMES[token.string]))
+        elif token.type == tokenize.NAME:
+            edits.append((begin, end, _renamed(token.string)))
         elif token.type == tokenize.STRING and previous in (
             tokenize.INDENT,
             tokenize.NEWLINE,
@@ -115,8 +104,12 @@ def _ruff(verb: str, text: str) -> str:
     return done.stdout
 
 
+def _renamed(name: str) -> str:
+    return NAMES.get(name) or re.sub(r"^Async(?=[A-Z])", "", name)
+
+
 def _reworded(text: str) -> str:
-    text = re.sub(r"\w+", lambda name: NAMES.get(name[0], name[0]), text)
+    text = re.sub(r"\w+", lambda name: _renamed(name[0]), text)
     for words, others in WORDS.items():
         text = text.replace(words, others)
     return text

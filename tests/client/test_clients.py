@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import os
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -487,6 +488,18 @@ def test_the_generated_files_are_up_to_date():
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_name_of_the_synchronous_client_begins_with_async():
+    """
+    What an editor and a traceback show of a synchronous client does not say that it is asynchronous.
+    """
+    names = {
+        name[0]: path.name
+        for path in (ROOT / "src/forebay/client/_sync").glob("*.py")
+        for name in re.finditer(r"\bAsync\w+", path.read_text(encoding="utf-8"))
+    }
+    assert names == {}
 
 
 def test_every_generated_file_is_known_to_the_tool():

@@ -18,7 +18,7 @@ from forebay.client._async.jobs import AsyncJobs
 from forebay.client._async.publishing import AsyncPublishing
 from forebay.client._async.queues import AsyncQueues
 from forebay.client._async.schedules import AsyncSchedules
-from forebay.client._async.stats import AsyncStats
+from forebay.client._async.stats import AsyncCounters
 from forebay.client._async.subjects import AsyncSubjects
 from forebay.client._async.workers import AsyncWorkers
 from forebay.db.drivers import AsyncConnection, run_async
@@ -42,7 +42,7 @@ class AsyncClient(
     AsyncArchive,
     AsyncExports,
     AsyncAlerts,
-    AsyncStats,
+    AsyncCounters,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -64,7 +64,7 @@ class AsyncClient(
         AsyncArchive: where a job is, searches, replays, moments of the past.
         AsyncExports: files of segments before these are emptied.
         AsyncAlerts: alerts and their thresholds.
-        AsyncStats: the counters of jobs.
+        AsyncCounters: the counters of jobs.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

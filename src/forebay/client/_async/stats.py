@@ -10,7 +10,7 @@ from forebay.model.stats import Stats, StatsAudit, StatsSample, StatsStep
 from forebay.ops import stats
 
 
-class AsyncStats(AsyncClientBase):
+class AsyncCounters(AsyncClientBase):
     """Read the counters of jobs."""
 
     async def stats(

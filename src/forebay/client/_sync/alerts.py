@@ -10,7 +10,7 @@ from forebay.ops import watch
 from forebay.policy.watch import alerts_of_all
 
 
-class AsyncAlerts(ClientBase):
+class Alerts(ClientBase):
     """Read and check the alerts, and set their thresholds."""
 
     def alerts(

@@ -7,21 +7,21 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any, Unpack
 
-from forebay.client._sync.alerts import AsyncAlerts
+from forebay.client._sync.alerts import Alerts
 from forebay.client._sync.archive import Archive
 from forebay.client._sync.backfills import Backfills
 from forebay.client._sync.changes import Changes
 from forebay.client._sync.dead_letters import DeadLetters
 from forebay.client._sync.endpoints import Endpoints
 from forebay.client._sync.events import Events
-from forebay.client._sync.exports import AsyncExports
+from forebay.client._sync.exports import Exports
 from forebay.client._sync.jobs import Jobs
 from forebay.client._sync.publishing import Publishing
 from forebay.client._sync.queues import Queues
-from forebay.client._sync.schedules import AsyncSchedules
-from forebay.client._sync.stats import AsyncStats
+from forebay.client._sync.schedules import Schedules
+from forebay.client._sync.stats import Counters
 from forebay.client._sync.subjects import Subjects
-from forebay.client._sync.workers import AsyncWorkers
+from forebay.client._sync.workers import Workers
 from forebay.db.drivers import SyncConnection, run
 from forebay.model import JobId, JobOptionChanges
 from forebay.model.backfill import BackfillProgress, Rows
@@ -34,16 +34,16 @@ class Client(
     Changes,
     DeadLetters,
     Queues,
-    AsyncWorkers,
+    Workers,
     Events,
     Endpoints,
     Publishing,
-    AsyncSchedules,
+    Schedules,
     Subjects,
     Archive,
-    AsyncExports,
-    AsyncAlerts,
-    AsyncStats,
+    Exports,
+    Alerts,
+    Counters,
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
@@ -56,16 +56,16 @@ class Client(
         Changes: acts on many jobs at once.
         DeadLetters: dead letters.
         Queues: queues, consumer groups, limits and settings.
-        AsyncWorkers: the workers that run.
+        Workers: the workers that run.
         Events: what operators did.
         Endpoints: endpoints, and messages to them.
         Publishing: published events, their types, and subscriptions.
-        AsyncSchedules: schedules, their instants and their history.
+        Schedules: schedules, their instants and their history.
         Subjects: subjects, which come due again.
         Archive: where a job is, searches, replays, moments of the past.
-        AsyncExports: files of segments before these are emptied.
-        AsyncAlerts: alerts and their thresholds.
-        AsyncStats: the counters of jobs.
+        Exports: files of segments before these are emptied.
+        Alerts: alerts and their thresholds.
+        Counters: the counters of jobs.
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that

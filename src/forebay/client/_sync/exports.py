@@ -10,7 +10,7 @@ from forebay.model.status import JobStatus
 from forebay.ops import exports
 
 
-class AsyncExports(ClientBase):
+class Exports(ClientBase):
     """Keep segments until their jobs are written elsewhere. ``forebay exports run`` writes files with these calls."""
 
     def create_export(

@@ -25,7 +25,7 @@ from forebay.ops import schedules as ops
 from forebay.policy.cron import Timing
 
 
-class AsyncSchedules(ClientBase):
+class Schedules(ClientBase):
     """Create, preview, pause, run and backfill schedules."""
 
     def create_schedule(

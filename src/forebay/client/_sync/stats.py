@@ -11,7 +11,7 @@ from forebay.model.stats import Stats, StatsAudit, StatsSample, StatsStep
 from forebay.ops import stats
 
 
-class AsyncStats(ClientBase):
+class Counters(ClientBase):
     """Read the counters of jobs."""
 
     def stats(self, queue: str | None = None, *, conn: SyncConnection | None = None) -> list[Stats]:

@@ -9,7 +9,7 @@ from forebay.model.workers import WorkerOverview
 from forebay.ops import workers
 
 
-class AsyncWorkers(ClientBase):
+class Workers(ClientBase):
     """Read and change the workers that run."""
 
     def workers(self, *, jobs: int = 5, conn: SyncConnection | None = None) -> list[WorkerOverview]:
