@@ -3,15 +3,20 @@
 import asyncio
 import contextlib
 import json
+import sys
 import time
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from importlib.metadata import EntryPoint, EntryPoints
+from typing import ClassVar
 
+import psycopg
 import pytest
 import redis
 from aiohttp import web
 
 import forebay
+from forebay.sinks import ENTRY_POINTS, Accepted, Message, Sink
 from tests.support.delivering import (
     PlainRouter,
     alter_endpoint,
@@ -113,6 +118,53 @@ async def test_a_message_sent_to_one_endpoint_arrives(database, conn, shop, requ
     assert request.headers["forebay-kind"] == "message"
     assert request.headers["forebay-ordering-key"] == "k"
     assert request.headers["forebay-id"].startswith(f"{job_id}-")
+
+
+class OtherSink(Sink):
+    """A sink of another distribution."""
+
+    type = "other"
+    arrived: ClassVar[list[Message]] = []
+
+    def __init__(self, place, *, colour="red"):
+        self.arrived.clear()
+
+    async def send(self, messages):
+        self.arrived.extend(messages)
+        return [Accepted() for _ in messages]
+
+
+@pytest.fixture
+def other_sinks(monkeypatch):
+    """Entry points of another distribution: a sink, and one whose module is missing."""
+    found = EntryPoints(
+        [
+            EntryPoint("other", "other_sinks:OtherSink", ENTRY_POINTS),
+            EntryPoint("absent", "module_that_is_missing:Absent", ENTRY_POINTS),
+        ]
+    )
+    monkeypatch.setitem(sys.modules, "other_sinks", sys.modules[__name__])
+    monkeypatch.setattr("importlib.metadata.entry_points", found.select)
+
+
+@pytest.mark.usefixtures("other_sinks")
+async def test_an_endpoint_can_have_a_sink_of_another_distribution_once_a_deliverer_has_it(
+    database, conn
+):
+    """
+    As a drain can. A distribution that cannot be imported keeps no other one from being used.
+    """
+    known = "select count(*) from forebay.sink_type where name = 'other'"
+    with pytest.raises(psycopg.Error, match="other"):
+        create_endpoint(conn, "shop", "other", {"place": "here"})
+    async with delivering(database) as worker:
+        await wait_for_async(lambda: one(conn, known) == 1)
+        with pytest.raises(psycopg.Error, match="place"):
+            create_endpoint(conn, "shop", "other", {"colour": "blue"})
+        create_endpoint(conn, "shop", "other", {"place": "here", "colour": "blue"})
+        send(conn, "shop")
+        await wait_for_async(lambda: worker.stats.done == 1)
+    assert len(OtherSink.arrived) == 1
 
 
 # --- answers ---

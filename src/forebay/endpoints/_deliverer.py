@@ -20,6 +20,7 @@ from forebay.endpoints._reports import Reports
 from forebay.endpoints._sender import NotSent
 from forebay.endpoints._service import QueueService
 from forebay.endpoints._settings import Endpoint, Endpoints
+from forebay.endpoints._sink_types import record_sink_types
 from forebay.errors import DatabaseUnavailable
 from forebay.model import Dead, Retry
 from forebay.model.context import Context
@@ -89,7 +90,7 @@ class Deliverer(QueueService):
         )
 
     async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
-        """Begin to read settings and to report; end both, the calls, and the sinks at the end."""
+        """Record the types of the sinks, begin to read settings and to report; end all, the calls, and the sinks at the end."""
         facts, events = self._session(), self._session()
         stack.push_async_callback(facts.close)
         stack.push_async_callback(events.close)
@@ -104,8 +105,8 @@ class Deliverer(QueueService):
         stack.push_async_callback(_flush, reports)
         stack.push_async_callback(self._payloads.close)
         stack.push_async_callback(self._endpoints.close)
-        for service in (reports.run, self._endpoints.run):
-            stack.push_async_callback(_end, asyncio.create_task(service()))
+        for service in (record_sink_types(facts.run), reports.run(), self._endpoints.run()):
+            stack.push_async_callback(_end, asyncio.create_task(service))
         return {}
 
     # --- the handler ---

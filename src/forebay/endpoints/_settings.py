@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,7 +11,7 @@ from forebay.endpoints._presets import as_retries
 from forebay.endpoints._sender import Sender
 from forebay.errors import ConfigError, DatabaseUnavailable
 from forebay.model.text import logger
-from forebay.sinks import Sink, make_sink, sink_class
+from forebay.sinks import Sink, make_sink, sink_settings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -194,7 +193,7 @@ def _made_sink(
     """Return what the sink is made of, and the sink; one that fails if the configuration is refused."""
     facts = sink, config = _sink_facts(settings, now)
     try:
-        if "concurrency" not in settings.config and "concurrency" not in _parameters(sink):
+        if "concurrency" not in settings.config and "concurrency" not in sink_settings(sink)[0]:
             config = {name: value for name, value in config.items() if name != "concurrency"}
         elif "concurrency" not in settings.config:
             # As many requests at once as there may be deliveries.
@@ -206,7 +205,3 @@ def _made_sink(
         )
         log.warning("endpoint %s: %s", settings.name, problem)
         return facts, BrokenSink(settings.name, problem)
-
-
-def _parameters(sink: str) -> Mapping[str, Any]:
-    return inspect.signature(sink_class(sink)).parameters

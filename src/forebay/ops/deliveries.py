@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from forebay._dataclass import dataclass
-from forebay.ops.operation import Operation
+from forebay.ops.operation import Operation, nothing
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,6 +112,24 @@ def event_payloads(
             for event_id, at, payload, headers, key in rows
         },
         {"ids": [event_id for event_id, _ in keys], "times": [at for _, at in keys]},
+    )
+
+
+def record_sink_type(
+    name: str, settings: Sequence[str], required: Sequence[str]
+) -> Operation[None]:
+    """Let endpoints have sinks of a type of another distribution.
+
+    Args:
+        name: of the type.
+        settings: that a configuration may have.
+        required: of these, the ones that it must have.
+    """
+    found = [{"name": name, "settings": settings, "required": required}]
+    return Operation(
+        "select forebay.record_sink_types_v1(%(types)s::jsonb)",
+        nothing,
+        {"types": msgspec.json.encode(found).decode()},
     )
 
 

@@ -17,7 +17,14 @@ from forebay.sinks._contract import (
     TryLater,
     message_id,
 )
-from forebay.sinks._registry import ENTRY_POINTS, make_sink, sink_class, sink_types
+from forebay.sinks._registry import (
+    ENTRY_POINTS,
+    make_sink,
+    own_sink_types,
+    sink_class,
+    sink_settings,
+    sink_types,
+)
 from forebay.sinks._support import call_in_thread
 
 __all__ = [
@@ -34,6 +41,8 @@ __all__ = [
     "call_in_thread",
     "make_sink",
     "message_id",
+    "own_sink_types",
     "sink_class",
+    "sink_settings",
     "sink_types",
 ]

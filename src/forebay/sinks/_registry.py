@@ -39,6 +39,25 @@ def sink_types() -> list[str]:
     return sorted(found | _OWN.keys())
 
 
+def own_sink_types() -> frozenset[str]:
+    """Return the names of the sinks that come with the library: every database knows them."""
+    return frozenset(_OWN)
+
+
+def sink_settings(name: str) -> tuple[list[str], list[str]]:
+    """Return the settings of a sink, and of these the ones that every configuration has.
+
+    Raises:
+        ConfigError: the type is unknown, or the entry point names something else.
+
+    >>> sink_settings("redis-list")[1]
+    ['url', 'key']
+    """
+    parameters = inspect.signature(sink_class(name)).parameters
+    empty = inspect.Parameter.empty
+    return list(parameters), [key for key, one in parameters.items() if one.default is empty]
+
+
 def sink_class(name: str) -> type[Sink]:
     """Return the class of a sink by the name of its type.
 
@@ -76,18 +95,18 @@ def make_sink(name: str, config: Mapping[str, Any]) -> Sink:
     'orders at localhost:6379'
     """
     cls = sink_class(name)
-    parameters = inspect.signature(cls).parameters
+    settings, required = sink_settings(name)
     for key in config:
-        if key not in parameters:
-            near = difflib.get_close_matches(key, parameters, n=1)
+        if key not in settings:
+            near = difflib.get_close_matches(key, settings, n=1)
             raise ConfigError(
                 f"sink {name}",
                 f"has no setting {shown(key)}",
                 value=key,
                 hint=(f"Did you mean {near[0]}? " if near else "")
-                + f"Settings: {', '.join(parameters)}.",
+                + f"Settings: {', '.join(settings)}.",
             )
-    for key, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and key not in config:
+    for key in required:
+        if key not in config:
             raise ConfigError(f"sink {name}", f"needs the setting {key}")
     return cls(**config)
