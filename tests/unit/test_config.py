@@ -237,6 +237,45 @@ def test_queues_and_weights_have_a_short_form():
     assert WorkerSettings(queue="a").queue_weights == {"a": 1}
 
 
+def test_queues_are_chosen_by_names_weights_or_the_short_form():
+    """
+    A list of names is what most callers try first.
+    """
+    for queues in ("mail,reports", ["mail", "reports"], {"mail": 1, "reports": 1}):
+        assert parse_queue_weights(queues) == {"mail": 1, "reports": 1}
+    assert parse_queue_weights(iter(["mail"])) == {"mail": 1}
+
+
+@pytest.mark.parametrize(
+    ("queues", "problem"),
+    [
+        (5, "is 5, not names of queues"),
+        (b"mail", "not names of queues"),
+        ([], "names no queue"),
+        ({}, "names no queue"),
+        ("", "is not a name"),
+        (["a b"], "is not a name: 'a b'"),
+        ([5], "must be text"),
+        (["mail", "mail"], "names mail twice"),
+        ("mail=x", "a weight that is not a number: 'x'"),
+        ({"mail": "x"}, "a weight that is not a number: 'x'"),
+        ({"mail": True}, "a weight that is not a number"),
+        ({"mail": 0}, "a weight outside 1 to 1000"),
+        ("mail=" + "9" * 5000, "a weight that is not a number"),
+    ],
+)
+def test_other_queues_are_refused_with_the_forms_that_are_taken(queues, problem):
+    """
+    No choice of queues ends in an error of the language.
+    """
+    with pytest.raises(ConfigError) as caught:
+        parse_queue_weights(queues)
+
+    assert caught.value.field == "queue"
+    assert problem in caught.value.problem
+    assert caught.value.hint
+
+
 def test_strategies_of_settings_and_policies_are_the_same():
     """
     The settings cannot name a strategy that the policy does not have.

@@ -34,7 +34,7 @@ from forebay.app._schedules import AppSchedules
 from forebay.app._subjects import AppSubjects
 from forebay.app._unique_by import unique_by as made_unique_by
 from forebay.arguments.kinds import QUEUE_DEFAULT, Kind, Kinds
-from forebay.config import Settings
+from forebay.config import Queues, Settings
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import Job, JobId, JobOptions, Once, Unique, checks
 from forebay.model.context import Context, TransactionContext
@@ -392,20 +392,20 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents):
     def worker(
         self,
         *,
-        queues: Mapping[str, int] | None = None,
+        queues: Queues | None = None,
         group: str = "default",
         concurrency: int | None = None,
     ) -> Worker:
         """Return a worker for some queues.
 
         Args:
-            queues: queues with their weights. Default: the setting ``queue``, or else all queues of the
-                declared kinds.
+            queues: names, names with weights, or their short form ``"mail,reports=3"``. Default: the
+                setting ``queue``, or else all queues of the declared kinds.
             group: the consumer group of each queue.
             concurrency: the number of jobs that run at once. Default: the setting ``concurrency``.
 
         Raises:
-            ConfigError: the concurrency is out of range, or there is no queue to serve.
+            ConfigError: an argument is refused, or there is no queue to serve.
         """
         from forebay.worker import Worker  # noqa: PLC0415 - producers never need it
 
@@ -417,7 +417,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents):
     def run_worker(
         self,
         *,
-        queues: Mapping[str, int] | None = None,
+        queues: Queues | None = None,
         group: str = "default",
         until_idle: bool = False,
         concurrency: int | None = None,

@@ -4,7 +4,13 @@ Nothing is read at import. The command line or ``App`` calls ``load_settings`` a
 once.
 """
 
-from forebay.config._address import EMBEDDED, Address, masked_dsn, resolve_address
+from forebay.config._address import (
+    EMBEDDED,
+    Address,
+    masked_dsn,
+    require_address_text,
+    resolve_address,
+)
 from forebay.config._resolve import (
     DEFAULT,
     FileOptions,
@@ -17,10 +23,12 @@ from forebay.config._resolve import (
 from forebay.config._settings import (
     GROUPS,
     PayloadSettings,
+    Queues,
     RetentionSettings,
     RetrySettings,
     SegmentSettings,
     WorkerSettings,
+    checked_group,
     listen_address,
     parse_queue_weights,
 )
@@ -32,17 +40,20 @@ __all__ = [
     "Address",
     "FileOptions",
     "PayloadSettings",
+    "Queues",
     "RetentionSettings",
     "RetrySettings",
     "SegmentSettings",
     "SettingRow",
     "Settings",
     "WorkerSettings",
+    "checked_group",
     "find_file_options",
     "listen_address",
     "load_settings",
     "masked_dsn",
     "parse_queue_weights",
+    "require_address_text",
     "resolve_address",
     "resolve_settings",
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
 from forebay._dataclass import dataclass
-from forebay.errors import ConfigError
+from forebay.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +22,8 @@ EMBEDDED: Final = "embedded"
 _LIBPQ_PLACES: Final = ("PGSERVICE", "PGHOST", "PGHOSTADDR", "PGPORT", "PGDATABASE")
 
 _URL: Final = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+_HINT: Final = "Use postgresql://user@host/database, 'host=... dbname=...' or 'embedded'."
+
 _MASK: Final = "****"
 #: Names of options whose value is a secret, after decoding.
 _SECRET_NAME: Final = re.compile(r"(?i)pass|secret|token|api_?key")
@@ -117,7 +119,16 @@ def _masked_field(field: str) -> str:
     return f"{name}={_MASK}" if equals and _SECRET_NAME.search(unquote(name)) else field
 
 
+def require_address_text(dsn: object, source: str | None = None) -> None:
+    """Refuse an address that is no text."""
+    if not isinstance(dsn, str):
+        raise ConfigError(
+            "database address", f"is {shown(dsn)}, not text", source=source, hint=_HINT
+        )
+
+
 def _checked(dsn: str, source: str) -> Address:
+    require_address_text(dsn, source)
     dsn = dsn.strip()
     if dsn == EMBEDDED:
         return Address(dsn, source)
@@ -134,7 +145,7 @@ def _checked(dsn: str, source: str) -> Address:
         "database address",
         f"is not a PostgreSQL address: {masked_dsn(dsn) or 'empty'}",
         source=source,
-        hint="Use postgresql://user@host/database, 'host=... dbname=...' or 'embedded'.",
+        hint=_HINT,
     )
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from forebay._dataclass import dataclass
 from forebay.errors import ConfigError, InvalidJob, shown
@@ -101,9 +102,9 @@ class WorkerSettings:
     def __post_init__(self) -> None:
         if self.queue is not None:
             parse_queue_weights(self.queue)
-        within("concurrency", self.concurrency, 1, 10_000)
+        whole_within("concurrency", self.concurrency, 1, 10_000)
         if self.processes is not None:
-            within("processes", self.processes, 1, 1_000)
+            whole_within("processes", self.processes, 1, 1_000)
         within("poll_seconds", self.poll_seconds, 0.001, 60)
         within("lease_seconds", self.lease_seconds, 1, 3600)
         within("lease_margin_seconds", self.lease_margin_seconds, 0.1, 3600)
@@ -111,7 +112,7 @@ class WorkerSettings:
         within("heartbeat_seconds", self.heartbeat_seconds, 0.05, 600)
         within("grace_seconds", self.grace_seconds, 0, 86_400)
         within("starving_share", self.starving_share, 0, 0.5)
-        within("claim_rows_max", self.claim_rows_max, 1, 10_000)
+        whole_within("claim_rows_max", self.claim_rows_max, 1, 10_000)
         one_of("pooler", self.pooler, POOLERS)
         one_of("listen", self.listen, LISTENS)
         one_of("schedules", self.schedules, SCHEDULES)
@@ -271,34 +272,74 @@ DATABASE_GROUPS: Final = ("retention", "payload", "segments")
 _WEIGHT_MAX: Final = 1000
 
 
-def parse_queue_weights(text: str) -> dict[str, int]:
-    """Return queues and weights from their short form.
+#: Queues as a caller may choose them: their short form, names, or names with weights.
+Queues: TypeAlias = str | Iterable[str] | Mapping[str, int]
+
+
+def parse_queue_weights(queues: Queues) -> dict[str, int]:
+    """Return queues and weights from their short form, from names, or from names with weights.
 
     Raises:
-        ConfigError: a name or a weight is invalid, or a queue is named twice.
+        ConfigError: a name or a weight is invalid, a queue is named twice, or none is.
 
-    >>> parse_queue_weights("mail, reports=3")
-    {'mail': 1, 'reports': 3}
+    >>> parse_queue_weights("mail, reports=3"), parse_queue_weights(["mail", "reports"])
+    ({'mail': 1, 'reports': 3}, {'mail': 1, 'reports': 1})
     """
     weights: dict[str, int] = {}
-    for part in text.split(","):
-        queue, _, weight = part.strip().partition("=")
+    for queue, weight in _named_weights(queues):
         try:
-            checks.checked_name(queue, "queue")
+            name = checks.checked_name(queue, "queue")
         except InvalidJob as error:
-            raise ConfigError("queue", str(error.problem), value=text, hint=error.hint) from None
-        if queue in weights:
-            raise ConfigError("queue", f"names {queue} twice: {shown(text)}", value=text)
-        if weight and not (weight.isascii() and weight.isdigit()):
-            raise ConfigError(
-                "queue", f"has a weight that is not a number: {shown(part)}", value=text
+            raise _refused_queues(queues, str(error.problem), error.hint) from None
+        if name in weights:
+            raise _refused_queues(queues, f"names {name} twice: {shown(queues)}")
+        if isinstance(weight, bool) or not isinstance(weight, int):
+            raise _refused_queues(queues, f"has a weight that is not a number: {shown(weight)}")
+        if not 1 <= weight <= _WEIGHT_MAX:
+            raise _refused_queues(
+                queues, f"has a weight outside 1 to {_WEIGHT_MAX}: {shown(weight)}"
             )
-        weights[queue] = int(weight or "1")
-        if not 1 <= weights[queue] <= _WEIGHT_MAX:
-            raise ConfigError(
-                "queue", f"has a weight outside 1 to {_WEIGHT_MAX}: {shown(part)}", value=text
-            )
+        weights[name] = weight
+    if not weights:
+        raise _refused_queues(queues, "names no queue")
     return weights
+
+
+def _named_weights(queues: Any) -> Iterable[tuple[object, object]]:
+    """Return names and weights as they were given; of the short form, a number of digits is one."""
+    if isinstance(queues, str):
+        parts = [part.strip().partition("=") for part in queues.split(",")]
+        return [
+            (queue, int(weight) if re.fullmatch("[0-9]{1,9}", weight) else weight or 1)
+            for queue, _, weight in parts
+        ]
+    if isinstance(queues, Mapping):
+        return queues.items()
+    if isinstance(queues, Iterable) and not isinstance(queues, bytes):
+        return [(queue, 1) for queue in queues]
+    raise _refused_queues(queues, f"is {shown(queues)}, not names of queues")
+
+
+def _refused_queues(queues: object, problem: str, hint: str | None = None) -> ConfigError:
+    if hint is None:
+        forms = "mail,reports=3"
+        if not isinstance(queues, str):
+            forms = f"['mail', 'reports'], {{'mail': 1, 'reports': 3}} or '{forms}'"
+        hint = f"Write {forms}. Without it a worker serves all queues of its app."
+    return ConfigError("queue", problem, value=queues, hint=hint)
+
+
+def checked_group(group: object) -> str:
+    """Return the name of a consumer group.
+
+    Raises:
+        ConfigError: it is not a name.
+    """
+    try:
+        return checks.checked_name(group, "group")
+    except InvalidJob as error:
+        hint = error.hint or "It is the name of a consumer group, such as 'default'."
+        raise ConfigError("group", str(error.problem), value=group, hint=hint) from None
 
 
 def listen_address(text: str) -> str | tuple[str, int]:
@@ -326,9 +367,26 @@ def listen_address(text: str) -> str | tuple[str, int]:
 
 
 def within(name: str, value: float, least: float, most: float) -> None:
-    """Refuse a number outside its bounds, and NaN."""
+    """Refuse a value that is not a number, a number outside its bounds, and NaN."""
+    number: object = value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        raise ConfigError(
+            name, f"is {shown(number)}, not a number", value=value,
+            hint=f"It is a number within {least:g} to {most:g}.",
+        )  # fmt: skip
     if not (math.isfinite(value) and least <= value <= most):
         raise ConfigError(name, f"is {value}, not within {least:g} to {most:g}", value=value)
+
+
+def whole_within(name: str, value: int, least: int, most: int) -> None:
+    """Refuse a value that is not an integer within its bounds."""
+    within(name, value, least, most)
+    number: object = value
+    if not isinstance(number, int):
+        raise ConfigError(
+            name, f"is {value}, not an integer", value=value,
+            hint=f"It is an integer within {least} to {most}.",
+        )  # fmt: skip
 
 
 def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

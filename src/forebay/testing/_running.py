@@ -7,8 +7,15 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING, Final
 
 from forebay._dataclass import dataclass
-from forebay.config import WorkerSettings
+from forebay.app import App
+from forebay.config import (
+    WorkerSettings,
+    checked_group,
+    parse_queue_weights,
+    require_address_text,
+)
 from forebay.db.own import run_own_async
+from forebay.errors import ConfigError, shown
 from forebay.model import JobState
 from forebay.ops import jobs
 from forebay.ops.operation import Operation, scalar
@@ -17,10 +24,10 @@ from forebay.testing._failed import JobFailed
 from forebay.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection
     from datetime import datetime
 
-    from forebay.app import App
+    from forebay.config import Queues
     from forebay.model.attempts import AttemptEnded
 
 #: After this number of moves of the clock jobs are assumed to run forever, as one does that snoozes each time.
@@ -86,7 +93,7 @@ def run_until_idle(
     app: App,
     dsn: str | None = None,
     *,
-    queues: Mapping[str, int] | None = None,
+    queues: Queues | None = None,
     concurrency: int | None = None,
     group: str = "default",
     raise_on_failure: bool = True,
@@ -99,7 +106,7 @@ def run_until_idle(
     Args:
         app: the application.
         dsn: the database; None means the app's.
-        queues: only these, with their weights; None means all queues of the app.
+        queues: only these: names, names with weights, or their short form; None means all queues of the app.
         concurrency: the most jobs at a time; None means the default.
         group: the consumer group of each queue.
         raise_on_failure: raise the exception of the first attempt that failed. With False failures are counted only.
@@ -130,7 +137,7 @@ async def run_until_idle_async(
     app: App,
     dsn: str | None = None,
     *,
-    queues: Mapping[str, int] | None = None,
+    queues: Queues | None = None,
     concurrency: int | None = None,
     group: str = "default",
     raise_on_failure: bool = True,
@@ -138,10 +145,14 @@ async def run_until_idle_async(
 ) -> IdleRun:
     """Do as ``run_until_idle``, on a running event loop."""
     # Defaults instead of the settings of this machine: a test behaves the same everywhere.
+    _require_app(app)
     settings = WorkerSettings()
+    chosen = None if queues is None else parse_queue_weights(queues)
     if concurrency is not None:
         settings = replace(settings, concurrency=concurrency)
     address = dsn if dsn is not None else app.dsn
+    require_address_text(address)
+    checked_group(group)
     if with_scheduled and not await run_own_async(address, IS_INSTALLED):
         raise no_clock()
     found = IdleRun()
@@ -151,7 +162,7 @@ async def run_until_idle_async(
         worker = Worker(
             app._internals,
             address,
-            queues=queues,
+            queues=chosen,
             settings=settings,
             group=group,
             on_attempt=found.record,
@@ -159,7 +170,7 @@ async def run_until_idle_async(
         await worker.run(until_idle=True)
         if not with_scheduled or (found.failures and raise_on_failure):
             break
-        due = await _next_due(app, address, group, queues or app.kinds.queues())
+        due = await _next_due(app, address, group, chosen or app.kinds.queues())
         if due is None:
             break
         seconds = max(0.0, (due - await run_own_async(address, NOW)).total_seconds()) + 0.001
@@ -172,6 +183,13 @@ async def run_until_idle_async(
     if raise_on_failure:
         found.raise_failure()
     return found
+
+
+def _require_app(app: object) -> None:
+    if not isinstance(app, App):
+        raise ConfigError(
+            "app", f"is {shown(app)}, not an App", hint="Pass the App that declares the handlers."
+        )
 
 
 async def _next_due(app: App, dsn: str, group: str, queues: Collection[str]) -> datetime | None:

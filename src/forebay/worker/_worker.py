@@ -22,7 +22,12 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from forebay.config import WorkerSettings
+from forebay.config import (
+    WorkerSettings,
+    checked_group,
+    parse_queue_weights,
+    require_address_text,
+)
 from forebay.db.session import Session
 from forebay.errors import ConfigError
 from forebay.model.text import logger
@@ -57,6 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 
     from forebay.arguments.kinds import Kinds
+    from forebay.config import Queues
     from forebay.model.attempts import AttemptEnded
     from forebay.ops.protocol import HeartbeatAnswer
     from forebay.worker._application import Application, Intake
@@ -78,7 +84,7 @@ class Worker:
     Args:
         app: the part of the application that workers use.
         dsn: the database.
-        queues: queues to serve with their weights; None means all queues of the app's kinds.
+        queues: queues to serve: names, names with weights, or their short form; None means all queues of the app's kinds.
         settings: see ``WorkerSettings``; None means its defaults.
         group: the consumer group to serve in each queue.
         location: where a child process imports the app from: (module, attribute, is_script); None means the app's own
@@ -89,7 +95,7 @@ class Worker:
         title: what `forebay workers list` shows instead of the location of the app; None for the location.
 
     Raises:
-        ConfigError: no queue to serve.
+        ConfigError: no queue to serve, or an argument is refused.
     """
 
     def __init__(
@@ -97,7 +103,7 @@ class Worker:
         app: Application,
         dsn: str,
         *,
-        queues: Mapping[str, int] | None = None,
+        queues: Queues | None = None,
         settings: WorkerSettings | None = None,
         group: str = "default",
         location: tuple[str, str, bool] | None = None,
@@ -106,18 +112,19 @@ class Worker:
         answers_probes: bool = True,
         title: str | None = None,
     ) -> None:
+        require_address_text(dsn)
         self._app = app
         self._dsn = dsn
         self._settings = settings or WorkerSettings()
-        self._weights = _weights_of(app, queues or self._settings.queue_weights)
-        self._group = group
+        self._weights = _weights_of(app, self._settings.queue if queues is None else queues)
+        self._group = checked_group(group)
         self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._application_name = f"forebay {self.name}"[:63]
         self._location = location or app.location()
         self._describe = identity(
             self._settings,
             self._location,
-            group,
+            self._group,
             self._weights,
             title,
             schedules=decides_schedules(app, self._settings),
@@ -534,9 +541,11 @@ async def _supervised(service: Any) -> None:
             await asyncio.sleep(1.0)
 
 
-def _weights_of(app: Application, weights: Mapping[str, int] | None) -> dict[str, int]:
+def _weights_of(app: Application, queues: Queues | None) -> dict[str, int]:
     """Return the queues of a worker with their weights: without a choice, those of its kinds."""
-    found = dict(weights) if weights else dict.fromkeys(app.kinds.queues(), 1)
+    if queues is not None:
+        return parse_queue_weights(queues)
+    found = dict.fromkeys(app.kinds.queues(), 1)
     if not found:
         raise ConfigError(
             "queue",
