@@ -13,7 +13,7 @@ import pytest
 
 from forebay import Context
 from forebay.model.job import Job
-from forebay.worker._log_format import JsonFormatter, TextFormatter
+from forebay.worker.ground.log_format import JsonFormatter, TextFormatter
 
 ROOT = Path(__file__).parents[2]
 ESCAPES = set("\x1b\x07\r\x9b\u202e\u2066\u2028\x7f")

@@ -175,7 +175,7 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
     assert job.state == "done"
     # The child's way in, by itself.
     code = (
-        "from forebay.worker._child import load_app; from forebay.worker._messages import Start;"
+        "from forebay.worker.run._child import load_app; from forebay.worker.run.messages import Start;"
         "import sys;"
         "start = Start(path=sys.path, module='forebay.django.entry', attribute='app', is_script=False,"
         " dsn='', name='', group='', settings={});"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import forebay
-from forebay.worker._threads import NoThreadError, Threads
+from forebay.worker.ground.threads import NoThreadError, Threads
 from tests.support.engine import enqueue, enqueue_many, one, state
 from tests.support.fix_worker import running
 from tests.support.waiting import wait_for, wait_for_async

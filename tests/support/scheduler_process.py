@@ -8,9 +8,9 @@ import tempfile
 from pathlib import Path
 
 from forebay.db.session import Session
-from forebay.worker import _scheduler
-from forebay.worker._outage import Outage
-from forebay.worker._scheduler import Scheduler
+from forebay.worker.ground.outage import Outage
+from forebay.worker.maintain import scheduler
+from forebay.worker.maintain.scheduler import Scheduler
 from tests.support.stepping_server import SteppingClock, faketime_library
 
 ROOT = Path(__file__).parents[2]
@@ -69,5 +69,5 @@ async def _run(dsn: str) -> None:
 
 
 if __name__ == "__main__":
-    _scheduler._POLL_SECONDS = 0.3
+    scheduler._POLL_SECONDS = 0.3
     asyncio.run(_run(sys.argv[1]))

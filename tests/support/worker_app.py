@@ -182,13 +182,13 @@ def _set_the_clock_wrong() -> None:
 
 CLOCK_SKEW = float(os.environ.get("TEST_CLOCK_SKEW", "0"))
 if CLOCK_SKEW:
-    import forebay.worker._worker  # so that it is among the modules
+    import forebay.worker.process.worker  # so that it is among the modules
 
     _set_the_clock_wrong()
 
 
 if os.environ.get("TEST_WITHOUT_OWN_FENCE"):
-    from forebay.worker._leases import LeaseKeeper
+    from forebay.worker.lease.leases import LeaseKeeper
 
     async def _watch_nothing(leases: LeaseKeeper) -> None:
         await asyncio.Event().wait()

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from forebay.worker._announcements import DELAY_SECONDS, Announcements
+from forebay.worker.claim._announcements import DELAY_SECONDS, Announcements
 
 
 @pytest.fixture

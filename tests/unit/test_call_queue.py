@@ -6,8 +6,8 @@ import pytest
 import forebay
 from forebay.ops.claimed import ClaimedJob
 from forebay.ops.protocol import ReadyLane
-from forebay.worker._call_queue import CallQueue
-from forebay.worker._held import Batch, HeldJob, Lease
+from forebay.worker.ground.held import Batch, HeldJob, Lease
+from forebay.worker.run._call_queue import CallQueue
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from forebay.worker import _duties
-from forebay.worker._duties import Duty, Schedule
+from forebay.worker.maintain import _duties
+from forebay.worker.maintain._duties import Duty, Schedule
 
 pytestmark = pytest.mark.anyio
 

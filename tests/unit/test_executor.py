@@ -12,10 +12,10 @@ import forebay
 from forebay.config import WorkerSettings
 from forebay.ops.claimed import ClaimedJob
 from forebay.ops.protocol import ReadyLane
-from forebay.worker._executor import Executor
-from forebay.worker._held import Batch, HeldJob, Lease
-from forebay.worker._key_queues import KeyQueues
-from forebay.worker._messages import ChildReport
+from forebay.worker.ground.held import Batch, HeldJob, Lease
+from forebay.worker.run._key_queues import KeyQueues
+from forebay.worker.run.executor import Executor
+from forebay.worker.run.messages import ChildReport
 from tests.support.waiting import wait_for_async
 
 LANE = ReadyLane(1, 1, "default", 0, is_private=False, is_suspect=False)
@@ -222,8 +222,8 @@ def test_decoding_leaves_the_loop_to_others(monkeypatch):
 
     monkeypatch.setattr(Executor, "prepare", slowly)
     fake = SimpleNamespace(monotonic=lambda: clock[0])
-    for module in ("_executor", "_loop_share"):
-        monkeypatch.setattr(f"forebay.worker.{module}.time", fake)
+    for module in ("executor", "_loop_share"):
+        monkeypatch.setattr(f"forebay.worker.run.{module}.time", fake)
 
     async def story():
         executor = executor_of(app, Outcomes(), concurrency=5)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from forebay.config import WorkerSettings
-from forebay.worker._health import HealthCheck
+from forebay.worker.process._health import HealthCheck
 
 
 class Clock:

@@ -9,7 +9,7 @@ from forebay.arguments.kinds import Kind
 from forebay.errors import ConfigError
 from forebay.ops.protocol import ReadyLane
 from forebay.policy.claims import CLAIM_SIZE
-from forebay.worker._linger import Linger
+from forebay.worker.claim._linger import Linger
 
 
 def handler(items: list[int]) -> None: ...

@@ -2,7 +2,7 @@
 
 import pytest
 
-from forebay.worker._looks import LOOK_SECONDS_MAX, Looks
+from forebay.worker.maintain._looks import LOOK_SECONDS_MAX, Looks
 
 OFTEN = 0.1
 

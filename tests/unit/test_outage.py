@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from forebay.errors import DatabaseUnavailable
-from forebay.worker._outage import Outage
+from forebay.worker.ground.outage import Outage
 
 pytestmark = pytest.mark.anyio
 

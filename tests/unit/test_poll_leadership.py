@@ -6,14 +6,14 @@ from typing import Any, cast
 import pytest
 
 from forebay.config import WorkerSettings
-from forebay.worker import _polling
-from forebay.worker._polling import PollLeadership
+from forebay.worker.claim import polling
+from forebay.worker.claim.polling import PollLeadership
 
 
 @pytest.fixture
 def clock(monkeypatch) -> SimpleNamespace:
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(_polling, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    monkeypatch.setattr(polling, "time", SimpleNamespace(monotonic=lambda: clock.now))
     return clock
 
 

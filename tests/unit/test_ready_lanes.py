@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from forebay.ops.protocol import ReadyLane
-from forebay.worker._held import Lease
-from forebay.worker._ready_lanes import ReadyLanes
-from forebay.worker._signals import Signals
+from forebay.worker.claim._ready_lanes import ReadyLanes
+from forebay.worker.ground.held import Lease
+from forebay.worker.ground.signals import Signals
 
 FIRST = ReadyLane(1, 1, "default", 0, is_private=False, is_suspect=False)
 SECOND = ReadyLane(1, 2, "default", 5, is_private=False, is_suspect=False)

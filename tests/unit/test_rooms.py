@@ -58,12 +58,12 @@ def test_a_module_with_an_underscore_is_imported_inside_its_folder_only():
 @pytest.mark.parametrize(
     ("module", "imported", "allowed"),
     [
-        ("forebay.worker._worker", "forebay.worker._heartbeat", True),
-        ("forebay.worker", "forebay.worker._worker", True),
-        ("forebay.app._app", "forebay.worker._worker", False),
+        ("forebay.worker.claim.claimer", "forebay.worker.claim._wanted", True),
+        ("forebay.worker.claim", "forebay.worker.claim._wanted", True),
+        ("forebay.worker.process.worker", "forebay.worker.claim._wanted", False),
         ("forebay_bench.scenarios.one", "forebay_bench._report", True),
         ("forebay.django.management.commands.forebay", "forebay.django._app", True),
-        ("forebay.workers", "forebay.worker._heartbeat", False),
+        ("forebay.worker.claims", "forebay.worker.claim._wanted", False),
     ],
 )
 def test_the_check_sees_a_foreign_import(module, imported, allowed):

@@ -2,8 +2,8 @@
 
 from forebay.ops.claimed import ClaimedJob
 from forebay.ops.protocol import Ended
-from forebay.worker._held import Batch, HeldJob, Lease
-from forebay.worker._settler import Settler
+from forebay.worker.ground.held import Batch, HeldJob, Lease
+from forebay.worker.settle.settler import Settler
 
 
 def held(batch: Batch) -> HeldJob:

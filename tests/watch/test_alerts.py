@@ -503,7 +503,7 @@ def test_a_reader_sees_alerts_and_may_not_record(conn):
 
 
 async def test_a_running_worker_checks(app, conn, work, monkeypatch):
-    monkeypatch.setattr("forebay.worker._maintenance._ALERTS_SECONDS", 0.05)
+    monkeypatch.setattr("forebay.worker.maintain.maintenance._ALERTS_SECONDS", 0.05)
     async with running(app):
         await wait_for_async(
             lambda: conn.execute("select 1 from forebay.alert_check").fetchone(), 20, "a check"

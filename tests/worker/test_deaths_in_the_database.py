@@ -10,7 +10,7 @@ from forebay.db.session import Session
 from forebay.errors import ForebayError
 from forebay.ops.operation import Operation, nothing
 from forebay.policy.cause import cause_of
-from forebay.worker._deaths import LINES_MAX, log_deaths
+from forebay.worker.process._deaths import LINES_MAX, log_deaths
 from tests.support.engine import Reader, connect, enqueue, one
 from tests.support.fix_worker import run_until_idle
 from tests.support.waiting import wait_for_async

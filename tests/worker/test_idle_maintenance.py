@@ -5,7 +5,7 @@ import math
 import pytest
 
 from forebay.db.session import Session
-from forebay.worker._maintenance import Maintenance
+from forebay.worker.maintain.maintenance import Maintenance
 from tests.support.engine import Reader, enqueue, one
 from tests.support.waiting import wait_for_async
 

@@ -64,14 +64,14 @@ async def test_short_large_jobs_are_not_claimed_far_ahead(app, conn, monkeypatch
     async def read(text: str) -> None:
         done.append(len(text))
 
-    take = forebay.worker._executor.Executor.take
+    take = forebay.worker.run.executor.Executor.take
 
     def spy(self, helds):
         helds = list(helds)
         take(self, helds)
         waiting.append(self.buffered_size)
 
-    monkeypatch.setattr(forebay.worker._executor.Executor, "take", spy)
+    monkeypatch.setattr(forebay.worker.run.executor.Executor, "take", spy)
     async with running(app, concurrency=2, ahead_seconds=60.0):
         await wait_for_async(lambda: len(done) == 60, 60)
     assert max(waiting) < 10_000_000

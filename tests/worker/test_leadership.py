@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import pytest
 
 from forebay.db.session import Session
-from forebay.worker import _polling
+from forebay.worker.claim import polling
 from tests.support.engine import connect, enqueue, one, sqlstate
 from tests.support.fix_worker import running
 from tests.support.proxy import Proxy
@@ -138,7 +138,7 @@ async def test_a_job_that_nobody_announced_is_noticed(app, conn, monkeypatch):
     async def work(number: int) -> None:
         ran.append(number)
 
-    monkeypatch.setattr(_polling, "_QUIET_SECONDS", 0.1)
+    monkeypatch.setattr(polling, "_QUIET_SECONDS", 0.1)
     conn.execute("set forebay.wakeup = 'off'")
     async with running(app) as worker:
         leadership, often = worker._leadership, worker._settings.poll_seconds

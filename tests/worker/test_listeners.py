@@ -11,7 +11,7 @@ import pytest
 from forebay import App, AttemptEnded, Context, Dead, LostWorker, Retry, RetryPolicy
 from forebay.errors import ConfigError
 from forebay.testing import enqueued
-from forebay.worker import _listeners
+from forebay.worker.settle import listeners
 from tests.support.fix_worker import run_until_idle, running
 from tests.support.waiting import wait_for_async
 
@@ -168,8 +168,8 @@ async def test_a_slow_listener_delays_no_job(app, conn, monkeypatch, caplog):
     Jobs go on while a listener hangs; beyond a number of waiting events new ones are dropped, and that is said. The worker
     ends in bounded time.
     """
-    monkeypatch.setattr(_listeners, "EVENTS_MAX", 5)
-    monkeypatch.setattr(_listeners, "_DRAIN_SECONDS", 0.1)
+    monkeypatch.setattr(listeners, "EVENTS_MAX", 5)
+    monkeypatch.setattr(listeners, "_DRAIN_SECONDS", 0.1)
     release = threading.Event()
     app.on_done(lambda _: release.wait(60))
 
@@ -224,7 +224,7 @@ async def test_without_listeners_nothing_is_announced(app, conn, monkeypatch):
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("an event was made")
 
-    monkeypatch.setattr("forebay.worker._events.attempt_ended", refuse)
+    monkeypatch.setattr("forebay.worker.settle.events.attempt_ended", refuse)
     app.on_worker_lost(refuse)
     app.on_dead(refuse)
 

@@ -6,8 +6,9 @@ import psycopg
 import pytest
 
 from forebay.db.session import Session
-from forebay.worker import _lock_warnings, _worker
-from forebay.worker._maintenance import Maintenance
+from forebay.worker.ground import lock_warnings
+from forebay.worker.maintain.maintenance import Maintenance
+from forebay.worker.process import worker
 from tests.support.engine import connect, enqueue, one, open_group
 from tests.support.fix_worker import running
 from tests.support.least_privilege import as_login
@@ -24,11 +25,11 @@ async def test_a_claim_that_waits_for_long_names_the_session_with_the_lock(
     The warning has its process id, its application and how to end it; the claim is repeated, and gets the job.
     """
     monkeypatch.setattr(
-        _worker,
+        worker,
         "Session",
         lambda *args, **named: Session(*args, **(named | {"lock_timeout": "200ms"})),
     )
-    monkeypatch.setattr(_lock_warnings, "_HELD_SECONDS", 0.0)
+    monkeypatch.setattr(lock_warnings, "_HELD_SECONDS", 0.0)
     ran = []
 
     @app.job

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from forebay import Context
-from forebay.worker import _loop_watch
+from forebay.worker.process import _loop_watch
 from tests.support.engine import state
 from tests.support.fix_worker import running
 from tests.support.waiting import wait_for, wait_for_async

@@ -10,7 +10,7 @@ from forebay.errors import ConfigError, InvalidJob
 from forebay.ops import protocol
 from forebay.ops.claimed import ClaimedJob, RawJob, RawKinds, claimed_jobs
 from forebay.testing import Performer
-from forebay.worker._messages import Work, decode_work
+from forebay.worker.run.messages import Work, decode_work
 from tests.support.engine import enqueue, one, state
 from tests.support.waiting import wait_for
 

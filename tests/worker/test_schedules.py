@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import forebay
-from forebay.worker import _scheduler
+from forebay.worker.maintain import scheduler
 from tests.support.engine import one, shift_clock
 from tests.support.fix_worker import running
 from tests.support.waiting import wait_for_async
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 @pytest.fixture(autouse=True)
 def often(monkeypatch):
     """Let schedulers look often, so that a test does not wait for them."""
-    monkeypatch.setattr(_scheduler, "_POLL_SECONDS", 0.05)
+    monkeypatch.setattr(scheduler, "_POLL_SECONDS", 0.05)
 
 
 async def test_three_workers_decide_each_instant_once(app, conn):

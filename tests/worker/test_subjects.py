@@ -14,7 +14,7 @@ from forebay.arguments.kinds import Kind, SubjectKind
 from forebay.db.drivers import run
 from forebay.errors import OutcomeRefused, SubjectNotFound
 from forebay.ops.protocol import Ended, Flush, SubjectEnd, settle
-from forebay.worker import _subjects
+from forebay.worker.run import _subjects
 from tests.support.engine import one
 from tests.support.fix_worker import make_effect_table, run_until_idle, running
 from tests.support.waiting import wait_for, wait_for_async

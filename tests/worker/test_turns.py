@@ -12,8 +12,8 @@ import pytest
 
 import forebay
 from forebay.config import WorkerSettings
-from forebay.worker._children import Children
-from forebay.worker._turns import Turns
+from forebay.worker.run._turns import Turns
+from forebay.worker.run.children import Children
 from tests.support.engine import depth, enqueue_many, one, state
 from tests.support.waiting import wait_for
 from tests.support.worker_process import send_signal

@@ -39,10 +39,10 @@ _LEASE_SECONDS: Final = 3600.0
 #: Workers that share a connection for settlements.
 _SHARE: Final = 5
 
-#: As in ``worker._settler``.
+#: As in ``worker.settle.settler``.
 _BETWEEN_FLUSHES_SECONDS: Final = 0.01
 
-#: As in ``worker._claimer``.
+#: As in ``worker.claim.claimer``.
 _EMPTY_CLAIM_PAUSE_SECONDS: Final = 0.002
 
 #: Jobs last up to this much more or less, so that those of one claim do not end together.

@@ -15,7 +15,7 @@ from forebay.db.handler_connections import connection_class
 from forebay.errors import ConfigError, WrongConnection
 from forebay.testing._contexts import RecordingContext, internals_of, job_for
 from forebay.testing._failed import JobFailed
-from forebay.worker.single_run import OUTCOMES, SingleRun, error_text
+from forebay.testing._single_run import OUTCOMES, SingleRun, error_text
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator

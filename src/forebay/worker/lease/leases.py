@@ -1,0 +1,308 @@
+"""Opens, retires, loses and closes the leases of a worker process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from forebay.errors import DatabaseUnavailable, ForeignCluster, SchemaError
+from forebay.model.text import logger
+from forebay.ops import protocol
+from forebay.ops.schema import require_version, schema_version
+from forebay.worker.ground.held import Lease
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from forebay.config import WorkerSettings
+    from forebay.db.session import Session
+    from forebay.ops.protocol import HeartbeatAnswer
+    from forebay.worker.ground.signals import Signals
+    from forebay.worker.run.executor import Executor
+    from forebay.worker.settle.settler import Settler
+    from forebay.worker.settle.stats import Stats
+
+log = logger("forebay.worker")
+
+#: Pause between two checks for leases without a confirmed heartbeat, and for empty retired leases.
+_CHECK_SECONDS = 0.25
+
+#: Pause after the database refused a lease: most of the causes need an operator.
+_REFUSED_SECONDS = 3.0
+
+
+#: How many groups are opened in one transaction.
+_GROUPS_PER_CALL = 50
+
+
+class LeaseKeeper:
+    """The leases of this process. At most one of them is used for claims.
+
+    Owns the leases and the ids of the worker's consumer groups. It guarantees that nothing is claimed under a retired or lost
+    lease; that a lease without a heartbeat confirmed in time counts as lost here before another worker can get its jobs; and
+    that the jobs of a lost lease are dropped once and not settled.
+
+    After a crash the leases stay open. Another worker revokes them after ``suspect_seconds`` without a heartbeat, and their
+    jobs come back as suspects.
+
+    Args:
+        session: the connection for claims.
+        settings: how long leases last.
+        executor: drops the jobs of lost leases.
+        settler: reports whether all ended jobs are settled.
+        signals: end the worker, and wake its claim loop.
+        stats: counts lost leases.
+        name: the worker's name.
+        queues: the queues that it serves.
+        kinds: the kinds of its application, with their queues.
+        holding: the kinds whose dead letters hold their ordering key.
+        group: the consumer group that it serves in each queue.
+        describe: returns what the worker reports of itself with each lease.
+        on_groups: called with the ids of its groups once they are known.
+        waits_for_schema: wait while the schema is missing or too old; else raise.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        settings: WorkerSettings,
+        *,
+        executor: Executor,
+        settler: Settler,
+        signals: Signals,
+        stats: Stats,
+        name: str,
+        queues: Collection[str],
+        kinds: Mapping[str, str],
+        holding: Collection[str],
+        group: str,
+        describe: Callable[[], Mapping[str, object]],
+        on_groups: Callable[[Collection[int]], None],
+        waits_for_schema: bool,
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._executor = executor
+        self._settler = settler
+        self._signals = signals
+        self._stats = stats
+        self._name = name
+        self._queues = queues
+        self._kinds = kinds
+        self._holding = holding
+        self._group = group
+        self._describe = describe
+        self._on_groups = on_groups
+        self._waits_for_schema = waits_for_schema
+        self._groups: dict[int, str] = {}
+        #: All leases that are not known to be closed, by id.
+        self.open_leases: dict[int, Lease] = {}
+        #: The lease for new claims.
+        self.current: Lease | None = None
+        #: Why there is none, in a few words; empty: it is about to be opened.
+        self.problem = ""
+
+    @property
+    def groups(self) -> Mapping[int, str]:
+        """The queues by the id of the worker's group; empty before the first lease."""
+        return self._groups
+
+    async def open(self, *, first: bool = False) -> None:
+        """Open a lease; wait until the database accepts it.
+
+        Args:
+            first: the worker starts: raise errors that waiting does not end.
+
+        Raises:
+            SchemaError: the schema is too new for this library; or it is missing or too old, and the worker must not wait
+                for it.
+            ForeignCluster: the schema was restored from another cluster and not adopted.
+        """
+        failures = 0
+        problem = ""
+        while not self._signals.is_stopping:
+            try:
+                await self._open_groups()
+                sent_at = time.monotonic()
+                lease_id = await self._session.run(
+                    protocol.open_lease(
+                        self._name,
+                        lease_seconds=self._settings.lease_seconds,
+                        # The lifetime of a pooler's server session says nothing about this worker.
+                        suspect_seconds=self._settings.lease_seconds
+                        if self._session.is_pooled
+                        else self._settings.suspect_seconds,
+                        details=self._describe(),
+                    )
+                )
+            except DatabaseUnavailable as error:
+                self._signals.outage.failed("claims", error)
+                failures += 1
+                await self._signals.pause_in_outage(failures)
+            except Exception as error:
+                if first and not self._waits_after(error):
+                    raise
+                is_schema = isinstance(error, SchemaError)
+                self.problem = "waiting for the schema" if is_schema else "no lease: refused"
+                if str(error) != problem:
+                    problem = str(error)
+                    if first and isinstance(error, SchemaError):
+                        log.warning("%s; the worker waits for it. %s", error.message, error.hint)
+                    else:
+                        log.error("no lease: %s", error)
+                await self._signals.pause(_REFUSED_SECONDS)
+            else:
+                self.problem = ""
+                self._signals.outage.answered("claims")
+                lease = Lease(lease_id, sent_at + self._trusted_seconds)
+                self.open_leases[lease_id] = lease
+                self.current = lease
+                self._signals.started.set()
+                log.info("worker %s has lease %s", self._name, lease_id)
+                if first and self._session.is_pooled:
+                    log.info("connected through a pooler: the worker polls for jobs")
+                return
+
+    def _waits_after(self, error: Exception) -> bool:
+        """Return whether a worker that starts waits after an error: a migration may be about to run."""
+        if isinstance(error, SchemaError):
+            is_older = error.found is None or error.needed is None or error.found < error.needed
+            return is_older and self._waits_for_schema
+        return not isinstance(error, ForeignCluster)
+
+    async def _open_groups(self) -> None:
+        """Open the worker's groups and record its kinds, with each lease: both may have been lost with their server."""
+        found = await self._session.run(schema_version())
+        require_version(found, newer_is_fine=True)
+        for kind, queue, before in await self._session.run(
+            protocol.record_kinds(self._name, self._kinds, self._holding)
+        ):
+            log.info(
+                "jobs of %s enqueued without a queue go to %s now, not to %s", kind, queue, before
+            )
+        groups: dict[int, str] = {}
+        queues = list(self._queues)
+        # A part at a time: a new group makes others wait that open one, until the commit.
+        for first in range(0, len(queues), _GROUPS_PER_CALL):
+            part = queues[first : first + _GROUPS_PER_CALL]
+            ids = await self._session.run(protocol.open_groups(part, self._group))
+            groups.update(zip(ids, part, strict=True))
+        if groups != self._groups:
+            self._groups = groups
+            self._on_groups(groups)
+
+    @property
+    def _trusted_seconds(self) -> float:
+        return self._settings.lease_seconds - self._settings.lease_margin_seconds
+
+    def retire(self) -> None:
+        """Claim nothing more under the current lease: it may hold jobs that this process does not know."""
+        lease, self.current = self.current, None
+        if lease is not None:
+            lease.retired = True
+
+    def confirm(self, answer: HeartbeatAnswer, lease_ids: Sequence[int], sent_at: float) -> None:
+        """Process the answer to a heartbeat.
+
+        Args:
+            answer: the answer.
+            lease_ids: the leases that the heartbeat was sent for.
+            sent_at: when the heartbeat was sent.
+        """
+        for lease in list(self.open_leases.values()):
+            if lease.lease_id in answer.open_leases:
+                lease.trusted_until = max(lease.trusted_until, sent_at + self._trusted_seconds)
+            elif lease.lease_id in lease_ids:
+                # Only for leases of the heartbeat: one opened after it was sent is not in the answer either.
+                self.lose(lease)
+
+    def lose(self, lease: Lease) -> None:
+        """A lease is lost: stop and drop its jobs."""
+        if lease.lost:
+            return
+        lease.lost = True
+        if lease.retired and not lease.batches:
+            # This worker closed it, and the answer was lost.
+            self.open_leases.pop(lease.lease_id, None)
+            return
+        self._stats.leases_lost += 1
+        dropped = self._executor.drop(lease)
+        log.warning(
+            "LeaseLost: lease %s of %s is lost; %s jobs dropped%s",
+            lease.lease_id,
+            self._name,
+            len(dropped),
+            f", running handlers stopped: {dropped[:20]}" if dropped else "",
+        )
+        self.open_leases.pop(lease.lease_id, None)
+        if self.current is lease:
+            self.current = None
+        self._signals.wake.set()
+
+    async def watch(self) -> None:
+        """Lose leases without a heartbeat confirmed in time, until cancelled; depends on the clock only."""
+        while True:
+            await asyncio.sleep(_CHECK_SECONDS)
+            now = time.monotonic()
+            for lease in list(self.open_leases.values()):
+                if now > lease.trusted_until:
+                    log.warning("no heartbeat confirmed in time")
+                    self.lose(lease)
+
+    async def close_retired(self) -> None:
+        """Close retired leases without known jobs, until cancelled."""
+        while True:
+            await asyncio.sleep(_CHECK_SECONDS)
+            for lease in list(self.open_leases.values()):
+                if not lease.retired or lease.batches or not self._settler.is_idle:
+                    continue
+                try:
+                    held = await self._session.run(protocol.close_lease(lease.lease_id))
+                except DatabaseUnavailable:
+                    await self._signals.outage.pause(1)
+                    continue
+                except Exception as error:
+                    log.info("lease %s is not closed yet: %s", lease.lease_id, error)
+                    await asyncio.sleep(1.0)
+                    continue
+                self.open_leases.pop(lease.lease_id, None)
+                if held:
+                    log.info(
+                        "retired lease %s closed: %s jobs of a lost answer released",
+                        lease.lease_id,
+                        held,
+                    )
+
+    async def drop_missing_batches(self) -> None:
+        """After the database was unavailable: drop the batches whose claims its crash rolled back."""
+        for lease in list(self.open_leases.values()):
+            if not lease.batches or lease.lost:
+                continue
+            missing = await self._session.run(
+                protocol.missing_batches(lease.lease_id, list(lease.batches))
+            )
+            if missing:
+                dropped = self._executor.drop(lease, missing)
+                for claim_no in missing:
+                    lease.batches.pop(claim_no, None)
+                log.warning(
+                    "the database lost %s batches of lease %s in a crash: %s jobs dropped, they will be claimed again",
+                    len(missing),
+                    lease.lease_id,
+                    len(dropped),
+                )
+
+    async def close_all(self) -> bool:
+        """Close all leases at the end; return whether there was one and all are closed."""
+        # Removed first: heartbeats continue, and a closed lease must not count as lost.
+        closing = list(self.open_leases.values())
+        self.open_leases.clear()
+        for lease in closing:
+            try:
+                async with asyncio.timeout(1.0 if self._signals.at_once else 2.0):
+                    await self._session.run(protocol.close_lease(lease.lease_id), seconds=1.5)
+            except Exception as error:
+                log.warning("lease %s stays open until it is revoked: %s", lease.lease_id, error)
+                return False
+        return bool(closing)

@@ -1,0 +1,555 @@
+"""A worker process: its parts, their connections, and how it starts and stops.
+
+The claimer finds ready lanes, plans how many jobs to take from each, and claims them. The executor runs the jobs. The settler
+writes how they ended. The heartbeat keeps the lease alive from a separate thread. Maintenance runs its tasks. Of
+several idle workers, one polls often for its group and one does the maintenance: the *leaders*.
+
+After a crash, jobs are claimed and not settled. Another worker revokes their lease after ``suspect_seconds`` without a
+heartbeat. The jobs come back as suspects, and each runs alone in a child process.
+
+If the connection is lost during a claim, the claim may have been committed. The lease is then *retired*: the worker finishes
+and settles the jobs it knows, claims nothing more under the lease, and closes it. Closing releases the jobs that the worker
+does not know.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+import time
+from typing import TYPE_CHECKING, Any
+
+from forebay.config import (
+    WorkerSettings,
+    checked_group,
+    parse_queue_weights,
+    require_address_text,
+)
+from forebay.db.session import Session
+from forebay.errors import ConfigError
+from forebay.model.text import logger
+from forebay.ops import protocol
+from forebay.ops.maintenance import DUE
+from forebay.policy.leadership import LEADER_IDS, MAINTENANCE, SCHEDULES
+from forebay.worker.claim.claimer import Claimer
+from forebay.worker.claim.polling import PollLeadership
+from forebay.worker.ground.job_log import JobLog
+from forebay.worker.ground.signals import Signals
+from forebay.worker.lease.heartbeat import Heartbeat, Held
+from forebay.worker.lease.identity import identity
+from forebay.worker.lease.leases import LeaseKeeper
+from forebay.worker.maintain.maintenance import Maintenance
+from forebay.worker.maintain.scheduler import decides_schedules, firing
+from forebay.worker.process._deaths import log_deaths
+from forebay.worker.process._health import HealthCheck
+from forebay.worker.process._loop_watch import LoopWatch
+from forebay.worker.process._metrics import exporter_of
+from forebay.worker.process.probes import answer_probes
+from forebay.worker.run.children import Children, start_of
+from forebay.worker.run.executor import Executor
+from forebay.worker.run.suspects import Suspects
+from forebay.worker.settle.events import Announcer
+from forebay.worker.settle.listeners import Listeners, require_middleware
+from forebay.worker.settle.progress import ProgressReports
+from forebay.worker.settle.settlement_session import SettlementSession
+from forebay.worker.settle.settler import Settler
+from forebay.worker.settle.stats import RecordedOutcomes, Stats
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+
+    from forebay.arguments.kinds import Kinds
+    from forebay.config import Queues
+    from forebay.model.attempts import AttemptEnded
+    from forebay.ops.protocol import HeartbeatAnswer
+    from forebay.worker.ground.application import Application, Intake
+    from forebay.worker.ground.held import Lease
+    from forebay.worker.run.messages import Start
+
+log = logger("forebay.worker")
+
+#: A call that takes longer has silently lost its connection: no call waits this long for a lock.
+_CALL_SECONDS = 20.0
+
+
+class Worker:
+    """Runs the jobs of some queues.
+
+    Owns the parts of a worker process and its connections. It guarantees that every claimed job is settled, released, or left to
+    a lease that another worker revokes, and that stopping takes a bounded time, even without the database.
+
+    Args:
+        app: the part of the application that workers use.
+        dsn: the database.
+        queues: queues to serve: names, names with weights, or their short form; None means all queues of the app's kinds.
+        settings: see ``WorkerSettings``; None means its defaults.
+        group: the consumer group to serve in each queue.
+        location: where a child process imports the app from: (module, attribute, is_script); None means the app's own
+            location. Without a location suspects run in this process.
+        on_attempt: called with the end of each attempt, on the event loop; for tests.
+        intake: bounds the claims; None: only the free slots do.
+        answers_probes: whether it answers probes; False if the caller does so for several workers.
+        title: what `forebay workers list` shows instead of the location of the app; None for the location.
+
+    Raises:
+        ConfigError: no queue to serve, or an argument is refused.
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        dsn: str,
+        *,
+        queues: Queues | None = None,
+        settings: WorkerSettings | None = None,
+        group: str = "default",
+        location: tuple[str, str, bool] | None = None,
+        on_attempt: Callable[[AttemptEnded], None] | None = None,
+        intake: Intake | None = None,
+        answers_probes: bool = True,
+        title: str | None = None,
+    ) -> None:
+        require_address_text(dsn)
+        self._app = app
+        self._dsn = dsn
+        self._settings = settings or WorkerSettings()
+        self._weights = _weights_of(app, self._settings.queue if queues is None else queues)
+        self._group = checked_group(group)
+        self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._application_name = f"forebay {self.name}"[:63]
+        self._location = location or app.location()
+        self._describe = identity(
+            self._settings,
+            self._location,
+            self._group,
+            self._weights,
+            title,
+            schedules=decides_schedules(app, self._settings),
+        )
+        self._on_attempt = on_attempt
+        self._intake = intake
+        self._answers_probes = answers_probes
+        self.stats = Stats()
+        self._signals = Signals()
+        #: Whether the worker lives, and whether it is ready.
+        self.health = HealthCheck(self._signals, self._settings, intake=intake)
+        #: Set when the worker has its lease and looks for work.
+        self.started = self._signals.started
+        self._leader_id = secrets.randbelow(LEADER_IDS)
+        self._until_idle = False
+
+    @property
+    def dsn(self) -> str:
+        """The database."""
+        return self._dsn
+
+    def stop(self) -> None:
+        """Stop claiming, finish running jobs within the grace time, release the rest."""
+        self._signals.stop()
+
+    def stop_now(self) -> None:
+        """Stop without the grace time."""
+        self._signals.stop(at_once=True)
+
+    async def run(self, *, until_idle: bool = False) -> Stats:
+        """Work until stopped, or until there is nothing left to do.
+
+        Args:
+            until_idle: return when no job is ready, claimed or running; scheduled and retrying jobs that are not due stay.
+
+        Raises:
+            SchemaError: the schema is too new; or it is missing or too old, and the setting ``without_schema`` is fail, or
+                ``until_idle`` is set.
+            ForeignCluster: the schema was restored from another cluster and not adopted.
+            ConfigError: the process cannot listen at the address of the setting ``health``.
+        """
+        self._until_idle = until_idle
+        name = self._application_name
+        start = _child_start(self._location, self._dsn, name, self._group, self._settings)
+        _require_location(start, self._app.kinds, self._settings)
+        require_middleware(self._app.kinds, self._app.middleware)
+        self._make_sessions()
+        self._progress = ProgressReports()
+        outage = self._signals.outage
+        outage.pause_seconds_max = self._settings.reconnect_seconds_max
+        outage.on_end = self._on_outage_end
+        self._listeners = Listeners(self._app.listeners, self._app.middleware, self.stats)
+        self._settler = Settler(
+            SettlementSession(self._settles, self._claims),
+            self._on_lease_lost,
+            lambda batches: self._claimer.free(batches),
+            outage=outage,
+            listeners=self._listeners,
+        )
+        self._maintenance = Maintenance(
+            self._maintenance_session,
+            on_work=lambda: self._claimer.look(),
+            on_worker_lost=self._listeners.worker_lost,
+            outage=outage,
+            leader_id=None if until_idle else self._leader_id,
+            duties=[SCHEDULES] if decides_schedules(self._app, self._settings) else [],
+            is_announced=lambda: self._leadership.is_announced,
+        )
+        self._children = Children(start, self._settings, self._progress.record)
+        # Separate from the children for suspects, so that neither waits for the other.
+        self._processes = Children(
+            start, self._settings, self._progress.record, kept=self._settings.processes or 0
+        )
+        async with contextlib.AsyncExitStack() as stack:
+            self.health.begin()
+            if self._answers_probes:
+                text = exporter_of(self._dsn, self.health, [self.stats]).atext
+                probes = answer_probes(self.health, self.name, self._settings.health, text)
+                await stack.enter_async_context(probes)
+            self._make_parts(await self._app.open_resources(stack))
+            self.health.watch(self._leases)
+            heartbeat = self._heartbeat = self._make_heartbeat()
+            loop_watch = LoopWatch(self._executor.coroutine_calls)
+            claimer = self._make_claimer(heartbeat)
+            tasks: list[asyncio.Task[None]] = []
+            try:
+                await self._leases.open(first=True)
+                self._executor.transactions.is_pooled = self._claims.is_pooled
+                if start is not None:
+                    start.is_pooled = self._claims.is_pooled
+                heartbeat.start()
+                loop_watch.start()
+                tasks += [asyncio.create_task(_supervised(service)) for service in self._services()]
+                await claimer.run()
+                await self._finish()
+                await self._listeners.drained()
+            finally:
+                loop_watch.stop()
+                await _to_the_end(self._close_parts(tasks))
+        return self.stats
+
+    async def _close_parts(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        heartbeat = self._heartbeat
+        heartbeat.stop()
+        sessions = (self._claims, self._settles, self._maintenance_session)
+        for session in sessions:
+            session.cut()  # A server that is gone would not answer a cancel request.
+        await asyncio.sleep(0.01)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await heartbeat.join(0.5)
+        await self._children.close()
+        await self._processes.close()
+        await self._executor.close()
+        self._listeners.close()
+        for session in sessions:
+            await session.close()
+
+    # --- the parts ---
+
+    def _make_sessions(self) -> None:
+        def new_session(lock_timeout: str) -> Session:
+            return Session(
+                self._dsn,
+                name=self._application_name,
+                lock_timeout=lock_timeout,
+                connect_seconds=self._settings.connect_timeout_seconds,
+                call_seconds=_CALL_SECONDS,
+                on_deaths=lambda found: log_deaths(found, self._job_log.muted),
+                pooler=self._settings.pooler,
+            )
+
+        self._claims, self._settles = new_session("5s"), new_session("5s")
+        self._maintenance_session = new_session("1s")
+
+    def _make_parts(self, resources: Mapping[str, Any]) -> None:
+        """Create the parts that run jobs and the leases."""
+        settings = self._settings
+        self._job_log = JobLog(self._app.kinds)
+        announcer = Announcer(
+            self._listeners,
+            self._on_attempt,
+            kinds=self._app.kinds,
+            group=self._group,
+            worker=self.name,
+        )
+        outcomes = RecordedOutcomes(
+            self._settler,
+            self.stats,
+            self._job_log,
+            on_end=announcer.ended if announcer.is_needed else None,
+        )
+        self._executor = Executor(
+            self._app.kinds,
+            settings,
+            outcomes,
+            dsn=self._dsn,
+            name=self._application_name,
+            group=self._group,
+            resources=resources,
+            middleware=self._app.middleware,
+            on_free=self._signals.wake.set,
+            on_lease_lost=self._on_lease_lost,
+            on_progress=self._progress.record,
+            processes=self._processes,
+        )
+        self._suspects = Suspects(
+            self._claims,
+            self._children,
+            self._executor,
+            outcomes,
+            group=self._group,
+            on_lease_lost=self._on_lease_lost,
+        )
+        self._leadership = PollLeadership(
+            self._claims, settings, self._leader_id, alone=self._until_idle
+        )
+        self._leases = LeaseKeeper(
+            self._claims,
+            settings,
+            executor=self._executor,
+            settler=self._settler,
+            signals=self._signals,
+            stats=self.stats,
+            name=self.name,
+            queues=self._weights,
+            kinds={kind.name: kind.queue for kind in self._app.kinds},
+            holding=[kind.name for kind in self._app.kinds if kind.holds_key],
+            group=self._group,
+            describe=self._describe,
+            on_groups=self._on_groups,
+            waits_for_schema=settings.without_schema == "wait" and not self._until_idle,
+        )
+
+    def _make_heartbeat(self) -> Heartbeat:
+        settings = self._settings
+        trusted = settings.lease_seconds - settings.lease_margin_seconds
+        return Heartbeat(
+            self._dsn,
+            name=self._application_name,
+            heartbeat_seconds=settings.heartbeat_seconds,
+            idle_seconds=_idle_heartbeat_seconds(settings),
+            idle_seconds_max=trusted / 3,
+            stall_seconds=trusted,
+            held=self._held,
+            on_answer=self._on_heartbeat,
+            on_failure=lambda error: self._signals.outage.failed("heartbeat", error),
+            pooler=settings.pooler,
+        )
+
+    def _make_claimer(self, heartbeat: Heartbeat) -> Claimer:
+        self._claimer = claimer = Claimer(
+            self._app,
+            self._claims,
+            self._settings,
+            self._weights,
+            leases=self._leases,
+            executor=self._executor,
+            suspects=self._suspects,
+            leadership=self._leadership,
+            signals=self._signals,
+            stats=self.stats,
+            on_claimed=heartbeat.hurry,
+            is_finished=self._is_finished if self._until_idle else None,
+            intake=self._intake,
+        )
+        return claimer
+
+    def _services(self) -> list[Callable[[], Awaitable[None]]]:
+        """Return the services that run beside the claimer until the worker ends."""
+        services: list[Callable[[], Awaitable[None]]] = [
+            self._settler.run,
+            self._maintenance.run,
+            self._listeners.run,
+            self._leases.watch,
+            lambda: self._progress.run(self._maintenance_session),
+            self._leases.close_retired,
+        ]
+        if not self._leadership.without_notifications:
+            self._claims.listen(protocol.CHANNEL, self._notified, self._claimer.look)
+            self._claimer.look()
+        if self._settings.processes is not None:
+            services.append(self._processes.keep_ready)
+        if not self._until_idle:
+            leads = self._maintenance.leads
+            services += firing(
+                self._app,
+                self._settings,
+                # A worker that does not lead has no connection for maintenance.
+                lambda: self._maintenance_session if leads(MAINTENANCE) else self._claims,
+                self._signals,
+                leads=lambda: leads(SCHEDULES),
+            )
+        return services
+
+    # --- what the parts report ---
+
+    def _on_groups(self, groups: Collection[int]) -> None:
+        self._leadership.set_groups(groups)
+        self._claimer.forget_lanes()
+
+    def _on_lease_lost(self, lease: Lease) -> None:
+        self._leases.lose(lease)
+
+    def _held(self) -> Held:
+        leases = [lease for lease in self._leases.open_leases.values() if not lease.lost]
+        duties = self._maintenance.leaderless + self._leadership.missing
+        return Held(
+            [lease.lease_id for lease in leases],
+            self._executor.running_job_ids() + self._children.running_job_ids(),
+            [] if self._until_idle or self._signals.is_stopping else duties,
+            is_busy=any(lease.batches for lease in leases),
+        )
+
+    def _on_heartbeat(
+        self,
+        answer: HeartbeatAnswer,
+        lease_ids: Sequence[int],
+        sent_at: float,
+        answered_at: float,
+    ) -> None:
+        self._signals.outage.answered("heartbeat")
+        if answer.server_time is not None:
+            self._maintenance.observe_clock(answer.server_time, sent_at, answered_at)
+        self._leases.confirm(answer, lease_ids, sent_at)
+        self._executor.slots.adjust(answer.concurrency or self._settings.slots)
+        self._job_log.muted = answer.muted_causes
+        self._claimer.set_queue_attempts(answer.queue_attempts)
+        if answer.cancelled_jobs:
+            self._executor.cancel(answer.cancelled_jobs)
+            self._children.cancel(set(answer.cancelled_jobs))
+        if answer.leaderless:
+            self._assume_leaderless(answer.leaderless)
+
+    def _on_outage_end(self) -> None:
+        # The leaders from before it may be gone.
+        self._assume_leaderless([MAINTENANCE, SCHEDULES, *self._leases.groups])
+
+    def _assume_leaderless(self, duties: Collection[int]) -> None:
+        self._maintenance.assume_leaderless(duties)
+        if self._leadership.assume_leaderless(duties):
+            self._claimer.look()
+
+    def _notified(self, message: str) -> None:
+        if message in self._weights:
+            self._claimer.notify(message)
+        elif message == DUE:
+            self._maintenance.promote_soon()
+        elif message.removeprefix("-").isdecimal():
+            # Not the name of a queue: a leader resigned.
+            self._assume_leaderless([int(message)])
+
+    # --- the end ---
+
+    def _is_quiet(self) -> bool:
+        return self._executor.is_idle and self._suspects.is_idle
+
+    async def _is_finished(self) -> bool:
+        """After a poll without work: return whether all work is finished."""
+        if not self._is_quiet():
+            await self._signals.sleep(self._settings.poll_seconds)
+            return False
+        if not await self._settler.drained(5.0):
+            return False
+        promoted = await self._maintenance.run_once()
+        lanes = await self._claims.run(protocol.ready(list(self._leases.groups)))
+        return not promoted and not lanes and self._is_quiet() and self._settler.is_idle
+
+    async def _finish(self) -> None:
+        """Finish running jobs within the grace time, release the rest, close the leases."""
+        settings, signals = self._settings, self._signals
+        signals.is_stopping = True
+        self._maintenance.step_down()
+        released = self._executor.release_waiting()
+        until = time.monotonic() + (0.0 if signals.at_once else settings.grace_seconds)
+        while not self._is_quiet() and time.monotonic() < until and not signals.at_once:
+            signals.wake.clear()
+            await signals.sleep(min(0.2, max(0.0, until - time.monotonic())))
+        released += self._executor.release_running()
+        await self._suspects.stop()
+        if released:
+            log.info("%s jobs released", released)
+        is_short = signals.at_once or self._claimer.was_cut
+        if not await self._settler.drained(1.0 if is_short else 3.0):
+            log.warning("some jobs could not be settled; they come back when the lease is revoked")
+            return
+        await self._progress.flush(self._maintenance_session)  # A closed lease records nothing.
+        if await self._leases.close_all() and not self._until_idle:
+            await self._leadership.resign()
+
+
+def _child_start(
+    location: tuple[str, str, bool] | None,
+    dsn: str,
+    name: str,
+    group: str,
+    settings: WorkerSettings,
+) -> Start | None:
+    """Return what a child process needs to start; None if it could not import the app."""
+    if location is None:
+        return None
+    module, attribute, is_script = location
+    return start_of(
+        module, attribute, is_script=is_script, dsn=dsn, name=name, group=group, settings=settings
+    )
+
+
+def _require_location(start: Start | None, kinds: Kinds, settings: WorkerSettings) -> None:
+    """Refuse handlers that run in a child process if none can import the app."""
+    if start is None and settings.processes is not None:
+        raise ConfigError(
+            "processes",
+            "is set, and no process can import the app",
+            hint="Make the app a global variable of a module that can be imported.",
+        )
+    wanting = [kind.name for kind in kinds if kind.in_process]
+    if start is None and wanting:
+        raise ConfigError(
+            f"kind {wanting[0]}",
+            "runs in a child process, which cannot import the app",
+            hint="Make the app a global variable of a module that can be imported.",
+        )
+
+
+def _idle_heartbeat_seconds(settings: WorkerSettings) -> float:
+    """Return the pause between heartbeats of an idle worker among few: at most three times the usual pause."""
+    most = min(settings.suspect_seconds, settings.lease_seconds - settings.lease_margin_seconds) / 2
+    return max(settings.heartbeat_seconds, min(3 * settings.heartbeat_seconds, most))
+
+
+async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
+    """Run work that a cancellation does not interrupt; it is raised afterwards. Some frameworks cancel at every await."""
+    task = asyncio.create_task(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+async def _supervised(service: Any) -> None:
+    """Run a service until cancelled: log an unexpected error and start the service again."""
+    while True:
+        try:
+            await service()
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("a service of the worker failed and restarts")
+            await asyncio.sleep(1.0)
+
+
+def _weights_of(app: Application, queues: Queues | None) -> dict[str, int]:
+    """Return the queues of a worker with their weights: without a choice, those of its kinds."""
+    if queues is not None:
+        return parse_queue_weights(queues)
+    found = dict.fromkeys(app.kinds.queues(), 1)
+    if not found:
+        raise ConfigError(
+            "queue",
+            "names no queue, and the app declares no job",
+            hint="Declare a handler with @app.job.",
+        )
+    return found

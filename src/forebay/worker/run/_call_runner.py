@@ -1,0 +1,180 @@
+"""Runs one call of a handler, wherever its kind runs, and reports how its jobs ended."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from forebay.db.pools import spoils_connection
+from forebay.errors import LeaseLost, UnknownBatch
+from forebay.model.outcome import Endings
+from forebay.model.text import logger
+from forebay.ops.protocol import Ended
+from forebay.policy.claims import mean_duration
+from forebay.worker.ground.threads import NoThreadError
+from forebay.worker.run import endings
+from forebay.worker.run._transactions import previous_settled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from forebay.arguments.kinds import Kind
+    from forebay.worker.ground.held import HeldJob, Lease
+    from forebay.worker.ground.threads import Threads
+    from forebay.worker.run._key_queues import KeyQueues
+    from forebay.worker.run._slots import Slots
+    from forebay.worker.run._transactions import HandlerTransactions
+    from forebay.worker.run.children import Children
+    from forebay.worker.run.endings import Call
+    from forebay.worker.run.messages import ChildReport
+    from forebay.worker.run.reporter import OutcomeReporter
+
+log = logger("forebay.worker")
+
+
+class CallRunner:
+    """Runs calls that have a slot, and frees the slot.
+
+    Args:
+        slots: the running calls.
+        reporter: receives the outcomes.
+        keys: jobs that wait for an earlier job of their ordering key.
+        threads: for plain functions.
+        transactions: for handlers in transactions.
+        processes: for handlers that need a child process.
+        on_free: called when a slot became free.
+        on_lease_lost: called when a handler's transaction finds that the lease is lost.
+    """
+
+    def __init__(
+        self,
+        slots: Slots,
+        reporter: OutcomeReporter,
+        *,
+        keys: KeyQueues,
+        threads: Threads,
+        transactions: HandlerTransactions,
+        processes: Children | None,
+        on_free: Callable[[], None],
+        on_lease_lost: Callable[[Lease], None],
+    ) -> None:
+        self._slots = slots
+        self._reporter = reporter
+        self._keys = keys
+        self._threads = threads
+        self._transactions = transactions
+        self._processes = processes
+        self._on_free = on_free
+        self._on_lease_lost = on_lease_lost
+        #: Running mean of handler durations, by queue, in seconds.
+        self.mean_seconds: dict[str, float] = {}
+
+    async def run(self, call: Call, helds: list[HeldJob]) -> None:
+        """Run a call until its jobs have ended. Never raises, except when the worker cancels its task."""
+        kind = call.kind
+        try:
+            if call.in_child:
+                await self._run_in_process(call, helds)
+            elif kind.transaction:
+                endeds = await self._transactions.run(call, helds)
+                self._record_duration(helds, endeds)
+                self._reporter.finish_committed(helds, endeds)
+            else:
+                if kind.is_async:
+                    result = await endings.run_on_loop(call)
+                else:
+                    result = await endings.run_in_thread(call, self._threads)
+                endeds = endings.endings(call, result)
+                self._record_duration(helds, endeds)
+                if isinstance(result, Endings) and result.counters and not helds[0].ended:
+                    helds[0].batch.counters.append(result.counters)
+                self._reporter.finish_returned(helds, endeds)
+        except BaseException as error:  # a handler may raise anything; the worker continues
+            may_be_released = kind.transaction or isinstance(error, NoThreadError)
+            if may_be_released and not call.started and call.why is None:
+                # No connection, a pooled connection that the server had ended, or no thread: the handler did not fail.
+                released = [Ended(0, "released", after=1.0) for _ in helds]
+                self._reporter.finish_all(call, released)
+                log.warning(
+                    "job %s released, it cannot start: %s", helds[0].row.job_id, _short(error)
+                )
+            else:
+                if call.connection is not None and spoils_connection(error):
+                    call.cut()
+                self._fail(call, helds, error)
+        finally:
+            for timer in call.timers:
+                timer.cancel()
+            if self._slots.calls.pop(call, None) is not None:
+                self._on_free()
+
+    async def _run_in_process(self, call: Call, helds: list[HeldJob]) -> None:
+        assert self._processes is not None
+        kind = call.kind
+        call.started = True
+        if kind.transaction:
+            await previous_settled(helds)
+
+        def on_start() -> None:
+            self._slots.begin_in_child(call)
+
+        answers = await self._processes.run_call(helds, kind, call.jobs, on_start=on_start)
+        for held, job, answer in zip(helds, call.jobs, answers, strict=True):
+            if not answer.died:
+                self._take_report(held, kind, answer)
+                continue
+            if not held.ended:
+                # One of these jobs killed the process. Running each alone shows which.
+                (alone,) = await self._processes.run_call([held], kind, [job], on_start=on_start)
+                self._take_report(held, kind, alone)
+        endeds = [answer.ended for answer in answers if not answer.died]
+        if len(helds) > 1 or not answers[0].micros:
+            self._record_duration(helds, endeds)
+        elif endeds and (endeds[0] is None or endeds[0].outcome == "done"):
+            # Without the way there and back, which calls in turn share.
+            self.record_seconds(helds, answers[0].micros / 1e6)
+
+    def _take_report(self, held: HeldJob, kind: Kind, answer: ChildReport) -> None:
+        if held.ended:
+            return
+        if answer.lease_lost:
+            self._on_lease_lost(held.lease)
+        elif answer.settled:
+            self._reporter.finish_committed([held], [answer.ended])
+        else:
+            self._reporter.finish(held, answer.ended, solo=answer.solo and kind.transaction)
+
+    def _fail(self, call: Call, helds: list[HeldJob], error: BaseException) -> None:
+        if isinstance(error, LeaseLost | UnknownBatch) and call.kind.transaction:
+            if isinstance(error, LeaseLost) and not helds[0].ended:
+                self._on_lease_lost(helds[0].lease)
+            for held in helds:
+                held.ended = True
+                self._keys.release_behind(held)
+            log.warning("job %s: %s; its transaction was rolled back", helds[0].row.job_id, error)
+            return
+        error = endings.raised_because(call, error)
+        if isinstance(error, asyncio.CancelledError) and call.why is None:
+            # The handler cancelled itself, or one of its task groups did.
+            error = RuntimeError("the handler ended with CancelledError")
+        self._reporter.finish_all(call, endings.failures(call, error))
+
+    def _record_duration(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:
+        # How long a job occupies a slot; for a batch, its share. Only completed jobs count: a failure may be quick.
+        if None in endeds or any(ended and ended.outcome == "done" for ended in endeds):
+            self.record_seconds(helds, (time.monotonic() - helds[0].started_at) / len(helds))
+
+    def record_seconds(self, helds: list[HeldJob], share: float) -> None:
+        """Record for how long each of these jobs occupied a slot."""
+        queue = helds[0].lane.queue
+        self.mean_seconds[queue] = mean_duration(
+            self.mean_seconds.get(queue), share, jobs=len(helds)
+        )
+
+
+def _short(error: BaseException) -> str:
+    try:
+        return str(error)[:200]
+    except BaseException:  # a __str__ may raise anything too
+        return "(it cannot be shown)"

@@ -1,0 +1,287 @@
+"""The child process that runs suspects, and handlers that ask for a process, one at a time.
+
+A suspect may have killed its worker. It runs here alone, so that another death harms no other job and has a known
+cause. The child and its parent exchange messages over a socket: jobs in, outcomes out. The child exits when its
+parent is gone. A child is reused: before each call it restores the working folder, the file mode mask and the locale.
+
+Run as ``python -m forebay.worker.run._child FD PARENT PERMITS DONE`` by ``Children``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import locale
+import os
+import runpy
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+import msgspec
+
+from forebay.config import WorkerSettings
+from forebay.worker.ground.held import Batch, HeldJob, Lease
+from forebay.worker.ground.log_format import log_to_stderr
+from forebay.worker.run._resource_limits import limit_resources
+from forebay.worker.run.executor import Executor
+from forebay.worker.run.messages import (
+    ChildReport,
+    DoneRecords,
+    Start,
+    Stop,
+    decode_work,
+    framed,
+    receive,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from forebay.ops.protocol import Ended
+    from forebay.worker.ground.application import Application
+
+
+#: How often a child checks that its parent lives. Another process may hold the parent's end of the socket open.
+_PARENT_CHECK_MILLIS: Final = 1000
+
+
+class _ProcessState:
+    """The state that all calls of a process share, as it was before the first call."""
+
+    def __init__(self) -> None:
+        self._folder = os.open(".", os.O_RDONLY)
+        self._mask = _mask()
+        self._locale = locale.setlocale(locale.LC_ALL)
+
+    def restore(self) -> None:
+        """Undo the changes of a call."""
+        os.fchdir(self._folder)
+        os.umask(self._mask)
+        if locale.setlocale(locale.LC_ALL) != self._locale:
+            locale.setlocale(locale.LC_ALL, self._locale)
+
+
+def _mask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+class _PipeToParent:
+    """Sends the outcomes of a child to its parent.
+
+    Args:
+        writer: to the parent.
+        done: the pipe for calls in turn that are done.
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter, done: int) -> None:
+        self._writer = writer
+        self._done = done
+        self._loop = asyncio.get_running_loop()
+        #: Whether calls run in turn: each is reported before the next one starts.
+        self.in_turn = False
+        #: Whether this process must not run another call.
+        self.is_spoilt = False
+        #: Offsets of the jobs that have no report yet.
+        self.missing: set[int] = set()
+
+    def send(self, answer: ChildReport) -> None:
+        self.is_spoilt |= answer.spoils
+        self._writer.write(framed(msgspec.json.encode(answer)))
+        self.missing.discard(answer.offset)
+
+    def answer_missing(self) -> None:
+        """Report jobs that ended without a report: the database refused their transaction because the lease is lost."""
+        for offset in list(self.missing):
+            self.send(ChildReport(offset=offset, lease_lost=True))
+
+    def progress(self, helds: Sequence[HeldJob], done: float, note: str) -> None:
+        report = ChildReport(progress=(done, note), offset=helds[0].row.offset)
+        message = framed(msgspec.json.encode(report))
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._writer.write, message)
+
+    def done(self, jobs: Sequence[HeldJob]) -> None:
+        for job in jobs:
+            micros = _micros(job)
+            if self.in_turn and not job.batch.counters:
+                DoneRecords.write(self._done, job.row.offset, micros)
+                self.missing.discard(job.row.offset)
+                continue
+            self.send(ChildReport(offset=job.row.offset, counters=_taken(job), micros=micros))
+
+    def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
+        job.raised = None  # The parent logs the failure.
+        self.send(
+            ChildReport(
+                offset=job.row.offset,
+                ended=ended,
+                solo=solo,
+                counters=_taken(job),
+                micros=_micros(job),
+            )
+        )
+
+    def settled_by_handler(self, job: HeldJob, ended: Ended | None) -> None:
+        self.send(ChildReport(offset=job.row.offset, settled=True, ended=ended))
+
+
+def _micros(job: HeldJob) -> int:
+    return int((time.monotonic() - job.started_at) * 1e6) if job.started_at else 0
+
+
+def _taken(job: HeldJob) -> list[dict[str, Any]]:
+    """Return the counters of the call; the first report carries them."""
+    counters, job.batch.counters = job.batch.counters, []
+    return counters
+
+
+def load_app(start: Start) -> Application:
+    """Import the application as its worker did; return the part that workers use."""
+    sys.path[:] = start.path
+    if start.is_script:
+        # Not "__main__": the script must not repeat what it does when it is run.
+        found: Any = runpy.run_path(start.module, run_name="__mp_main__")[start.attribute]
+    else:
+        found = importlib.import_module(start.module)
+        for part in start.attribute.split("."):
+            found = getattr(found, part)
+    internals: Application = found._internals
+    return internals
+
+
+class _Turns:
+    """The jobs of a message whose calls run in turn, as an iterator: each comes with its permit.
+
+    It ends where the parent has taken back the rest, and after a call that spoilt this process.
+    """
+
+    def __init__(
+        self,
+        helds: Sequence[HeldJob],
+        permits: int,
+        pipe: _PipeToParent,
+        process_state: _ProcessState,
+    ) -> None:
+        self._helds = iter(helds)
+        self._permits = permits
+        self._pipe = pipe
+        self._process_state = process_state
+
+    def __iter__(self) -> Iterator[HeldJob]:
+        return self
+
+    def __next__(self) -> HeldJob:
+        pipe = self._pipe
+        pipe.answer_missing()
+        held = next(self._helds)
+        if pipe.is_spoilt:
+            raise StopIteration
+        try:
+            os.read(self._permits, 1)
+        except BlockingIOError:
+            raise StopIteration from None
+        pipe.missing.add(held.row.offset)
+        self._process_state.restore()
+        return held
+
+    def end(self) -> None:
+        """Report that no job is left."""
+        self._pipe.in_turn = False
+        self._pipe.send(ChildReport(is_over=True))
+
+
+async def _main(descriptor: int, permits: int, done: int) -> None:
+    connection = socket.socket(fileno=descriptor)
+    reader, writer = await asyncio.open_connection(sock=connection)
+    start = msgspec.json.decode(await receive(reader), type=Start)
+    if start.log is not None:
+        log_to_stderr(*start.log)
+    app = load_app(start)
+    settings = WorkerSettings(**start.settings)
+    raw_kinds = {kind.name for kind in app.kinds if kind.takes_raw}
+    for end in (permits, done):
+        os.set_inheritable(end, False)
+    pipe = _PipeToParent(writer, done)
+    async with contextlib.AsyncExitStack() as stack:
+        executor = Executor(
+            app.kinds,
+            settings,
+            pipe,
+            dsn=start.dsn,
+            name=start.name,
+            group=start.group,
+            resources=await app.open_resources(stack),
+            middleware=app.middleware,
+            on_free=pipe.answer_missing,
+            on_lease_lost=lambda _lease: None,
+            on_progress=pipe.progress,
+        )
+        executor.transactions.is_pooled = start.is_pooled
+        process_state = _ProcessState()
+        pipe.send(ChildReport(ready=True))
+        while True:
+            message = await receive(reader)
+            with contextlib.suppress(msgspec.ValidationError):
+                stop = msgspec.json.decode(message, type=Stop)
+                executor.cancel([stop.job_id])
+                continue
+            try:
+                work = decode_work(message, raw_kinds)
+                batch = Batch(Lease(work.lease_id, 0.0), work.claim_no, 1, set(work.offsets))
+                helds = []
+                for row, offset in zip(work.rows, work.offsets, strict=True):
+                    row.offset = offset
+                    helds.append(HeldJob(row, batch, work.lane))
+                process_state.restore()
+                limit_resources(app.kinds.get(work.rows[0].kind))
+            except Exception as error:
+                # An error of this library: the job must not pay for it.
+                pipe.send(ChildReport(broken=f"{type(error).__name__}: {error}"))
+                continue
+            if work.in_turn:
+                pipe.in_turn = True
+                turns = _Turns(helds, permits, pipe, process_state)
+                executor.run_in_turn(turns, turns.end)
+                continue
+            pipe.missing = set(work.offsets)
+            executor.take(helds)
+
+
+def _watch_and_run(descriptor: int, parent: int, permits: int, done: int) -> None:
+    threading.Thread(
+        target=_end_with_parent, args=(os.dup(descriptor), parent), daemon=True
+    ).start()
+    try:
+        asyncio.run(_main(descriptor, permits, done))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        # The parent is gone or no longer needs this child. A handler that still runs ends with the process.
+        _end()
+
+
+def _end_with_parent(descriptor: int, parent: int) -> None:
+    # In a thread: a handler that blocks the loop must not outlive the worker. The check of the parent's id is needed
+    # because a process forked in the worker may hold a copy of the other end, so the socket may stay open.
+    poll = select.poll()
+    poll.register(descriptor, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
+    while os.getppid() == parent and not poll.poll(_PARENT_CHECK_MILLIS):
+        pass
+    _end()
+
+
+def _end() -> NoReturn:
+    """End this process and the programs that its handlers started."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    _watch_and_run(*(int(argument) for argument in sys.argv[1:5]))

@@ -1,0 +1,462 @@
+"""Child processes, for suspects and for handlers that ask for one, as seen from the worker.
+
+Invariant: only a death in a call of one job uses an attempt. A child that dies affects only the jobs that it was running.
+If these were several jobs of one call, the worker then runs them one by one. A child that cannot start uses no attempt.
+
+Invariant "one taker": from ``take`` to ``leave`` a child has one call or message. Its answers name jobs only by their place in a claim, so those
+of another call would end other jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.errors import HardTimeout
+from forebay.model.text import logger
+from forebay.ops.protocol import Ended
+from forebay.worker.ground.held import Raised
+from forebay.worker.ground.log_format import log_choice
+from forebay.worker.run import endings
+from forebay.worker.run.messages import (
+    ChildReport,
+    DoneRecords,
+    Start,
+    Stop,
+    Work,
+    framed,
+    receive,
+    settings_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from forebay.arguments.kinds import Kind
+    from forebay.config import WorkerSettings
+    from forebay.model.job import Job
+    from forebay.worker.ground.held import HeldJob
+
+log = logger("forebay.worker")
+
+#: Most calls in turn of one message. The permits are read at once.
+CALLS_IN_TURN_MAX = 64
+
+#: How long a child may take to import the application.
+_START_SECONDS = 60.0
+#: A child ends after this time without work.
+_IDLE_SECONDS = 30.0
+#: The child enforces the hard timeout itself. The parent kills the child this long after that timeout.
+_KILL_AFTER_SECONDS = 2.0
+#: How often the number of children that are kept ready is checked, and how soon after one that could not start.
+_LOOK_SECONDS = 0.2
+_AGAIN_SECONDS = 5.0
+#: How long a suspect waits for a busy child before the worker starts another one.
+_PATIENCE_SECONDS = 0.05
+
+
+class ChildFailed(Exception):  # noqa: N818 - what happened
+    """The child could not start. ``after``: seconds until the next try."""
+
+    after = 0.0
+
+
+class Pipes:
+    """The pipes to a child and from it, beside the socket, for calls in turn; none of them blocks.
+
+    One byte is the permit to start one call. The parent keeps the end that the child reads: a byte is read once. So each
+    call is started once, or taken back once.
+    """
+
+    def __init__(self) -> None:
+        self.permits_out, self.permits_in = os.pipe()
+        self.done_out, self.done_in = os.pipe()
+        for end in (self.permits_out, self.permits_in, self.done_out):
+            os.set_blocking(end, False)
+
+    def __del__(self) -> None:
+        # Not earlier: what a child has left in them is read after its death.
+        for end in (self.permits_out, self.permits_in, self.done_out):
+            os.close(end)
+
+
+class Child:
+    """One child process."""
+
+    def __init__(
+        self,
+        process: asyncio.subprocess.Process,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        connection: socket.socket,
+        pipes: Pipes,
+    ) -> None:
+        self._connection = connection
+        self._pipes = pipes
+        self.process = process
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, message: Any) -> None:
+        self.writer.write(framed(msgspec.json.encode(message)))
+
+    async def answer(self) -> ChildReport:
+        return msgspec.json.decode(await receive(self.reader), type=ChildReport)
+
+    def send_in_turn(self, work: Work) -> None:
+        """Send calls that the child runs one after another, each as long as its permit is not taken back."""
+        os.write(self._pipes.permits_in, bytes(len(work.rows)))
+        self.send(work)
+
+    def take_back(self) -> int:
+        """Return how many of the sent calls have not started; the child will not start them."""
+        with contextlib.suppress(BlockingIOError):
+            return len(os.read(self._pipes.permits_out, CALLS_IN_TURN_MAX))
+        return 0
+
+    def done_records(self) -> list[tuple[int, int]]:
+        """Return offsets and microseconds of the calls in turn that are done, each once."""
+        return DoneRecords.read(self._pipes.done_out)
+
+    async def death(self) -> str:
+        """Wait until the process has ended; return how it died."""
+        code = await self.process.wait()
+        if code < 0:
+            with contextlib.suppress(ValueError):
+                return f"killed by {signal.Signals(-code).name}"
+        return f"exit code {code}"
+
+    async def hang_up(self) -> None:
+        """Wait until the process has ended, end the programs that it started, then end the stream of its messages.
+
+        Processes that the child forked keep its end of the socket open while they live.
+        """
+        await self.process.wait()
+        self._kill_group()
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RD)
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self._kill_group()
+        self.writer.close()
+        await self.process.wait()
+
+    def _kill_group(self) -> None:
+        # The child leads a process group. Programs that a handler started are in it, unless they left it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+class Children:
+    """A few children: started when needed, reused, ended when idle, except for a number that is kept ready."""
+
+    def __init__(
+        self,
+        start: Start | None,
+        settings: WorkerSettings,
+        on_progress: Callable[[Sequence[HeldJob], float, str], None],
+        *,
+        kept: int = 0,
+    ) -> None:
+        self._on_progress = on_progress
+        self._kept = kept
+        self._folder = _working_folder()
+        self._start = start
+        self._settings = settings
+        self._idle: list[tuple[Child, asyncio.TimerHandle]] = []
+        #: Children that are taken, with the id of the job whose cancellation concerns them. A job may have two of them for a moment: one that
+        #: has not yet answered after the job was taken back, and the next one that got it.
+        self._running: dict[Child, int] = {}
+        self._enders: set[asyncio.Task[None]] = set()
+        self._failures = 0
+        # One child starts at a time. A waiting call takes the first free child, new or old.
+        self._starter: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        self._failed_starts = 0
+        self._failure = ""
+
+    @property
+    def available(self) -> bool:
+        """Whether children can be started."""
+        return self._start is not None
+
+    def running_job_ids(self) -> list[int]:
+        """Ids of the jobs in children."""
+        return list(self._running.values())
+
+    def cancel(self, job_ids: set[int]) -> None:
+        """Ask the handlers of some jobs to stop."""
+        for child, job_id in self._running.items():
+            if job_id in job_ids:
+                child.send(Stop(job_id))
+
+    async def kill_running(self) -> None:
+        """Kill the children that run a call."""
+        for child in list(self._running):
+            await child.kill()
+
+    async def keep_ready(self) -> None:
+        """Keep a number of children alive, busy or idle, until cancelled: start them now, and others for those that died."""
+        while True:
+            failed_starts = self._failed_starts
+            while self._alive() < self._kept and self._failed_starts == failed_starts:
+                if self._starter is None:
+                    self._starter = asyncio.create_task(self._start_one())
+                await asyncio.wait({self._starter})
+            pause = _LOOK_SECONDS if self._failed_starts == failed_starts else _AGAIN_SECONDS
+            await asyncio.sleep(pause)
+
+    def _alive(self) -> int:
+        idle = sum(child.process.returncode is None for child, _ in self._idle)
+        return idle + len(self._running)
+
+    async def run(self, held: HeldJob, kind: Kind, job: Job) -> ChildReport:
+        """Run one job; return how it ended, including the death of the child."""
+        (answer,) = await self.run_call([held], kind, [job])
+        return answer
+
+    async def run_call(
+        self,
+        helds: Sequence[HeldJob],
+        kind: Kind,
+        jobs: Sequence[Job],
+        *,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> list[ChildReport]:
+        """Run one call of a handler; return how each of its jobs ended.
+
+        If the child dies in a call of one job, the job failed. If the call has several jobs, each unfinished one is
+        reported as ``died``, because the job that killed the child is unknown.
+
+        Args:
+            helds: the jobs, all of one claim and one kind.
+            kind: their handler.
+            jobs: the jobs as the handler sees them.
+            on_start: called when a child has the jobs.
+        """
+        key = jobs[0].job_id
+        try:
+            child = await self.take(key)
+        except ChildFailed as error:
+            return [ChildReport(ended=Ended(0, "released", after=error.after)) for _ in helds]
+        hard = kind.hard_timeout_seconds or self._settings.hard_timeout_seconds
+        answers: dict[int, ChildReport] = {}
+        offsets = [held.row.offset for held in helds]
+        lease_id, batch = helds[0].lease.lease_id, helds[0].batch
+        try:
+            child.send(
+                Work(lease_id, batch.claim_no, [h.row for h in helds], offsets, helds[0].lane)
+            )
+            on_start()
+            async with asyncio.timeout(None if hard is None else hard + _KILL_AFTER_SECONDS):
+                while len(answers) < len(helds):
+                    answer = await child.answer()
+                    if answer.broken is not None:
+                        break
+                    if answer.progress is not None:
+                        self._on_progress(helds, *answer.progress)
+                    else:
+                        answers[answer.offset] = answer
+                        batch.counters += answer.counters
+        except TimeoutError:
+            await child.kill()
+            late = HardTimeout(hard or 0.0)
+            for held, job in zip(helds, jobs, strict=True):
+                held.raised = held.raised or Raised(late)
+                ended = endings.failure(kind, job, late)
+                answers.setdefault(held.row.offset, ChildReport(ended=ended, solo=kind.transaction))
+            return [answers[offset] for offset in offsets]
+        except (asyncio.IncompleteReadError, ConnectionError):
+            how = await child.death()
+            if len(helds) == 1:
+                lost = endings.lost_child(kind, jobs[0], how)
+                return [ChildReport(ended=lost, solo=kind.transaction)]
+            left = len(helds) - len(answers)
+            log.warning("one of %s jobs killed the process that ran them: %s", left, how)
+            return [answers.get(offset, ChildReport(died=True)) for offset in offsets]
+        except BaseException:
+            await child.kill()
+            raise
+        finally:
+            del self._running[child]
+        if len(answers) < len(helds):
+            await child.kill()
+            log.error("a child process failed before it could run job %s: %s", key, answer.broken)
+            return [ChildReport(ended=Ended(0, "released", after=5.0)) for _ in helds]
+        if any(answer.spoils for answer in answers.values()):
+            await child.kill()
+        else:
+            self._keep(child)
+        return [answers[offset] for offset in offsets]
+
+    async def take(self, key: int) -> Child:
+        """Take a child, which then counts as running until ``leave``.
+
+        Args:
+            key: the id of the job whose cancellation concerns the child.
+
+        Raises:
+            ChildFailed: none can be started.
+        """
+        try:
+            child = await self._child()
+        except ChildFailed as error:
+            self._failures += 1
+            error.after = min(2.0**self._failures, 60.0)
+            log.error(
+                "cannot start a process for job %s, next try in %g s: %s", key, error.after, error
+            )
+            raise
+        self._failures = 0
+        self._running[child] = key
+        return child
+
+    def leave(self, child: Child, *, keep: bool) -> None:
+        """Give a child back; with ``keep`` it may run another call, else the caller ends it."""
+        del self._running[child]
+        if keep:
+            self._keep(child)
+
+    def hand_over(self, child: Child, to: int) -> None:
+        """Let a child run under the id of another job."""
+        self._running[child] = to
+
+    async def close(self) -> None:
+        """End all children."""
+        if self._starter is not None:
+            self._starter.cancel()
+            await asyncio.gather(self._starter, return_exceptions=True)
+        for child, timer in self._idle:
+            timer.cancel()
+            await child.kill()
+        self._idle.clear()
+        for child in list(self._running):
+            await child.kill()
+        await asyncio.gather(*self._enders, return_exceptions=True)
+
+    def _keep(self, child: Child) -> None:
+        timer = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end_idle, child)
+        self._idle.append((child, timer))
+        self._changed.set()
+
+    def _end_idle(self, child: Child) -> None:
+        if child.process.returncode is None and self._alive() <= self._kept:
+            self._idle = [item for item in self._idle if item[0] is not child]
+            self._keep(child)
+            return
+        self._idle = [item for item in self._idle if item[0] is not child]
+        self._keep_until_done(asyncio.get_running_loop().create_task(child.kill()))
+
+    def _keep_until_done(self, task: asyncio.Task[None]) -> None:
+        self._enders.add(task)
+        task.add_done_callback(self._enders.discard)
+
+    async def _child(self) -> Child:
+        began, failed_starts = time.monotonic(), self._failed_starts
+        while True:
+            while self._idle:
+                child, timer = self._idle.pop()
+                timer.cancel()
+                if child.process.returncode is None:
+                    return child
+            if self._failed_starts != failed_starts:
+                raise ChildFailed(self._failure)
+            # Short suspects take turns in the existing children; long ones get additional children.
+            waited = time.monotonic() - began
+            if self._starter is None and (not self._running or waited > _PATIENCE_SECONDS):
+                self._starter = asyncio.create_task(self._start_one())
+            self._changed.clear()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    await self._changed.wait()
+
+    async def _start_one(self) -> None:
+        try:
+            self._keep(await self._started())
+        except (ChildFailed, OSError) as error:
+            self._failure = str(error)
+            self._failed_starts += 1
+            self._changed.set()
+        finally:
+            self._starter = None
+
+    async def _started(self) -> Child:
+        if self._start is None:
+            raise ChildFailed("the application's module is not known")
+        ours, theirs = socket.socketpair()
+        pipes = Pipes()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "forebay.worker.run._child",
+                str(theirs.fileno()),
+                str(os.getpid()),
+                str(pipes.permits_out),
+                str(pipes.done_in),
+                pass_fds=[theirs.fileno(), pipes.permits_out, pipes.done_in],
+                # A handler of this process may have changed its folder, and the search path may be relative.
+                cwd=self._folder if self._folder is not None and self._folder.is_dir() else None,
+                stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+            os.close(pipes.done_in)
+        reader, writer = await asyncio.open_connection(sock=ours)
+        child = Child(process, reader, writer, ours, pipes)
+        self._keep_until_done(asyncio.create_task(child.hang_up()))
+        child.send(self._start)
+        try:
+            async with asyncio.timeout(_START_SECONDS):
+                answer = await child.answer()
+            if not answer.ready:
+                raise ChildFailed("it did not say that it is ready")
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            await child.kill()
+            raise ChildFailed(f"it ended while importing {self._start.module}") from None
+        except BaseException:
+            await child.kill()
+            raise
+        return child
+
+
+def _working_folder() -> Path | None:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # It was removed.
+        return None
+
+
+def start_of(
+    module: str,
+    attribute: str,
+    *,
+    is_script: bool,
+    dsn: str,
+    name: str,
+    group: str,
+    settings: WorkerSettings,
+) -> Start:
+    """Return the message that a child needs to start."""
+    return Start(
+        module,
+        attribute,
+        is_script,
+        list(sys.path),
+        dsn,
+        name,
+        group,
+        settings_of(settings),
+        log=log_choice(),
+    )

@@ -1,0 +1,439 @@
+"""One call of a handler: its arguments, its interruption, and its outcome.
+
+A *call* runs one job, or several jobs of a batch handler. Pure rules in this module derive the outcome from what the handler
+returned or raised; the settler writes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import gc
+import inspect
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.db.session import cut
+from forebay.errors import (
+    HandlerError,
+    InvalidJob,
+    JobCancelled,
+    SoftTimeout,
+    UnknownKind,
+    WorkerLost,
+)
+from forebay.model.job import Job
+from forebay.model.middleware import Attempt
+from forebay.model.outcome import (
+    Cancel,
+    Dead,
+    Endings,
+    Exhausted,
+    Keep,
+    Release,
+    Retry,
+    Snooze,
+)
+from forebay.ops.claimed import decoded_args, raw_args
+from forebay.ops.protocol import Ended
+from forebay.ops.results import kept
+from forebay.policy.around import run_within, run_within_async
+from forebay.policy.backoff import unknown_kind_seconds
+from forebay.policy.cause import cause_of, without_values
+from forebay.policy.error_text import calls_handlers, describe_exception
+from forebay.policy.retry import GiveUp, RetryPolicy
+from forebay.worker.ground.held import Raised
+from forebay.worker.run._subjects import refuse_without_subject, with_subject
+
+if TYPE_CHECKING:
+    from forebay.arguments.kinds import Kind, Kinds
+    from forebay.model.context import Context
+    from forebay.ops.claimed import ClaimedJob
+    from forebay.policy.around import Around
+    from forebay.worker.ground.held import HeldJob
+    from forebay.worker.ground.threads import Threads
+
+
+#: For the attempts of a job that has neither a handler nor its own limit.
+_NO_KIND: Final = RetryPolicy()
+
+
+def attempt_of(job: Job) -> str:
+    """Return which attempt of a job it is, for the log."""
+    return f"attempt {job.attempt} of {job.max_attempts}"
+
+
+def job_of(held: HeldJob, kind: Kind | None, group: str) -> Job:
+    """Return the job as a handler sees it, or as its listeners do without a handler; without arguments if they are not decoded, as for a handler in a child process."""
+    row = held.row
+    return Job(
+        job_id=row.job_id,
+        kind=row.kind,
+        queue=held.lane.queue,
+        priority=held.lane.priority,
+        args={} if row.is_text else decoded_args(row.args),
+        attempt=row.attempts_used + 1,
+        max_attempts=row.max_attempts or (_NO_KIND if kind is None else kind.retry).max_attempts,
+        enqueued_at=row.enqueued_at,
+        expires_at=row.expires_at,
+        tag=row.tag,
+        correlation_id=row.correlation_id,
+        headers=row.headers or {},
+        ordering_key=row.ordering_key,
+        group=group,
+    )
+
+
+class Call(msgspec.Struct, eq=False):
+    """One call of a handler. ``context`` is None if the handler cannot access it."""
+
+    kind: Kind
+    helds: list[HeldJob]
+    items: list[Any]
+    group: str
+    task: asyncio.Task[None]
+    context: Context | None = None
+    thread_call: Any = None
+    connection: Any = None
+    #: The connection as the handler sees it.
+    given: Any = None
+    #: Methods of middlewares around the handler.
+    around: tuple[Around, ...] = ()
+    started: bool = False
+    why: HandlerError | None = None
+    settling: bool = False
+    in_child: bool = False
+    timers: list[asyncio.TimerHandle] = []
+    _jobs: list[Job] | None = None
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs as the handler sees them; built on first use, because short handlers do not need them."""
+        if self._jobs is None:
+            self._jobs = [job_of(held, self.kind, self.group) for held in self.helds]
+        return self._jobs
+
+    def attempt(self) -> Attempt:
+        """Return the attempt as middlewares see it."""
+        return Attempt(job=self.jobs[0], jobs=self.jobs, conn=self.given)
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of the handler."""
+        before = (self.context,) if self.kind.takes_context else ()
+        if self.kind.is_batch:
+            return (*before, self.items), {}
+        return before, self.items[0]
+
+    def interrupt(self, why: HandlerError, threads: Threads) -> None:
+        """Ask the handler to stop, unless its transaction already settles; the first reason counts."""
+        if self.settling:
+            return
+        self.why = self.why or why
+        if self.context is not None:
+            self.context.request_stop(why)
+        if self.kind.is_async or self.in_child:
+            self.task.cancel()  # This kills a child process.
+        elif self.thread_call is not None:
+            threads.interrupt(self.thread_call, _ready_made(why))
+
+    def cut(self) -> None:
+        """Close the socket of the call's transaction, if any, so that it can no longer commit."""
+        if self.connection is not None:
+            cut(self.connection)
+
+    def cancel_timers(self) -> None:
+        """Cancel the timeouts of the call."""
+        for timer in self.timers:
+            timer.cancel()
+
+
+@calls_handlers
+async def run_on_loop(call: Call) -> Any:
+    """Call a coroutine handler; return its result."""
+    positional, named = call.arguments()
+    call.started = True
+    if call.around:
+        return await _within_async(call, positional, named)
+    result = call.kind.function(*positional, **named)
+    return await result if inspect.isawaitable(result) else result
+
+
+@calls_handlers
+async def _within_async(call: Call, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    attempt = call.attempt()
+
+    @calls_handlers
+    async def inner() -> Any:
+        result = call.kind.function(*positional, **named)
+        attempt.returned = await result if inspect.isawaitable(result) else result
+        return attempt.returned
+
+    return await run_within_async(call.around, attempt, inner)
+
+
+async def run_in_thread(call: Call, threads: Threads) -> Any:
+    """Call a plain handler in a thread; return its result."""
+    call.thread_call = threads.submit(lambda: call_plainly(call))
+    call.started = True
+    return await call.thread_call.future
+
+
+@calls_handlers
+def call_plainly(call: Call) -> Any:
+    """Call a plain handler in this thread; return its result."""
+    positional, named = call.arguments()
+    if call.around:
+        # In its own context: what a middleware sets there does not reach the next job of this thread.
+        return contextvars.copy_context().run(_within, call, positional, named)
+    return call.kind.function(*positional, **named)
+
+
+@calls_handlers
+def _within(call: Call, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    attempt = call.attempt()
+
+    @calls_handlers
+    def inner() -> Any:
+        attempt.returned = call.kind.function(*positional, **named)
+        return attempt.returned
+
+    return run_within(call.around, attempt, inner)
+
+
+def decode(
+    kinds: Kinds, held: HeldJob, group: str, *, later: bool = False
+) -> tuple[Kind, Any] | Ended:
+    """Return the handler of a job and its decoded arguments; if that fails, return how the job ended.
+
+    With ``later``, arguments that are text remain so, and None is returned for them.
+    """
+    row = held.row
+    try:
+        kind = kinds.get(row.kind)
+    except UnknownKind as error:
+        return unknown_kind(row, error)
+    if kind.takes_raw and isinstance(row.args, msgspec.Raw | dict):
+        return kind, raw_args(row.args)
+    is_text = row.is_text
+    if later and is_text:
+        return kind, None
+    try:
+        if is_text:
+            with _collector_paused():
+                row.decode_args()
+                return kind, decode_item(kind, held, group)
+        return kind, decode_item(kind, held, group)
+    except InvalidJob as error:
+        held.raised = Raised(error)
+        return bad_arguments(kind, job_of(held, kind, group), error)
+    except Exception as error:
+        # The application's code in an argument type raised it: treat it as an error of the handler.
+        held.raised = Raised(error)
+        return failure(kind, job_of(held, kind, group), error)
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Pause the search for reference cycles while large arguments are decoded.
+
+    Decoded JSON has no cycles. Up to Python 3.11 the search begins again and again while containers are created, and takes
+    several times as long as the decoding itself.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def decode_item(kind: Kind, held: HeldJob, group: str) -> Any:
+    """Return the handler's argument for a job; a batch handler for ``Job`` values gets the job itself.
+
+    Raises:
+        InvalidJob: the arguments do not fit the handler.
+    """
+    item = kind.decode(held.row.args)
+    return job_of(held, kind, group) if kind.is_batch and item is held.row.args else item
+
+
+def endings(call: Call, result: Any) -> list[Ended | None]:
+    """Return how each job of a call ended after the handler returned; None means done.
+
+    A batch handler returns None (all done) or a sequence with one entry for each job: None, an outcome, or an exception.
+
+    Raises:
+        TypeError: the sequence does not fit the jobs.
+    """
+    keeps_nothing = call.kind.keep_result_seconds is None and call.kind.subject is None
+    if keeps_nothing and (
+        result is None or (isinstance(result, Endings) and result.are_done(len(call.helds)))
+    ):
+        return [None] * len(call.helds)
+    if not call.kind.is_batch:
+        ended = ending(call.kind, call.jobs[0], result)
+        return [ended if call.kind.subject is None else with_subject(call, ended, result)]
+    if isinstance(result, Snooze | Retry | Cancel | Dead):
+        return [ending(call.kind, job, result) for job in call.jobs]
+    if (
+        isinstance(result, str | bytes | Mapping)
+        or not isinstance(result, Sequence)
+        or len(result) != len(call.helds)
+    ):
+        message = (
+            f"batch handler {call.kind.name} must return None or one entry for each of its"
+            f" {len(call.helds)} jobs, not {type(result).__name__}"
+        )
+        raise TypeError(message)
+    return [
+        _failure_of(held, call.kind, job, entry)
+        if isinstance(entry, BaseException)
+        else ending(call.kind, job, entry)
+        for held, job, entry in zip(call.helds, call.jobs, result, strict=True)
+    ]
+
+
+def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
+    """Return how a job ended after its handler returned; None means done. The offset is set later."""
+    refuse_without_subject(kind, result)
+    if isinstance(result, Snooze):
+        after = result.delay_seconds
+        if after is None and result.until is not None:
+            after = max(0.0, (result.until - datetime.now(UTC)).total_seconds())
+        return Ended(0, "snoozed", after=after)
+    if isinstance(result, Retry):
+        error = _error(job, "Retry", result.reason or "the handler asked for a retry")
+        if job.is_last_attempt:
+            return dead(kind, job, "exhausted", error)
+        after = result.after_seconds
+        return Ended(
+            0,
+            "retried",
+            after=kind.retry.delay_seconds(job.attempt, random.random())
+            if after is None
+            else after,
+            error=error,
+        )
+    if isinstance(result, Cancel):
+        return Ended(
+            0,
+            "cancelled",
+            error=_error(job, "Cancel", result.reason) if result.reason else None,
+        )
+    if isinstance(result, Dead):
+        error = _error(job, "Dead", result.reason or "the handler returned Dead")
+        return dead(kind, job, "permanent", error)
+    if isinstance(result, Release):
+        return Ended(0, "released", after=result.after)
+    if isinstance(result, Exhausted):
+        return dead(kind, job, "exhausted", _error(job, "Retry", result.reason))
+    if isinstance(result, Keep):
+        return Ended(0, "done", kept=kept(result.result, result.seconds))
+    if kind.keep_result_seconds is not None:
+        return Ended(0, "done", kept=kept(result, kind.keep_result_seconds))
+    return None
+
+
+def dead(kind: Kind, job: Job, reason: str, error: dict[str, Any]) -> Ended:
+    """Return the outcome of a job that becomes a dead letter, and holds its ordering key if its kind says so."""
+    ended = Ended(0, "dead", reason=reason, error=error)
+    if kind.holds_key and job.ordering_key is not None:
+        ended.holds_key = True
+    return ended
+
+
+def failures(call: Call, error: BaseException) -> list[Ended]:
+    """Return how the jobs of a call ended after it raised an exception."""
+    raised = Raised(error)
+    for held in call.helds:
+        if not held.ended:
+            held.raised = raised
+    return [failure(call.kind, job, error) for job in call.jobs]
+
+
+def _failure_of(held: HeldJob, kind: Kind, job: Job, error: BaseException) -> Ended:
+    held.raised = Raised(error)
+    return failure(kind, job, error)
+
+
+def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
+    """Return how a job ended after its handler raised an exception."""
+    record = describe_exception(error)
+    described = _error(job, record.type, record.message, record.traceback, record.place)
+    if isinstance(error, JobCancelled):
+        return Ended(0, "cancelled", error=described)
+    decision = kind.retry.decide(error, job.attempt, random.random(), max_attempts=job.max_attempts)
+    if isinstance(decision, GiveUp):
+        return dead(kind, job, decision.reason, described)
+    return Ended(0, "retried", after=decision.seconds, error=described)
+
+
+def lost_child(kind: Kind, job: Job, how: str) -> Ended:
+    """Return how a job ended after its child process died."""
+    error = _error(job, "WorkerLost", f"the process that ran this job alone died: {how}")
+    if job.is_last_attempt:
+        return dead(kind, job, "worker lost", error)
+    return Ended(
+        0,
+        "lost",
+        after=kind.retry.delay_seconds(job.attempt, random.random(), WorkerLost(how)),
+        error=error,
+    )
+
+
+def unknown_kind(row: ClaimedJob, error: BaseException) -> Ended:
+    """Return the outcome of a job without a handler in this worker: postponed, longer each time."""
+    record = describe_exception(error)
+    return Ended(
+        0,
+        "unknown",
+        after=unknown_kind_seconds((row.pauses or 0) + 1, random.random()),
+        error={"type": record.type, "message": record.message, "traceback": ""},
+    )
+
+
+def bad_arguments(kind: Kind, job: Job, error: InvalidJob) -> Ended:
+    """Return the outcome of a job whose arguments do not fit its handler."""
+    record = describe_exception(error)
+    return dead(kind, job, "permanent", _error(job, record.type, record.message))
+
+
+def raised_because(call: Call, error: BaseException) -> BaseException:
+    """Return the error to record: the reason of an interruption, else what the handler raised."""
+    if call.why is not None and (
+        isinstance(error, asyncio.CancelledError | SoftTimeout | JobCancelled)
+    ):
+        # With the place where the handler was.
+        return call.why.with_traceback(error.__traceback__)
+    return error
+
+
+def _error(
+    job: Job, name: str, message: str, traceback: str = "", place: str | None = None
+) -> dict[str, Any]:
+    """Return an error as the job's history keeps it, with its cause and the number of attempts that its kind allows."""
+    return {
+        "cause": cause_of(job.kind, name, place or without_values(message)),
+        "place": place,
+        "type": name,
+        "message": message,
+        "traceback": traceback,
+        "max_attempts": job.max_attempts,
+    }
+
+
+def _ready_made(error: HandlerError) -> type[HandlerError]:
+    # To raise an exception in another thread, Python needs a class without required arguments.
+    kind = type(error)
+
+    def init(self: HandlerError) -> None:
+        self.__dict__.update(error.__dict__)
+        self.args = error.args
+
+    return type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__})

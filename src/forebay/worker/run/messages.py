@@ -1,0 +1,149 @@
+"""The messages between a worker and its child processes: JSON, each after its length."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import struct
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+
+from forebay.config import WorkerSettings
+from forebay.ops.claimed import ClaimedJob, RawJob
+from forebay.ops.protocol import Ended, ReadyLane
+from forebay.worker.ground.log_format import LogFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+class Start(msgspec.Struct):
+    """What a child needs before its first job. ``module`` is the name of a module or the path of a script."""
+
+    module: str
+    attribute: str
+    is_script: bool
+    path: list[str]
+    dsn: str
+    name: str
+    group: str
+    settings: dict[str, Any]
+    is_pooled: bool = False
+    #: Level and format of the log; None: the application configures it.
+    log: tuple[str, LogFormat] | None = None
+
+
+class Work(msgspec.Struct):
+    """One job to run, or several for one call of a batch handler. ``offsets``: their positions in their batch.
+
+    With ``in_turn`` each job is a call. The child takes a permit before each; where none is left, the rest was taken back.
+    """
+
+    lease_id: int
+    claim_no: int
+    rows: list[ClaimedJob]
+    offsets: list[int]
+    lane: ReadyLane
+    in_turn: bool = False
+
+
+class RawWork(Work):
+    """Jobs whose handler takes the arguments as text."""
+
+    rows: list[RawJob]  # type: ignore[assignment]  # nothing is added to it
+
+
+def decode_work(message: bytes, raw_kinds: Collection[str] = ()) -> Work:
+    """Decode a message with jobs; arguments of raw kinds stay text; in others a number beyond the range of floats becomes infinite."""
+    if raw_kinds:
+        work = msgspec.json.decode(message, type=RawWork)
+        # A row without arguments, which is malformed, is no object; it ends as that of any handler.
+        if work.rows[0].kind in raw_kinds and all(bytes(r.args)[:1] == b"{" for r in work.rows):
+            return work
+    try:
+        return msgspec.json.decode(message, type=Work)
+    except msgspec.ValidationError:
+        return msgspec.convert(json.loads(message), Work)
+
+
+class ChildReport(msgspec.Struct):
+    """How the job at an offset ended: done, or as ``ended`` says; or an error of the child.
+
+    With ``settled`` its handler's transaction has settled it so.
+
+    With ``progress`` the job still runs, and this is its progress. With ``is_over`` no job of the message is left.
+    """
+
+    offset: int = 0
+    settled: bool = False
+    lease_lost: bool = False
+    solo: bool = False
+    ended: Ended | None = None
+    progress: tuple[float, str] | None = None
+    counters: list[dict[str, Any]] = []
+    ready: bool = False
+    broken: str | None = None
+    is_over: bool = False
+    #: How long the handler ran.
+    micros: int = 0
+    #: Set by the parent: the child died, and which of its several jobs killed it is unknown.
+    died: bool = False
+
+    @property
+    def spoils(self) -> bool:
+        """Whether the child must not be reused: its handler may still run, or it ran out of memory."""
+        error = self.ended.error if self.ended is not None else None
+        kind = error["type"].rpartition(".")[2] if error is not None else None
+        return kind in {"HardTimeout", "MemoryError"}
+
+
+class Stop(msgspec.Struct):
+    """Ask the running handler to stop: the job was cancelled."""
+
+    job_id: int
+
+
+class DoneRecords:
+    """The records of calls in turn that are done: offset and microseconds, in a pipe.
+
+    A child writes one after each such call, before it takes its next permit. It wakes no process, and is not lost with the child.
+    """
+
+    _RECORD: Final = struct.Struct("<II")
+
+    @classmethod
+    def write(cls, pipe: int, offset: int, micros: int) -> None:
+        """Write one record."""
+        os.write(pipe, cls._RECORD.pack(offset, min(micros, 0xFFFFFFFF)))
+
+    @classmethod
+    def read(cls, pipe: int) -> list[tuple[int, int]]:
+        """Return what has been written since the last call; the pipe does not block."""
+        found: list[tuple[int, int]] = []
+        # Records are shorter than what is written at once, so that none is read in part.
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(pipe, 8192):
+                found += cls._RECORD.iter_unpack(data)
+                if len(data) < 8192:
+                    break
+        return found
+
+
+async def receive(reader: asyncio.StreamReader) -> bytes:
+    """Read one message."""
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    return await reader.readexactly(size)
+
+
+def framed(message: bytes) -> bytes:
+    """Return a message after its length."""
+    return len(message).to_bytes(4, "big") + message
+
+
+def settings_of(settings: WorkerSettings) -> dict[str, Any]:
+    """Return the settings for a child: those of its parent, with one slot."""
+    return {**asdict(settings), "concurrency": 1, "processes": None}
