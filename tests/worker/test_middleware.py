@@ -22,8 +22,8 @@ from forebay import (
 )
 from forebay.errors import ConfigError, EnqueueError, InvalidJob, LeaseLost
 from forebay.testing import Performer, assert_enqueued, enqueued, perform
+from forebay.worker.ground.stats import Stats
 from forebay.worker.settle.listeners import Listeners
-from forebay.worker.settle.stats import Stats
 from tests.support.fix_worker import run_until_idle
 
 pytestmark = pytest.mark.anyio

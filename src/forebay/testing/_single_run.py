@@ -14,9 +14,9 @@ from forebay.ops.claimed import ClaimedJob
 from forebay.ops.protocol import Ended, ReadyLane
 from forebay.worker.ground.held import Batch, HeldJob, Lease
 from forebay.worker.ground.job_log import error_text
+from forebay.worker.ground.stats import COUNTERS as OUTCOMES
 from forebay.worker.run import endings
-from forebay.worker.run.endings import Call
-from forebay.worker.settle.stats import COUNTERS as OUTCOMES
+from forebay.worker.run.call import Call, call_plainly, run_on_loop
 
 if TYPE_CHECKING:
     import asyncio
@@ -86,7 +86,7 @@ class SingleRun:
         if call is None:
             return
         try:
-            self._returned(call, endings.call_plainly(call))
+            self._returned(call, call_plainly(call))
         except Exception as error:
             self._raised(call, error)
 
@@ -96,7 +96,7 @@ class SingleRun:
         if call is None:
             return
         try:
-            self._returned(call, await endings.run_on_loop(call))
+            self._returned(call, await run_on_loop(call))
         except Exception as error:
             self._raised(call, error)
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from forebay.policy.claims import LaneSizes
     from forebay.worker.claim._linger import Linger
     from forebay.worker.ground.held import Lease
-    from forebay.worker.settle.stats import Stats
+    from forebay.worker.ground.stats import Stats
 
 #: For how long a lane is claimed alone after a claim of several lanes left it out, and for how many lanes that is remembered.
 _ALONE_SECONDS: Final = 5.0

@@ -47,10 +47,10 @@ if TYPE_CHECKING:
     from forebay.worker.ground.application import Application, Intake
     from forebay.worker.ground.held import Batch, Lease
     from forebay.worker.ground.signals import Signals
+    from forebay.worker.ground.stats import Stats
     from forebay.worker.lease.leases import LeaseKeeper
     from forebay.worker.run.executor import Executor
     from forebay.worker.run.suspects import Suspects
-    from forebay.worker.settle.stats import Stats
 
 log = logger("forebay.worker")
 

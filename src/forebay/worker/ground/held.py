@@ -14,19 +14,23 @@ import asyncio
 import itertools
 import time
 from dataclasses import field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from forebay._dataclass import dataclass
+from forebay.model.job import Job
+from forebay.ops.claimed import decoded_args
 from forebay.ops.protocol import Ended, Flush
+from forebay.policy.retry import RetryPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from forebay.arguments.kinds import Kind
+    from forebay.model.attempts import AttemptEnded
     from forebay.ops.claimed import ClaimedJob
     from forebay.ops.protocol import ReadyLane
-    from forebay.worker.settle.listeners import Announcement
 
 
 @dataclass(slots=True, eq=False)
@@ -54,6 +58,16 @@ class Lease:
     def floor(self) -> int:
         """The oldest open batch; the newest number if none is open."""
         return min(self.batches, default=self.newest)
+
+
+class Announcement:
+    """The end of an attempt, until the database has it: its settlement's middlewares are entered."""
+
+    __slots__ = ("around", "ended")
+
+    def __init__(self, ended: AttemptEnded, around: list[Iterator[None]]) -> None:
+        self.ended = ended
+        self.around = around
 
 
 @dataclass(slots=True, eq=False)
@@ -185,3 +199,28 @@ class HeldJob(msgspec.Struct, eq=False):
 
     def millis(self, now: float) -> int:
         return min(int((now - self.started_at) * 1000), 2_147_483_647)
+
+
+#: For the attempts of a job that has neither a handler nor its own limit.
+_NO_KIND: Final = RetryPolicy()
+
+
+def job_of(held: HeldJob, kind: Kind | None, group: str) -> Job:
+    """Return the job as a handler sees it, or as its listeners do without a handler; without arguments if they are not decoded, as for a handler in a child process."""
+    row = held.row
+    return Job(
+        job_id=row.job_id,
+        kind=row.kind,
+        queue=held.lane.queue,
+        priority=held.lane.priority,
+        args={} if row.is_text else decoded_args(row.args),
+        attempt=row.attempts_used + 1,
+        max_attempts=row.max_attempts or (_NO_KIND if kind is None else kind.retry).max_attempts,
+        enqueued_at=row.enqueued_at,
+        expires_at=row.expires_at,
+        tag=row.tag,
+        correlation_id=row.correlation_id,
+        headers=row.headers or {},
+        ordering_key=row.ordering_key,
+        group=group,
+    )

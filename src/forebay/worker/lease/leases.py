@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from forebay.db.session import Session
     from forebay.ops.protocol import HeartbeatAnswer
     from forebay.worker.ground.signals import Signals
+    from forebay.worker.ground.stats import Stats
     from forebay.worker.run.executor import Executor
     from forebay.worker.settle.settler import Settler
-    from forebay.worker.settle.stats import Stats
 
 log = logger("forebay.worker")
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
-    from forebay.worker.run.endings import Call
+    from forebay.worker.run.call import Call
 
 log = logger("forebay.worker")
 

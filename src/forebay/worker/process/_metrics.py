@@ -10,8 +10,8 @@ from forebay.metrics import Exporter, Family, Sample
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from forebay.worker.ground.stats import Stats
     from forebay.worker.process._health import FleetHealth, HealthCheck
-    from forebay.worker.settle.stats import Stats
 
 #: The ends of an attempt, as the counters of ``Stats``.
 _OUTCOMES = ("done", "retried", "dead", "cancelled", "snoozed", "postponed", "released")

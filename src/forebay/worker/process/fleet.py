@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from forebay.config import WorkerSettings
+    from forebay.worker.ground.stats import Stats
     from forebay.worker.process.worker import Worker
-    from forebay.worker.settle.stats import Stats
 
 
 async def run_workers(

@@ -38,6 +38,7 @@ from forebay.worker.claim.claimer import Claimer
 from forebay.worker.claim.polling import PollLeadership
 from forebay.worker.ground.job_log import JobLog
 from forebay.worker.ground.signals import Signals
+from forebay.worker.ground.stats import Stats
 from forebay.worker.lease.heartbeat import Heartbeat, Held
 from forebay.worker.lease.identity import identity
 from forebay.worker.lease.leases import LeaseKeeper
@@ -53,10 +54,10 @@ from forebay.worker.run.executor import Executor
 from forebay.worker.run.suspects import Suspects
 from forebay.worker.settle.events import Announcer
 from forebay.worker.settle.listeners import Listeners, require_middleware
+from forebay.worker.settle.outcomes import RecordedOutcomes
 from forebay.worker.settle.progress import ProgressReports
 from forebay.worker.settle.settlement_session import SettlementSession
 from forebay.worker.settle.settler import Settler
-from forebay.worker.settle.stats import RecordedOutcomes, Stats
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence

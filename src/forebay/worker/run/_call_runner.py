@@ -15,6 +15,7 @@ from forebay.policy.claims import mean_duration
 from forebay.worker.ground.threads import NoThreadError
 from forebay.worker.run import endings
 from forebay.worker.run._transactions import previous_settled
+from forebay.worker.run.call import run_in_thread, run_on_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from forebay.worker.run._key_queues import KeyQueues
     from forebay.worker.run._slots import Slots
     from forebay.worker.run._transactions import HandlerTransactions
+    from forebay.worker.run.call import Call
     from forebay.worker.run.children import Children
-    from forebay.worker.run.endings import Call
     from forebay.worker.run.messages import ChildReport
     from forebay.worker.run.reporter import OutcomeReporter
 
@@ -82,9 +83,9 @@ class CallRunner:
                 self._reporter.finish_committed(helds, endeds)
             else:
                 if kind.is_async:
-                    result = await endings.run_on_loop(call)
+                    result = await run_on_loop(call)
                 else:
-                    result = await endings.run_in_thread(call, self._threads)
+                    result = await run_in_thread(call, self._threads)
                 endeds = endings.endings(call, result)
                 self._record_duration(helds, endeds)
                 if isinstance(result, Endings) and result.counters and not helds[0].ended:

@@ -18,7 +18,8 @@ from forebay.model.text import logger
 from forebay.ops.protocol import Ended
 from forebay.worker.ground.job_log import log_started
 from forebay.worker.run._stacks import stack_of
-from forebay.worker.run.endings import Call, attempt_of, failures
+from forebay.worker.run.call import Call, attempt_of
+from forebay.worker.run.endings import failures
 
 if TYPE_CHECKING:
     import asyncio

@@ -11,7 +11,7 @@ from forebay.policy.error_text import is_call_site
 if TYPE_CHECKING:
     from types import FrameType
 
-    from forebay.worker.run.endings import Call
+    from forebay.worker.run.call import Call
 
 _FRAMES_MAX: Final = 1000
 

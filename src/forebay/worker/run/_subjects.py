@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from forebay.arguments.kinds import Kind
-    from forebay.worker.run.endings import Call
+    from forebay.worker.run.call import Call
 
 
 def with_subject(call: Call, ended: Ended | None, result: Any) -> Ended | None:

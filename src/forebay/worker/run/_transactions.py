@@ -14,7 +14,8 @@ from forebay.db.handler_connections import async_handler_connections, handler_co
 from forebay.errors import LeaseLost, UnknownBatch
 from forebay.ops import protocol
 from forebay.ops.protocol import Flush, SettledJob
-from forebay.worker.run.endings import call_plainly, endings, run_on_loop
+from forebay.worker.run.call import call_plainly, run_on_loop
+from forebay.worker.run.endings import endings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from forebay.ops.protocol import Ended
     from forebay.worker.ground.held import HeldJob
     from forebay.worker.ground.threads import Threads
-    from forebay.worker.run.endings import Call
+    from forebay.worker.run.call import Call
 
 #: How long a transaction may wait for the call that it began for.
 _BEGUN_SECONDS: Final = 0.02

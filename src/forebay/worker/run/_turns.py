@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from forebay.model.text import logger
 from forebay.ops.protocol import Ended
+from forebay.worker.ground.held import job_of
 from forebay.worker.ground.job_log import log_started
 from forebay.worker.run import endings
 from forebay.worker.run.children import CALLS_IN_TURN_MAX, ChildFailed
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     from forebay.worker.ground.held import HeldJob
     from forebay.worker.run._call_queue import CallQueue
     from forebay.worker.run._slots import Slots
+    from forebay.worker.run.call import Call
     from forebay.worker.run.children import Child, Children
-    from forebay.worker.run.endings import Call
     from forebay.worker.run.messages import ChildReport
     from forebay.worker.run.reporter import OutcomeReporter
 
@@ -300,7 +301,7 @@ class _Message:
         if not self._open:
             return
         *others, running = self._open.values()
-        job = endings.job_of(running, self._kind, self._turns.group)
+        job = job_of(running, self._kind, self._turns.group)
         self._turns.reporter.finish(running, endings.lost_child(self._kind, job, how))
         for held in others:  # They have ended, but their reports were lost with the child.
             self._turns.reporter.finish(held, Ended(0, "released"))

@@ -1,26 +1,18 @@
-"""One call of a handler: its arguments, its interruption, and its outcome.
-
-A *call* runs one job, or several jobs of a batch handler. Pure rules in this module derive the outcome from what the handler
-returned or raised; the settler writes it.
-"""
+"""How the jobs of a call end: pure rules on what the handler returned or raised. The settler writes it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import gc
-import inspect
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from forebay.db.session import cut
 from forebay.errors import (
-    HandlerError,
     InvalidJob,
     JobCancelled,
     SoftTimeout,
@@ -28,7 +20,6 @@ from forebay.errors import (
     WorkerLost,
 )
 from forebay.model.job import Job
-from forebay.model.middleware import Attempt
 from forebay.model.outcome import (
     Cancel,
     Dead,
@@ -39,170 +30,21 @@ from forebay.model.outcome import (
     Retry,
     Snooze,
 )
-from forebay.ops.claimed import decoded_args, raw_args
+from forebay.ops.claimed import raw_args
 from forebay.ops.protocol import Ended
 from forebay.ops.results import kept
-from forebay.policy.around import run_within, run_within_async
 from forebay.policy.backoff import unknown_kind_seconds
 from forebay.policy.cause import cause_of, without_values
-from forebay.policy.error_text import calls_handlers, describe_exception
-from forebay.policy.retry import GiveUp, RetryPolicy
-from forebay.worker.ground.held import Raised
+from forebay.policy.error_text import describe_exception
+from forebay.policy.retry import GiveUp
+from forebay.worker.ground.held import Raised, job_of
 from forebay.worker.run._subjects import refuse_without_subject, with_subject
 
 if TYPE_CHECKING:
     from forebay.arguments.kinds import Kind, Kinds
-    from forebay.model.context import Context
     from forebay.ops.claimed import ClaimedJob
-    from forebay.policy.around import Around
     from forebay.worker.ground.held import HeldJob
-    from forebay.worker.ground.threads import Threads
-
-
-#: For the attempts of a job that has neither a handler nor its own limit.
-_NO_KIND: Final = RetryPolicy()
-
-
-def attempt_of(job: Job) -> str:
-    """Return which attempt of a job it is, for the log."""
-    return f"attempt {job.attempt} of {job.max_attempts}"
-
-
-def job_of(held: HeldJob, kind: Kind | None, group: str) -> Job:
-    """Return the job as a handler sees it, or as its listeners do without a handler; without arguments if they are not decoded, as for a handler in a child process."""
-    row = held.row
-    return Job(
-        job_id=row.job_id,
-        kind=row.kind,
-        queue=held.lane.queue,
-        priority=held.lane.priority,
-        args={} if row.is_text else decoded_args(row.args),
-        attempt=row.attempts_used + 1,
-        max_attempts=row.max_attempts or (_NO_KIND if kind is None else kind.retry).max_attempts,
-        enqueued_at=row.enqueued_at,
-        expires_at=row.expires_at,
-        tag=row.tag,
-        correlation_id=row.correlation_id,
-        headers=row.headers or {},
-        ordering_key=row.ordering_key,
-        group=group,
-    )
-
-
-class Call(msgspec.Struct, eq=False):
-    """One call of a handler. ``context`` is None if the handler cannot access it."""
-
-    kind: Kind
-    helds: list[HeldJob]
-    items: list[Any]
-    group: str
-    task: asyncio.Task[None]
-    context: Context | None = None
-    thread_call: Any = None
-    connection: Any = None
-    #: The connection as the handler sees it.
-    given: Any = None
-    #: Methods of middlewares around the handler.
-    around: tuple[Around, ...] = ()
-    started: bool = False
-    why: HandlerError | None = None
-    settling: bool = False
-    in_child: bool = False
-    timers: list[asyncio.TimerHandle] = []
-    _jobs: list[Job] | None = None
-
-    @property
-    def jobs(self) -> list[Job]:
-        """The jobs as the handler sees them; built on first use, because short handlers do not need them."""
-        if self._jobs is None:
-            self._jobs = [job_of(held, self.kind, self.group) for held in self.helds]
-        return self._jobs
-
-    def attempt(self) -> Attempt:
-        """Return the attempt as middlewares see it."""
-        return Attempt(job=self.jobs[0], jobs=self.jobs, conn=self.given)
-
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Positional and keyword arguments of the handler."""
-        before = (self.context,) if self.kind.takes_context else ()
-        if self.kind.is_batch:
-            return (*before, self.items), {}
-        return before, self.items[0]
-
-    def interrupt(self, why: HandlerError, threads: Threads) -> None:
-        """Ask the handler to stop, unless its transaction already settles; the first reason counts."""
-        if self.settling:
-            return
-        self.why = self.why or why
-        if self.context is not None:
-            self.context.request_stop(why)
-        if self.kind.is_async or self.in_child:
-            self.task.cancel()  # This kills a child process.
-        elif self.thread_call is not None:
-            threads.interrupt(self.thread_call, _ready_made(why))
-
-    def cut(self) -> None:
-        """Close the socket of the call's transaction, if any, so that it can no longer commit."""
-        if self.connection is not None:
-            cut(self.connection)
-
-    def cancel_timers(self) -> None:
-        """Cancel the timeouts of the call."""
-        for timer in self.timers:
-            timer.cancel()
-
-
-@calls_handlers
-async def run_on_loop(call: Call) -> Any:
-    """Call a coroutine handler; return its result."""
-    positional, named = call.arguments()
-    call.started = True
-    if call.around:
-        return await _within_async(call, positional, named)
-    result = call.kind.function(*positional, **named)
-    return await result if inspect.isawaitable(result) else result
-
-
-@calls_handlers
-async def _within_async(call: Call, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    attempt = call.attempt()
-
-    @calls_handlers
-    async def inner() -> Any:
-        result = call.kind.function(*positional, **named)
-        attempt.returned = await result if inspect.isawaitable(result) else result
-        return attempt.returned
-
-    return await run_within_async(call.around, attempt, inner)
-
-
-async def run_in_thread(call: Call, threads: Threads) -> Any:
-    """Call a plain handler in a thread; return its result."""
-    call.thread_call = threads.submit(lambda: call_plainly(call))
-    call.started = True
-    return await call.thread_call.future
-
-
-@calls_handlers
-def call_plainly(call: Call) -> Any:
-    """Call a plain handler in this thread; return its result."""
-    positional, named = call.arguments()
-    if call.around:
-        # In its own context: what a middleware sets there does not reach the next job of this thread.
-        return contextvars.copy_context().run(_within, call, positional, named)
-    return call.kind.function(*positional, **named)
-
-
-@calls_handlers
-def _within(call: Call, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
-    attempt = call.attempt()
-
-    @calls_handlers
-    def inner() -> Any:
-        attempt.returned = call.kind.function(*positional, **named)
-        return attempt.returned
-
-    return run_within(call.around, attempt, inner)
+    from forebay.worker.run.call import Call
 
 
 def decode(
@@ -426,14 +268,3 @@ def _error(
         "traceback": traceback,
         "max_attempts": job.max_attempts,
     }
-
-
-def _ready_made(error: HandlerError) -> type[HandlerError]:
-    # To raise an exception in another thread, Python needs a class without required arguments.
-    kind = type(error)
-
-    def init(self: HandlerError) -> None:
-        self.__dict__.update(error.__dict__)
-        self.args = error.args
-
-    return type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__})

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from forebay.model.middleware import Middleware
     from forebay.worker.ground.held import HeldJob, Lease
     from forebay.worker.run._call_queue import WaitingCall
+    from forebay.worker.run.call import Call
     from forebay.worker.run.children import Children
-    from forebay.worker.run.endings import Call
     from forebay.worker.run.reporter import Outcomes
 
 log = logger("forebay.worker")

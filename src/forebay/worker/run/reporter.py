@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from forebay.ops.protocol import Ended
     from forebay.worker.ground.held import HeldJob
-    from forebay.worker.run.endings import Call
+    from forebay.worker.run.call import Call
 
 
 class Outcomes(Protocol):

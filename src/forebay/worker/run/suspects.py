@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from forebay.errors import LeaseLost
 from forebay.model.text import logger
 from forebay.ops import protocol
-from forebay.worker.run.endings import job_of
+from forebay.worker.ground.held import job_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

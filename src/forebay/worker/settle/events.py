@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import UnknownKind
 from forebay.model.attempts import AttemptEnded
+from forebay.worker.ground.held import job_of
 from forebay.worker.ground.job_log import error_text, rebuilt
-from forebay.worker.run.endings import job_of
-from forebay.worker.settle.stats import COUNTERS
+from forebay.worker.ground.stats import COUNTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

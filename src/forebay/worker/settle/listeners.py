@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.errors import ConfigError, LeaseLost
 from forebay.model.middleware import overrides
 from forebay.model.text import logger
+from forebay.worker.ground.held import Announcement
 from forebay.worker.ground.threads import Threads
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from forebay.arguments.kinds import Kinds
     from forebay.model.attempts import AttemptEnded, LostWorker
     from forebay.model.middleware import Middleware
-    from forebay.worker.settle.stats import Stats
+    from forebay.worker.ground.stats import Stats
 
 log = logger("forebay.worker")
 
@@ -39,16 +40,6 @@ _DRAIN_SECONDS: Final = 5.0
 
 #: The events that an outcome causes.
 _EVENTS: Final = {"done": ("done",), "retried": ("failed",), "dead": ("failed", "dead")}
-
-
-class Announcement:
-    """The end of an attempt, until the database has it: its settlement's middlewares are entered."""
-
-    __slots__ = ("around", "ended")
-
-    def __init__(self, ended: AttemptEnded, around: list[Iterator[None]]) -> None:
-        self.ended = ended
-        self.around = around
 
 
 class Listeners:

@@ -7,13 +7,8 @@ from typing import TYPE_CHECKING, Final
 from forebay._dataclass import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from forebay.model.attempts import AttemptOutcome
-    from forebay.ops.protocol import Ended, OutcomeName
-    from forebay.worker.ground.held import HeldJob
-    from forebay.worker.ground.job_log import JobLog
-    from forebay.worker.settle.settler import Settler
+    from forebay.ops.protocol import OutcomeName
 
 
 @dataclass(slots=True)
@@ -69,51 +64,3 @@ COUNTERS: Final[dict[OutcomeName, AttemptOutcome]] = {
     "unknown": "postponed",
     "released": "released",
 }
-
-
-class RecordedOutcomes:
-    """The settler, with counters and a log of the outcomes: every outcome of a job in this worker passes here.
-
-    A crash loses the counters.
-
-    Args:
-        on_end: called with each job and its outcome, None for done, before the outcome is logged.
-    """
-
-    def __init__(
-        self,
-        settler: Settler,
-        stats: Stats,
-        job_log: JobLog,
-        *,
-        on_end: Callable[[HeldJob, Ended | None], None] | None = None,
-    ) -> None:
-        self._settler = settler
-        self._stats = stats
-        self._log = job_log
-        self._on_end = on_end
-
-    def done(self, jobs: Sequence[HeldJob]) -> None:
-        """The jobs, of one batch, are done."""
-        self._stats.done += len(jobs)
-        self._settler.done(jobs)
-        if self._on_end is not None:
-            for job in jobs:
-                self._on_end(job, None)
-        self._log.done(jobs)
-
-    def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
-        """The job ended otherwise, or is done and leaves a result."""
-        self._stats.count(ended.outcome)
-        self._settler.end(job, ended, solo=solo)
-        if self._on_end is not None:
-            self._on_end(job, ended)
-        self._log.ended(job, ended)
-
-    def settled_by_handler(self, job: HeldJob, ended: Ended | None) -> None:
-        """The job's own transaction settled it; None for done."""
-        self._stats.count("done" if ended is None else ended.outcome)
-        self._settler.settled_by_handler(job)
-        if self._on_end is not None:
-            self._on_end(job, ended)
-        self._log.ended(job, ended)

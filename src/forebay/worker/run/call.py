@@ -1,0 +1,160 @@
+"""One call of a handler: what it gets, how it is called, and how it is interrupted.
+
+A *call* runs one job, or several jobs of a batch handler.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from forebay.db.session import cut
+from forebay.model.middleware import Attempt
+from forebay.policy.around import run_within, run_within_async
+from forebay.policy.error_text import calls_handlers
+from forebay.worker.ground.held import job_of
+
+if TYPE_CHECKING:
+    from forebay.arguments.kinds import Kind
+    from forebay.errors import HandlerError
+    from forebay.model.context import Context
+    from forebay.model.job import Job
+    from forebay.policy.around import Around
+    from forebay.worker.ground.held import HeldJob
+    from forebay.worker.ground.threads import Threads
+
+
+def attempt_of(job: Job) -> str:
+    """Return which attempt of a job it is, for the log."""
+    return f"attempt {job.attempt} of {job.max_attempts}"
+
+
+class Call(msgspec.Struct, eq=False):
+    """One call of a handler. ``context`` is None if the handler cannot access it."""
+
+    kind: Kind
+    helds: list[HeldJob]
+    items: list[Any]
+    group: str
+    task: asyncio.Task[None]
+    context: Context | None = None
+    thread_call: Any = None
+    connection: Any = None
+    #: The connection as the handler sees it.
+    given: Any = None
+    #: Methods of middlewares around the handler.
+    around: tuple[Around, ...] = ()
+    started: bool = False
+    why: HandlerError | None = None
+    settling: bool = False
+    in_child: bool = False
+    timers: list[asyncio.TimerHandle] = []
+    _jobs: list[Job] | None = None
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs as the handler sees them; built on first use, because short handlers do not need them."""
+        if self._jobs is None:
+            self._jobs = [job_of(held, self.kind, self.group) for held in self.helds]
+        return self._jobs
+
+    def attempt(self) -> Attempt:
+        """Return the attempt as middlewares see it."""
+        return Attempt(job=self.jobs[0], jobs=self.jobs, conn=self.given)
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Positional and keyword arguments of the handler."""
+        before = (self.context,) if self.kind.takes_context else ()
+        if self.kind.is_batch:
+            return (*before, self.items), {}
+        return before, self.items[0]
+
+    def interrupt(self, why: HandlerError, threads: Threads) -> None:
+        """Ask the handler to stop, unless its transaction already settles; the first reason counts."""
+        if self.settling:
+            return
+        self.why = self.why or why
+        if self.context is not None:
+            self.context.request_stop(why)
+        if self.kind.is_async or self.in_child:
+            self.task.cancel()  # This kills a child process.
+        elif self.thread_call is not None:
+            threads.interrupt(self.thread_call, _ready_made(why))
+
+    def cut(self) -> None:
+        """Close the socket of the call's transaction, if any, so that it can no longer commit."""
+        if self.connection is not None:
+            cut(self.connection)
+
+    def cancel_timers(self) -> None:
+        """Cancel the timeouts of the call."""
+        for timer in self.timers:
+            timer.cancel()
+
+
+@calls_handlers
+async def run_on_loop(call: Call) -> Any:
+    """Call a coroutine handler; return its result."""
+    positional, named = call.arguments()
+    call.started = True
+    if call.around:
+        return await _within_async(call, positional, named)
+    result = call.kind.function(*positional, **named)
+    return await result if inspect.isawaitable(result) else result
+
+
+@calls_handlers
+async def _within_async(call: Call, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    attempt = call.attempt()
+
+    @calls_handlers
+    async def inner() -> Any:
+        result = call.kind.function(*positional, **named)
+        attempt.returned = await result if inspect.isawaitable(result) else result
+        return attempt.returned
+
+    return await run_within_async(call.around, attempt, inner)
+
+
+async def run_in_thread(call: Call, threads: Threads) -> Any:
+    """Call a plain handler in a thread; return its result."""
+    call.thread_call = threads.submit(lambda: call_plainly(call))
+    call.started = True
+    return await call.thread_call.future
+
+
+@calls_handlers
+def call_plainly(call: Call) -> Any:
+    """Call a plain handler in this thread; return its result."""
+    positional, named = call.arguments()
+    if call.around:
+        # In its own context: what a middleware sets there does not reach the next job of this thread.
+        return contextvars.copy_context().run(_within, call, positional, named)
+    return call.kind.function(*positional, **named)
+
+
+@calls_handlers
+def _within(call: Call, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    attempt = call.attempt()
+
+    @calls_handlers
+    def inner() -> Any:
+        attempt.returned = call.kind.function(*positional, **named)
+        return attempt.returned
+
+    return run_within(call.around, attempt, inner)
+
+
+def _ready_made(error: HandlerError) -> type[HandlerError]:
+    # To raise an exception in another thread, Python needs a class without required arguments.
+    kind = type(error)
+
+    def init(self: HandlerError) -> None:
+        self.__dict__.update(error.__dict__)
+        self.args = error.args
+
+    return type(kind.__name__, (kind,), {"__init__": init, "__module__": kind.__module__})
