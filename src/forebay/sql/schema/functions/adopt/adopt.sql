@@ -15,16 +15,22 @@ as $$
 $$;
 
 
--- Adopt a log restored from another cluster.
+-- Adopt a log that was restored from another cluster. `forebay adopt` calls this function. Returns
+-- the number of jobs appended again, and the number discarded.
 --
--- Every old segment becomes archive, new rows go to fresh segments, and cursors are created again. With p_resume, jobs that
--- were waiting, scheduled, or claimed but not settled when the dump was taken are appended again, once for each group that had
--- not finished them; without it they count as cancelled. Jobs enqueued here since the restore are kept in either case.
+-- With `p_resume`, jobs that were waiting, scheduled, or claimed but not settled when the dump was
+-- taken are appended again, once for each group that had not finished them; without it they count
+-- as cancelled. Jobs enqueued here since the restore are kept in either case.
 --
--- Returns: the number of jobs appended again, and the number discarded.
--- Errors: JQ031 when this is the log's own cluster; JQ012 not called alone.
--- Locks: the maintenance and promotion locks; SHARE on the old segments (waits for enqueues in progress there, new ones write
---   elsewhere), at the end ACCESS EXCLUSIVE on those that were in use.
+-- Errors: JQ012, JQ031 this is the log's own cluster, 55P03 after 60 s.
+-- Transaction: alone.
+-- Locks: the maintenance and promotion locks; SHARE on the old segments: it waits for enqueues in
+--   progress there, new ones write elsewhere. At the end ACCESS EXCLUSIVE on those that were in
+--   use.
+-- See: docs/howto/restore-a-dump.md
+--
+-- Inside: every old segment becomes archive, new rows go to fresh segments, and cursors are created
+-- again.
 create function forebay.adopt_v1(p_resume boolean, out resumed bigint, out discarded bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,13 +1,16 @@
 -- grant: worker
 
--- Summarize blocks of the log for searches; returns how many, at most p_most. Call again while it returns p_most.
---
--- Invariant "no row is missed": a block is summarized when each transaction that has drawn one of its numbers has ended. A row draws
--- its transaction id before its number: so all numbers up to the last one, read first, belong to ids below the one that this call
--- draws afterwards. Both are recorded; a later call sees whether all ids below have ended.
+-- Summarize blocks of the log for searches, at most `p_most`; returns how many. Call again while it
+-- returns `p_most`. A block is summarized when all transactions with its numbers have ended.
 --
 -- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+-- Transaction: alone.
 -- Locks: the archive lock.
+--
+-- Inside: Invariant "no row is missed": a block is summarized when each transaction that has drawn
+-- one of its numbers has ended. A row draws its transaction id before its number: so all numbers up
+-- to the last one, read first, belong to ids below the one that this call draws afterwards. Both
+-- are recorded; a later call sees whether all ids below have ended.
 -- pages: 300 + 3000 a block
 create function forebay.archive_v1(p_most integer default 8) returns integer
 language plpgsql volatile security definer

@@ -1,12 +1,18 @@
 -- grant: operator
 
--- Let the emptying of segments wait for an export that writes their jobs to files. It wants each segment that is not emptied yet.
+-- Let the emptying of segments wait for an export that writes their jobs to files. The export wants
+-- each segment that is not emptied yet. From the commit on, retention empties no segment that the
+-- export has not marked as written, until the segment has waited for `hold_hours`. This time begins
+-- when retention would have emptied it.
 --
--- Invariant "exported, then emptied": from the commit of this call on, forebay.retain_v1() empties no segment that the export has not
--- marked as written, until the segment has waited for hold_hours. The time begins when retention would have emptied it.
+-- Parameters:
+--   name        1 to 100 letters, digits and `_ . -`
+--   hold_hours  1 to 87600; the log grows meanwhile
 --
--- Parameters: name, 1 to 100 letters, digits and _ . -; hold_hours, 1 to 87600: the log grows meanwhile.
 -- Errors: JQ001 a bad name or number, or the name is taken.
+-- See: docs/howto/look-back.md#keep-everything
+--
+-- Inside: Invariant "exported, then emptied", which forebay.retain_v1() keeps.
 create function forebay.create_export(name text, hold_hours integer default 72) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

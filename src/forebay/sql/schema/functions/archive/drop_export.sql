@@ -1,6 +1,7 @@
 -- grant: operator
 
--- Let no segment wait for an export any more; its files stay. Returns whether there was such an export.
+-- Let no segment wait for an export any more; its files stay. Returns whether there was such an
+-- export.
 create function forebay.drop_export(name text) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

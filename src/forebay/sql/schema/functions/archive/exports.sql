@@ -2,8 +2,15 @@
 
 -- The exports that segments wait for.
 --
--- exported: segments that it has written and whose tables exist; waiting: full segments that it has not written; due: those of them that
--- retention would have emptied, since due_at; missed: segments that were emptied before it had written them, the last at missed_at.
+-- Columns:
+--   exported           segments that the export has written and that still exist
+--   waiting            full segments that it has not written
+--   due, due_at        those of them that retention would have emptied, and since when the first of
+--                      them
+--   missed, missed_at  segments that were emptied before it had written them, and when the last of
+--                      them
+--
+-- See: docs/howto/look-back.md#keep-everything
 create function forebay.exports()
 returns table (name text, hold_hours integer, created_at timestamptz, exported bigint, exported_at timestamptz, waiting bigint, due bigint,
                due_at timestamptz, missed bigint, missed_at timestamptz)

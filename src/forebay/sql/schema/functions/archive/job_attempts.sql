@@ -1,13 +1,21 @@
 -- grant: operator, reader
 
--- How workers took a job, oldest first: a row for each row of the job in the log and each group that has passed it, and one for each further claim
--- of a row that was requeued behind another job of its ordering key. A job that waits for its first attempt has none.
+-- How workers took a job, oldest first: a row for each of its rows in the log and each group that
+-- has passed it, and one for each further claim of a row that was requeued behind another job of
+-- its ordering key. A job that waits for its first attempt has none.
 --
--- attempt: the number of the attempt, from 1. claimed_at, worker: who took it. outcome: done, retried, dead, cancelled, snoozed, released, lost (its worker
---   was), unknown (no handler there), requeued (behind another job of its ordering key); expired or moved, if it was not started; null while a worker
---   has it. ended_at: when it was settled. millis: how long the handler ran; null if it was not measured.
--- xid: the transaction that wrote the row, and so made the job, if the row is its first one. same_xid: jobs of that transaction in its lane, at most 1000.
--- Errors: none; an unknown job has no rows.
+-- Columns:
+--   attempt             the number of the attempt, from 1
+--   xid                 the transaction that wrote the row; of the first row, that of the enqueue
+--   same_xid            jobs of that transaction in the same lane, at most 1,000
+--   claimed_at, worker  who took it
+--   outcome             done, retried, dead, cancelled, snoozed, released, lost (its worker was),
+--                       unknown (no handler there), requeued (behind another job of its ordering
+--                       key); expired or moved, if it was not started; null while a worker has it
+--   ended_at            when it was settled
+--   millis              how long the handler ran; null if it was not measured
+--
+-- See: docs/howto/look-back.md, docs/design/ordering.md
 -- pages: 1400 + 60 a segment
 create function forebay.job_attempts(job_id bigint)
 returns table (group_name text, attempt integer, seq bigint, xid xid8, same_xid bigint, is_first boolean, claimed_at timestamptz, worker text,

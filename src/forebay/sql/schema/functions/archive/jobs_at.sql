@@ -1,12 +1,17 @@
 -- grant: operator, reader
 
--- The jobs that were ready or running at a moment, one row for each group, oldest first. See docs/design/archive.md.
+-- The jobs that were `ready` or `running` at a moment of the past, one row for each group, oldest
+-- first. `running`: a worker had claimed the job and not settled it. Moments since the oldest batch
+-- are known. Jobs that waited for a key or a limit, and scheduled and retrying jobs that have
+-- started since, are not known.
 --
--- state: running, a worker had claimed the job and not settled it; ready. Known are moments since the oldest batch. Not known are jobs that waited for
--- a key or a limit, and scheduled and retrying jobs that have started since.
+-- Parameters:
+--   at          in the past
+--   only_queue  null: all
+--   most        1 to 10000 rows of each state and lane
 --
--- Parameters: at, in the past; only_queue, null: all; most, 1 to 10000 rows of each state and lane.
--- Errors: JQ001.
+-- Errors: JQ001 the moment is not in the past, or `most` is out of range.
+-- See: docs/howto/look-back.md#look-at-a-moment, docs/design/archive.md
 create function forebay.jobs_at(at timestamptz, only_queue text default null, most integer default 100)
 returns table (job_id bigint, group_name text, queue text, state text, kind text, attempt integer, enqueued_at timestamptz, worker text, claimed_at timestamptz)
 language plpgsql stable security definer

@@ -1,9 +1,9 @@
 -- grant: operator, reader
 
--- The jobs that have a row with a number from first to last in one segment, each once for the segment: at its first row there.
+-- The jobs that have a row with a number from `first` to `last` in one segment, each once for the
+-- segment: at its first row there. forebay.job() has their states.
 --
--- Parameters: first, last: at most 10000 numbers.
--- Errors: JQ001.
+-- Errors: JQ001 more than 10,000 numbers, or none.
 create function forebay.jobs_to_export(segment_id bigint, first bigint, last bigint) returns setof bigint
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp

@@ -1,9 +1,13 @@
 -- grant: operator
 
--- Record that an export has written all jobs of a segment, and that the file is safe: retention may empty the segment from the commit of this call on.
--- Returns false, and records nothing, if the segment was emptied meanwhile: what was read of it may be incomplete.
+-- Record that an export has written all jobs of a segment, and that the file is safe. Retention may
+-- empty the segment from the commit on. Returns false, and records nothing, if the segment was
+-- emptied meanwhile: what was read of it may be incomplete.
 --
--- Parameters: jobs, the number of lines; file, where they are, at most 1000 characters.
+-- Parameters:
+--   jobs  the number of lines
+--   file  where they are, at most 1000 characters
+--
 -- Errors: JQ001 no such export, or a bad value.
 -- Locks: the row of the segment, shared, until the transaction ends.
 create function forebay.mark_exported(name text, segment_id bigint, jobs bigint, file text) returns boolean

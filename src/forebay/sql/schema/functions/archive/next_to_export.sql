@@ -1,10 +1,12 @@
 -- grant: operator
 
--- The oldest segment in which every job has ended or continues elsewhere, and which an export has not written; no row: there is none.
---
--- A call looks at no more than twenty segments that are not ready. Then segment_id is null, and next is the parameter after of the call that continues.
+-- The oldest segment that an export has not written, and in which every job has ended or continues
+-- in a later one: its numbers are `lo` to below `hi`. No row: there is none. A call looks at no
+-- more than twenty segments that are not ready; then `segment_id` is null, and `next` is the
+-- `after` of the next call.
 --
 -- Errors: JQ001 no such export.
+-- Transaction: the caller's; reads only.
 create function forebay.next_to_export(name text, after bigint default null)
 returns table (segment_id bigint, lo bigint, hi bigint, next bigint)
 language plpgsql volatile security definer

@@ -1,21 +1,34 @@
 -- grant: operator
 
--- Enqueue jobs again that match a filter, oldest first, at most about `most` in a call; call again with the replay_id until is_over. See docs/design/archive.md.
+-- Enqueue jobs of the past again, oldest first, about `most` in a call. Call again with the
+-- `replay_id` until `is_over`.
 --
--- The new jobs keep queue, priority, kind, arguments, tag, correlation id, headers, ordering and limit key, and have new attempts and a new expiry, and no
--- unique key. Their headers forebay-replayed-from and forebay-replay have the id of the old job, and the number of the replay.
---
--- Invariant "exactly those jobs, once": the new jobs of a step commit with the position that it has reached.
+-- The new jobs keep queue, priority, kind, arguments, tag, correlation id, headers, ordering key
+-- and limit key. They have new attempts, a new expiry and no unique key. Their headers
+-- `forebay-replayed-from` and `forebay-replay` have the id of the old job and the number of the
+-- replay.
 --
 -- Parameters:
---   filter     as that of forebay.search_jobs(). Jobs that wait or run match too: bound it by enqueued_before, or by a state.
---   options    group: only this group gets them; without it, each group of the queue. state: only jobs in this state in a group, or in that group.
---              unfinished_at: a time; only jobs that had been enqueued and had not ended then.
---   token      of forebay.plan_replay(): refuse if more jobs match now. A replay that was begun with it and is not over is continued.
---   replay_id  of the first call; filter, options and token are not looked at then
--- Returns: replay_id; jobs, of this call; total, so far; is_over.
--- Errors: JQ001; JQ014 no such group; JQ042 more jobs than those of the token; of the queue's max_waiting as forebay.enqueue().
+--   filter     as that of forebay.search_jobs(). Jobs that wait or run match too: bound it by
+--              `enqueued_before`, or by a state
+--   options    `group`: only this group gets the new jobs; without it, each group of the queue.
+--              `state`: only jobs in this state in a group, or in that group. `unfinished_at`, a
+--              time: only jobs that had been enqueued and had not ended then
+--   token      from forebay.plan_replay(): refuse if more jobs match now. A replay that was begun
+--              with it and is not over is continued
+--   replay_id  from the first call; `filter`, `options` and `token` are then ignored
+--
+-- Columns:
+--   jobs, total  new jobs of this call, and so far
+--
+-- Errors: JQ001 a bad filter, option or replay, JQ014 a queue does not have the group, JQ042 more
+--   jobs match than those of the token, 53400 the queue is full.
+-- Transaction: the caller's; the new jobs and the position commit together.
 -- Locks: the row of the replay, and of its group (SHARE).
+-- See: docs/howto/look-back.md#replay-jobs, docs/design/archive.md
+--
+-- Inside: Invariant "exactly those jobs, once": the new jobs of a step commit with the position
+-- that it has reached.
 create function forebay.replay_jobs(
     filter jsonb default null, options jsonb default '{}', token text default null, most integer default 20000, inout replay_id bigint default null,
     out jobs bigint, out total bigint, out is_over boolean)
@@ -94,9 +107,10 @@ end
 $$;
 
 
--- Report what forebay.replay_jobs() would do, and do nothing: the number of jobs, the oldest and the newest of them, and the token.
+-- What forebay.replay_jobs() would enqueue: the token, the number of jobs, the oldest and the
+-- newest of them. Enqueues nothing.
 --
--- Parameters and errors: as forebay.replay_jobs().
+-- Errors: JQ001 a bad filter or option.
 create function forebay.plan_replay(
     filter jsonb, options jsonb default '{}', out token text, out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz)
 language plpgsql stable security definer

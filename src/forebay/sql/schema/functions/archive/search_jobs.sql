@@ -1,16 +1,27 @@
 -- grant: operator, reader
 
--- Find jobs in the log, ended ones too, newest first, at a bounded cost. A call looks at `budget` rows at most and asks for the states of
--- 1,000 jobs at most; blocks without a match are skipped by their summaries and cost nothing. Scheduled jobs that were not promoted are looked at by the
--- first call, the newest 50,000.
+-- Search the whole log, ended jobs too, newest first, at a bounded cost. A call reads at most
+-- `budget` rows and asks for the states of 1,000 jobs; blocks without a match are skipped by their
+-- summaries and cost nothing. The first call looks at the newest 50,000 scheduled jobs, too. Each
+-- job is found once, by its first row. Call again with `before` = `next` until `next` is null: a
+-- call may find nothing and not be the last.
 --
--- Each job is found once, by its first row. Call again with `before` = next until next is null: a call may find nothing and not be the last.
+-- Parameters:
+--   filter      as that of forebay.change_jobs(), without `state`; or `{"all": true}`
+--   only_state  as in forebay.job(), in any group
+--   contains    a text in the arguments or in an error, in upper or lower case
+--   most        1 to 1000 jobs
+--   before      only jobs whose first row has a lower number
+--   budget      1000 to 10,000,000 rows
 --
--- Parameters: filter, as that of forebay.jobs(), or all: true; only_state, as in forebay.job(), in any group; contains, a text that the arguments, or an error of
---   the job, contain, in upper or lower case; most, 1 to 1000 jobs; before, only jobs whose first row has a lower number; budget, 1000 to
---   10,000,000 rows.
--- Returns: job_ids, newest first; next, null: nothing is left; looked_at, rows that were read; remaining, rows that may be left, at most.
--- Errors: JQ001.
+-- Columns:
+--   job_ids    newest first
+--   next       null: nothing is left
+--   looked_at  rows that were read
+--   remaining  rows that are left, at most
+--
+-- Errors: JQ001 a bad filter, state, text or number.
+-- See: docs/howto/look-back.md#search-jobs
 create function forebay.search_jobs(
     filter jsonb default '{"all": true}', only_state text default null, contains text default null, most integer default 50,
     before bigint default null, budget integer default 200000,

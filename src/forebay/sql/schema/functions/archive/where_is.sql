@@ -1,13 +1,16 @@
 -- grant: operator, reader
 
--- Find jobs by what a person has at hand: an id, a subject, a correlation id, an ordering key, a limit key or a unique key. Newest first,
--- at most `most`.
+-- Find jobs by what a person has at hand: an id, a subject, a correlation id, an ordering key, a
+-- limit key or a unique key. Newest first, at most `most`, 1 to 100.
 --
--- found_as: job, subject (its newest runs, of all queues), correlation id, ordering key, limit key or unique key. A number is the id of a job if there is such a job.
--- is_last: the search was complete; otherwise it has looked at the newest 1,000,000 rows that have no summary.
+-- Columns:
+--   found_as  job, subject (its newest runs, of all queues), correlation id, ordering key, limit
+--             key or unique key. A number is the id of a job if there is such a job
+--   is_last   the search was complete; false: it has looked at the newest 1,000,000 rows without a
+--             summary
 --
--- Parameters: most, 1 to 100.
--- Errors: JQ001 a bad text or number.
+-- Errors: JQ001 `most` is out of range, or `what` is empty or too long.
+-- See: docs/howto/look-back.md
 -- pages: 400 + 60 a segment
 create function forebay.where_is(what text, most integer default 20)
 returns table (job_id bigint, found_as text, is_last boolean)

@@ -11,17 +11,31 @@ return coalesce(nullif(current_setting('role'), 'none'), session_user)::name;
 
 -- grant: producer, worker
 
--- Enqueue a job for each row of a query, in the caller's transaction; returns how many.
+-- Enqueue a job for each row of a query; returns how many.
 --
 -- Parameters:
---   kind     selects the handler
---   query    a SELECT, read with the caller's rights. The columns of a row are the arguments of its job. If there is a column
---            args, that column has the arguments, and the other columns are options of the job: ordering_key, unique_as,
---            delay and others
---   options  for all jobs, a JSON object: queue (forebay.queue_of() the kind), priority (1000), tag (backfill), delay and expires_in in seconds, run_at,
---            expires_at, max_attempts, correlation_id, headers, ordering_key, limit_key; args, arguments common to all
+--   kind     the name of the kind
+--   query    a `select`, run with the caller's rights and `search_path`. The columns of a row are
+--            the arguments of its job. If there is a column `args`, a JSON object, it holds the
+--            arguments, and the other columns are options of each job: `ordering_key`, `limit_key`,
+--            `unique_as`, `priority`, `delay`, ...
+--   options  of all jobs: `queue`, `priority` (1000), `tag` (`backfill`), `delay` and `expires_in`
+--            in seconds, `run_at`, `expires_at`, `max_attempts`, `correlation_id`, `headers`,
+--            `ordering_key`, `limit_key`; and `args`, arguments of all jobs, which a row may
+--            override
 --   token    from forebay.backfill_plan: enqueue exactly the jobs that it counted, or nothing
--- Errors: as forebay.enqueue_many; JQ040 the jobs differ from those of the token.
+--
+-- Rows whose unique key already belongs to a job are counted, too. Put values into the query with
+-- `format('... = %L', value)`, never by concatenating text.
+--
+-- Example:
+--   select forebay.backfill(
+--       'index', format('select id from document where body like %L', 'first%'),
+--       '{"queue": "texts"}');
+--
+-- Errors: as forebay.enqueue_many, where the index counts within 20,000 jobs; JQ040 the jobs are
+--   not those of the token; PostgreSQL's errors of the query. All jobs are enqueued, or none.
+-- See: docs/howto/backfill.md
 create function forebay.backfill(kind text, query text, options jsonb default '{}', token text default null) returns bigint
 language plpgsql volatile
 as $$

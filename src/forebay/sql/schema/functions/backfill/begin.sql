@@ -1,16 +1,19 @@
 -- grant: producer, worker
 
--- Begin a backfill in chunks; returns its number. This enqueues nothing: forebay.backfill_next does, chunk by chunk.
+-- Begin a backfill in chunks; returns its number. The function reads the query once, in the order
+-- of the key, and records where each chunk ends. It enqueues nothing: forebay.backfill_next() does,
+-- chunk by chunk. Rows with a key beyond the last one are never part of the backfill.
 --
--- It reads the rows once, in the order of the key, and records where each chunk ends. Rows beyond the last key are not part of
--- the backfill, even if they appear later.
+-- Parameters:
+--   key    a column of the query, without nulls. Rows with the same key are in one chunk. Index
+--          this column: otherwise each chunk reads the whole table
+--   chunk  jobs per chunk, 1 to 1,000,000
+--   token  from forebay.backfill_plan(): enqueue exactly the counted jobs; a chunk with other jobs
+--          is refused, too
 --
--- Parameters: as forebay.backfill, and
---   key    a column of the query, without nulls; rows with the same key are in one chunk. With an index on it, a chunk costs
---          the same however many rows there are
---   chunk  jobs of a chunk, 1 to 1,000,000
---   token  from forebay.backfill_plan: a chunk whose jobs differ from those counted here is refused
--- Errors: JQ001, JQ040 the jobs differ from those of the token.
+-- The other parameters are those of forebay.backfill().
+--
+-- Errors: JQ001 a bad option, key or chunk, JQ040 the jobs are not those of the token.
 create function forebay.backfill_begin(
     kind text, query text, key text, chunk integer default 50000, options jsonb default '{}', token text default null)
 returns bigint

@@ -1,6 +1,9 @@
 -- grant: producer, worker
 
--- Count the rows of a query, and the bytes of the arguments they produce. Runs with the rights and the search_path of the caller.
+-- Count the rows of a query, and the bytes of the arguments they produce, with the rights and the
+-- search_path of the caller.
+--
+-- Errors: PostgreSQL's errors of the query.
 create function forebay.backfill_count_v1(query text, out jobs bigint, out bytes bigint, out digest numeric)
 language plpgsql volatile
 -- include: json_settings

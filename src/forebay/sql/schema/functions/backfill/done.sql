@@ -1,8 +1,8 @@
 -- grant: producer, worker
 
--- Mark a chunk done; returns the progress of the backfill.
+-- Record that a chunk is done; returns the progress of the backfill.
 --
--- Errors: JQ040 the backfill began with a token, and the jobs of the chunk differ from those counted; JQ041 no such open chunk.
+-- Errors: JQ040 it has other jobs than were counted, JQ041 no such open chunk.
 create function forebay.backfill_done_v1(
     backfill_id bigint, no integer, enqueued bigint, digest numeric, out jobs_done bigint, out jobs_all bigint)
 language plpgsql volatile security definer

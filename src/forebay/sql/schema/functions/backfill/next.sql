@@ -1,13 +1,19 @@
 -- grant: producer, worker
 
--- Enqueue the next chunk of a backfill, in the caller's transaction; no row when all chunks are done.
+-- Enqueue the next chunk of a backfill; returns no row when all are done. Call it until then, each
+-- time in a new transaction; after a crash, call it again. Returns the number of jobs in the chunk,
+-- the number in all done chunks, and the number counted at the beginning.
 --
--- Invariant "a chunk and its position are one": docs/design/backfill.md. Call it until it returns no row, each time in a
--- separate transaction; call it again after a crash.
+-- Example:
+--   select forebay.backfill_begin('index', 'select id from document', 'id', chunk => 1) as backfill_id;
+--   select * from forebay.backfill_next((select max(backfill_id) from forebay.backfill));
 --
--- Returns the number of jobs in this chunk, the number of jobs in all done chunks, and the number counted at the beginning.
--- Errors: as forebay.backfill; JQ040 the jobs of the chunk differ from those counted; JQ041 no such backfill, or that of another login or role.
--- Locks: the backfill.
+-- Errors: as forebay.backfill(); JQ040 the backfill has a token, and the chunk has other jobs than
+--   were counted; JQ041 no such backfill, or another role began it.
+-- Locks: the backfill; a concurrent call for the same backfill waits for its end.
+-- See: docs/design/backfill.md
+--
+-- Inside: Invariant "a chunk and its position are one".
 create function forebay.backfill_next(backfill_id bigint)
 returns table (enqueued bigint, jobs_done bigint, jobs_all bigint)
 language plpgsql volatile

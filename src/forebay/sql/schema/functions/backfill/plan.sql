@@ -1,12 +1,18 @@
 -- grant: producer, worker
 
--- Report what forebay.backfill would enqueue, and enqueue nothing.
+-- Count what forebay.backfill with the same parameters would enqueue. Enqueues nothing.
 --
--- Returns the token of exactly these jobs, their number and the bytes of their arguments as JSON; the estimated seconds to
--- enqueue them, from the time of this call and of up to 2,000 of them enqueued and rolled back (null where that is not
--- possible); how many jobs wait in the queue already, in all and of the same priority; and the queue.
+-- Columns:
+--   token                   identifies exactly these jobs, with this kind and these options
+--   jobs, bytes             the number of jobs, and the bytes of their arguments as JSON
+--   seconds                 how long enqueuing them would take: the function reads the query once,
+--                           and enqueues and rolls back up to 2,000 of the jobs. Null in a
+--                           read-only transaction, and if the queue is full
+--   waiting, waiting_alike  jobs that already wait in the queue, ready or scheduled, for its
+--                           slowest group; those of them with the same priority. Each is visited
+--   queue                   the queue of the jobs
 --
--- Parameters and errors: as forebay.backfill.
+-- Errors: as forebay.backfill
 create function forebay.backfill_plan(kind text, query text, options jsonb default '{}')
 returns table (token text, jobs bigint, bytes bigint, seconds double precision, waiting bigint, waiting_alike bigint, queue text)
 language plpgsql volatile

@@ -1,9 +1,9 @@
 -- grant: producer, worker
 
--- Record a backfill in chunks; returns its number.
+-- Record a backfill in chunks; returns its number. `upto`, `jobs` and `digests` have an element for
+-- each chunk. The record is deleted when another backfill begins 30 days later.
 --
--- Parameters: upto, jobs and digests have an element for each chunk.
--- Errors: JQ001 bad options, JQ040 the jobs differ from those of the token.
+-- Errors: JQ001 bad options, JQ040 another token.
 create function forebay.backfill_record_v1(
     kind text, query text, key text, options jsonb, token text, upto text[], jobs bigint[], digests numeric[])
 returns bigint

@@ -1,8 +1,11 @@
 -- grant: producer, worker
 
--- Enqueue a job for each row of a query, some thousand at a time; returns their number, and their digest on request.
+-- Enqueue a job for each row of a query, some thousand at a time, with the rights and the
+-- search_path of the caller; returns their number, and with `is_digested` a digest of the rows.
 --
--- Runs with the rights and the search_path of the caller. Each batch is an array, so that memory is bounded.
+-- Errors: as forebay.backfill().
+--
+-- Inside: each batch is an array, so that memory is bounded.
 create function forebay.backfill_run_v1(
     kind text, query text, options jsonb, key text, is_digested boolean, out jobs bigint, out digest numeric)
 language plpgsql volatile

@@ -1,9 +1,10 @@
 -- grant: producer, worker
 
--- Take the next chunk of a backfill: the parts of its query, and what was counted; no row when all chunks are done.
+-- Take the next chunk of a backfill: the parts of its query, and what was counted; no row when all
+-- chunks are done.
 --
--- Errors: JQ041 no such backfill, or that of another login or role.
--- Locks: the backfill, so that one session at a time works on it.
+-- Errors: JQ041 no such backfill, or another role began it.
+-- Locks: the backfill, until the transaction ends, so that one session at a time works on it.
 create function forebay.backfill_take_v1(backfill_id bigint)
 returns table (kind text, query text, options jsonb, key text, is_fixed boolean, no integer, behind text, upto text)
 language plpgsql volatile security definer

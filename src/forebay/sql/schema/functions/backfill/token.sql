@@ -1,8 +1,9 @@
 -- grant: producer, worker
 
--- The token of a set of jobs: their number, and a digest of kind, options and rows. Given a token, refuse any other set.
+-- Compute the token of a set of jobs: their number, and a digest of kind, options and rows. With
+-- `token`, refuse any other set.
 --
--- Errors: JQ001 bad options, JQ040 the jobs differ from those of the token.
+-- Errors: JQ001 bad options, JQ040 another token.
 create function forebay.backfill_token_v1(kind text, options jsonb, jobs bigint, digest numeric, token text default null)
 returns text
 language plpgsql stable security definer

@@ -1,7 +1,9 @@
 -- grant: producer, worker
 
--- The queue of a backfill, and how many jobs wait there, ready or scheduled, for the group that is furthest behind: in all, and
--- of one priority. It visits each of these jobs. Errors: JQ001 bad options.
+-- The queue of a backfill, and how many jobs wait there, ready or scheduled, for the group that is
+-- furthest behind: in all, and of the priority in `options`. It visits each of these jobs.
+--
+-- Errors: JQ001 bad options.
 create function forebay.backfill_waiting_v1(kind text, options jsonb, out waiting bigint, out waiting_alike bigint, out queue text)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp

@@ -1,11 +1,11 @@
 -- grant: producer, worker
 
--- Enqueue a job for each of some rows; returns their number and, on request, a digest of the rows that ignores their order.
+-- Enqueue a job for each of some rows; returns their number and, with `is_digested`, a digest of
+-- the rows that ignores their order. A row holds the arguments of its job. If it has a field
+-- `args`, that field has the arguments, and the other fields are options. `key` is a field that is
+-- neither argument nor option; null: none.
 --
--- A row holds the arguments of its job. If it has a field args, that field has the arguments, and the other fields are options.
---
--- Parameters: key, a field that is neither argument nor option; null: none.
--- Errors: as forebay.enqueue_many.
+-- Errors: as forebay.enqueue_many().
 create function forebay.backfill_write_v1(
     kind text, options jsonb, key text, rows jsonb[], is_digested boolean, out jobs bigint, out digest numeric)
 language plpgsql volatile security definer

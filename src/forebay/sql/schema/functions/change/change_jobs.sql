@@ -1,26 +1,45 @@
 -- grant: operator
 
--- Cancel, retry, reschedule or reprioritise the unfinished jobs that match a filter, at most `most` of them; returns the number of
--- jobs by answer. See docs/design/change.md.
---
--- Invariants: "a change takes only what it changes": a call that is repeated takes the jobs that are left, so a crash between calls leaves
--- some jobs changed and the next call finishes. "one live row": of the rows of a job that wait for a group only the newest is ever
--- handed out, so that a job which a claim takes at the same moment is either moved or claimed.
+-- Cancel, retry, reschedule or reprioritise the unfinished jobs that match a filter. Returns the
+-- number of jobs by answer; with `ids`, a row for each of them, with `job_id`.
 --
 -- Parameters:
---   act      cancel; purge, the same for a whole queue; truncate, the same for the jobs that wait there at the first call; retry, a scheduled or retrying job is ready now; reschedule; reprioritise
---   filter   a JSON object: queue, kind, tag, state, ordering_key, limit_key, unique_key, correlation_id, subject, enqueued_after,
---            enqueued_before, ids, or all: true
---   options  for reschedule run_at, for reprioritise priority
---   token    of forebay.plan_change(): refuse if more jobs match now
---   most     the maximum number of jobs; call again while as many were taken; null: all, for cancel, purge and truncate only
---   event_id of the call before, so that the event log has one row for all; a truncation goes by what that call saw waiting, and its
---            first step takes all scheduled and retrying jobs, whatever most is
--- Returns: answer, and its number of jobs. With ids a row for each of them, with job_id. Answers are cancelled, requested (a worker has
---   it, its handler is requested to stop), changed, unchanged (ready already, or has this time or priority), running, ordering key (it
---   would lose its place), expires before, already ended, unknown.
--- Errors: JQ001, JQ042 more jobs than those of the token; but for cancel, purge and truncate: JQ012 not called alone, JQ030 foreign cluster.
--- Locks: but for cancel, purge and truncate: the promotion lock, or those of the sweep and of the lanes that jobs leave.
+--   act       `cancel`; `purge`, the same for a whole queue; `truncate`, the same for the jobs that
+--             wait there at the first call; `retry`: scheduled and retrying jobs are ready now;
+--             `reschedule`; `reprioritise`
+--   filter    a JSON object with one or more of `queue`, `kind`, `tag`, `state`, `ordering_key`,
+--             `limit_key`, `unique_key`, `correlation_id`, `subject`, `enqueued_after`,
+--             `enqueued_before`, `ids` (at most 10,000); or `{"all": true}`
+--   options   `{"run_at": ...}` to reschedule, `{"priority": ...}` to reprioritise
+--   token     from forebay.plan_change(): refuse if more jobs match now
+--   most      at most this many jobs, 1 to 100,000; call again while as many were taken. Optional
+--             for `cancel`, `purge` and `truncate`; the first step of a truncation takes all
+--             scheduled and retrying jobs, and it ends with the step that takes none
+--   event_id  `event` of the previous call, so that the event log has one row, and a truncation
+--             goes by what the first call saw
+--
+-- Answers:
+--   cancelled               it will not start
+--   requested               a worker has it, and its handler is requested to stop
+--   changed                 retried, rescheduled or reprioritised
+--   unchanged               with `ids`: it is ready already, or has this time or priority
+--   running                 with `ids`: a worker has it
+--   ordering key            with `ids`: it would lose its place
+--   expires before          with `ids`: the new time is after its expiry
+--   already ended, unknown  with `ids`
+--
+-- Errors: JQ001 a bad act, filter, option or number; JQ042 more jobs than those of the token, or
+--   another change; except for `cancel`, `purge` and `truncate` JQ012 not called alone, JQ030
+--   foreign cluster.
+-- Transaction: the caller's for `cancel`, `purge` and `truncate`; alone for the others.
+-- Locks: for `retry`, `reschedule` and `reprioritise` the promotion lock, or those of the sweep and
+--   of the lanes that jobs leave.
+-- See: docs/howto/many-jobs.md, docs/design/change.md
+--
+-- Inside: Invariants: "a change takes only what it changes": a call that is repeated takes the jobs
+-- that are left, so a crash between calls leaves some jobs changed and the next call finishes. "one
+-- live row": of the rows of a job that wait for a group only the newest is ever handed out, so that
+-- a job which a claim takes at the same moment is either moved or claimed.
 -- pages: 500 + 60 a lane + 3 a waiting job + 40 a job + 20 an open lease
 create function forebay.change_jobs(
     act text, filter jsonb, options jsonb default '{}', token text default null, most integer default null, event_id bigint default null)

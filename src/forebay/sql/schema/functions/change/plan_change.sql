@@ -1,12 +1,15 @@
 -- grant: operator
 
--- Report what forebay.change_jobs() would do, and do nothing. Returns a row for each answer and state: the number of jobs, the
--- oldest and the newest of them, and the token of the change.
+-- What forebay.change_jobs() would do: the token, and a row for each answer and state with the
+-- number of jobs, the oldest and the newest of them. Changes nothing. One row with only a token if
+-- no job matches. A job that waits for several groups counts once, with its first answer. Reads
+-- every waiting job of the queues.
 --
--- With the token the act is refused if by then it would take over a hundredth more jobs, and more than ten: jobs that ended
--- since are no reason. A job that waits for several groups counts once, with its first answer.
+-- With the token the act is refused if by then it would take over a hundredth more jobs, and more
+-- than ten: jobs that ended since are no reason.
 --
--- Parameters and errors: as forebay.change_jobs().
+-- Errors: JQ001 a bad act, filter or option.
+-- See: docs/howto/many-jobs.md
 -- pages: 400 + 60 a lane + 3 a waiting job + 20 an open lease
 create function forebay.plan_change(act text, filter jsonb, options jsonb default '{}')
 returns table (token text, answer text, state text, jobs bigint, oldest_at timestamptz, newest_at timestamptz)

@@ -7,26 +7,36 @@
 -- From which lane a worker claims, and in which order of priorities, is decided in forebay.policy.claims, not here.
 -- grant: worker
 
--- Take at most p_limit jobs of one lane for a lease; returns them in order as JSON arrays separated by commas, offset 1 first,
--- or null for none. Without outer brackets, since a text cannot exceed 1 GB: see forebay._job_json().
---
--- Invariants: "commit decides", "once per lease", "flat cost" (docs/design/engine.md).
--- Jobs past their expiry and cancelled ones are skipped and recorded, expired ones as dead letters.
--- Of suspects it takes one at a time.
+-- Take at most `p_limit` jobs of one lane, in order. Jobs past their expiry and cancelled ones are
+-- skipped and recorded, expired ones as dead letters. Of suspects, one job is taken.
 --
 -- Parameters:
---   p_lease_id, p_claim_no  the batch's name; the worker counts claim_no from 1 and never reuses one
---   p_floor                 the oldest claim_no of the lease that is still open, this claim_no when none is
---   p_group_id, p_lane      as reported by ready_v1
+--   p_lease_id, p_claim_no  the name of the batch. The caller counts `p_claim_no` from 1 and never
+--                           uses a number again, even after an error
+--   p_floor                 the caller's oldest unfinished claim number, or this one
+--   p_group_id, p_lane      as reported by forebay.ready_v1()
 --   p_limit                 1 to 10000
--- Jobs with ordering keys come one key after another or mixed, each key's in its order, with the key as one more element. The
--- holder runs a key's jobs one at a time, those of an earlier claim of the lease first. When one of them must run again, the
--- holder releases all later ones.
--- Errors: JQ001 a bad number, floor or limit, 54000 the text of the jobs would exceed 1 GB: ask for fewer, JQ010 the lease is
---   closed, JQ012 not called alone, JQ014 no such group, JQ030 foreign cluster.
--- Locks, in order: the group's limiter (of a queue with limits on starts or with limit keys only), the lock of the lane, the
---   lock of the group's ordering keys (for these only), the lease (KEY SHARE).
--- Commits asynchronously: a durable settlement makes the earlier claim durable.
+--
+-- The answer is JSON without the outermost brackets, or null for zero jobs. Each job is an array:
+-- `seq`, kind, time of enqueuing (microseconds since 1970) and args; then, if any of them is set,
+-- job id, expiry (microseconds), attempts used, `max_attempts`, pauses, tag, correlation id and
+-- headers; then the ordering key, if it has one. Offsets in a batch count from 1. A client decodes
+-- one text ten times faster than rows.
+--
+-- Jobs with ordering keys come one key after another or mixed, each key's in its order. Run jobs of
+-- one key one at a time, in this order, those of the lease's earlier claims first. If one of them
+-- will run again, release all jobs behind it.
+--
+-- Errors: JQ001 a bad number, floor or limit, 54000 the answer would exceed 1 GB: claim fewer jobs,
+--   JQ010 the lease is closed, JQ012, JQ014 no such group, JQ030 foreign cluster.
+-- Transaction: alone. Commits asynchronously: a durable settlement makes the earlier claim durable.
+-- Locks: in this order, the group's limiter (of a queue with limits on starts or with limit keys
+--   only), the lock of the lane, the lock of the group's ordering keys (for these only), the lease
+--   (KEY SHARE).
+-- See: docs/design/engine.md
+--
+-- Inside: Invariants: "commit decides", "once per lease", "flat cost" (docs/design/engine.md).
+-- Without outer brackets, since a text cannot exceed 1 GB: see forebay._job_json().
 -- pages: 110 + 4 a job + 3 an open transaction + 25 a segment
 create function forebay.claim_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_id bigint, p_lane bigint, p_limit integer)

@@ -1,21 +1,29 @@
 -- grant: worker
 
--- Claim from several lanes in one call, with one commit. Each lane with jobs gets a separate batch: lane number N of the arrays has the
--- claim number p_claim_no + N - 1, and numbers of lanes without a batch are not used.
+-- Claim from several lanes in one call, with one commit. Each lane with jobs gets a separate batch:
+-- lane number N of the arrays, from 1, has the claim number `p_claim_no + N - 1`; numbers of lanes
+-- without a batch are not used.
 --
--- Returns a row for each lane whose claim is finished: its number, from 1, and its jobs as claim_v1 returns them. Null jobs: another session
--- has the lane's lock, so nothing was looked for. A lane without a row has to be claimed by claim_v1(): this function does the common
--- case only (see segment/take.sql), and never lanes of ordering keys, of limit keys, of queues with limits on starts, and of suspects.
---
--- Invariants: "commit decides", "once per lease", "flat cost" (docs/design/engine.md).
 -- Parameters:
 --   p_lease_id, p_claim_no  the name of the first batch; the caller reserves a number for each lane
---   p_floor                 the oldest claim_no of the lease that is still open, this claim_no when none is
---   p_group_ids, p_lanes    as reported by ready_v1, 1 to 100 different ones
---   p_limits                how many jobs to take of each lane, 1 to 10000. All together are bounded in bytes as one claim is.
--- Errors: JQ001 a bad number, floor, limit or list, JQ012 not called alone. A closed lease gives no rows: claim_v1() raises.
--- Locks, in order: a gate, if the lock of the first lane is not free; that lock; those of the other lanes if they are free at once; the lease (KEY SHARE).
--- Commits asynchronously: a durable settlement makes the earlier claim durable.
+--   p_floor                 the caller's oldest unfinished claim number, or this one
+--   p_group_ids, p_lanes    as reported by forebay.ready_v1(), 1 to 100 different ones
+--   p_limits                how many jobs to take of each lane, 1 to 10000. All together are
+--                           bounded in bytes as one claim is
+--
+-- A row is a lane whose claim is finished: its number, and `jobs` as forebay.claim_v1() returns
+-- them, or null if another session has the lock of the lane, so nothing was looked for. Call
+-- forebay.claim_v1() for a lane without a row: this function never claims lanes of ordering keys,
+-- of limit keys, of queues with limits on starts, and of suspects.
+--
+-- Errors: JQ001 a bad number, floor, limit or list, JQ012. A closed lease gives no rows:
+--   forebay.claim_v1() raises.
+-- Transaction: alone. Commits asynchronously: a durable settlement makes the earlier claim durable.
+-- Locks: in this order, a gate, if the lock of the first lane is not free; that lock; those of the
+--   other lanes if they are free at once; the lease (KEY SHARE).
+--
+-- Inside: Invariants: "commit decides", "once per lease", "flat cost" (docs/design/engine.md). It
+-- does the common case only: see segment/take.sql.
 -- pages: 80 + 40 a lane + 4 a job + 3 an open transaction
 create function forebay.claim_lanes_v1(
     p_lease_id bigint, p_claim_no bigint, p_floor bigint, p_group_ids bigint[], p_lanes bigint[], p_limits integer[])

@@ -1,13 +1,16 @@
 -- grant: worker
 
--- The ready lanes of some groups: lanes with something to claim, or with a cursor to advance.
+-- The lanes of the given groups with jobs to claim, or with a cursor to advance. Call it once per
+-- poll. It may name a lane that turns out to be empty; it never leaves a lane out permanently.
 --
--- One call per poll. When no lane is ready and p_sleep_millis is given, it sets the wake-ups of p_queues: a worker
--- sleeps for that long. It may report a lane that turns out empty; it never omits a ready lane for good. For a queue with limits
--- on starts (is_limited) it reports lanes only while the queue's limiter lets something through, see docs/design/limits.md;
--- jobs that the limiter holds back set no wake-up.
+-- With `p_sleep_millis`, if no lane is ready, it records that a worker sleeps for that time, so
+-- that enqueues notify: `NOTIFY forebay_wakeup` with the queue's name as payload. Of a queue with
+-- limits on starts (`is_limited`) it names lanes only while the limiter lets something through; a
+-- claim there may return fewer jobs than wait, and jobs that the limiter holds back set no wake-up.
 --
 -- Errors: JQ030 foreign cluster.
+-- Transaction: any; meant to be autocommitted.
+-- See: docs/design/limits.md
 -- pages: 70 + 6 a lane + 5 an open transaction
 create function forebay.ready_v1(p_group_ids bigint[], p_sleep_millis integer default null)
 returns table (group_id bigint, lane bigint, queue text, priority integer, is_private boolean, is_suspect boolean, is_limited boolean)

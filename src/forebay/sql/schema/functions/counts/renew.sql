@@ -1,14 +1,15 @@
 -- grant: worker
 
--- Renew the counts of waiting jobs that have much to visit, so that neither forebay.depth() nor an enqueue visits many rows. Returns how
--- many counts it appended.
+-- Append new counts of waiting jobs, for queues and groups whose last count leaves at least
+-- `p_least` rows to visit, and once a minute for those with any; returns their number.
+-- forebay.depth() and enqueues into queues with `max_waiting` continue from these counts. The first
+-- count of a group visits all its waiting jobs, about a second for a million; later counts visit
+-- what was enqueued, promoted or claimed since. No enqueue and no claim waits for it. `p_queues`
+-- null: all.
 --
--- A count is renewed when it visited p_least rows or more, and once a minute when it visited any. The first count of a group visits all its waiting
--- jobs, about a second for a million; later ones visit what was enqueued, promoted or claimed since. Not in steps: see
--- docs/design/backpressure.md. No enqueue and no claim waits for it.
---
--- Parameters: p_queues, null: all.
 -- Errors: JQ030 foreign cluster.
+-- Transaction: any; usually alone.
+-- See: docs/design/backpressure.md
 -- pages: 1000 + 100 a lane + 4 an uncounted job
 create function forebay.renew_counts_v1(p_least bigint default 500, p_queues text[] default null) returns integer
 language plpgsql volatile security definer

@@ -1,15 +1,18 @@
 -- grant: worker
 
--- Append at most p_limit due jobs to the log, and issue runs of due subjects, whose wake rows stand among them; returns how many.
+-- Append due scheduled and retrying jobs to the log, at most `p_limit` (1 to 100,000), and those
+-- that became visible late; issue the runs of due subjects. Returns how many; 0 also if another
+-- session is promoting.
 --
--- Promoted rows are those visible in a snapshot at or below a position (run_at, deferred_id). A promotion takes two
--- disjoint sets: rows between the old position and the new one, and rows at or below the old position that became visible
--- since. Nothing is updated, locked or skipped, so no row can be missed.
+-- Errors: JQ001 a bad limit, JQ012, JQ030.
+-- Transaction: alone.
+-- Locks: the promotion lock; then rows of subjects (skips locked ones).
 --
--- Invariant "nothing lost".
--- Parameters: p_limit, 1 to 100000.
--- Errors: JQ001 a bad limit, JQ012 not called alone, JQ030 foreign cluster.
--- Locks: the promotion lock, or returns 0 when another promoter has it; then rows of subjects (skips locked ones).
+-- Inside: promoted rows are those visible in a snapshot at or below a position (run_at,
+-- deferred_id). A promotion takes two disjoint sets: rows between the old position and the new one,
+-- and rows at or below the old position that became visible since. Nothing is updated, locked or
+-- skipped, so no row can be missed. The wake rows of subjects stand among them. Invariant "nothing
+-- lost".
 -- pages: 60 + 20 a job + 100 a subject + 3 an open transaction
 create function forebay.promote_v1(p_limit integer default 5000) returns integer
 language plpgsql volatile security definer

@@ -2,10 +2,14 @@
 -- See "Audits" in docs/design/deliver.md.
 -- grant: worker
 
--- A page of the proofs of a group, in the order of their ends: id of the job, when it was enqueued, until when the proof is kept, the
--- proof. Its last row is where the next page begins.
+-- A page of the proofs that a drain keeps of a group's messages, in the order in which they end.
+-- `proof` is `{"proof": what the sink answered, "generation": n}`; without `generation` it is 0.
 --
--- Parameters: p_after_until and p_after_job_id, of the last row of the page before; null: the first page. p_most, 1 to 10000.
+-- Parameters:
+--   p_after_until, p_after_job_id
+--           of the last row of the page before; null: the first page
+--   p_most  1 to 10000
+--
 -- Errors: JQ001 a bad number, JQ014 no such group.
 -- pages: 60 + 6 a proof + 1 a result of another group
 create function forebay.proofs_v1(

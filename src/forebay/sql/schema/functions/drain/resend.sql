@@ -1,13 +1,20 @@
 -- grant: worker
 
--- Send lost messages again: for each job whose proof is there a new job of the same group with the same contents; returns their number.
+-- Send lost messages again. For each job whose proof is there, it makes a new job of the group with
+-- the same contents, deletes the proof, and counts a loss of the drain. Returns how many. The new
+-- job keeps queue, priority, tag, correlation id, headers, keys and `max_attempts`; its expiry
+-- begins again. A job whose row is no longer in the log keeps its proof and is not counted. The act
+-- `drains.resend` is in the event log.
 --
--- Invariant "sent again once": the proof is deleted in the same transaction, so a second audit does not find the message. A job whose row the
--- log has no longer keeps its proof, and is not counted.
--- The new job keeps queue, priority, tag, correlation id, headers, keys and max_attempts; its expiry begins again.
--- Parameters: p_drain, the drain whose counters get the losses. p_job_ids and p_enqueued_at, which belong together, at most 10000.
--- Errors: JQ001 too many, JQ014 no such group.
+-- Parameters:
+--   p_drain                   the drain whose counters get the losses
+--   p_job_ids, p_enqueued_at  which belong together, at most 10000
+--
+-- Errors: JQ001 more than 10,000 jobs; JQ014 no such group, or a closed one.
 -- Locks: the proofs' rows, and the group's row (SHARE).
+--
+-- Inside: Invariant "sent again once": the proof is deleted in the same transaction, so a second
+-- audit does not find the message.
 -- pages: 300 + 200 a job + 1000 a segment
 create function forebay.resend_v1(
     p_drain text, p_queue text, p_group_name text, p_job_ids bigint[], p_enqueued_at timestamptz[])

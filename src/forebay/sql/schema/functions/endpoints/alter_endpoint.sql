@@ -1,14 +1,16 @@
 -- grant: operator
 
--- Change settings of an endpoint, also while it delivers. null leaves a setting as it is. Returns whether that changed anything.
+-- Change settings of an endpoint, also while it delivers; returns whether that changed anything.
+-- Null leaves a setting unchanged. First the settings named in `remove` are removed, then the given
+-- ones are set: `rate` (with its `burst`), `burst`, `disable_after`, `max_waiting`, `max_age`, or
+-- `all`. The others are those of forebay.create_endpoint().
 --
--- First the settings named in `remove` are removed ('all' for all of them), then the given ones are set. Removing a rate removes its burst.
--- New limits apply from the next claim on; if the breaker is open, when it closes. The new retry policy applies from the next failure on.
--- A configuration replaces the old one as a whole.
+-- A configuration replaces the old one as a whole. New limits apply from the next claim on; if the
+-- breaker is open, when it closes. A new retry policy applies from the next failure on.
 --
--- Parameters: as forebay.create_endpoint(); remove, some of rate, burst, disable_after, max_waiting, max_age.
--- Errors: JQ001 a bad option, JQ050 no endpoint has this name. On an error nothing is changed.
--- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.limit_key().
+-- Errors: JQ001 a bad option, JQ050 no such endpoint. On an error nothing is changed.
+-- Locks: the endpoint, and those of forebay.limit_key(), until the transaction ends. Reports about
+--   the endpoint's deliveries wait.
 create function forebay.alter_endpoint(
     name text, sink text default null, config jsonb default null, retry jsonb default null, rate double precision default null,
     burst integer default null, concurrency integer default null, breaker_threshold integer default null,

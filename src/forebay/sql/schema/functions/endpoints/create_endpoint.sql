@@ -1,21 +1,32 @@
 -- grant: operator
 
--- Create an endpoint, a destination of events and messages; returns its id. It is enabled.
+-- Create an endpoint, a destination of events and messages, which is enabled; returns its id.
 --
 -- Parameters:
---   name               1 to 100 letters, digits and _ . -
---   sink, config       type of the sink, and its settings; secrets by reference, "env:NAME" or "file:/path"
---   retry              "standard", "ulak", or a list of at most 100 delays in seconds, 0 to 30 days each; there is one try more than delays
---   rate, burst        deliveries started per second, and at once after an idle time; null: no limit, and those of one second
+--   name               1 to 100 letters, digits and `_ . -`
+--   sink               the type of the sink
+--   config             the settings of the sink, a JSON object. Unknown settings are refused.
+--                      Secrets of HTTP endpoints (`secrets`, `auth`) must be references: `env:NAME`
+--                      or `file:/path`
+--   retry              `"standard"` (10 tries over 75 h 35 min), `"ulak"` (10 tries over 25 min 10
+--                      s), or at most 100 delays in seconds, 0 to 2592000 each; there is one try
+--                      more than delays
+--   rate, burst        deliveries started per second, 0.000001 to 1000000, and at once after an
+--                      idle time; null: no limit, and those of one second
 --   concurrency        deliveries that run at once, over all deliverers
 --   breaker_threshold  failures in a row that open the breaker, 1 to 1000
 --   breaker_cooldown   seconds between two probes of an open breaker, 5 to 3600
---   disable_after      12 hours to 365 days without a success, while deliveries fail, disable the endpoint; null: never
---   max_waiting        deliveries that wait, beyond which events are dropped for this endpoint; null: no limit
---   max_age            age at which a delivery expires, at most 10 years; null: that of its event
+--   disable_after      12 hours to 365 days: an endpoint without a success for that long is
+--                      disabled when a delivery fails; null: never
+--   max_waiting        deliveries that wait, beyond which events are dropped for this endpoint;
+--                      null: no limit
+--   max_age            age at which a delivery expires, 1 second to 10 years; null: that of its
+--                      event
 --   keeps_response     the answer is kept as the result of the delivery
+--
 -- Errors: JQ001 a bad option, JQ051 the name is taken. On an error nothing is written.
--- Locks: until the transaction ends, the name; and as forebay.limit_key().
+-- Locks: the name, and those of forebay.limit_key(), until the transaction ends.
+-- See: docs/howto/sinks.md
 create function forebay.create_endpoint(
     name text, sink text, config jsonb, retry jsonb default '"standard"', rate double precision default null,
     burst integer default null, concurrency integer default 50, breaker_threshold integer default 10,

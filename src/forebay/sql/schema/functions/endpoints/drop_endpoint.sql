@@ -1,10 +1,11 @@
 -- grant: operator
 
--- Drop an endpoint, with its subscriptions. Deliveries that still wait for it become dead letters when a deliverer comes to them.
+-- Drop an endpoint, with its subscriptions. With `discard` also if deliveries wait: they become
+-- dead letters when a deliverer comes to them. Deliveries that wait for a retry, or that no
+-- deliverer has met yet, are not seen here.
 --
--- Parameters: discard, also if deliveries wait; deliveries that wait for a retry, or that no deliverer has met yet, are not seen here.
--- Errors: JQ050 no endpoint has this name, JQ053 deliveries wait.
--- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.limit_key().
+-- Errors: JQ050 no such endpoint, JQ053 deliveries wait.
+-- Locks: as forebay.alter_endpoint().
 create function forebay.drop_endpoint(name text, discard boolean default false) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,11 +1,11 @@
 -- grant: operator
 
--- Enable an endpoint: deliveries that wait are sent, and the breaker is closed. Returns whether it was disabled.
+-- Enable an endpoint: deliveries that wait are sent, and its breaker is closed. Returns whether it
+-- was disabled. Events that were published while it was disabled are not delivered;
+-- forebay.replay_endpoint() since `disabled_at` does that.
 --
--- Events that were published while it was disabled are not delivered; forebay.replay_endpoint() since disabled_at does that.
---
--- Errors: JQ050 no endpoint has this name.
--- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.resume_key().
+-- Errors: JQ050 no such endpoint.
+-- Locks: as forebay.alter_endpoint(), and as forebay.resume_key().
 create function forebay.enable_endpoint(name text) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -34,12 +34,12 @@ end
 $$;
 
 
--- Disable an endpoint: nothing is sent to it. Deliveries wait, and events that are published from now on are not delivered to it. Calls that
--- run finish. Returns whether it was enabled.
+-- Disable an endpoint: its deliveries wait, and events published from now on are not delivered to
+-- it. Calls that run finish. Returns whether it was enabled. `why` is for the event log and
+-- forebay.endpoints(), at most 1,000 characters.
 --
--- Parameters: why, at most 1,000 characters, shown in the event log and by forebay.endpoints().
--- Errors: JQ050 no endpoint has this name.
--- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.pause_key().
+-- Errors: JQ050 no such endpoint.
+-- Locks: as forebay.alter_endpoint(), and as forebay.pause_key().
 create function forebay.disable_endpoint(name text, why text default null) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,14 +1,15 @@
 -- grant: worker
 
--- Settings of endpoints, for deliverers: those that changed after an earlier call, and the ids of all.
+-- Settings of endpoints for deliverers: those that changed after the call that returned `p_since`
+-- as `version`, and the ids of all endpoints. 0 returns all; pass it also after each new
+-- connection.
 --
--- version: for the next call. Changes of transactions that were open during this call are returned by the next one, and an endpoint may
--- be returned several times; the same (endpoint_id, version) has the same settings. endpoints: an array of objects with endpoint_id,
--- name, sink, config, retired_secrets (array of {"secret", "until"}: they sign too until then), retry, concurrency, keeps_response, breaker_threshold,
--- disabled_at and opened_at (null: it is enabled, and the breaker is closed), version.
---
--- Parameters: p_since, version of the call before; 0: return all, also after each new connection.
--- Errors: none.
+-- `endpoints` is an array of objects with `endpoint_id`, `name`, `sink`, `config`,
+-- `retired_secrets` (`[{"secret", "until"}]`, which sign too until then), `retry`, `concurrency`,
+-- `keeps_response`, `breaker_threshold`, `disabled_at` and `opened_at` (null: it is enabled, and
+-- the breaker is closed), and `version`. An endpoint may be returned several times; the same
+-- `version` of it has the same settings. Changes of transactions that were open during this call
+-- are returned by the next one.
 -- pages: 20 + 3 an endpoint
 create function forebay.endpoint_settings_v1(p_since bigint, out version bigint, out ids bigint[], out endpoints jsonb)
 language sql stable security definer

@@ -1,16 +1,26 @@
 -- grant: operator, reader
 
--- The endpoints with their settings and their health, by name, without counting jobs.
+-- The endpoints with their settings and their health, by name. No jobs are counted.
 --
--- breaker: closed, open, or half-open: since next_probe_at one delivery may run as a probe. failures: in a row.
--- waiting: parked deliveries, since waiting_since the first one; those that wait for a retry, and those that no deliverer has met yet, are not counted.
--- paused_until: the endpoint asked for a pause, or an operator paused its key; infinity: without an end.
--- accepted_per_second, failed_per_second, rejected_per_second, p99_seconds: of the last two minutes. p99_seconds: at least 99 % of the accepted
--- messages took at most that long since their publication, in steps of powers of two; null: none was accepted. It is rounded up.
--- failing_since: the first failure since the last success. is_overfull: events are dropped, since max_waiting deliveries wait.
+-- Columns:
+--   breaker                 `closed`, `open`, or `half-open`: since `next_probe_at` a delivery may
+--                           run as a probe
+--   failures                failures in a row
+--   failing_since           the first failure since the last success
+--   paused_until            the endpoint asked for a pause, or an operator paused its key;
+--                           `infinity`: without an end
+--   waiting, waiting_since  deliveries that wait, without those that wait for a retry and those
+--                           that no deliverer has met yet; since when the first of them waits
+--   is_overfull             events are dropped, since `max_waiting` deliveries wait
+--   accepted_per_second, failed_per_second, rejected_per_second
+--                           of the last two minutes
+--   p99_seconds             of 99 % of the messages accepted in the last two minutes, the longest
+--                           time since their publication, rounded up to a power of two in
+--                           milliseconds; null: none was accepted
+--   last_success_at, last_failure_at
+--                           to within 5 seconds
 --
--- Parameters: only_name, null: all.
--- Errors: none.
+-- Transaction: the caller's; reads only.
 -- pages: 200 + 100 an endpoint
 create function forebay.endpoints(only_name text default null)
 returns table (name text, endpoint_id bigint, sink text, config jsonb, retry jsonb, rate double precision, burst integer, concurrency integer,

@@ -1,22 +1,31 @@
 -- grant: worker
 
--- Report what calls of endpoints found. Counts failures, opens and closes breakers, pauses and disables endpoints; returns the state of each
--- reported endpoint that exists.
+-- Report what calls of endpoints found; returns the state of each reported endpoint that exists. It
+-- counts failures in a row, opens and closes the breaker, pauses and disables the endpoint. A
+-- report that changes no state updates no row, except the time of the last success and the last
+-- failure every 5 seconds.
 --
--- Invariant: an answer ends the row of failures, also a permanent error. At breaker_threshold failures in a row, over all
--- processes, the breaker opens, once. A success or a count that changes no state updates no row, except last_success_at each 5 seconds.
+-- `p_worker` is the name of the process, `p_reports` an array of objects, one for each endpoint:
 --
--- Parameters: p_worker, the name of the process; p_reports, an array of objects, one for each endpoint:
---   endpoint_id
---   accepted, failed, rejected   messages since the last report
---   latencies       of accepted messages, from publication: element n, from 0, counts those below 2^n ms, and not below 2^(n-1) ms
---   failures        failed calls in a row, since the last answer if there was one
---   answered        whether the endpoint answered at all
---   error           of the last call that failed; null: none
---   pause_seconds   the endpoint asked for a pause, at most an hour is granted; null: it did not
---   gone            the endpoint wants no messages any more: it is disabled
+-- Keys:
+--   endpoint_id    the endpoint
+--   accepted, failed, rejected
+--                  messages since the last report
+--   latencies      of the accepted ones, from publication: element n, from 0, counts those below
+--                  2^n ms, and not below 2^(n-1) ms
+--   failures       failed calls in a row, since the last answer if there was one
+--   answered       whether the endpoint answered at all
+--   error          of the last call that failed; null: none
+--   pause_seconds  the endpoint asked for a pause, at most an hour is granted; null: it did not
+--   gone           the endpoint wants no messages any more: it is disabled
+--
 -- Errors: JQ001 no array.
--- Locks, until the transaction ends: each endpoint whose state changes, in the order of the ids; and, if a breaker changes, as forebay.limit_key().
+-- Transaction: any; meant to be autocommitted.
+-- Locks: each endpoint whose state changes, in the order of the ids, until the transaction ends;
+--   and, if a breaker changes, as forebay.limit_key().
+--
+-- Inside: Invariant: an answer ends the row of failures, also a permanent error. At
+-- breaker_threshold failures in a row, over all processes, the breaker opens, once.
 -- pages: 50 + 150 an endpoint
 create function forebay.report_deliveries_v1(p_worker text, p_reports jsonb)
 returns table (endpoint_id bigint, opened_at timestamptz, disabled_at timestamptz, version bigint)

@@ -1,9 +1,10 @@
 -- grant: operator
 
--- Close the breaker of an endpoint, and count its failures from 0. Returns whether the breaker was open.
+-- Close the breaker of an endpoint, and count its failures from 0. Returns whether the breaker was
+-- open.
 --
--- Errors: JQ050 no endpoint has this name.
--- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait; and as forebay.limit_key().
+-- Errors: JQ050 no such endpoint.
+-- Locks: as forebay.alter_endpoint().
 create function forebay.reset_endpoint(name text) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

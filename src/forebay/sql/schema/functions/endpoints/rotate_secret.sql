@@ -1,11 +1,12 @@
 -- grant: operator
 
--- Sign the messages of an endpoint with a new secret. The old secrets sign too until the grace has passed, so that the receiver can change
--- to the new one meanwhile.
+-- Sign the messages of an endpoint with a new secret, a reference: `env:NAME` or `file:/path`. The
+-- old secrets sign too until `grace` has passed, 0 to 30 days, so that the receiver can change to
+-- the new one meanwhile.
 --
--- Parameters: secret, a reference, "env:NAME" or "file:/path"; grace, 0 to 30 days.
--- Errors: JQ001 the sink does not sign, the secret is not a reference or is in use, or there would be more than 10; JQ050 no endpoint has this name.
--- Locks, until the transaction ends: the endpoint, which makes reports of its deliveries wait.
+-- Errors: JQ001 the sink does not sign, the secret is not a reference or is in use, or more than 10
+--   secrets would sign; JQ050 no such endpoint.
+-- Locks: the endpoint, until the transaction ends. Reports about its deliveries wait.
 create function forebay.rotate_secret(endpoint text, secret text, grace interval default '24 hours') returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

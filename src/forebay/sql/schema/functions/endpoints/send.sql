@@ -1,17 +1,18 @@
 -- grant: producer, worker
 
--- Send a message to one endpoint, in the caller's transaction; returns the id of the delivery, a job.
---
--- Invariant "commit decides": the message is sent if and only if this transaction commits.
+-- Send a message to one endpoint; returns the id of the delivery, a job.
 --
 -- Parameters:
---   endpoint        the name of an enabled endpoint
---   payload         JSON object, the body of the message
---   kind            for the receiver: letters, digits and _ . : -
---   priority, delay, run_at, expires_at, tag, correlation_id, headers, unique_as   as forebay.enqueue(). The endpoint's max_age, if it has
---                   one, bounds expires_at
---   ordering_key    messages of the endpoint with the same key are sent one at a time, in order
--- Errors: those of forebay.enqueue(), JQ050 no endpoint has this name, JQ052 it is disabled. On an error nothing is written.
+--   endpoint      the name of an enabled endpoint
+--   payload       a JSON object, the body of the message
+--   kind          for the receiver: letters, digits and `_ . : -`
+--   expires_at    as of forebay.enqueue(), as the others; the endpoint's `max_age`, if it has one,
+--                 bounds it
+--   ordering_key  messages of the endpoint with the same key are sent one at a time, in order
+--
+-- Errors: those of forebay.enqueue(), JQ050 no such endpoint, JQ052 it is disabled. After an error
+--   nothing is written.
+-- Transaction: the caller's. The message is sent if, and only if, it commits.
 -- Locks: as forebay.enqueue().
 create function forebay.send(
     endpoint text, payload jsonb, kind text default 'message', priority integer default 100, delay interval default null,

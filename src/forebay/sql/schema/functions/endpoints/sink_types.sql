@@ -1,8 +1,8 @@
 -- grant: worker
 
--- Let endpoints have sinks of other packages: record their types. Returns how many are new or changed.
+-- Let endpoints have sinks of other packages: record their types, an array of `{"name", "settings",
+-- "required"}`. Types of Forebay are ignored. Returns how many are new or changed.
 --
--- Parameters: p_types, an array of {"name", "settings", "required"}; those of Forebay are ignored.
 -- Errors: JQ001 something else.
 create function forebay.record_sink_types_v1(p_types jsonb) returns bigint
 language plpgsql volatile security definer

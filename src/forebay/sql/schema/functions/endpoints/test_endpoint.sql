@@ -1,10 +1,9 @@
 -- grant: operator
 
--- Send a test message to an endpoint, of the kind forebay.test and before its other deliveries; returns the id of the delivery, a job.
+-- Send a message of the kind `forebay.test` to an endpoint, before its other deliveries; returns
+-- the id of the delivery, a job. Breaker, limits and retries of the endpoint apply.
 --
--- The breaker, the limits and the retries of the endpoint apply.
---
--- Errors: JQ050 no endpoint has this name, JQ052 it is disabled.
+-- Errors: JQ050 no such endpoint, JQ052 it is disabled.
 create function forebay.test_endpoint(name text) returns bigint
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp

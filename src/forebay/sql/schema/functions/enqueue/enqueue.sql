@@ -35,27 +35,46 @@ end
 $$;
 
 
--- Enqueue one job in the caller's transaction; returns its id.
---
--- Invariant "commit decides": the job exists if and only if this transaction commits.
+-- Enqueue one job; returns its id.
 --
 -- Parameters:
---   kind            selects the handler
---   args            JSON object, the handler's keyword arguments
---   queue           the queue of the job; null: forebay.queue_of() its kind, or `default`
+--   kind            the name of the kind, which selects the handler: letters, digits and `_ . : -`,
+--                   at most 128
+--   args            a JSON object, the handler's arguments by name; at most `args_bytes_max` bytes
+--                   as text and `args_depth_max` levels. SQL cannot check them against the handler
+--   queue           the queue's name, with the same rules as `kind`; null: that of the kind, see
+--                   forebay.queue_of(), or `default`
 --   priority        -32768 to 32767, lower first
---   delay, run_at   earliest start; at most one of the two; null: at once
---   expires_at      not started at or after this; null: 30 days after the enqueue or its start
---   max_attempts    1 to 10000; null: set by the handler's retry policy
---   tag             source of the job
---   correlation_id  carried through retries, dead letters and redrives
---   headers         JSON object of strings
---   ordering_key    jobs of the queue with the same key run one at a time, in the order they were enqueued
---   unique_as       a unique key and its mode, see forebay.enqueue_unique; the id may be that of an existing job
---   limit_key       the job's tenant: jobs of the queue with the same key share its limits per key, and all keys take turns
--- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with unique_as also JQ004 and JQ005; JQ006 another
---   queue or priority has the same internal number; 53400 the queue is full. On an error nothing is written.
--- Locks: none that another enqueue, a claim or maintenance waits for; with unique_as the key.
+--   delay           time from now until the job may start, 0 to 100 years
+--   run_at          the earliest start; past times mean now. Not together with `delay`
+--   expires_at      the job does not start at or after this time, which must be later than its
+--                   earliest start; null: 30 days after the enqueue or the earliest start
+--   max_attempts    attempts in all, 1 to 10000; null: the number of the handler's retry policy
+--   tag             free text: where the job came from, 1 to 200 characters without control
+--                   characters
+--   correlation_id  kept through retries, dead letters and redrives; same rules as `tag`
+--   headers         a JSON object of strings, at most 64 entries and 8192 bytes
+--   unique_as       a unique key and its uniqueness mode, see forebay.enqueue_unique(); the
+--                   returned id may be that of an existing job
+--   ordering_key    jobs of the queue with the same key run one at a time, in order; same rules as
+--                   `tag`
+--   limit_key       the job's tenant: jobs of the queue with the same key share its limits per key,
+--                   and the keys take turns; same rules as `tag`. With `ordering_key` too, both
+--                   hold
+--
+-- Example:
+--   select forebay.enqueue(
+--       'send_welcome', '{"user_id": 42}', queue => 'mail', delay => '1 hour', tag => 'signup');
+--
+-- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep; with `unique_as` also
+--   JQ004, JQ005 and 40001; JQ006 another queue or priority has the same internal number; 53400 the
+--   queue is full. After an error nothing is written.
+-- Transaction: the caller's. The job exists if, and only if, it commits.
+-- Locks: none that another enqueue, a claim or maintenance waits for; for `unique_as` see
+--   forebay.enqueue_unique().
+-- See: docs/howto/ordering-keys.md, docs/howto/limits.md, docs/howto/limits.md#order-and-limits
+--
+-- Inside: Invariant "commit decides".
 -- pages: 150
 create function forebay.enqueue(
     kind text, args jsonb default '{}', queue text default null, priority integer default 100,

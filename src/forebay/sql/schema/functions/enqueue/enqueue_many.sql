@@ -109,14 +109,18 @@ end
 $$;
 
 
--- Enqueue many jobs in the caller's transaction; returns their ids in input order.
+-- Enqueue many jobs; returns their ids in input order. `jobs` is an array of objects with the keys
+-- `kind`, `args`, `queue`, `priority`, `delay` (in seconds), `run_at`, `expires_at`,
+-- `max_attempts`, `tag`, `correlation_id`, `headers`, `unique_as`, `ordering_key`, `limit_key`;
+-- only `kind` is required. This is the fastest way to enqueue: pass some thousand jobs per call.
+-- Unique keys are taken one by one, in the order of queue, uniqueness mode and key.
 --
--- All or none: one invalid job fails the call, and the message has its index, from 0.
+-- Example:
+--   select forebay.enqueue_many(
+--       '[{"kind": "index", "args": {"id": 1}}, {"kind": "index", "args": {"id": 2}, "delay": 60}]');
 --
--- Parameters: jobs, a JSON array of objects with the keys kind, args, queue, priority, delay
---   (seconds), run_at, expires_at, max_attempts, tag, correlation_id, headers, unique_as, ordering_key, limit_key; all but
---   kind optional.
--- Errors: as forebay.enqueue.
+-- Errors: those of forebay.enqueue(), naming the first bad job by its index, from 0. All jobs are
+--   enqueued, or none.
 -- pages: 60 + 8 a job
 create function forebay.enqueue_many(jobs jsonb) returns bigint[]
 language plpgsql volatile security definer
@@ -129,10 +133,10 @@ end
 $$;
 
 
--- Do as forebay.enqueue_many(jobs), and return a row for each job, in input order: its id, and whether it is new. The id of a job that is not
--- new is that of the job which has its unique key.
+-- Do as `forebay.enqueue_many(jobs)`, and return a row for each job, in input order: its id, and
+-- whether it is new. The id of a job that is not new is that of the job which has its unique key.
 --
--- Parameters and errors: as forebay.enqueue_many.
+-- Errors: those of forebay.enqueue_many(). All jobs are enqueued, or none.
 -- pages: 60 + 8 a job
 create function forebay.enqueue_each(jobs jsonb) returns table (job_id bigint, is_new boolean)
 language plpgsql volatile security definer
@@ -148,10 +152,14 @@ end
 $$;
 
 
--- Enqueue one job of a kind for each element of args; returns how many. For INSERT ... SELECT:
---   select forebay.enqueue_many('reindex', array_agg(jsonb_build_object('id', id))) from document;
+-- Enqueue a job of one kind for each element of `args`; returns how many. Intended for `insert ...
+-- select`. The other parameters are those of forebay.enqueue() and apply to all jobs.
 --
--- Parameters and errors: as forebay.enqueue; the options are common to all jobs.
+-- Example:
+--   select forebay.enqueue_many('index', array_agg(jsonb_build_object('id', n)))
+--   from generate_series(1, 1000) n;
+--
+-- Errors: those of forebay.enqueue(). All jobs are enqueued, or none.
 -- pages: 60 + 8 a job
 create function forebay.enqueue_many(
     kind text, args jsonb[], queue text default null, priority integer default 100,

@@ -1,9 +1,7 @@
 -- grant: producer, worker, operator, reader
 
--- The queue of a kind, as the worker that started last declares it; null when no worker has declared the kind. An enqueue without a
--- queue goes there, or to `default`.
---
--- Errors: none.
+-- The queue of a kind, as the worker that started last declares it; null when no worker has
+-- declared the kind. An enqueue without a queue goes there, or to `default`.
 -- pages: 10
 create function forebay.queue_of(kind text) returns text
 language sql stable security definer

@@ -1,11 +1,15 @@
 -- grant: operator
 
--- Record an act of the guard before it happens; returns the event's number.
+-- Record an act before it is done, for `forebay guard`; returns the number of the event. Commit
+-- before you act. The record is durable on this server whatever `synchronous_commit` is; it does
+-- not wait for a standby, since a standby that hangs may be the reason for the act. `p_action`:
+-- cancel, terminate or rollback prepared.
 --
--- Invariant: "no act without its record". Durable on this server when the function returns, whatever the session's
--- synchronous_commit. It waits for no standby, since a standby that hangs may be the reason for the guard's act.
+-- Errors: JQ001 an unknown action, or no server, holder, name or reason.
+-- Transaction: any; meant to be autocommitted.
+-- See: docs/howto/guard-against-long-transactions.md
 --
--- Errors: JQ001 an unknown action, or a missing value.
+-- Inside: Invariant "no act without its record".
 create function forebay.record_act(
     p_server text, p_action text, p_holder text, p_name text, p_reason text, p_user text default null,
     p_application text default null, p_database text default null, p_state text default null,

@@ -1,8 +1,10 @@
 -- grant: operator
 
--- Record the outcome of an act: once, and only by the role that recorded the act.
+-- Record the outcome of an act: once, and only as the login role that recorded the act.
 --
--- Errors: JQ001 this role has no such act without an outcome.
+-- Errors: JQ001 this role has recorded no such act, or the act has an outcome.
+-- Transaction: any; meant to be autocommitted.
+-- Locks: the event's row.
 create function forebay.record_outcome(p_event_id bigint, p_outcome text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,7 +1,12 @@
 -- grant: worker
 
--- Close a lease that its worker no longer needs. Jobs that it holds without knowing (the answer to their claim was lost)
--- are released unstarted. Returns their number; null when the lease was closed already.
+-- Close a lease that its worker no longer needs. Jobs that it still holds, without knowing if the
+-- answer to their claim was lost, are released without using an attempt; returns how many, or null
+-- if the lease was already closed.
+--
+-- Errors: 55P03 after 2 s, if an open transaction holds a settlement of the lease.
+-- Transaction: any; meant to be autocommitted.
+-- Locks: the lease (UPDATE).
 -- pages: 40 + 20 a job
 create function forebay.close_lease_v1(p_lease_id bigint) returns bigint
 language plpgsql volatile security definer

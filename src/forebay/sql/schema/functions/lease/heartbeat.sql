@@ -1,14 +1,26 @@
 -- grant: worker
 
--- Keep leases alive. Returns the leases still open, the running jobs with a request to cancel, the duties without a leader,
--- the number of open leases in all, at most 1,000; null while the process runs jobs; the time of the server; the concurrency
--- that an operator has set for this worker, null for none; the muted causes of death; and the maximum attempts of queues that have one.
+-- Keep leases alive. The first 1,000 running jobs are kept in the heartbeat's row, from which
+-- forebay.job() and forebay.depth() know what runs. Takes no lock that another session holds.
 --
--- Writes to no lease row and takes no lock that another session holds. The heartbeat's row has the first 1,000 running jobs:
--- by these forebay.job() and forebay.depth() distinguish running jobs from claimed ones.
+-- Parameters:
+--   p_lease_ids  all leases of this process
+--   p_job_ids    its running jobs
+--   p_duties     duties it would take
+--   p_memory_kb  its resident memory
 --
--- Parameters: p_lease_ids, all leases of this process; p_job_ids, its running jobs; p_duties, duties it would take; p_memory_kb, its
--- resident memory.
+-- Columns:
+--   open_leases     which of the leases are open
+--   cancelled_jobs  running jobs with a cancellation request
+--   leaderless      which of the duties have no leader
+--   lease_count     for a worker that runs nothing, how many leases are open in all, at most 1,000;
+--                   null for others
+--   server_time     the time of the server
+--   concurrency     what forebay.set_concurrency() has set for the worker, null for none
+--   muted_causes    the muted causes of death
+--   queue_attempts  the maximum attempts of the queues that have one
+--
+-- Transaction: any; meant to be autocommitted. Commits asynchronously.
 -- pages: 40 + 5 a job
 create function forebay.heartbeat_v1(p_lease_ids bigint[], p_job_ids bigint[] default '{}', p_duties bigint[] default '{}',
                                      p_memory_kb integer default null)

@@ -1,7 +1,8 @@
 -- grant: worker
 
--- The batches of a worker that the database does not know: a crash of the server undid their asynchronously committed
--- claims. Their jobs are claimed again; the worker stops its handlers of them.
+-- Those of a lease's batches that the database does not know: a crash of the server undid their
+-- asynchronously committed claims. Their jobs are claimed again; the worker stops its handlers of
+-- them.
 -- pages: 10 + 5 a job
 create function forebay.missing_batches_v1(p_lease_id bigint, p_claim_nos bigint[]) returns bigint[]
 language sql stable security definer

@@ -4,13 +4,20 @@
 -- Open a lease for a worker process; returns its id.
 --
 -- Parameters:
---   p_worker           a name for humans
+--   p_worker           a name for people
 --   p_lease_seconds    the lease is lost after this time without a heartbeat
---   p_suspect_seconds  or after this time, if its heartbeat connection is gone too
---   p_version          schema version that the worker's code was made for; null: not reported
---   p_details          for forebay.workers(): host, pid, group, queues, app, app_version, version, concurrency, uptime_seconds; an
---                      object of at most 20,000 bytes
--- Errors: JQ001 a bad duration, JQ020 code of that version is no longer served, JQ030 foreign cluster.
+--   p_suspect_seconds  or after this time, if the connection of its last heartbeat is gone too
+--   p_version          the schema version that the worker's code was made for: as long as the
+--                      worker passes it, no migration removes what such code calls while the lease
+--                      is open; null: not reported
+--   p_details          what forebay.workers() shows: an object with `host`, `pid`, `group`,
+--                      `queues`, `app`, `app_version`, `version`, `concurrency` and
+--                      `uptime_seconds`, at most 20,000 bytes
+--
+-- Errors: JQ001 a bad duration, no name, or bad details, JQ020 the schema no longer serves code of
+--   that version, JQ030 foreign cluster.
+-- Transaction: any; meant to be autocommitted.
+-- See: docs/design/upgrades.md
 -- pages: 40
 create function forebay.open_lease_v1(
     p_worker text, p_lease_seconds double precision default 30, p_suspect_seconds double precision default 5,

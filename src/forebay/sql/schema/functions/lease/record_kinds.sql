@@ -1,10 +1,12 @@
 -- grant: worker
 
--- Record in which queue the jobs of each kind of a worker wait; returns the kinds that had another queue, with both queues. Kinds
--- whose queue is recorded already are not written. Of two versions of an application that disagree, the last caller is right.
+-- Record in which queue the jobs of each kind wait, for forebay.queue_of(); returns the kinds that
+-- had another queue, with both queues. Kinds whose queue is recorded already are not written. Of
+-- two versions of an application that disagree, the last caller is right. `p_holding` names the
+-- kinds whose dead letters hold their ordering key.
 --
--- Parameters: p_holding, the kinds whose dead letters hold their ordering key.
 -- Errors: JQ001 a bad name.
+-- Transaction: any; meant to be autocommitted.
 -- Locks: the rows of the kinds that change, in their order.
 -- pages: 20 + 5 a kind
 create function forebay.record_kinds_v1(p_worker text, p_kinds text[], p_queues text[], p_holding text[] default '{}')

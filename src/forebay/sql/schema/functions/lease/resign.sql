@@ -1,8 +1,11 @@
 -- grant: worker
 
--- Resign from duties that the caller holds, and notify all listeners: NOTIFY forebay_wakeup with the duty's number.
+-- Resign from those of the duties that `p_holder` leads, and notify listeners: `NOTIFY
+-- forebay_wakeup` with the duty's number as payload.
 --
--- This is not a producer's transaction, so it may notify where enqueues may not.
+-- Transaction: any; meant to be autocommitted.
+--
+-- Inside: this is not a producer's transaction, so it may notify where enqueues may not.
 create function forebay.resign_v1(p_holder integer, p_duties bigint[]) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

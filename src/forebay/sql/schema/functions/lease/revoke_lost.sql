@@ -1,21 +1,31 @@
 -- grant: worker
 
--- Revoke at most one lease that is lost; returns it, or no row.
+-- Revoke at most one lost lease; its unsettled jobs come back as suspects. Returns it, or no row if
+-- none is lost.
 --
--- A lease is lost when there was no sign of life, heartbeat or claim, for lease_seconds; or for suspect_seconds if the connection
--- that sent the last heartbeat is gone and the lease has jobs (without jobs it can wait). The caller's session must also
--- be that old: after a restart, a crash of one backend or a failover every session is new, and live workers get
--- their time to report. Where the schema's owner may not see when the session began, its age counts from its first call of this
--- function. A lease that a settlement's open transaction holds is skipped until that transaction ends. If idle,
--- it is ended after five seconds; a forgotten prepared transaction keeps only its lease from being revoked, and no other.
---
--- Invariant "silence is observed": the clock of the server may have been set. It shows how long a lease is silent only as far as
--- the caller has seen it run evenly; and signs of life from the future are from before it was set back, and prove nothing.
+-- A lease is lost when there was no sign of life, heartbeat or claim, for its `lease_seconds`; or
+-- for its `suspect_seconds` if the connection that sent the last heartbeat is gone and the lease
+-- has jobs. The caller's session must also be that old: after a restart, a crash of one backend or
+-- a failover every session is new, and live workers get their time to report. A lease that a
+-- settlement's open transaction holds is skipped until that transaction ends.
 --
 -- Parameters:
---   p_observed_seconds  for how long the caller has seen the clock run evenly; null: it relies on the clock
---   p_clock             the clock as the caller has just read it; nothing is revoked if the clock was set since
--- Errors: JQ012 not called alone, JQ030 foreign cluster.
+--   p_observed_seconds  for how long the caller has seen the server's clock run evenly, since it
+--                       may have been set: no longer silence counts; null relies on the clock
+--   p_clock             the clock as the caller has just read it; nothing is revoked if it was set
+--                       since
+--
+-- Errors: JQ012, JQ030, 55P03 if an open transaction holds a settlement of every lost lease.
+-- Transaction: alone.
+-- Locks: the lease (UPDATE).
+--
+-- Inside: where the schema's owner may not see when the session began, its age counts from its
+-- first call of this function. A settlement's transaction that is idle is ended after five seconds;
+-- a forgotten prepared transaction keeps only its lease from being revoked, and no other.
+--
+-- Invariant "silence is observed": the clock of the server shows how long a lease is silent only as
+-- far as the caller has seen it run evenly; and signs of life from the future are from before it
+-- was set back, and prove nothing.
 -- pages: 40 + 12 an open lease
 create function forebay.revoke_lost_v1(p_observed_seconds double precision default null, p_clock timestamptz default null)
 returns table (lease_id bigint, worker text, jobs bigint, silent_seconds double precision)

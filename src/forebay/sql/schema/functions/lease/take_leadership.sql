@@ -1,16 +1,21 @@
 -- grant: worker
 
--- Take duties without a leader, and keep those that the caller holds, for some seconds; returns the duties it holds now.
---
--- A flag sequence is read and set outside transactions and locks nothing. If two workers take a duty at the same moment, the
--- later one is recorded; the other learns it at its next call. Several workers may do the work of a duty without harm. Every
--- worker may do a duty without a flag sequence.
+-- Take duties without a leader, and keep those that the caller holds, for some seconds; returns the
+-- duties it holds now. Takes effect at once, also if the transaction rolls back. A leader renews in
+-- time.
 --
 -- Parameters:
 --   p_holder   the caller's number, 0 to 1048575, drawn at random by each worker
---   p_duties   0 is maintenance, any other number is the group of that number
+--   p_duties   0 is maintenance, any other number is polling for the group of that number
 --   p_seconds  how long the duties are kept unless renewed, at most 130
+--
 -- Errors: JQ001 a bad holder or time.
+-- Transaction: any; meant to be autocommitted.
+--
+-- Inside: a flag sequence is read and set outside transactions and locks nothing. If two workers
+-- take a duty at the same moment, the later one is recorded; the other learns it at its next call.
+-- Several workers may do the work of a duty without harm. Every worker may do a duty without a flag
+-- sequence.
 create function forebay.lead_v1(p_holder integer, p_duties bigint[], p_seconds double precision) returns bigint[]
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,18 +1,27 @@
 -- grant: operator
 
--- Set limits of one limit key of a queue, for all groups: how many of its jobs start per second and run at once. They replace the limits
--- that the queue has for each key. Only the given ones change. Returns the key's own limits before, null for none.
+-- Set limits of one limit key, for all groups of the queue. They replace the queue's limits for
+-- each key: `rate` replaces `key_rate` and `key_burst`, `concurrency` replaces `key_concurrency`.
+-- The queue needs no limits itself. Null leaves a limit unchanged. Returns the previous limits of
+-- the key, null for none. Waiting jobs of the key are checked again at once; running jobs count.
 --
--- With remove, the key's own limits are removed first; what is given with it is set then. A key without a rate here has the queue's key_rate
--- and key_burst, and one without a concurrency the queue's key_concurrency. Limits apply from the next claim on, also to
--- waiting jobs; jobs that run already count.
+-- Parameters:
+--   rate         how many start per second, 0.000001 to 1000000
+--   burst        how many may start at once after an idle time, 1 to 1000000; unset: what the rate
+--                allows in one second, at least 1. Only with a rate
+--   concurrency  how many run at once, 1 to 1000000
+--   remove       first remove the key's own limits, then set the given ones
 --
--- Invariants "no more at once", "no more per second", "no key is forgotten" (docs/design/limits.md).
--- Parameters: rate, starts per second, also below 1; burst, how many jobs may start at once after an idle time: by default the starts of
---   one second, at least 1; concurrency, at least 1.
--- Errors: JQ001 a bad name, key or number, a burst without a rate, or neither a limit nor remove.
--- Locks, until the transaction ends: the row of the key, the row of the queue's limits (shared), and the table queue_group in a mode that makes
---   only the opening of new groups wait. With remove, the row of the queue's limits, which makes other changes of this queue's limits wait.
+-- Errors: JQ001 a bad name, key or number, a burst without a rate, or no limit and no `remove`.
+-- Transaction: the caller's. Claims obey the limits once it commits.
+-- Locks: the row of the key, the row of the queue's limits (shared; with `remove` exclusive,
+--   so that other changes of this queue's limits wait), and the table `queue_group` in ROW
+--   EXCLUSIVE, which makes only the opening of new groups wait, until the transaction ends; claims
+--   do not wait.
+-- See: docs/howto/limits.md#give-one-customer-other-limits
+--
+-- Inside: Invariants "no more at once", "no more per second", "no key is forgotten"
+-- (docs/design/limits.md).
 create function forebay.limit_key(
     queue text, limit_key text, rate double precision default null, burst integer default null, concurrency integer default null,
     remove boolean default false)

@@ -1,19 +1,33 @@
 -- grant: operator
 
--- Set limits of a queue: how many of its jobs may wait, and how many start per second and run at once, in all and for each limit
--- key. Only the given limits change. Returns the limits before, null for none.
+-- Set limits of a queue: how many jobs may wait, and how many start per second and run at once,
+-- over all workers of a group, in all and of each limit key. Null leaves a limit unchanged. Returns
+-- the previous limits, null for none.
 --
--- First the limits named in `remove` are removed ('all' for all of them), then the given ones are set. Removing a rate removes
--- its burst. max_waiting applies to enqueues from the commit on; the others apply to each group of the queue, from the next
--- claim on, and jobs that run already count.
+-- The function first removes the limits named in `remove`, then sets the given ones. So `remove =>
+-- '{all}', concurrency => 10` leaves `concurrency` as the only limit.
 --
--- max_waiting counts the jobs that wait for one group: ready, scheduled, retrying or parked. max_waiting_group names the group, by default
--- the group default. Other groups stop no enqueue. Removing max_waiting removes it.
+-- Parameters:
+--   max_waiting        how many jobs may wait, at least 1. Enqueues beyond it fail with `53400`.
+--                      Ready, scheduled, retrying and parked jobs of one group count. Jobs of other
+--                      open transactions are not seen, so together they can exceed the limit
+--   max_waiting_group  the group whose waiting jobs count; by default, and after its removal,
+--                      `default`. Other groups stop no enqueue. Removing `max_waiting` removes it
+--   rate, key_rate     how many start per second, 0.000001 to 1000000
+--   burst, key_burst   how many may start at once after an idle time, 1 to 1000000; unset: what the
+--                      rate allows in one second, at least 1. Only with a rate
+--   concurrency, key_concurrency
+--                      how many run at once, 1 to 1000000
+--   remove             names of the limits to remove, or `all`. `rate` also removes `burst`, and
+--                      `key_rate` also `key_burst`
 --
--- Parameters: max_waiting, concurrency, key_concurrency, at least 1; rate, key_rate, starts per second, also below 1; burst,
---   key_burst, how many jobs may start at once after an idle time: by default the starts of one second, at least 1.
--- Errors: JQ001 a bad name or number.
--- Locks: the table queue_limits, in a mode that makes only other calls of this function wait, until the transaction ends.
+-- Errors: JQ001 a bad name or number, or a burst would be left without its rate; nothing is changed
+--   then.
+-- Transaction: the caller's. Enqueues and claims obey the limits once it commits. Setting
+--   `max_waiting` counts all jobs that wait in the queue.
+-- Locks: the table of limits, until the transaction ends; only other calls of this function wait
+--   for it.
+-- See: docs/howto/limits.md
 create function forebay.limit_queue(
     queue text, max_waiting bigint default null, rate double precision default null, burst integer default null,
     concurrency integer default null, key_rate double precision default null, key_burst integer default null,

@@ -1,7 +1,11 @@
 -- grant: operator, reader
 
--- The queues with limits or limit keys, a row for each group: the limits, the number of running jobs, the number of limit keys
--- with parked jobs, and when the queue's rate lets the next job start.
+-- The queues that have limits or jobs with limit keys, a row for each group: the limits, how many
+-- jobs workers hold, the number of limit keys with parked jobs, and when the queue's rate lets the
+-- next job start (null: at once).
+--
+-- Transaction: the caller's; reads only.
+-- See: docs/howto/limits.md
 -- pages: 300 + 2 a lane + 20 an open lease
 create function forebay.limits(only_queue text default null)
 returns table (queue text, group_name text, max_waiting bigint, rate double precision, burst integer, concurrency integer,

@@ -1,18 +1,25 @@
 -- grant: worker, operator
 
--- Continue to close groups; returns how much was done. 0: nothing is left to do, or running jobs of a closing group must end first.
+-- Continue to close groups, one step; returns how much was done. 0: nothing is left to do, or
+-- running jobs of a closing group must end first. `p_most` is 1 to 1000000.
 --
--- forebay.close_group() stops the claims that begin later. This function then
---   1. waits in each lane for a claim that began before, some lanes in each call: a claim holds the lock of its lane,
---   2. when no unsettled job of the group is in an open batch, deletes the group and its private lanes, in one transaction,
+-- Errors: JQ001 a bad number, JQ012, JQ030; 55P03 another session holds a lock, try again.
+-- Transaction: alone.
+-- Locks: the sweep's lock, and the locks of the lanes, or the lock of forgetting and the table
+--   `queue_group`, or the lock of trimming.
+--
+-- Inside: forebay.close_group() stops the claims that begin later. This function then
+--   1. waits in each lane for a claim that began before, some lanes in each call: a claim holds the
+--      lock of its lane,
+--   2. when no unsettled job of the group is in an open batch, deletes the group and its private
+--      lanes, in one transaction,
 --   3. deletes the rows of the group, about p_most in each call.
--- After 2. no other function meets these rows: segments, depth and claims know only groups and lanes that exist. A crash between two
--- calls leaves the group in one of these states, and the next call continues.
+-- After 2. no other function meets these rows: segments, depth and claims know only groups and
+-- lanes that exist. A crash between two calls leaves the group in one of these states, and the next
+-- call continues.
 --
--- Invariant "nothing lost": of the queue's only group the last cursors pass to an implied group: it begins where the closing began.
--- Parameters: p_most, 1 to 1000000.
--- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster; 55P03 when another session holds a lock, try again.
--- Locks: the sweep's lock, and the locks of the lanes, or the lock of forgetting and the table queue_group, or the lock of trimming.
+-- Invariant "nothing lost": of the queue's only group the last cursors pass to an implied group: it
+-- begins where the closing began.
 create function forebay.close_groups(p_most integer default 10000) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

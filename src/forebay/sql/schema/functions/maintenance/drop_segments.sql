@@ -1,19 +1,22 @@
 -- grant: worker
 
--- Drop the tables and functions of segments that were emptied a while ago; returns the number of segments.
+-- Drop the tables and functions of segments that were emptied longer ago than `p_age`, at most
+-- `p_most`; returns their number. 0 also while a session that used the log is in a transaction:
+-- call again.
 --
--- Dropping a partition needs ACCESS EXCLUSIVE on the log, and an enqueue that comes meanwhile waits. So the lock is taken only
--- when it is free at once: a request that waits in the queue of a lock would stop all enqueues behind it. And p_most is small:
--- each segment takes about two milliseconds and the commit. While a session that used the log is in a transaction, nothing is
--- dropped; call again.
+-- Errors: JQ001 a bad number, JQ012, JQ030.
+-- Transaction: alone.
+-- Locks: the retention lock; ACCESS EXCLUSIVE on the log and on the segments, taken only if free at
+--   once.
 --
--- Kept are the two newest sealed segments, by which claims recognize a cursor that is far behind, and the newest segment of the
--- archive of another cluster, which marks the end of that archive.
+-- Inside: dropping a partition needs ACCESS EXCLUSIVE on the log, and an enqueue that comes
+-- meanwhile waits. So the lock is taken only when it is free at once: a request that waits in the
+-- queue of a lock would stop all enqueues behind it. And p_most is small: each segment takes about
+-- two milliseconds and the commit. With p_age, a call that found a segment in the registry before
+-- it was emptied has ended since.
 --
--- Parameters: p_most, the maximum number of segments in this call; p_age, for how long they have been empty: a call that found
---   a segment in the registry before it was emptied has ended since.
--- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
--- Locks: the retention lock; ACCESS EXCLUSIVE on the log and on the segments, without waiting.
+-- Kept are the two newest sealed segments, by which claims recognize a cursor that is far behind,
+-- and the newest segment of the archive of another cluster, which marks the end of that archive.
 -- pages: 300 + 2000 a segment
 create function forebay.drop_segments_v1(p_most integer default 1, p_age interval default '1 hour') returns integer
 language plpgsql volatile security definer

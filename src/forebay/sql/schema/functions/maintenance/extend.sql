@@ -1,13 +1,13 @@
 -- grant: worker
 
--- Create segments until the reserve ahead of the sequence is full; returns their number.
+-- Make segments until the reserve ahead of the sequence is full, at most `p_most`; returns how
+-- many. The reserve is what producers can use while no worker runs.
 --
--- Invariant "room to write": no enqueue fails because maintenance did not run. The reserve is what
--- producers can use while no worker runs.
+-- Errors: 55P03 another session holds a lock on the log for longer than 2 s; try again.
+-- Transaction: any; the new segments are used once it commits.
+-- Locks: the maintenance lock, SHARE UPDATE EXCLUSIVE on the log.
 --
--- Parameters: p_most, the maximum number of segments to create in this call.
--- Errors: 55P03 when another session holds a lock on the log for longer than lock_timeout; try again.
--- Locks: the maintenance lock; SHARE UPDATE EXCLUSIVE on the log.
+-- Inside: Invariant "room to write": no enqueue fails because maintenance did not run.
 -- pages: 60
 create function forebay.extend_v1(p_most integer default 64) returns integer
 language plpgsql volatile security definer

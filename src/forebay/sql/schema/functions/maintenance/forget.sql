@@ -1,22 +1,29 @@
 -- grant: worker
 
--- Forget lanes that are over, one step a call; returns the number of lanes of that step. While it is not 0, call it again.
+-- Do one step of forgetting lanes (queue and priority) that have had no jobs for `lane_idle_hours`,
+-- at most `p_most` of them; returns their number. Call it until it returns 0. An open transaction
+-- that is older than the step delays it.
 --
--- A lane that was not looked at for lane_idle_hours, and in which every group has had every job, is *retired*: a transaction that
--- enqueues relies no longer on its row, and writes another one. When all transactions that may have relied on it have ended, the
--- lane becomes *dormant* if still every group has had every job, and polls do not look at it; or it is in use again. When the
+-- Errors: JQ001 a bad number, JQ012, JQ030.
+-- Transaction: alone.
+-- Locks: the lock of forgetting.
+--
+-- Inside: a lane that was not looked at for lane_idle_hours, and in which every group has had every
+-- job, is *retired*: a transaction that enqueues relies no longer on its row, and writes another
+-- one. When all transactions that may have relied on it have ended, the lane becomes *dormant* if
+-- still every group has had every job, and polls do not look at it; or it is in use again. When the
 -- segments that may have rows of a dormant lane are emptied, its row and its cursors are deleted.
 --
 -- Invariant "commit decides", the protocol with forebay._is_recorded() and forebay._is_known():
---   1. A retirement sets the horizon, outside of transactions, to its transaction id, and then marks the rows. A transaction that
---      enqueues draws its id, then reads the horizon, then the row; and relies on the row, or on a flag sequence with this horizon,
---      only if the horizon's transaction is visible to it: then it sees the marks. Old snapshots do not see it.
---   2. A later call draws the barrier, a transaction id above those of all who read the horizon before.
+--   1. A retirement sets the horizon, outside of transactions, to its transaction id, and then
+--      marks the rows. A transaction that enqueues draws its id, then reads the horizon, then the
+--      row; and relies on the row, or on a flag sequence with this horizon, only if the horizon's
+--      transaction is visible to it: then it sees the marks. Old snapshots do not see it.
+--   2. A later call draws the barrier, a transaction id above those of all who read the horizon
+--      before.
 --   3. A call after all these have ended looks for rows again, and then decides.
 --
--- One step has at most p_most lanes. While a transaction is open that is older than the barrier, nothing happens.
--- Parameters: p_most, at least 1.
--- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+-- While a transaction is open that is older than the barrier, nothing happens.
 -- pages: 100 + 60 a lane
 create function forebay.forget_v1(p_most integer default 1000) returns integer
 language plpgsql volatile security definer

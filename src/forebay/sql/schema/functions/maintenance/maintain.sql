@@ -1,21 +1,37 @@
 -- grant: worker
 
--- What the leader of maintenance does all the time, in one call: promote due jobs, keep its duties, and say what else is due.
+-- Do what the leader of maintenance does in each pass: promote due jobs as forebay.promote_v1(),
+-- take or renew duties as forebay.lead_v1(), and read what else is due. Returns one row.
 --
 -- Parameters:
---   p_limit                          see promote_v1
---   p_holder, p_duties, p_seconds    see lead_v1
---   p_observed_seconds               for how long the caller has seen the server's clock run evenly; null: not at all
---   p_sleep_millis                   for how long the caller sleeps if nothing is due earlier; null: notifications do not reach it
--- Returns: promoted, how many jobs became claimable; held, the duties that the caller holds now; server_time; sleep_millis, for how long
---   nothing is due; has_lost, a lease may have to be revoked, by revoke_lost_v1; has_full, a segment has to be sealed, by seal_v1; activity,
---   a number that grows when jobs are added, taken, settled or moved. PostgreSQL's statistics are a part of it: it may be ten seconds late, and
---   with track_counts off it grows only when jobs are added.
+--   p_limit             at most this many jobs, see forebay.promote_v1()
+--   p_holder, p_duties, p_seconds
+--                       see forebay.lead_v1()
+--   p_observed_seconds  for how long the caller has seen the server's clock run evenly; null: not
+--                       at all
+--   p_sleep_millis      for how long the caller sleeps if nothing is due earlier; enqueues of jobs
+--                       that are due earlier notify it meanwhile. Null: notifications do not reach
+--                       the caller
 --
--- Invariant "announced in time": while the caller sleeps, a transaction that adds a job that is due earlier notifies it, where transactions may
--- notify. A transaction that read the flag before it was set is late by at most the sleep.
--- Errors: see promote_v1 and lead_v1.
--- Locks: see promote_v1.
+-- Columns:
+--   promoted      jobs that became claimable
+--   held          the duties that `p_holder` leads now
+--   server_time   the clock of the server
+--   sleep_millis  until the next job is due, 0 if one is, at most `p_sleep_millis`, or a day for
+--                 null
+--   has_lost      a lease may have to be revoked, by forebay.revoke_lost_v1()
+--   has_full      a segment waits for forebay.seal_v1()
+--   activity      a number that grows when jobs are added, taken, settled or moved. PostgreSQL's
+--                 statistics are a part of it: it may be ten seconds late, and with `track_counts`
+--                 off it grows only when jobs are added
+--
+-- Errors: JQ001 a bad limit, holder or time, JQ012, JQ030.
+-- Transaction: alone. A leadership takes effect at once, also if the transaction rolls back.
+-- Locks: as forebay.promote_v1().
+--
+-- Inside: Invariant "announced in time": while the caller sleeps, a transaction that adds a job
+-- that is due earlier notifies it, where transactions may notify. A transaction that read the flag
+-- before it was set is late by at most the sleep.
 -- pages: 100 + 12 an open lease + 20 a job + 100 a subject + 3 an open transaction
 create function forebay.maintain_v1(
     p_limit integer, p_holder integer, p_duties bigint[], p_seconds double precision, p_observed_seconds double precision,

@@ -1,9 +1,10 @@
 -- grant: worker
 
--- Record that a duty of maintenance fails or is behind, or, with p_seconds null, that it is well again. forebay doctor shows it.
+-- Record that a duty of maintenance fails or is behind since `p_seconds`, or, with null, that it is
+-- well again. `forebay doctor` shows it. `p_name` has at most 100 characters; `p_error` is null
+-- when the duty is only behind.
 --
--- Parameters: p_name, at most 100 characters; p_seconds, for how long; p_error, null when it is only behind.
--- Errors: JQ001 no name, or seconds outside 0 to 100000000. Locks: none.
+-- Errors: JQ001 no name, or seconds outside 0 to 100000000.
 -- pages: 20
 create function forebay.record_duty_v1(p_name text, p_seconds double precision default null, p_error text default null) returns void
 language plpgsql volatile security definer

@@ -1,15 +1,20 @@
 -- grant: worker
 
--- Empty the oldest segment that may be emptied. emptied is its number, or null; a call looks at no more than twenty segments that
--- must stay, and next is the p_after of the call that continues, or null when all were looked at.
+-- Empty the oldest segment that retention allows: `emptied` is its number, or null. A call looks at
+-- no more than twenty segments that must stay; `next` is `p_after` of the call that continues, or
+-- null when all were looked at.
 --
--- A segment may be emptied if it was sealed longer ago than retention_days, or lies beyond retention_bytes in total; never with
--- an unsettled job. Then it waits for each export that has not written it, for the hours of the export at most; see
--- forebay.create_export(). TRUNCATE of the leaf under a short lock_timeout: it waits only for sessions that touched this very leaf, and
--- no session waits for it. The empty table stays until forebay.drop_segments_v1() drops it.
+-- A segment may be emptied if it was sealed longer ago than `retention_days`, or lies beyond
+-- `retention_bytes` in total; never with an unsettled job. Then it waits for each export that has
+-- not written it, for the hours of the export at most; see forebay.create_export(). The empty table
+-- stays until forebay.drop_segments_v1() drops it.
 --
--- Errors: 55P03 when another session holds a lock on the segment, try again; JQ030 foreign cluster.
--- Locks: the retention lock, ACCESS EXCLUSIVE on the leaf.
+-- Errors: JQ030, 55P03 another session reads the segment, try again.
+-- Transaction: any; meant to be autocommitted.
+-- Locks: the retention lock, ACCESS EXCLUSIVE on one leaf.
+--
+-- Inside: TRUNCATE of the leaf under a short lock_timeout: it waits only for sessions that touched
+-- this very leaf, and no session waits for it.
 -- pages: 1100 + 100 a lane + 4 an uncounted job
 create function forebay.retain_v1(p_after bigint default null, out emptied bigint, out next bigint)
 language plpgsql volatile security definer

@@ -1,13 +1,14 @@
 -- grant: worker
 
--- Seal every segment that the sequence has passed; returns their number.
+-- Seal the segments that the sequence has passed; returns how many.
 --
--- A row draws its xid before its number. So once last_value has passed the end of a segment, every
--- row of it has an xid below one drawn *afterwards*: that xid is recorded. (The xmin of a snapshot
--- taken then would not do: a writer may have drawn its xid without showing it yet.)
---
--- Errors: JQ012 unless called alone, JQ030 foreign cluster.
+-- Errors: JQ012, JQ030.
+-- Transaction: alone.
 -- Locks: the maintenance lock.
+--
+-- Inside: a row draws its xid before its number. So once last_value has passed the end of a
+-- segment, every row of it has an xid below one drawn *afterwards*: that xid is recorded. (The xmin
+-- of a snapshot taken then would not do: a writer may have drawn its xid without showing it yet.)
 -- pages: 60
 create function forebay.seal_v1() returns integer
 language plpgsql volatile security definer

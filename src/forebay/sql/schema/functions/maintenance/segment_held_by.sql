@@ -83,9 +83,12 @@ end
 $$;
 
 
--- Why a sealed segment cannot be emptied yet; null when it can, or when it is not sealed.
+-- Why a full segment of the log cannot be emptied yet: an open transaction, a group that has not
+-- passed it, a worker with jobs of it; null if nothing prevents it, or the segment is not full. The
+-- doctor uses this for its check of retention. It reads the segment's rows, and reports only which
+-- queue, group or worker they belong to.
 --
--- Reads the segment's rows, and reports only which queue, group or worker they belong to.
+-- Transaction: the caller's; reads only.
 create function forebay.segment_held_by(segment_id bigint) returns text
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

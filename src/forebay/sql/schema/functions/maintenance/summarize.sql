@@ -1,13 +1,15 @@
 -- grant: worker
 
--- Update the block index on numbers of the segments in use, the newest first, one segment a call. added is the number of page
--- ranges added; next is the p_after of the call that continues, or null when all were looked at.
+-- Update the block index that finds jobs by their number, for one segment, the newest first:
+-- `added` is the number of ranges added, and `next` is `p_after` of the call that continues, or
+-- null when all were looked at. Without it, the cost of inspecting jobs grows.
 --
--- That index finds a job by its id. It learns of new pages only by a call like this one, and page ranges that it does not know
--- are read from end to end.
+-- Errors: 55P03 another session holds a lock on the segment, try again.
+-- Transaction: any; meant to be autocommitted.
+-- Locks: the summary lock, SHARE UPDATE EXCLUSIVE on the segment.
 --
--- Errors: 55P03 when another session holds a lock on the segment, try again.
--- Locks: the summary lock; SHARE UPDATE EXCLUSIVE on the segment.
+-- Inside: the index learns of new pages only by a call like this one, and page ranges that it does
+-- not know are read from end to end.
 -- pages: 200
 create function forebay.summarize_v1(p_after bigint default null, out added integer, out next bigint)
 language plpgsql volatile security definer

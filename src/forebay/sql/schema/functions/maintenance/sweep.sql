@@ -1,17 +1,25 @@
 -- grant: worker
 
--- Expire jobs that no worker claims. expired is their number; next is the p_after of the call that continues, or null when the pass
--- is over.
+-- Expire jobs of lanes that no worker claims, one step: `expired` is their number, and `next` is
+-- `p_after` of the call that continues, or null at the end of the pass.
 --
--- A pass looks in two places: jobs with an explicit expiry anywhere (it writes a tombstone, which the claim later reads), and expired
--- jobs at the head of a lane that no worker polls (the cursor moves over them). Both happen under the lane's lock, so that a claim and the
--- sweep never both decide. Bounded: a call looks at p_most jobs of the first kind, then at p_lanes lanes, and expires about p_most
--- jobs.
+-- Parameters:
+--   p_since  of jobs with an explicit expiry, look only at those that expire after this time; null:
+--            all. An expiry may be committed long after its time, so from time to time a pass must
+--            look at all of them
+--   p_after  null: begin a pass
+--   p_most   1 to 1000000 jobs
+--   p_lanes  0 to 1000000; 0: the pass ends before the heads of the lanes
 --
--- Parameters: p_since, look at expiries after this time only; null: all. An expiry may be committed long after its time, so from time
---   to time a pass must look at all of them. p_after, as returned by the call before; null: begin a pass. p_most, 1 to 1000000. p_lanes,
---   0 to 1000000; 0: the pass ends before the heads of the lanes.
--- Errors: JQ001 a bad number, JQ012 not called alone, JQ030 foreign cluster.
+-- Errors: JQ001 a bad number, JQ012, JQ030.
+-- Transaction: alone.
+-- Locks: the sweep's lock, the locks of the lanes it visits.
+--
+-- Inside: a pass looks in two places: jobs with an explicit expiry anywhere (it writes a tombstone,
+-- which the claim later reads), and expired jobs at the head of a lane that no worker polls (the
+-- cursor moves over them). Both happen under the lane's lock, so that a claim and the sweep never
+-- both decide. Bounded: a call looks at p_most jobs of the first kind, then at p_lanes lanes, and
+-- expires about p_most jobs.
 -- pages: 300 + 20 a lane + 12 a job + 700 a segment
 create function forebay.sweep_v1(
     p_since timestamptz default null, p_after text default null, p_most integer default 1000, p_lanes integer default 50,

@@ -1,23 +1,36 @@
 -- grant: worker
 
--- Delete some rows of one kind that are no longer needed; returns their number, and in next where the next call continues. next is
--- null when the pass is over: all rows were looked at.
+-- Delete rows of one kind that are no longer needed, one step of about `p_most` rows (1 to
+-- 1000000): `rows` is their number, and `next` is `p_after` of the call that continues, or null at
+-- the end of the pass. `p_after` null: begin a pass.
 --
--- Each part is a pass over one kind of rows, oldest first, in steps: a call looks at about p_most rows, by an index, and begins
--- behind those that earlier calls of the pass looked at. So a call takes as long with a backlog of a million rows as with one of a
--- few thousand, rows that must stay are passed over once in a pass, and a pass visits no rows that it deleted itself. Invariant
--- "flat cost": while a snapshot is held, deleted rows stay in the indexes. A part that fails stops no other part.
+-- Parts:
+--   deferred          promoted rows, from a stored position on
+--   late_deferred     promoted rows from the beginning, for rows that a late commit, or a call that
+--                     was rolled back, left behind
+--   promotions        old cursors of the promoter
+--   batches           whose jobs left the archive, with their settlements; never the newest row of
+--                     a cursor, never an open batch
+--   counts, counters  but the newest of each
+--   dead_letters      past the time that forebay.keep_dead() set
+--   mirror_counts, subject_counts
+--                     which are added up instead
+--   published         events past the time for which they are kept
+--   occurrences       old decisions of schedules
+--   subject_states    superseded a day ago
+--   key_runs, limit_runs, limiters, heartbeats, leases, failures, events, guard_events, tombstones, results, progress, mirror_samples, mirror_breakers, mirror_audits, unique_keys, endpoint_activities, replays
+--                     old ones
 --
--- Parts: deferred, promoted rows, from a stored position on; late_deferred, promoted rows from the beginning, for rows that a late
--- commit, or a call that was rolled back, left behind; promotions, old cursors of the promoter; batches, whose jobs left the
--- archive, with their settlements, never the newest row of a cursor, never an open batch; key_runs; limit_runs; limiters; counts; counters, but the newest of each; heartbeats;
--- leases; failures; events; guard_events; dead_letters, past the time that forebay.keep_dead() set; tombstones; results; progress; mirror_counts, which are added up instead; mirror_samples;
--- mirror_breakers; mirror_audits; unique_keys; endpoint_activities; published, events past their keep_until; replays; occurrences, old
--- decisions of schedules; subject_states, superseded a day ago; subject_counts, which are added up.
+-- Errors: JQ001 an unknown part or a bad number, JQ030.
+-- Transaction: any; meant to be autocommitted.
+-- Locks: the trimming lock; without it nothing is done, and `next` is null.
 --
--- Parameters: p_part; p_after, next of the call before, null: begin a pass; p_most, 1 to 1000000.
--- Errors: JQ001 an unknown part or a bad number, JQ030 foreign cluster.
--- Locks: the trimming lock; without it nothing is done, and next is null.
+-- Inside: each part is a pass over one kind of rows, oldest first, in steps: a call looks at about
+-- p_most rows, by an index, and begins behind those that earlier calls of the pass looked at. So a
+-- call takes as long with a backlog of a million rows as with one of a few thousand, rows that must
+-- stay are passed over once in a pass, and a pass visits no rows that it deleted itself. Invariant
+-- "flat cost": while a snapshot is held, deleted rows stay in the indexes. A part that fails stops
+-- no other part.
 -- pages: 60 + 30 a job
 create function forebay.trim_v1(p_part text, p_after text default null, p_most integer default 5000, out rows bigint, out next text)
 language plpgsql volatile security definer

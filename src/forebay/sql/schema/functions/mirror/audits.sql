@@ -1,6 +1,7 @@
 -- grant: worker, operator, reader
 
--- The newest audits of a mirror, newest first, as a JSON array.
+-- The results of a mirror's newest audits, newest first: a JSON array of objects with the
+-- attributes of `forebay.mirror.AuditRecord`. Kept for a year, or as long as the archive.
 create function forebay.mirror_audits(name text, most integer default 100) returns jsonb
 language sql stable security definer
 set search_path = pg_catalog, pg_temp

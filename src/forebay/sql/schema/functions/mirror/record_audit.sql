@@ -1,8 +1,9 @@
 -- grant: worker, operator
 
--- Record the findings of an audit; returns its number.
+-- Record the result of an audit, an object with the columns of `forebay.mirror_audit`; returns the
+-- audit's number.
 --
--- Parameters: p_found, an object with the columns of forebay.mirror_audit.
+-- Errors: 23502 one of them is missing.
 create function forebay.record_audit(p_name text, p_found jsonb) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,10 +1,13 @@
 -- grant: producer, worker
 
--- Append the counters of direct writes, which belong to no settlement. Roles that may enqueue may record these counters, but none
--- that only a settlement proves.
+-- Record counters of direct writes, which belong to no settlement: `{"mirror": name, "counts":
+-- [[outcome, tag, priority, count], ..]}`. With `"breaker": {"place", "open_seconds", "why"}`, also
+-- record that a breaker has opened for that time, or closed (null). `p_who` names the process.
+-- Roles that may enqueue may record these counters, but none that only a settlement proves.
 --
--- Parameters: p_counters, see forebay._record_counters; p_who, the process.
--- Errors: JQ001 malformed counters, counters other than those of direct writes, or a number out of range. Locks: none.
+-- Errors: JQ001 malformed counters, a number out of range, or an outcome that does not begin with
+--   `direct.`.
+-- Transaction: any; commits asynchronously.
 create function forebay.record_direct(p_counters jsonb, p_who text) returns void
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,9 +1,11 @@
 -- grant: worker, operator
 
--- Sample how many jobs of a mirror are due, unless the last 50 seconds have a sample; returns whether it did.
+-- Record how many jobs of a mirror are due, unless a session did so in the last 50 seconds, or is
+-- doing so. Returns true if it recorded. The parameters are those of forebay.mirror_status().
+-- Visits every waiting job. Deleted after two days.
 --
--- Parameters: as for forebay.mirror_status.
--- Locks: the lock of samples, only tried: if another session has it, that one samples.
+-- Transaction: any; commits asynchronously.
+-- Locks: the lock of samples, if it is free.
 create function forebay.sample_mirror(
     p_name text, p_queue text, p_group_name text, p_expires_seconds double precision, p_bulk_tags text[], p_bulk_priority integer)
 returns boolean

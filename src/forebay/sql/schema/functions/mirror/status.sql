@@ -1,14 +1,21 @@
 -- grant: worker, operator, reader
 
--- All that is known of a mirror, as JSON; `forebay mirror status` decides which of it is an alert.
+-- The state of a mirror: the attributes of `forebay.mirror.MirrorFacts` as a JSON object. `forebay
+-- mirror status` decides which of it is an alert. Visits every waiting job of the mirror. For an
+-- unused name the object has no facts.
 --
--- Counts every waiting job. If more than `most` jobs are due, above_since is the due time of the job that has exactly `most`
--- before it.
+-- Parameters:
+--   queue, group_name         of its jobs
+--   expires_seconds           how long after they were due they expire
+--   within_seconds            the time to which rates refer
+--   most                      how many jobs may be due; `above_since` is the time since which there
+--                             were more
+--   bulk_tags, bulk_priority  which jobs are left out of `due`, `oldest_due_at`, `above_since`,
+--                             `stuck`, `completed` and `completed_at`: those with one of the tags,
+--                             with a tag that begins with one of them and a full stop, or with this
+--                             priority or a higher number
 --
--- Parameters: queue and group_name of its jobs; expires_seconds, how long after they were due they expire; within_seconds, for
---   the rates; most, how many may wait; bulk_tags and bulk_priority, which jobs alerts ignore: those with one of these tags, or
---   with a tag that begins with one of these and a full stop, or with this priority or a higher number.
--- Errors: none; a name that was never used has no data.
+-- See: docs/howto/reconcile.md#watch-it
 create function forebay.mirror_status(
     name text, queue text default 'mirror', group_name text default 'default', expires_seconds double precision default 2592000,
     within_seconds double precision default 600, most bigint default 10000,

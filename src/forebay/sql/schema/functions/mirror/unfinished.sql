@@ -1,12 +1,10 @@
 -- grant: worker, operator, reader
 
--- The jobs of a kind that have not ended, for one group of a queue, in one snapshot: waiting, claimed or scheduled.
---
--- Visits every one of them. State and attempt are those of forebay.job(); due_at is when a job was first due, whatever its state
--- since.
---
--- Parameters: expires_seconds, how long after its due time a job of the kind expires.
--- Errors: none; no row when the queue is not known. Parked jobs are not seen.
+-- The jobs of a kind that have not ended, for one group of a queue, with `state` and `attempt` as
+-- in forebay.job(). `due_at` is when a job was first due, also if it was retried since;
+-- `expires_seconds` says how long after that a job of the kind expires. Visits every such job, in
+-- one snapshot: with millions of them it takes seconds. Does not see jobs that wait behind another
+-- job of their ordering key. No row when the queue is not known.
 -- pages: 300 + 60 a lane + 1 a waiting job + 20 an open lease
 create function forebay.unfinished(
     kind text, queue text default 'default', group_name text default 'default', expires_seconds double precision default 2592000)

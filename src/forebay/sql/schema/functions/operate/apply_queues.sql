@@ -1,28 +1,41 @@
 -- grant: operator
 
--- Make the settings of queues what an application declares, except those that were changed by hand. Returns a row for each
--- difference that there was: database, what the database had, null for the default; code, what is declared; applied, applied_by,
--- applied_at, what was applied last, by which application and when; action:
---
---   set, change, remove  done. A setting is removed if it is no longer declared and still has the value that was applied.
---   kept      changed by hand since it was applied; the code did not change.
---   conflict  changed by hand, and the code has another value too; or it was set by hand before it was first declared; or another
---             application applied it. The database's value stays.
---   forget    no longer declared. It stays, because it was changed by hand, or because it is a group: groups are never closed.
---
--- changed_by and changed_at name who last changed a setting that is kept, in conflict or forgotten, as the event log has it. Each change
--- is in the event log, with the actor "apply" and the name of the application.
---
--- Calls wait for each other, also for those of forebay.limit_queue(), so each compares with what the last one left.
+-- Make the settings of queues what an application declares, except those that were changed by hand.
+-- `forebay apply` calls it. Returns a row for each difference that there was. Each change is an
+-- event whose actor begins with `apply`. Calls wait for each other, also for those of
+-- forebay.limit_queue(), so each compares with what the last one left.
 --
 -- Parameters:
---   app        the name of the application: settings that it no longer declares are removed, those of other applications are not
---   queues     an array of objects with the queue's name as queue, and max_waiting, max_waiting_group, rate, burst, concurrency, key_rate, key_burst,
---              key_concurrency as in forebay.limit_queue(), shards, dead_keep_days (a number or "forever"), groups (names).
---              If no group of the queue was opened before, all of them start at the beginning.
---   overwrite  take the declared value also for what is kept or in conflict
--- Errors: JQ001 a declaration is refused, JQ017 a declared group is being closed.
--- Locks: the tables of these settings, in a mode that makes only other calls that change them wait, until the transaction ends.
+--   app        the name of the application, 1 to 200 characters. Settings that it applied and no
+--              longer declares are removed, those of other applications are not
+--   queues     a JSON array of all queues that it declares, each an object: `queue`, its name;
+--              limits as in forebay.limit_queue(); `shards`; `dead_keep_days`, a number or
+--              `"forever"`; `groups`, an array of names. If no group of a queue was opened before,
+--              all of them start at the beginning
+--   overwrite  take the declared value also for what is `kept` or a `conflict`
+--
+-- Columns:
+--   database                what the database had; null: the default
+--   code                    what is declared; null: it is not declared any more
+--   applied, applied_by, applied_at
+--                           what was applied last, by which application and when
+--   changed_by, changed_at  who last changed a setting that is not written, and when, by the event
+--                           log
+--
+-- Actions:
+--   set, change, remove  done. A setting is removed if it is no longer declared and has the value
+--                        that was applied
+--   kept                 changed by hand since it was applied; the code did not change
+--   conflict             changed by hand, and the code has another value too; or set by hand before
+--                        it was first declared; or applied by another application. The value stays
+--   forget               no longer declared. It stays because it was changed by hand, or is a
+--                        group: groups are never closed
+--
+-- Errors: JQ001 a declaration is refused, JQ017 a declared group is being closed; nothing is
+--   changed then.
+-- Locks: the tables of limits, shards, retention of dead letters and applied settings, until the
+--   transaction ends; only calls that change these wait. To open a group, as forebay.open_group().
+-- See: docs/howto/declare-queues.md, docs/howto/event-log.md
 create function forebay.apply_queues(
     app text, queues jsonb, overwrite boolean default false)
 returns table (queue text, setting text, database jsonb, code jsonb, applied jsonb, applied_by text,

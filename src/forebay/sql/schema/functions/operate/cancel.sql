@@ -1,17 +1,17 @@
 -- grant: producer, worker, operator
 
--- Cancel a job, in the caller's transaction. Returns
+-- Cancel a job, for one group or, with null, all. The job's next claim or settlement decides, and
+-- the first writer wins. A running handler learns of the request at its worker's next heartbeat. A
+-- repeated request changes nothing.
 --
---   cancelled      the job waits, or was cancelled before: it will not start. A claim at the same moment may still start it; then its
---                  handler is requested to stop;
---   requested      a worker has the job in one of the groups: a running handler is requested to stop, and the first writer wins: a job
---                  that finishes first stays done;
---   already ended  the job is done, expired or dead; nothing was changed;
---   unknown        no such job: never enqueued, not visible to this transaction, or past retention; nothing was changed.
+-- Answers:
+--   cancelled      the job waits, or was cancelled before. It will not start; a claim at the same
+--                  moment may still start it, and its handler is then requested to stop
+--   requested      a worker has the job in one of the groups. A job that finishes before stays done
+--   already ended  the job is done, expired or dead; nothing was changed
+--   unknown        no such job: never enqueued, not visible to this transaction, or past retention;
+--                  nothing was changed
 --
--- The job's next claim or settlement decides. A worker learns of the request for a running handler at its next heartbeat.
---
--- Parameters: group_name, null for every group.
 -- Errors: JQ014 no such group.
 -- pages: 460 + 60 a segment
 create function forebay.cancel(job_id bigint, group_name text default null) returns text

@@ -1,17 +1,24 @@
 -- grant: operator
 
--- Begin to close a consumer group, in the caller's transaction; returns what that gives up and releases.
+-- Close a consumer group: from the commit on it gets no jobs, and those that wait for it, retries
+-- included, are cancelled for it; other groups keep theirs. Running jobs finish.
+-- forebay.close_groups() does the rest in steps: workers call it, and so does `forebay groups
+-- close`. Then the group is gone, and segments that only it kept can be emptied. Its dead letters
+-- stay. If it is the queue's only group, jobs that are enqueued later wait for the next group that
+-- is opened.
 --
--- From the commit on the group gets no jobs. Its running jobs finish. Jobs that wait for it, retries included, are cancelled for
--- this group; other groups keep theirs. forebay.close_groups() does the rest in steps: workers call it, and so does
--- `forebay groups close`. Then the group is gone, and segments that only it kept can be emptied. Its dead letters stay.
+-- Parameters:
+--   force    close it although workers serve it
+--   dry_run  change nothing
 --
--- If it is the queue's only group, jobs that are enqueued later wait for the next group that is opened.
+-- Columns:
+--   cancelled        jobs that wait now
+--   running          jobs that workers have
+--   segments, bytes  what can be emptied then
 --
--- Parameters: force, close it although workers serve it; dry_run, change nothing.
--- Returns: cancelled, jobs that wait now; running, jobs that workers have; segments and bytes, what can be emptied then.
--- Errors: JQ014 no such group, JQ017 workers serve it.
--- Locks: the group's row.
+-- Errors: JQ014 no such group, JQ017 workers serve it and `force` is not set.
+-- Locks: the group's row, until the transaction ends; claims do not wait for it.
+-- See: docs/howto/several-groups.md#close-a-group
 create function forebay.close_group(
     queue text, name text default 'default', force boolean default false, dry_run boolean default false,
     out cancelled bigint, out running bigint, out segments bigint, out bytes bigint)

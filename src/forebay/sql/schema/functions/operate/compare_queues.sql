@@ -1,9 +1,8 @@
 -- grant: worker, operator, reader
 
--- Compare the queues that an application declares with the database, and change nothing. Returns a row for each difference, as
--- forebay.apply_queues() does.
+-- The rows that forebay.apply_queues() would return. Changes nothing. Workers call it when they
+-- start.
 --
--- Parameters: see forebay.apply_queues().
 -- Errors: JQ001 a declaration is refused.
 create function forebay.compare_queues(
     app text, queues jsonb, overwrite boolean default false)

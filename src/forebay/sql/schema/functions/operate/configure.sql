@@ -1,10 +1,19 @@
 -- grant: none
 
--- Change a database-wide setting; returns its previous value.
+-- Change a setting of the whole database; returns the previous value.
 --
--- Settings: segment_rows 100 to 100000000, reserve_rows 1000 to 10^12, retention_days 0 to 36500, retention_bytes
--- from 0, lane_idle_hours 0 to 876000, args_bytes_max 1024 to 104857600, args_depth_max 64 to 200, result_bytes_max 1024 to 104857600.
--- Errors: JQ001 an unknown name or a value outside its range.
+-- Settings:
+--   segment_rows      100 to 100,000,000; default 1,000,000
+--   reserve_rows      1,000 to 10^12; default 64,000,000
+--   retention_days    0 to 36,500; default 30
+--   retention_bytes   from 0; default 20,000,000,000
+--   lane_idle_hours   0 to 876,000; default 24
+--   args_bytes_max    1,024 to 104,857,600; default 1,048,576
+--   args_depth_max    64 to 200; default 64
+--   result_bytes_max  1,024 to 104,857,600; default 65,536
+--
+-- Errors: JQ001 an unknown name or a value out of range.
+-- See: docs/reference/settings.md
 create function forebay.configure(name text, value bigint) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,10 +1,18 @@
 -- grant: operator, reader
 
--- Dead letters that were not redriven, grouped by cause, the newest death first: kind, class and place of the last error, reason of the
--- newest, how many, times of the first and the last death, the newest dead letter and the message of its last error, and whether
--- the cause is muted, and until when; null until it is unmuted.
+-- Dead letters that were not redriven, grouped by cause, the newest death first. Null means any.
+-- Reads all dead letters, or those of one cause or queue.
 --
--- Reads all dead letters, or those of one cause or queue. Parameters: null means any.
+-- Columns:
+--   kind, error_type, place  of the last error
+--   reason                   that of the newest death
+--   jobs                     how many dead letters
+--   first_at, last_at        times of the first and the last death
+--   dead_id, message         the newest dead letter, and the message of its last error
+--   is_muted, muted_until    deaths of the cause are no errors in the log until then; null: until
+--                            it is unmuted
+--
+-- See: docs/howto/dead-letters.md#group-failures-by-cause
 create function forebay.dead_groups(only_queue text default null, only_kind text default null, only_cause text default null)
 returns table (cause text, kind text, error_type text, place text, reason text, jobs bigint, first_at timestamptz, last_at timestamptz,
                dead_id bigint, message text, is_muted boolean, muted_until timestamptz)

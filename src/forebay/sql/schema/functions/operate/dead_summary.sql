@@ -1,9 +1,9 @@
 -- grant: operator, reader
 
--- Dead letters by queue, kind, reason and class of the last error (empty: no error): how many are kept, how many of them were not
--- redriven, how many were deleted, and the day of the last death, in UTC. keep_days: how long the queue keeps them, null forever.
---
--- Reads all dead letters. Deletions are counted for jobs that died in the last 400 days.
+-- Dead letters by queue, kind, reason and class of the last error (empty: no error): those that
+-- exist, those of them that were not redriven, those that were deleted, of jobs that died in the
+-- last 400 days, and the day of the last death, in UTC. `keep_days`: how long the queue keeps them,
+-- null forever. Reads all dead letters.
 create function forebay.dead_summary(only_queue text default null)
 returns table (queue text, kind text, reason text, error_type text, kept bigint, not_redriven bigint, deleted bigint, last_died_on date,
                keep_days integer)

@@ -1,10 +1,11 @@
 -- grant: operator, reader
 
--- How many jobs wait and run, by queue, priority and group, counted in one snapshot. The states are those of forebay.job().
---
--- It continues from the last counts of waiting jobs: it visits the jobs enqueued, promoted or moved since, and in lanes of ordering keys
--- those claimed since; and scheduled jobs that were cancelled or replaced and are not due yet. The leader of maintenance renews
--- the counts every two seconds. Where no worker has run yet it visits every waiting job.
+-- How many jobs wait and run, by queue, priority and group, in one snapshot; states as in
+-- forebay.job(). It continues from the counts that the leader of maintenance renews every two
+-- seconds, so its cost does not depend on how many jobs wait: it visits the jobs enqueued, promoted
+-- or moved since, in lanes of ordering keys those claimed since, and scheduled jobs that were
+-- cancelled or replaced and are not due yet. Where no worker has run yet it visits every waiting
+-- job.
 -- pages: 1000 + 100 a lane + 4 an uncounted job + 20 an open lease
 create function forebay.depth(only_queue text default null)
 returns table (queue text, priority integer, group_name text, scheduled bigint, ready bigint, claimed bigint, running bigint,

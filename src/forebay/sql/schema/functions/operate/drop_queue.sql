@@ -1,18 +1,31 @@
 -- grant: operator
 
--- Drop a queue, in the caller's transaction: cancel the jobs that wait, close its consumer groups, and remove its settings: limits of the
--- queue and of its keys, shards, pauses, maximum attempts, the time for which dead letters are kept, what an application declared,
--- and that kinds belong to it. Its subjects are dropped too, all in this call: with many, call forebay.drop_subjects() first.
+-- Drop a queue: cancel the jobs that wait, close its consumer groups, and remove its settings:
+-- limits of the queue and of its keys, shards, pauses, maximum attempts, the time for which dead
+-- letters are kept, what an application declared, and that kinds belong to it. Its subjects are
+-- dropped too, all in this call: with many, call forebay.drop_subjects() first.
 --
--- forebay.close_groups() does the rest of closing the groups: workers call it, and so does `forebay queues drop`. Dead letters, results and
--- events stay, with their own times. A job that is enqueued later makes the queue anew, and a worker that serves it opens its group again.
+-- forebay.close_groups() does the rest of closing the groups: workers call it, and so does `forebay
+-- queues drop`. Dead letters, results and events stay, with their own times. A job that is enqueued
+-- later makes the queue anew, and a worker that serves it opens its group again.
 --
--- Parameters: token, of forebay.plan_change('truncate', ...): refuse if more jobs wait now; force, although workers serve it: their running
---   jobs finish; dry_run, change nothing.
--- Returns: cancelled, jobs that waited; running, jobs that workers have; groups, closed; settings, removed: limits, key limits, shards,
---   paused keys, max attempts, dead letters, declared, kinds, subjects.
--- Errors: JQ001 no queue is given, or one of Forebay; JQ014 no such queue; JQ017 workers serve it; JQ042 more jobs than those of the token.
--- Locks, until the transaction ends: rows of its groups, and those of forebay.limit_queue(), limit_key() and resume_key().
+-- Parameters:
+--   token    from `forebay.plan_change('truncate', ...)`: refuse if more jobs wait now
+--   force    drop it although workers serve it: their running jobs finish
+--   dry_run  change nothing
+--
+-- Columns:
+--   cancelled  jobs that waited
+--   running    jobs that workers have
+--   groups     those that were closed
+--   settings   what was removed: `limits`, `key limits`, `shards`, `paused keys`, `max attempts`,
+--              `dead letters`, `declared`, `kinds`, `subjects`
+--
+-- Errors: JQ001 no queue is given, or one of Forebay; JQ014 no such queue; JQ017 workers serve it
+--   and `force` is not set; JQ042 more jobs than those of the token.
+-- Locks: rows of its groups, and those of forebay.limit_queue(), forebay.limit_key() and
+--   forebay.resume_key(), until the transaction ends.
+-- See: docs/howto/manage-queues.md#drop-a-queue
 create function forebay.drop_queue(
     queue text, token text default null, force boolean default false, dry_run boolean default false,
     out cancelled bigint, out running bigint, out groups text[], out settings text[])

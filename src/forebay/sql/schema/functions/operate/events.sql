@@ -1,14 +1,23 @@
 -- grant: operator, reader
 
--- What operators did, newest first: pauses, limits, cancellations, redrives, settings, acts of the guard and others.
+-- What operators did, newest first: pauses, limits, cancellations, redrives, settings, acts of the
+-- guard and others.
 --
--- act is the name of the command, such as queues.pause or jobs.cancel; role the login role, actor who acted as the client says; old
--- and new are what was before and is now, or which jobs were chosen. For acts of the guard, new has the outcome; without one the
--- guard was stopped in between.
+-- Parameters:
+--   only_queue, only_act  null: any. An act is the name of a command, such as `queues.pause`, or
+--                         the first part of several, such as `queues`
+--   since, until          bound the time; `until` is excluded
+--   most                  1 to 10,000
 --
--- Parameters: null means any; only_act, an act or its first part, such as queues; since and until bound the time, until is excluded;
---   most, 1 to 10000.
--- Errors: JQ001 a bad most.
+-- Columns:
+--   act          the name of the command
+--   role, actor  the login role, and the value that the setting `forebay.actor` had in the
+--                transaction of the act
+--   old, new     what was before and is now, or which jobs were chosen. For acts of the guard,
+--                `new` has the outcome; without one the guard was stopped in between
+--
+-- Errors: JQ001 `most` is out of range.
+-- See: docs/howto/event-log.md
 create function forebay.events(
     only_queue text default null, only_act text default null, since timestamptz default null, until timestamptz default null,
     most integer default 50)

@@ -1,28 +1,41 @@
 -- grant: operator, reader
 
--- What decides whether and when a job starts: one row for each group that reads its queue, with facts for
--- `forebay doctor --job`. The state of the job is in forebay.job(), its failed attempts in forebay.job_history().
+-- What decides whether and when a job starts, a row for each group of its queue; `forebay doctor
+-- --job` and `client.explain()` turn it into a sentence. The state of the job is in forebay.job(),
+-- its failed attempts in forebay.job_history().
 --
--- One row without a group: no such job is visible. Its facts: last_id, the newest number of the log; is_past_retention, segments
--- with such numbers were removed; writers, sessions with an open transaction that has written jobs.
--- Else facts has:
+-- Facts:
 --   is_same_cluster        false: the log was restored from another cluster, and nothing runs
---   paused_at, resume_at, closing_at  of the group
---   is_served              a living worker serves the group: it says so, has jobs of it, or looks for some
---   workers, others        names of living workers that serve the group, and of other living workers, at most 5 each
---   kind_queue, has_kinds  the queue that workers have declared for the job's kind; whether they have declared any kind
---   last_claim_at, last_claim_by, last_claim_alive  of the group, in any lane
---   holder                 of a claimed or running job: worker, silent_seconds, suspect_seconds, lease_seconds, jobs, running
+--   paused_at, resume_at, closing_at
+--                          of the group
+--   is_served              a living worker serves the group: it says so, has jobs of it, or looks
+--                          for some
+--   is_watched             one of them is idle
+--   workers, others        names of living workers that serve the group, and of other living
+--                          workers, at most 5 each
+--   kind_queue, has_kinds  the queue that workers have declared for the job's kind; whether they
+--                          have declared any kind
+--   last_claim_at, last_claim_by, last_claim_alive
+--                          of the group, in any lane
+--   holder                 of a claimed or running job: `worker`, `silent_seconds`,
+--                          `suspect_seconds`, `lease_seconds`, `jobs`, `running`
 --   ordering_key, key_job  the job of the key that must end first
 --   held_by                the dead letter that holds the key
---   paused_key, key_paused_at, key_resume_at  while a key of the job is paused: ordering or limit; since when, and when the pause ends,
---                          null: when it is resumed
+--   paused_key, key_paused_at, key_resume_at
+--                          while a key of the job is paused: ordering or limit; since when, and
+--                          when the pause ends, null: when it is resumed
 --   key                    of a job that is parked behind its key: the row of forebay.key()
 --   limit_key, limits, running, key_running, permits, key_permits, next_start_at, key_next_start_at
---   before                 ready jobs that come first: of a better priority, or earlier in the job's lane; at most 10,001
+--                          of a queue or key with limits
+--   before                 ready jobs that come first: of a better priority, or earlier in the
+--                          job's lane; at most 10,001
 --   is_suspect             it was running when its worker was lost: it runs alone
 --
--- Errors: none.
+-- If no such job is visible, there is one row without a group. Its facts: `last_id`, the newest
+-- number of the log; `is_past_retention`, segments with such numbers were removed; `writers`, the
+-- sessions with an open transaction that has enqueued jobs.
+--
+-- Transaction: the caller's; reads only.
 create function forebay.explain_job(job_id bigint)
 returns table (group_name text, facts jsonb)
 language plpgsql volatile security definer

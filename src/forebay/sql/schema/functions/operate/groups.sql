@@ -1,13 +1,19 @@
 -- grant: operator, reader
 
--- The consumer groups of all queues, or of one.
+-- The consumer groups of all queues, or of one. Visits every waiting job.
 --
--- is_served: a worker serves the group now: an idle one leads it, or one has jobs of it. unread: jobs that wait for the group, and
--- oldest_unread_at, when the oldest of them was enqueued; retrying and snoozed jobs are not counted. running: jobs that workers
--- have. paused_at and resume_at: of a pause that lasts. held_segments, held_bytes: segments of the log that could be emptied without this group, whatever their age. claimed_at:
--- the last claim of a worker.
---
--- Visits every waiting job.
+-- Columns:
+--   is_implied                no worker or user has opened it
+--   is_served                 a worker serves the group now: an idle one leads it, or one has jobs
+--                             of it
+--   paused_at, resume_at      of a pause that lasts
+--   unread, oldest_unread_at  jobs that wait for the group, without scheduled, retrying and snoozed
+--                             ones, and when the oldest of them was enqueued
+--   running                   jobs that workers have
+--   held_segments, held_bytes
+--                             segments of the log that only this group keeps from being emptied,
+--                             whatever their age
+--   claimed_at                the last claim of a worker
 create function forebay.groups(only_queue text default null)
 returns table (queue text, group_name text, is_implied boolean, is_served boolean, created_at timestamptz, paused_at timestamptz,
                resume_at timestamptz, closing_at timestamptz, unread bigint, oldest_unread_at timestamptz, running bigint, open_batches bigint,

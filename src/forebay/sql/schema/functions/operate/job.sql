@@ -50,17 +50,30 @@ end
 $$;
 
 
--- The state of a job, one row for each group that reads its queue.
+-- The state of a job, one row for each group of its queue. No row: this snapshot sees no such job,
+-- or it has left the archive. Costs some index probes per retry and group: for people and tests,
+-- not for a hot path.
 --
--- state: scheduled, ready, claimed, running, retrying, done, cancelled, expired, dead. No row: no such job, or it ended
--- long ago and its segment has left the archive.
--- claimed, running: a worker has the job; it is running if the worker's last heartbeat listed it. A job that is shorter than
--- the interval between heartbeats may be claimed until it has ended.
--- attempt: the current or next attempt, from 1; for a job that has ended, the last one, 0 if it never ran.
--- max_attempts: as set at the enqueue, else as the worker reported with the last failed attempt; null while neither is known.
--- dead_id: the dead letter of the job. redriven_as: the job that this letter was redriven as. redriven_from and redriven_from_dead_id: the
--- job that died before, and its dead letter, if this job was made by a redrive.
--- For people and tests, not for a hot path: it costs a few index probes for each retry and group.
+-- States:
+--   scheduled  waits for its time: delayed, snoozed, or postponed because no handler or no store
+--              was there
+--   ready      can be claimed
+--   claimed    a worker has it, and has not reported that its handler runs
+--   running    its handler runs, by the last heartbeat of its worker. A job shorter than
+--              `heartbeat_seconds` may be claimed until it ends; of one process 1,000 jobs are
+--              running at most, the others claimed
+--   retrying   its last attempt failed, and it waits for the next one
+--   done, cancelled, expired, dead
+--              ended
+--
+-- Columns:
+--   attempt               the attempt that runs, or runs next, from 1; of a job that has ended, the
+--                         last that ran, 0 if none did
+--   max_attempts          the job's own number, else what the worker reported when an attempt
+--                         failed; null while neither is known
+--   dead_id, redriven_as  the job's dead letter, and the job that was made from it
+--   redriven_from, redriven_from_dead_id
+--                         of a job that a redrive made: the job that died, and its dead letter
 -- pages: 400 + 60 a segment
 create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,

@@ -1,14 +1,20 @@
 -- grant: operator, reader
 
--- The newest jobs, newest first, one row for each group that reads the job's queue.
+-- The newest jobs, newest first, one row for each group of the job's queue. An enqueue, a retry or
+-- a redrive brings a job to the top. The search is bounded (2,000 jobs, 1,000,000 numbers), so it
+-- may miss jobs in a rare state.
 --
--- Newest by the number of a job's latest row: an enqueue, a retry or a redrive brings it to the top. Bounded by
--- design: it walks back over the log, some thousand numbers at a time, and stops after `most` rows, after
--- the states of 2,000 jobs, or after 1,000,000 numbers; with a rare state it may end early.
+-- Parameters:
+--   only_queue, only_kind, only_state
+--           null: any
+--   most    1 to 1000 rows
+--   before  the `place` of the previous page's last row
+--   filter  that of forebay.change_jobs() without `ids` and `state`; ended jobs match too
 --
--- Parameters: filter, a JSON object as that of forebay.change_jobs() but for its ids and state, null: none; for the others null means any; state as in forebay.job; most, 1 to 1000 rows; before, only jobs whose
---   latest row has a lower number (position of the last row of the previous page).
--- Errors: JQ001 a bad state or most.
+-- Errors: JQ001 a bad `most` or state.
+--
+-- Inside: newest by the number of a job's latest row. It walks back over the log, some thousand
+-- numbers at a time.
 -- pages: 500 + 400 a job
 create function forebay.jobs(
     only_queue text default null, only_kind text default null, only_state text default null,

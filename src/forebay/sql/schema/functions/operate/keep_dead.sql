@@ -1,12 +1,14 @@
 -- grant: operator
 
--- Set how long dead letters are kept, for a queue or, with null, for all queues without their own setting; returns the
--- number of days before, null forever.
+-- Set how long dead letters are kept; returns the number of days before, null forever. Without this
+-- call dead letters are kept forever. Maintenance deletes older ones in steps, redriven or not, and
+-- counts what it deletes: see forebay.dead_summary().
 --
--- Without this call dead letters are kept forever. Maintenance deletes older ones in steps, redriven or not, and counts what it
--- deletes: see forebay.dead_summary().
+-- Parameters:
+--   queue    null: all queues without their own setting
+--   days     since the death of the job, 1 to 36500; null: forever
+--   inherit  remove the setting of the queue
 --
--- Parameters: days since the death of the job, 1 to 36500; null: forever. inherit: remove the setting of the queue.
 -- Errors: JQ001 a bad name or number.
 create function forebay.keep_dead(queue text default null, days integer default null, inherit boolean default false) returns integer
 language plpgsql volatile security definer

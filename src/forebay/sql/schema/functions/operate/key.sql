@@ -1,9 +1,10 @@
 -- grant: operator, reader
 
--- One key of a queue, with the columns of forebay.keys(): a row for each consumer group, also when no job of the key waits.
+-- One key of a queue, with the columns of forebay.keys: a row for each group of the queue, also if
+-- no job of the key waits or the key was never used. It does not visit other keys.
 --
--- Parameters: the ordering key or the limit key, not both.
 -- Errors: JQ001 both keys or neither.
+-- Transaction: the caller's; reads only.
 -- pages: 500 + 40 an open lease + 2 a waiting job
 create function forebay.key(queue text, ordering_key text default null, limit_key text default null)
 returns table (group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,

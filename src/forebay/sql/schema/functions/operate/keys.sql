@@ -1,28 +1,50 @@
 -- grant: operator, reader
 
--- The keys of which jobs wait, most waiting jobs first: a row for each consumer group.
+-- The ordering keys and limit keys that jobs wait for, a row for each group, the key with the most
+-- waiting jobs first. Visits every key that the log knows, and every job that waits for its
+-- ordering key.
 --
--- waiting: jobs that a claim has met and that wait for their key; jobs that no claim has met yet are not counted, cancelled ones are until
--- their turn comes. running: jobs of the key that workers have. first_job_id: the first waiting one.
--- reason: why the next job of the key does not run:
---   group_closing, group_paused   the consumer group is being closed, or paused
---   paused                        the key is paused, until `until`; null: until it is resumed
---   held                          the dead letter held_by holds the ordering key
---   retry                         it is behind a job that runs again at `until`; null: that job is ready again
---   running                       it is behind a job that a worker has
---   concurrency, rate             the limit key has as many jobs running as it may have, or has no start left before `until`
---   queue_concurrency, queue_rate the same of the queue
---   due                           nothing: a claim takes it
---   free                          nothing holds the key back, and no job waits for it; only forebay.key() returns it
--- blocking_jobs, blocking_workers: the job of the ordering key that must end first, or the running jobs of the limit key, at most 10,
--- and the worker of each; null: no worker has it. waits_for: the limit key that holds back the first waiting job of an ordering key.
--- pause_at, resume_at: begin and end of a planned pause of the key; null: none is planned, or it has no end.
--- limits: of a limit key that has limits itself, an object with rate, burst, concurrency, empty_until, as far as they are set; else null.
+-- Parameters:
+--   only_queue  null: all
+--   most        1 to 1000 rows
 --
--- Visits every key that the log knows, and every job that waits for its ordering key.
+-- Columns:
+--   sort                 `ordering` or `limit`
+--   waiting              jobs that a claim has met and that wait for their key. Jobs that no claim
+--                        has met yet are not counted; a cancelled job is counted until its turn
+--                        comes
+--   running              jobs of the key that workers have
+--   reason, until        why the next job of the key does not run, see below, and until when
+--   blocking_jobs        the job of the ordering key that must end first, or the running jobs of
+--                        the limit key, at most 10
+--   blocking_workers     the worker of each; null: no worker has the job
+--   held_by              the dead letter that holds the ordering key
+--   first_job_id         the first waiting job
+--   waits_for            the limit key that holds back the first waiting job of an ordering key;
+--                        the reason is then `paused`, `concurrency` or `rate` of that limit key
+--   pause_at, resume_at  begin and end of a planned pause; null: none is planned, or it has no end
+--   limits               the limits that one limit key has itself (forebay.limit_key()): an object
+--                        with `rate`, `burst`, `concurrency`, `empty_until`, as far as they are
+--                        set; else null
 --
--- Parameters: only_queue, null: all; most, 1 to 1000 rows.
--- Errors: JQ001 a bad most.
+-- Reasons:
+--   group_closing, group_paused
+--                the consumer group is being closed, or is paused
+--   paused       the key is paused, or its limit key `waits_for` is, until `until`; null: until it
+--                is resumed
+--   held         the dead letter `held_by` holds the ordering key
+--   retry        the job is behind one that runs again at `until`; null: that one is ready again
+--   running      the job is behind one that a worker has
+--   concurrency  the limit key has as many jobs running as it may have
+--   rate         the limit key has no start left before `until`
+--   queue_concurrency, queue_rate
+--                the same limits of the queue
+--   due          nothing holds the job back: a claim takes it
+--   free         no job waits, and nothing would hold one back; only forebay.key() returns this
+--
+-- Errors: JQ001 a bad `most`.
+-- Transaction: the caller's; reads only.
+-- See: docs/howto/limits.md#pause-one-customer
 -- pages: 500 + 2 a lane + 100 a waiting key + 5 a waiting job + 40 an open lease
 create function forebay.keys(only_queue text default null, most integer default 100)
 returns table (queue text, group_name text, sort text, key text, waiting bigint, running bigint, reason text, until timestamptz,

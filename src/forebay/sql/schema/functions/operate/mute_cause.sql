@@ -1,9 +1,9 @@
 -- grant: operator
 
--- Expect the deaths of a cause, for a time or until forebay.unmute_cause(); returns the end, null for none. They are recorded and counted
--- as before. Workers log them as information, not as errors, from their next heartbeat on, and the doctor does not report them.
+-- Expect the deaths of a cause, for a time or until forebay.unmute_cause; returns the end, null for
+-- none. They are recorded and counted as before. Workers log them as information, not as errors,
+-- from their next heartbeat on, and the doctor does not report them.
 --
--- Parameters: duration, positive; null: without an end.
 -- Errors: JQ001 a bad duration, or 1,000 causes are muted; JQ015 no dead letter has the cause.
 create function forebay.mute_cause(cause text, duration interval default null) returns timestamptz
 language plpgsql volatile security definer

@@ -1,15 +1,18 @@
 -- grant: worker, operator
 
--- Open a consumer group, an independent reader of a queue; returns its id. Opening it again changes nothing.
---
--- A group that is implied becomes this one, under its name: it has the cursors, expiries and pauses of a queue that no worker had
--- served yet. With start 'now' it forgets its cursors and starts now.
+-- Open a consumer group, an independent reader of a queue; returns its id. Opening it again changes
+-- nothing. Workers open the groups they serve.
 --
 -- Parameters:
---   start  'beginning': every job still in the log; 'now': jobs that become visible from now on; null: the
---          beginning for the first group of a queue, now for a later one
+--   start  `beginning`: every job still in the log; `now`: jobs that become visible from now on;
+--          null: `beginning` for the queue's first group, otherwise `now`
+--
+-- An implied group becomes the opened group, under its name: it has the cursors, expiries and
+-- pauses of a queue that no worker had served yet. With start `now` it forgets its cursors.
+--
 -- Errors: JQ001 a bad name or start, JQ017 a group of this name is being closed.
--- Locks: to open a group, the table queue_group against others that open one, until the transaction ends.
+-- Locks: to open a group, the table `queue_group` against others that open one, until the
+--   transaction ends.
 create function forebay.open_group(queue text, name text default 'default', start text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,15 +1,21 @@
 -- grant: operator
 
--- Pause one key of a queue, an ordering key or a limit key, for all groups: claims take no more jobs of it. Claimed jobs finish, and
--- enqueueing continues. Waiting jobs keep their places. Returns whether that changed anything.
+-- Stop claiming jobs of one key of a queue, for all groups. Claimed jobs finish; enqueueing
+-- continues. Waiting jobs keep their places and use no attempt. A key has one pause: a call
+-- replaces the one that lasts or is planned, so to plan a pause of a paused key resumes it until
+-- then. Returns whether something changed.
 --
--- A key has one pause. A call replaces the pause that lasts, or is planned: with pause_at, a key that is paused now is resumed.
+-- Parameters:
+--   ordering_key, limit_key  exactly one of them
+--   pause_at                 when the pause begins; null or past: now
+--   resume_after             how long it lasts; null: until forebay.resume_key()
 --
--- Invariant "a paused key is not forgotten" (docs/design/limits.md).
--- Parameters: ordering_key, limit_key, exactly one of them; resume_after, positive: the pause ends by itself then. null: it ends with
---   forebay.resume_key(). pause_at: when the pause begins; null or past: now. resume_after counts from there.
--- Errors: JQ001 a bad name, key or time.
--- Locks, until the transaction ends: the row of the key, and the table queue_group in a mode that makes only the opening of new groups wait.
+-- Errors: JQ001 not exactly one key, or a bad name, key or time.
+-- Locks: the row of the key, and the table `queue_group` in ROW EXCLUSIVE, which makes only the
+--   opening of new groups wait, until the transaction ends; claims do not wait.
+-- See: docs/howto/limits.md#pause-one-customer
+--
+-- Inside: Invariant "a paused key is not forgotten" (docs/design/limits.md).
 create function forebay.pause_key(
     queue text, ordering_key text default null, limit_key text default null, resume_after interval default null,
     pause_at timestamptz default null)

@@ -1,12 +1,12 @@
 -- grant: operator
 
--- Pause a queue, for one group or all: claims stop; running jobs finish, and enqueueing continues. Returns how many groups changed.
+-- Stop claiming jobs of a queue, for one group or all. Running jobs finish; enqueueing and expiry
+-- continue. Returns how many groups changed. A queue without a group gets an implied one, paused.
+-- With `until` the pause ends at that time, at most ten years from now, without a call: claims
+-- compare it with the clock. A group has one pause: a call replaces the one that lasts.
 --
--- A group has one pause: a call replaces the one that lasts.
---
--- Parameters: until, when claims continue, without a call: they compare it with the clock; at most ten years from now. null: with
---   forebay.resume_queue().
 -- Errors: JQ001 a bad name or time, JQ014 no such group.
+-- Locks: the group's row, until the transaction ends; claims do not wait for it.
 create function forebay.pause_queue(queue text, group_name text default null, until timestamptz default null) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,9 +1,10 @@
 -- grant: operator
 
--- Delete dead letters that died longer ago than `age`, and count them for forebay.dead_summary(); returns their number. Ordering keys that they hold are free.
+-- Delete dead letters that died longer ago than `age`, of one queue, one cause, or all, and count
+-- them for forebay.dead_summary(); returns how many. Ordering keys that they hold are free. A
+-- letter whose key waits for the job that it was redriven as stays.
 --
--- Parameters: age, not negative; queue and cause, null for all.
--- Errors: JQ001 a bad age.
+-- Errors: JQ001 a negative or missing age.
 create function forebay.purge_dead(age interval, queue text default null, cause text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,9 +1,8 @@
 -- grant: producer, worker, operator, reader
 
--- Whether a queue is in use: has_jobs, jobs were enqueued there and it has not been idle for so long that it was forgotten; is_served, a
--- worker has served it, or forebay.open_group() has opened a group. A name with neither may be misspelt.
---
--- Errors: none.
+-- Whether a queue is in use. `has_jobs`: jobs were enqueued there, and it has not been idle for so
+-- long that it was forgotten. `is_served`: a worker has served it, or forebay.open_group has opened
+-- a group. A name with neither may be misspelt.
 create function forebay.queue_known(queue text, out has_jobs boolean, out is_served boolean)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp

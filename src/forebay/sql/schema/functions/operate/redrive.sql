@@ -1,11 +1,13 @@
 -- grant: operator
 
--- Redrive a dead letter: create a new job for its group, with new attempts; returns the new job's id.
+-- Make a new job from a dead letter, for its group; returns the new job's id. The job keeps queue,
+-- priority, tag, correlation id, headers and `max_attempts`; attempts and expiry start again. It
+-- does not take the unique key, which may belong to another job by now. The dead letter stays, and
+-- both refer to each other. If it holds its ordering key, the new job takes its place before the
+-- later jobs of the key.
 --
--- The new job keeps queue, priority, tag, correlation id, headers and max_attempts; its expiry begins again. It does not take the
--- unique key, which may belong to another job by now. The dead letter stays, and both refer to each other.
---
--- Errors: JQ014 its group was closed, JQ015 no such dead letter, JQ016 redriven before.
+-- Errors: JQ014 its group was closed, JQ015 no such dead letter, JQ016 redriven before. If the
+--   number is the id of a job that died, the hint names its dead letters.
 -- Locks: the dead letter's row, and its group's row (SHARE).
 create function forebay.redrive(dead_id bigint) returns bigint
 language plpgsql volatile security definer

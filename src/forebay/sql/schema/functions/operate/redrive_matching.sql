@@ -1,9 +1,18 @@
 -- grant: operator
 
--- Redrive every dead letter that matches, in the order the jobs had in the log; returns their number. Dead letters of closed
--- groups are left alone.
+-- Redrive every dead letter that matches and was not redriven, in the order their jobs were
+-- enqueued; returns how many. Dead letters of closed groups are left alone.
 --
--- Parameters: null means any; died_after and died_before bound the time of death; most, the maximum number.
+-- Parameters:
+--   queue, kind, tag, group_name
+--                            null: any
+--   reason                   exhausted, permanent, expired or worker lost
+--   died_after, died_before  the time of the death; the first is inclusive, the second exclusive
+--   most                     the maximum number of dead letters
+--   job_id                   only those of this job
+--   cause                    only those of this cause, from forebay.dead_groups()
+--
+-- Locks: the dead letters' rows; rows that another session is redriving are skipped.
 create function forebay.redrive_matching(
     queue text default null, kind text default null, reason text default null, tag text default null,
     group_name text default null, died_after timestamptz default null, died_before timestamptz default null,

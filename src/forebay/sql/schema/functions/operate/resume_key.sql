@@ -1,10 +1,12 @@
 -- grant: operator
 
--- Resume a paused key of a queue, for all groups, or remove a planned pause. Returns whether there was one.
+-- Start claiming jobs of a paused key again, or remove a planned pause. Returns whether there was
+-- one.
 --
--- Invariant "a paused key is not forgotten" (docs/design/limits.md).
--- Errors: JQ001 a bad name or key.
+-- Errors: JQ001 not exactly one key, or a bad name or key.
 -- Locks: as forebay.pause_key().
+--
+-- Inside: Invariant "a paused key is not forgotten" (docs/design/limits.md).
 create function forebay.resume_key(queue text, ordering_key text default null, limit_key text default null) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,6 +1,10 @@
 -- grant: operator
 
--- Resume a paused queue, for one group or all. Returns how many groups changed.
+-- Start claiming jobs of a paused queue again, for one group or all. Returns how many groups
+-- changed.
+--
+-- Errors: JQ014 no such queue or group.
+-- Locks: as forebay.pause_queue().
 create function forebay.resume_queue(queue text, group_name text default null) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,12 +1,16 @@
 -- grant: operator
 
--- Set how many jobs workers run at once; returns the number of workers. They follow with their next heartbeat. Running jobs
--- finish. It holds until a worker ends; one that starts again has the concurrency that it is started with.
+-- Set how many jobs workers run at once; returns the number of workers. They follow with their next
+-- heartbeat after the commit. Running jobs finish. It holds until a worker ends; one that starts
+-- again has the concurrency that it is started with. The event log has it as `workers.set`.
 --
 -- Parameters:
 --   concurrency  1 to 10,000; null: as the worker was started
---   worker       the name of a worker, or its beginning up to a colon: a host, or host:pid; null: all workers with an open lease
+--   worker       the name of a worker, or its beginning up to a colon: a host, or `host:pid`; null:
+--                all workers with an open lease
+--
 -- Errors: JQ001 a bad number.
+-- See: docs/howto/event-log.md
 create function forebay.set_concurrency(concurrency integer, worker text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,12 +1,14 @@
 -- grant: operator
 
--- Set the maximum number of attempts of a queue's jobs; null removes it. Returns the number before, null for none.
+-- Set the maximum number of attempts of a queue's jobs, 1 to 10,000; null removes it. Returns the
+-- previous number, null for none. A job's own maximum comes first, then that of its queue, then
+-- that of its kind. Failures that are settled after the commit go by it, of waiting and running
+-- jobs too. Dead letters stay. The table `forebay.queue_attempts` has all.
 --
--- A job's own maximum comes first, then that of its queue, then that of its kind. Each settlement looks: the failures that are settled
--- after the commit are retried or final by the new number, of waiting and running jobs too. Dead letters stay.
---
--- Parameters: attempts, 1 to 10000; null: the kinds decide again.
 -- Errors: JQ001 a bad name or number, or a queue of Forebay, whose handlers decide.
+-- Locks: the queue's row in the table, until the transaction ends; neither claims nor settlements
+--   wait for it.
+-- See: docs/howto/manage-queues.md#change-the-number-of-attempts
 create function forebay.set_max_attempts(queue text, attempts integer default null) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,11 +1,15 @@
 -- grant: operator
 
--- Trade the order of a queue's jobs for parallel claims: split the queue into this number of lanes of each priority, so that
--- claims of different workers do not wait for each other. 1 restores the order for jobs enqueued from then on. Waiting jobs stay
--- in their lanes. Returns the number before.
+-- Trade ordering for parallel claims: split a queue into shards. New jobs are distributed over
+-- `lanes` (1 to 64) lanes of each priority, so that claims of different worker processes do not
+-- wait for each other. 1 restores the order, for jobs enqueued from then on. Waiting jobs stay in
+-- their lanes and are claimed from there. Returns the previous number.
 --
--- Parameters: lanes, 1 to 64; about the number of worker processes that claim at once.
 -- Errors: JQ001 a bad name or number.
+-- Transaction: the caller's. Enqueues use the new number once it is committed.
+-- Locks: the queue's row in the table of shards, until the transaction ends; neither enqueues nor
+--   claims wait for it.
+-- See: docs/howto/run-workers.md#when-many-processes-claim-few-jobs-at-a-time
 create function forebay.shard_queue(queue text, lanes integer) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

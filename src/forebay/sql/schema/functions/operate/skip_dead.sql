@@ -1,9 +1,9 @@
 -- grant: operator
 
--- Free the ordering key that a dead letter holds, without its job; returns whether it held the key. The dead letter stays, and
--- can be redriven later: then as a new job, behind the others of its key.
+-- Free the ordering key that a dead letter holds, without running its job; returns whether it held
+-- the key. The dead letter stays. Redriven later, its job comes behind the others of the key.
 --
--- Errors: JQ015 no such dead letter, JQ016 it was redriven, and the key waits for that job.
+-- Errors: JQ015 no such dead letter, JQ016 it was redriven, and its key waits for the new job.
 -- Locks: the dead letter's row.
 create function forebay.skip_dead(dead_id bigint) returns boolean
 language plpgsql volatile security definer

@@ -1,16 +1,22 @@
 -- grant: operator, reader
 
--- The workers with an open lease: who they are, since when, and what they run. A worker that was killed stays until its lease is
--- revoked; heartbeat_at shows it.
+-- The workers with an open lease: who they are, since when, and what they run. A worker that was
+-- killed stays until its lease is revoked; `heartbeat_at` shows it. What a worker does not report
+-- is null.
 --
--- group_name, queues, app, app_version, forebay_version, host and pid are as the worker reported them with its lease; null for
--- workers that report nothing. concurrency: slots, as set by forebay.set_concurrency(), else as the worker was started. memory_bytes: resident
--- memory of its process, without children, at the last heartbeat; null where the system does not tell. running: jobs that run, at
--- most 1,000. running_jobs: the first of them, [{"job_id", "kind", "claimed_at"}]; kind is null for a job that has just ended.
--- processes: how many child processes run its handlers, as it was started; null: they run in the worker.
+-- Columns:
+--   group_name, queues, app, app_version, forebay_version, host, pid
+--                 as the worker reported them with its lease
+--   concurrency   slots, as set by forebay.set_concurrency(), else as the worker was started
+--   memory_bytes  resident memory of its process, without child processes, at its last heartbeat;
+--                 null where the system does not tell
+--   running       jobs that run, at most 1,000
+--   running_jobs  the first `jobs` of them, 0 to 100: `[{"job_id": 7, "kind": "send_welcome",
+--                 "claimed_at": "..."}]`; the kind is null for a job that has just ended
+--   processes     child processes that run its handlers; null: they run in the worker
 --
--- Parameters: jobs, most elements of running_jobs, 0 to 100.
 -- Errors: JQ001 a bad number.
+-- See: docs/howto/run-workers.md#see-and-change-running-workers
 -- pages: 40 + 20 an open lease + 10 a listed job
 create function forebay.workers(jobs integer default 5)
 returns table (worker text, host text, pid integer, group_name text, queues text[], app text, app_version text,

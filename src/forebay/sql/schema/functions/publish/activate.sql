@@ -1,16 +1,22 @@
 -- grant: worker
 
--- Do one step of the activation of a subscription; returns whether it is over.
+-- Do one step of the activation of a subscription, over at most `p_most` events (1 to 10000);
+-- returns whether it is over.
 --
--- Invariant "from its start, and nothing twice": routers insert into `published` under the shared lock. Under the exclusive one no such
--- transaction is open, so each event is either in `published` now, and delivered by these steps, or will be expanded after the
--- subscription is active, and delivered by its router. Steps write deliveries in the order of route_no, before any that a router writes:
--- so the order of a key is kept.
+-- Errors: JQ012.
+-- Transaction: alone.
+-- Locks: the subscription's row; a step that finds it locked does nothing. In short steps that of
+--   the routers, alone.
 --
--- A step looks at p_most events up to routed_bound, which no router can write any more. When few are left behind it, the last step
--- takes the lock, expands them, and activates; when many are, it only moves the bound.
--- Parameters: p_most, 1 to 10000.
--- Locks: the subscription's row; a step that finds it locked does nothing. In short steps that of the routers, alone.
+-- Inside: Invariant "from its start, and nothing twice": routers insert into `published` under the
+-- shared lock. Under the exclusive one no such transaction is open, so each event is either in
+-- `published` now, and delivered by these steps, or will be expanded after the subscription is
+-- active, and delivered by its router. Steps write deliveries in the order of route_no, before any
+-- that a router writes: so the order of a key is kept.
+--
+-- A step looks at p_most events up to routed_bound, which no router can write any more. When few
+-- are left behind it, the last step takes the lock, expands them, and activates; when many are, it
+-- only moves the bound.
 -- pages: 200 + 30 an event
 create function forebay.activate_v1(p_subscription_id bigint, p_most integer default 1000) returns boolean
 language plpgsql volatile security definer

@@ -1,8 +1,8 @@
 -- grant: operator
 
--- Create an event type, or change its description; returns whether it is new.
+-- Create an event type, or change its description; returns whether it is new. A name has letters,
+-- digits and `_ . : -`, at most 128. Names that begin with `forebay.` are reserved.
 --
--- Parameters: name, letters, digits and _ . : -, at most 128; not beginning with "forebay.".
 -- Errors: JQ001 a bad name.
 create function forebay.create_event_type(name text, description text default null) returns boolean
 language plpgsql volatile security definer
@@ -40,10 +40,11 @@ end
 $$;
 
 
--- Drop an event type and its subscriptions; returns whether there was one. Deliveries that wait are still sent; events that no
--- router has expanded yet become dead letters.
+-- Drop an event type and its subscriptions; returns whether there was one. Deliveries that wait are
+-- still sent. Events that no router has expanded yet become dead letters.
 --
 -- Errors: JQ001 a reserved name.
+-- Locks: the type's row and those of its subscriptions.
 create function forebay.drop_event_type(name text) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -10,10 +10,9 @@ as $$
 $$;
 
 
--- The subscriptions of an endpoint, or of all.
---
--- Returns: starts_at, null: it began with the events after created_at, or is_from_beginning; is_active, whether the router expands
---   events for it now; false: it still catches up.
+-- The subscriptions of an endpoint, or of all. `starts_at` is null for those that began with the
+-- events after `created_at` and for those with `is_from_beginning`. `is_active`: the router expands
+-- events for it now; false: it still catches up.
 create function forebay.subscriptions(only_endpoint text default null)
 returns table (subscription_id bigint, endpoint text, event_type text, filter jsonb, starts_at timestamptz, is_from_beginning boolean,
                is_active boolean, created_at timestamptz)

@@ -1,8 +1,8 @@
 -- grant: worker
 
--- The events of deliveries: payload, headers and what else a message has. An event that maintenance has deleted has no row.
---
--- Parameters: arrays of the two members of "event" in the arguments of a delivery; elements with one place belong together.
+-- The events of deliveries: payload, headers and what else a message has. The parameters are arrays
+-- of the two members of `event` in the arguments of a delivery; elements with one place belong
+-- together. An event that was deleted has no row.
 -- pages: 20 + 4 an event
 create function forebay.event_payloads_v1(p_event_ids bigint[], p_times timestamptz[])
 returns table (event_id bigint, published_at timestamptz, event_type text, payload jsonb, headers jsonb, ordering_key text)

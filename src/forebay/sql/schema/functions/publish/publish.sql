@@ -1,15 +1,27 @@
 -- grant: producer, worker
 
--- Publish an event in the caller's transaction: each subscription of its type whose filter the payload contains gets a delivery.
+-- Publish an event: each subscription of its type whose filter the payload contains gets a
+-- delivery. This writes one row of the log, whatever the number of subscriptions; a router writes
+-- the deliveries later. Deliveries have priority, tag, correlation id and expiry of their event.
 --
--- Invariant "a publish is one row": a row of the log, whatever the number of subscriptions. Routers write the deliveries later.
+-- Parameters:
+--   event_type    see forebay.create_event_type()
+--   payload       a JSON object
+--   ordering_key  events with the same key are sent to each endpoint in their order
 --
--- Parameters: event_type, see forebay.create_event_type(); payload, a JSON object; the others as of forebay.enqueue(). Deliveries of
---   events with the same ordering_key are sent to each endpoint in the order of the events.
--- Returns: event_id, with unique_as perhaps that of an existing event; subscriptions, how many subscriptions of enabled endpoints the
---   type has, before filters, counted up to 100. 0: nothing will be delivered, unless a subscription is made that begins earlier.
--- Errors: JQ001 an unknown event type or a bad option; others as forebay.enqueue().
+-- The other options are those of forebay.enqueue().
+--
+-- Columns:
+--   event_id       with `unique_as` perhaps that of an existing event
+--   subscriptions  how many subscriptions of enabled endpoints the type has, before filters,
+--                  counted up to 100; with 0 nothing will be delivered, unless a subscription is
+--                  made later that begins earlier
+--
+-- Errors: JQ001 the event type does not exist, the payload is not an object, or an option is
+--   refused; others as forebay.enqueue().
 -- Locks: as forebay.enqueue().
+--
+-- Inside: Invariant "a publish is one row".
 -- pages: 150 + 8 a subscription
 create function forebay.publish(
     event_type text, payload jsonb default '{}', priority integer default 100, delay interval default null,
@@ -39,12 +51,11 @@ end
 $$;
 
 
--- Publish many events in the caller's transaction; returns their ids in input order. All or none: a bad event fails the call, and the
--- message has its index, from 0.
+-- Publish events, all or none; returns their ids in input order. `events` is a JSON array of objects
+-- with the parameters of forebay.publish as keys, `delay` in seconds; all but `event_type` are
+-- optional.
 --
--- Parameters: events, a JSON array of objects with the keys event_type, payload, priority, delay (seconds), run_at, expires_at, tag,
---   correlation_id, headers, unique_as and ordering_key; all but event_type optional.
--- Errors: as forebay.publish().
+-- Errors: as forebay.publish; the message has the index of the event, from 0.
 -- pages: 80 + 8 an event
 create function forebay.publish_many(events jsonb) returns bigint[]
 language plpgsql volatile security definer

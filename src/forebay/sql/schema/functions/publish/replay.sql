@@ -1,10 +1,11 @@
 -- grant: operator
 
--- Deliver events once more to an endpoint: those that were published from `since` to before `until`, and that its subscriptions and their
--- filters, as they are then, select. Returns the number of the job that does it in steps. The messages have the ids that they had.
+-- Deliver events once more: those published from `since` to before `until` (null: now) that the
+-- endpoint's subscriptions and filters select when a router works on them. Returns the id of the
+-- job that does it in steps. The messages have the ids that they had. The deliveries expire after
+-- 30 days, or after the endpoint's `max_age` if that is less.
 --
--- Parameters: until, null: now. The deliveries expire 30 days, or max_age of the endpoint, after they are written.
--- Errors: JQ001 it is disabled, or a bad time; JQ050 no endpoint has this name.
+-- Errors: JQ001 the endpoint is disabled, or a time is refused; JQ050 no such endpoint.
 create function forebay.replay_endpoint(name text, since timestamptz, until timestamptz default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -38,10 +39,12 @@ end
 $$;
 
 
--- Redrive every dead letter of an endpoint, oldest first; returns their number. Messages of events have the ids that they had.
+-- Redrive the dead letters of an endpoint, oldest first, at most `most` (null: all); returns their
+-- number. Dead letters that others redrive now are left alone. Messages of events have the ids that
+-- they had.
 --
--- Parameters: most, the maximum number; null: all.
--- Errors: JQ050 no endpoint has this name.
+-- Errors: JQ050 no such endpoint.
+-- Locks: the rows of the dead letters, and their group's (SHARE).
 create function forebay.redrive_endpoint(name text, most integer default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

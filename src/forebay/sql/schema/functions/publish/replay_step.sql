@@ -1,11 +1,14 @@
 -- grant: worker
 
--- Do one step of a replay: look at p_most events; returns whether the replay is over.
+-- Do one step of a replay, over at most `p_most` events (1 to 10000); returns whether it is over.
+-- The events are kept until their new deliveries have expired.
 --
--- In the order of route_no over all event types of the endpoint, so that the order of a key is kept. The events are kept until their
--- new deliveries have expired.
--- Parameters: p_most, 1 to 10000.
+-- Errors: JQ012.
+-- Transaction: alone.
 -- Locks: the replay's row; a step that finds it locked does nothing. The rows of the events.
+--
+-- Inside: in the order of route_no over all event types of the endpoint, so that the order of a key
+-- is kept.
 -- pages: 200 + 40 an event
 create function forebay.replay_step_v1(p_replay_id bigint, p_most integer default 1000) returns boolean
 language plpgsql volatile security definer

@@ -1,13 +1,20 @@
 -- Expansion of events to deliveries. See docs/design/endpoints.md.
 -- grant: worker
 
--- Expand claimed events: write a row of `published` and the deliveries of each. An event that was expanded before is left alone.
+-- Expand claimed events: write each event and its deliveries, unless it was expanded before.
+-- `p_job_ids` are jobs of the queue `forebay.publish` that an open lease has.
 --
--- Invariants "expanded once", "each filter once per event".
--- Parameters: p_job_ids, jobs of the queue forebay.publish that an open lease has. The payloads are read from the log.
--- Returns: deliveries, how many were written; unknown, jobs whose kind is not an event type; missing, jobs that no open lease has.
--- Errors: JQ012 not called alone; 53400 the queue forebay.deliver is full.
+-- Columns:
+--   deliveries  how many were written
+--   unknown     jobs whose kind is not an event type
+--   missing     jobs that no open lease has
+--
+-- Errors: JQ012; 53400 the queue `forebay.deliver` is full.
+-- Transaction: alone.
 -- Locks: that of the routers, shared.
+--
+-- Inside: Invariants "expanded once", "each filter once per event". The payloads are read from the
+-- log.
 -- pages: 250 + 60 a job + 60 a delivery
 create function forebay.route_v1(p_job_ids bigint[], out deliveries bigint, out unknown bigint[], out missing bigint[])
 language plpgsql volatile security definer

@@ -1,14 +1,17 @@
 -- grant: operator
 
--- Subscribe an endpoint to an event type, in the caller's transaction; returns the id of the subscription. For an endpoint that is
--- subscribed already, the call changes the filter and nothing else.
+-- Subscribe an endpoint to an event type; returns the id of the subscription. For an endpoint that
+-- is subscribed already, the call changes the filter and nothing else. A router activates the
+-- subscription after the commit. Each event from the start on is delivered once, also if it is
+-- published or routed while the subscription is made.
 --
--- A router activates the subscription after the commit. Each event from its start on is delivered once, also events that are
--- published, or expanded for other endpoints, in the meantime.
+-- Parameters:
+--   filter  an event matches if `payload @> filter`; null: all events
+--   start   `now`, events whose transaction commits after this call; `beginning`, all events that
+--           are kept; or a time, events published since then
 --
--- Parameters: filter, a JSON object that the payload must contain, as payload @> filter; null: all events. start: now, events whose
---   transaction commits after this call; beginning, all events that are kept; or a time, events published since then.
--- Errors: JQ001 the event type does not exist, or a bad filter or start; JQ050 no endpoint has this name.
+-- Errors: JQ001 the event type does not exist, or the filter or start is refused; JQ050 no such
+--   endpoint.
 -- Locks: the subscription's row.
 create function forebay.subscribe(endpoint text, event_type text, filter jsonb default null, start text default 'now') returns bigint
 language plpgsql volatile security definer
@@ -79,9 +82,10 @@ end
 $$;
 
 
--- End the subscription of an endpoint; returns whether there was one. Deliveries that wait are still sent.
+-- End a subscription; returns whether there was one. Deliveries that wait are still sent.
 --
--- Errors: JQ050 no endpoint has this name.
+-- Errors: JQ050 no such endpoint.
+-- Locks: the subscription's row.
 create function forebay.unsubscribe(endpoint text, event_type text) returns boolean
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp

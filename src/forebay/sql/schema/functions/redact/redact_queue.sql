@@ -1,18 +1,32 @@
 -- grant: operator
 
--- Erase what jobs of a queue that have ended have brought with them, in steps: arguments and headers in the log and of cancelled scheduled
--- jobs, messages and tracebacks of errors, results, notes of progress; with dead also dead letters. Segments of the log hold the jobs
--- of all queues, so retention cannot keep those of one queue for a shorter time. See docs/design/redact.md.
+-- Erase what ended jobs of a queue have brought with them, a step each call: arguments and headers
+-- in the log and of cancelled scheduled jobs, messages and tracebacks of errors, results, notes of
+-- progress; with `dead` also dead letters. Ids, kind, tag, correlation id, keys, times and states
+-- stay. It is final.
 --
--- Invariant "only what has ended": a row is erased when every group of the queue has passed it, no worker has it, and it does not wait for its
--- key. That is what lets a segment be emptied, and it is final. Ids, kind, tag, correlation id, keys, times and states stay.
+-- Parameters:
+--   before    only of jobs that were enqueued before, and of errors and results recorded before;
+--             null: now
+--   dead      delete dead letters, too
+--   after     `next` of the call before; null: from the beginning
+--   most      rows that a step looks at, 1 to 100,000
+--   event_id  `event` of the call before, so that the event log has one row for all
 --
--- Parameters: before, only of jobs that were enqueued before, and of errors and results recorded before; null: now. dead, delete the dead
---   letters too. after, next of the call before; null: from the beginning. most, rows that a step looks at, 1 to 100000. event_id, of the
---   call before, so that the event log has one row for all.
--- Returns: redacted, how many rows were erased; next, where the next call continues; null: everything was looked at.
--- Errors: JQ001 a bad name, position or number; JQ030 foreign cluster.
--- Locks: the rows, until the transaction ends; of a segment, SHARE UPDATE EXCLUSIVE. Emptying a segment waits for the step, or fails and is tried again.
+-- Columns:
+--   redacted  how many rows were erased
+--   next      where the next call continues; null: everything was looked at
+--
+-- Errors: JQ001 a bad name, position or number, or a queue of Forebay; JQ030 foreign cluster.
+-- Locks: the rows, and SHARE UPDATE EXCLUSIVE on the segment, until the transaction ends. Enqueues,
+--   claims and settlements do not wait. Emptying a segment waits for the step, or fails and is
+--   tried again.
+-- See: docs/howto/manage-queues.md#erase-personal-data, docs/design/redact.md
+--
+-- Inside: segments of the log hold the jobs of all queues, so retention cannot keep those of one
+-- queue for a shorter time. Invariant "only what has ended": a row is erased when every group of
+-- the queue has passed it, no worker has it, and it does not wait for its key. That is what lets a
+-- segment be emptied.
 create function forebay.redact_queue(
     queue text, before timestamptz default null, dead boolean default false, after jsonb default null, most integer default 1000,
     event_id bigint default null, out redacted bigint, out next jsonb, out event bigint)

@@ -1,10 +1,8 @@
 -- grant: operator, reader
 
--- What happened to a job so far, for each group: failed attempts, progress, and result.
---
--- errors: a JSON array of attempt, max_attempts (null: unknown), failed_at, outcome, type, message, traceback and worker, oldest
---   first.
--- Errors: none; a group without any of these has no row.
+-- The history of a job, a row for each group that has any: failed attempts (`errors`, oldest
+-- first), the newest progress, the kept result. An error has `attempt` (from 1), `max_attempts`
+-- (null: unknown), `failed_at`, `outcome`, `type`, `message`, `traceback` and `worker`.
 -- pages: 60
 create function forebay.job_history(job_id bigint)
 returns table (group_name text, errors jsonb, done double precision, note text, recorded_at timestamptz,

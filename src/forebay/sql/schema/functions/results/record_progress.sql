@@ -1,9 +1,10 @@
 -- grant: worker
 
--- Record the progress of some running jobs; returns how many were recorded.
+-- Record the progress of running jobs: a JSON array of `{"job_id", "group_id", "done": 0 to 1,
+-- "note": at most 200 characters}`. Returns how many were recorded: none under a closed lease.
+-- Deleted after a day.
 --
--- Parameters: p_items, a JSON array of {"job_id", "group_id", "done": 0 to 1, "note": at most 200 characters}
--- A closed lease records nothing. Locks: none.
+-- Transaction: any; commits asynchronously.
 -- pages: 20 + 5 a job
 create function forebay.record_progress_v1(p_lease_id bigint, p_items jsonb) returns integer
 language plpgsql volatile security definer

@@ -1,13 +1,16 @@
 -- grant: worker, operator, reader
 
--- How a job ended for one group, and the return value of its handler.
+-- The state of a job for one group, and its handler's return value if the job is done and its
+-- handler keeps results (`keep_result`). If `value` is null although the job is done, `problem`
+-- says why. Of a dead job: the reason, and its last error.
 --
--- value is null unless the job is done and its handler keeps results (keep_result); problem then has the reason.
--- For a dead job: the reason, and its last error.
+-- `wait_millis`, 0 to 60000, announces that the caller listens for this time on channel
+-- `forebay_result`; null: it does not. While a caller waits, the ids of jobs that end are sent
+-- there. Notifications can be lost, so also poll from time to time. Grant this function separately
+-- to a producer's role that waits for results.
 --
--- Parameters: wait_millis, how long the caller sleeps if the job has not ended; it is notified on channel forebay_result with
---   the job's id; 0 to 60000, null: no notification.
--- Errors: JQ001 a bad wait_millis, JQ013 no such job, JQ014 no such group.
+-- Errors: JQ001 a bad `wait_millis`, JQ013 no such job, JQ014 no such group.
+-- Transaction: the caller's; it sees only committed jobs.
 -- pages: 450 + 60 a segment
 create function forebay.result(job_id bigint, group_name text default 'default', wait_millis integer default null)
 returns table (state text, value jsonb, problem text, kept_until timestamptz, reason text, error_type text, error_message text)

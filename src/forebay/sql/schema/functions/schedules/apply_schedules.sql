@@ -1,17 +1,25 @@
 -- grant: worker, operator
 
--- Make schedules what an application declares. Returns a row for each schedule that is not, or was not, as declared; action:
+-- Make schedules what an application declares. Returns a row for each schedule that is not, or was
+-- not, as declared. A declaration that changes replaces what was changed by hand. Pauses are never
+-- changed.
 --
+-- Parameters:
+--   app        the name of the application
+--   schedules  a JSON array of objects with the members `name`, `kind`, `args`, `queue`,
+--              `priority`, `options`, `cron`, `every`, `tz`, `jitter`, `overlap`, `missed`,
+--              `catch_up`, `missed_max`, `pause_on_failure` and `starts_at`, see
+--              forebay.create_schedule(); times in seconds
+--   overwrite  take the declaration also for what is kept or in conflict
+--   dry_run    change nothing
+--
+-- Actions:
 --   create, change  done
---   kept      changed by hand since it was declared so; the declaration did not change. The database's definition stays
---   conflict  made by hand, or declared by another application: not touched
---   vanished  no longer declared. It still runs; forebay.drop_schedule() removes it
+--   kept            changed by hand since it was declared so; the declaration did not change. The
+--                   database's definition stays
+--   conflict        made by hand, or declared by another application: not touched
+--   vanished        no longer declared. It still runs; forebay.drop_schedule() removes it
 --
--- A declaration that changes replaces what was changed by hand. Pauses are never changed.
---
--- Parameters: app, the name of the application; schedules, a JSON array of objects with the members name, kind, args, queue, priority,
---   options, cron, every, tz, jitter, overlap, missed, catch_up, missed_max, pause_on_failure and starts_at, see forebay.create_schedule();
---   times in seconds. overwrite, take the declaration also for what is kept or in conflict. dry_run, change nothing.
 -- Errors: JQ001 a declaration is refused.
 -- Locks: the rows of the schedules; two calls wait for each other.
 create function forebay.apply_schedules(app text, schedules jsonb, overwrite boolean default false, dry_run boolean default false)

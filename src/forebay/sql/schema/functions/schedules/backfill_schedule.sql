@@ -1,14 +1,22 @@
 -- grant: operator
 
--- Enqueue the jobs of past instants of a schedule that have none; with token null, only count them.
+-- Enqueue the jobs of past instants of a schedule that have none; with `token` null, only count
+-- them. Instants with a job in the history are left out, and so are those after `decided_to`: the
+-- schedulers decide them. Instants that are no longer in the history count as without a job. The
+-- overlap of the schedule is not looked at, except that the jobs of overlap `queue` run one at a
+-- time.
 --
--- Instants with a job in the history are left out, and so are those after decided_to: the schedulers decide them. Instants that are no longer in the history count as
--- without a job. The overlap of the schedule is not looked at, except that the jobs of overlap queue run one at a time.
+-- Parameters:
+--   instants  computed by a client, at most 10000
+--   revision  of the schedule that it computed them from
+--   token     from the call that counted: exactly those instants are enqueued, or nothing
 --
--- Parameters: instants, which a client computed, at most 10000; revision, of the schedule that it computed them from; token, from the
---   call that counted: exactly those instants are enqueued, or nothing.
--- Returns: jobs, their number; token, of these instants.
--- Errors: JQ001 bad instants; JQ060 no schedule has this name; JQ061 the schedule has another revision, or the instants are not those of the token.
+-- Columns:
+--   jobs   their number
+--   token  of these instants
+--
+-- Errors: JQ001 bad instants, JQ060 no such schedule, JQ061 the schedule has another revision, or
+--   the instants are not those of the token.
 -- Locks: the schedule's row.
 create function forebay.backfill_schedule(
     name text, instants timestamptz[], revision integer, inout token text default null, out jobs integer)

@@ -1,22 +1,31 @@
 -- grant: operator
 
--- Create a schedule, or change the one of this name; returns created, changed or unchanged. All of its definition is replaced, except
--- starts_at if it is null. With another cron, every, tz or starts_at, earlier instants are not caught up.
+-- Create a schedule, or replace the definition of the one of this name, except `starts_at` if it is
+-- null; returns `created`, `changed` or `unchanged`. With another `cron`, `every`, `tz` or
+-- `starts_at`, earlier instants are not caught up.
 --
 -- Parameters:
---   kind, args, queue, priority  of its jobs, see forebay.enqueue()
---   cron              five fields, minute to day of week, or six with seconds first; names and * / , - # L as in Debian's cron
---   every             instead of cron: this time apart, counted from starts_at in real time; whole seconds, 1 second to 366 days
---   tz                the time zone of cron
---   overlap           when the job before has not ended in each group: allow, enqueue another; skip; queue, enqueue it to run after,
---                     if none waits; cancel, cancel the job before; replace, cancel it only if it waits
---   missed            instants that no scheduler decided within 60 seconds: skip; latest, enqueue the newest; all
---   jitter            a job starts up to this much after its instant; all schedulers compute the same time. At most 1 day
+--   kind, args, queue, priority
+--                     of its jobs, see forebay.enqueue()
+--   cron              five fields, minute to day of week, or six with seconds first; names and `* /
+--                     , - # L` as in Debian's cron
+--   every             instead of `cron`: this time apart, counted from `starts_at` in real time;
+--                     whole seconds, 1 second to 366 days
+--   tz                the time zone of `cron`
+--   overlap           when the job before has not ended in each group: `allow`, enqueue another;
+--                     `skip`; `queue`, enqueue it to run after, if none waits; `cancel`, cancel the
+--                     job before; `replace`, cancel it only if it waits
+--   missed            instants that no scheduler decided within 60 seconds: `skip`; `latest`,
+--                     enqueue the newest; `all`
+--   jitter            a job starts up to this much after its instant; all schedulers compute the
+--                     same time. At most 1 day
 --   catch_up          missed instants older than this are not enqueued; at most 366 days
---   missed_max        with missed => 'all': maximum number of jobs, the newest instants; 1 to 10000
+--   missed_max        with missed `all`: maximum number of jobs, the newest instants; 1 to 10000
 --   starts_at         no instant before it; null: now, or as it is
---   options           of the jobs: tag, correlation_id, headers, max_attempts, limit_key, expires_in in seconds
+--   options           of the jobs: `tag`, `correlation_id`, `headers`, `max_attempts`, `limit_key`,
+--                     `expires_in` in seconds
 --   pause_on_failure  pause the schedule before its next instant when one of its jobs is dead
+--
 -- Errors: JQ001 a bad parameter, JQ002 and JQ003 args too large or too deep.
 -- Locks: the schedule's row.
 create function forebay.create_schedule(

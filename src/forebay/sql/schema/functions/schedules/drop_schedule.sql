@@ -2,7 +2,6 @@
 
 -- Drop a schedule with its history; returns whether there was one. Its jobs stay.
 --
--- Errors: none.
 -- Locks: the schedule's row.
 create function forebay.drop_schedule(name text) returns boolean
 language plpgsql volatile security definer

@@ -1,20 +1,27 @@
 -- grant: worker
 
--- Decide instants of a schedule, in one transaction: enqueue their jobs, and record them as decided.
+-- Decide instants of a schedule, in one transaction: enqueue their jobs, and record them as
+-- decided.
 --
--- Invariants "one instant, one job": the primary key of forebay.occurrence; "decided once, in order": the caller names the revision and
--- the position that it computed the instants from, and is refused when one of the two has changed.
+-- Parameters:
+--   p_instants  all instants after `p_decided_to`, ascending, or the newest of them; the last one
+--               is not in the future of the database's clock. 1 to 20000
+--   p_older     an instant after `p_decided_to` and before `p_instants`; null: there is none
 --
--- Parameters: p_instants, all instants after p_decided_to, ascending, or the newest of them; the last one is not in the future of the
---   database's clock. 1 to 20000. p_older, an instant after p_decided_to and before p_instants; null: there is none.
--- Returns: status
---     decided  enqueued has the number of jobs
---     stale    another scheduler decided first, or the schedule was changed, paused or dropped: look again
---     busy     another transaction has the schedule: try again soon
---     paused   a job of the schedule is dead, and pause_on_failure is set; nothing was decided
---   decided_to, how far it is decided now; null unless status is decided.
--- Errors: JQ001 bad instants, JQ030 foreign cluster, 53400 the queue is full. On an error nothing is decided.
--- Locks: the schedule's row; not waited for.
+-- Statuses:
+--   decided  `enqueued` has the number of jobs, `decided_to` how far it is decided now
+--   stale    another scheduler decided first, or the schedule was changed, paused or dropped: look
+--            again
+--   busy     another transaction has the schedule: try again soon
+--   paused   a job of the schedule is dead, and `pause_on_failure` is set; nothing was decided
+--
+-- Errors: JQ001 bad instants, JQ030 foreign cluster, 53400 the queue is full. On an error nothing
+--   is decided.
+-- Locks: the schedule's row, not waited for.
+--
+-- Inside: Invariants "one instant, one job": the primary key of forebay.occurrence; "decided once,
+-- in order": the caller names the revision and the position that it computed the instants from, and
+-- is refused when one of the two has changed.
 -- pages: 12000 + 1500 an instant
 create function forebay.fire_v1(
     p_schedule_id bigint, p_revision integer, p_decided_to timestamptz, p_instants timestamptz[], p_older timestamptz default null,

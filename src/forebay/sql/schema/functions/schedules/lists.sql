@@ -2,9 +2,12 @@
 
 -- The schedules, or the one of a name. Times are in seconds.
 --
--- Returns: starts_at, decided_to, see forebay.create_schedule(); vanished_at, since then its application does not declare it any more;
---   problem, why schedulers cannot use it; last_for, last_job, last_status: its newest decision.
--- Errors: none.
+-- Columns:
+--   starts_at, decided_to  see forebay.create_schedule()
+--   vanished_at            since then its application does not declare it any more
+--   problem                why schedulers cannot use it
+--   last_for, last_job, last_status
+--                          its newest decision
 create function forebay.schedules(only_name text default null)
 returns table (name text, kind text, args jsonb, queue text, priority integer, options jsonb, cron text, every double precision, tz text,
                jitter double precision, overlap text, missed text, catch_up double precision, missed_max integer,
@@ -25,12 +28,15 @@ as $$
 $$;
 
 
--- The decisions of a schedule, newest instant first. They are kept for 30 days, and at most the newest 10,000.
+-- The decisions of a schedule, newest instant first. They are kept for 30 days, and at most the
+-- newest 10,000. `most` is 1 to 10000; `before`: only earlier instants.
 --
--- Returns: status: enqueued; skipped, by its overlap; missed; manual, by forebay.run_schedule(); backfilled. instants, a row with status
---   missed counts also missed instants before it.
--- Parameters: most, 1 to 10000; before, only earlier instants.
--- Errors: JQ060 no schedule has this name.
+-- Columns:
+--   status    enqueued; skipped, by its overlap; missed; manual, by forebay.run_schedule();
+--             backfilled
+--   instants  a row with status missed counts also missed instants before it
+--
+-- Errors: JQ060 no such schedule.
 create function forebay.schedule_history(name text, most integer default 50, before timestamptz default null)
 returns table (scheduled_for timestamptz, occurrence bigint, status text, instants bigint, job_id bigint, reason text, decided_at timestamptz)
 language plpgsql stable security definer
@@ -50,10 +56,10 @@ end
 $$;
 
 
--- When the jobs of instants of a schedule start, with its jitter, and what was decided about each; null: nothing.
+-- When the jobs of instants of a schedule start, with its jitter, and what was decided about each;
+-- null: nothing. A client computes the instants.
 --
--- Parameters: instants, which a client computed.
--- Errors: JQ060 no schedule has this name.
+-- Errors: JQ060 no such schedule.
 create function forebay.schedule_starts(name text, instants timestamptz[])
 returns table (scheduled_for timestamptz, starts_at timestamptz, status text, job_id bigint)
 language plpgsql stable security definer

@@ -1,9 +1,10 @@
 -- grant: operator
 
--- Pause a schedule: its instants are not decided. Jobs that it enqueued run. Returns whether that changed anything; a pause with another note does.
+-- Pause a schedule: its instants are not decided. Jobs that it enqueued run. Returns whether that
+-- changed anything; a pause with another note does. `note`, for people, has at most 1000
+-- characters.
 --
--- Parameters: note, for people, at most 1000 characters.
--- Errors: JQ060 no schedule has this name.
+-- Errors: JQ060 no such schedule.
 -- Locks: the schedule's row.
 create function forebay.pause_schedule(name text, note text default null) returns boolean
 language plpgsql volatile security definer

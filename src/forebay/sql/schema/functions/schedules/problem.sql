@@ -1,8 +1,8 @@
 -- grant: worker
 
--- Record why a scheduler cannot use a schedule; null: it can. Nothing is written if the schedule was changed, or has this problem already.
+-- Record why a scheduler cannot use a schedule; null: it can. Nothing is written if the schedule
+-- was changed, or has this problem already.
 --
--- Errors: none.
 -- Locks: the schedule's row.
 -- pages: 20
 create function forebay.schedule_problem_v1(p_schedule_id bigint, p_revision integer, p_problem text) returns void

@@ -1,8 +1,9 @@
 -- grant: operator
 
--- Resume a paused schedule; returns whether it was paused. Instants of the pause are not decided, and have no row in the history.
+-- Resume a paused schedule; returns whether it was paused. Instants of the pause are not decided,
+-- and have no row in the history.
 --
--- Errors: JQ060 no schedule has this name.
+-- Errors: JQ060 no such schedule.
 -- Locks: the schedule's row.
 create function forebay.resume_schedule(name text) returns boolean
 language plpgsql volatile security definer

@@ -1,8 +1,9 @@
 -- grant: operator
 
--- Enqueue a job of a schedule now, also of a paused one, whatever its overlap; returns the id of the job. It is in the history as manual.
+-- Enqueue a job of a schedule now, also of a paused one, whatever its overlap; returns the id of
+-- the job. It is in the history as manual.
 --
--- Errors: JQ060 no schedule has this name; others as forebay.enqueue().
+-- Errors: JQ060 no such schedule; others as forebay.enqueue().
 -- Locks: the schedule's row.
 create function forebay.run_schedule(name text) returns bigint
 language plpgsql volatile security definer

@@ -1,9 +1,9 @@
 -- grant: worker
 
--- The time of the database, and the definitions of the schedules that are not paused, unless they are the same as at an earlier call.
+-- The time of the database, and the definitions of the schedules that are not paused, if they
+-- changed since the call that returned `p_digest`; null: return them all. `schedules` is a JSON
+-- array; null: nothing changed. `digest` also covers `decided_to`, which each firing moves.
 --
--- Parameters: p_digest, what the earlier call returned; null: return them all.
--- Returns: schedules, a JSON array; null: nothing changed. digest also covers decided_to, which each firing moves.
 -- Errors: JQ030 foreign cluster.
 -- pages: 40 + 2 a schedule
 create function forebay.schedules_v1(p_digest text default null, out server_time timestamptz, out digest text, out schedules text)

@@ -1,31 +1,57 @@
 -- Settlement: how jobs of a batch ended, appended; and the jobs that continue in a new row.
 -- grant: worker
 
--- Settle jobs of a lease's batches.
+-- Record how jobs of a lease's batches ended. List batches with ordering keys in the order in which
+-- they were claimed. Returns one row per flush. `p_flushes` is an array of objects, processed in
+-- order:
 --
--- Invariants: "single holder" (a late settlement changes nothing and returns an error), "nothing lost".
--- Inside an open transaction the settlement commits together with everything else that the transaction wrote; the
--- transaction's idle time is then limited, so that a vanished handler cannot delay a revocation.
+-- Keys:
+--   claim_no, flush_no  the flush's name; a repeated name is recognised. A negative `flush_no`
+--                       settles the single job at that offset, and no other
+--   done                offsets of done jobs; null, with nothing in `ended`: the whole batch
+--   millis              durations in the order of `done`, or null
+--   ended               objects with `offset`, `outcome`, and as needed `after` (seconds),
+--                       `reason`, `error` (`type`, `message`, `traceback`, and `max_attempts` if it
+--                       is known), `millis`, `kept` and `subject`. With `"holds_key": true` a dead
+--                       job holds its ordering key
+--   kept                in `ended`, with outcome done: `value`, `seconds`, `problem`; the handler's
+--                       return value, which is kept for this time
+--   subject             in `ended`: `then` (again, complete or drop), `at` or `after` or `interval`
+--                       or `every`, `data`, `args`
+--   counters            the counters of mirrors, as for forebay.record_direct(); kept if, and only
+--                       if, the flush is settled
 --
--- Parameters: p_flushes, a JSON array of
---   {"claim_no", "flush_no", "done": null (the whole batch) or [offsets], "millis": [..] or null,
---    "ended": [{"offset", "outcome", "after": seconds, "reason", "error": {"type", "message", "traceback", "max_attempts"}, "millis",
---              "kept": {"value", "seconds", "problem"},
---              "subject": {"then": again, complete or drop, "at" or "after" or "interval" or "every", "data", "args"}}],
---    "counters": [..], for forebay._record_counters(), counted if and only if the flush is settled}
---   An entry of "ended" with outcome done has the handler's return value, which is kept for some seconds.
---   outcome: retried (costs an attempt), lost (the same, returns as a suspect), snoozed, unknown (kind),
---   released, cancelled, dead (reason exhausted, permanent or worker lost; with "holds_key": true it holds its ordering key).
---   In a queue with a maximum of attempts, that decides whether a failed attempt is retried: see forebay.set_max_attempts().
---   A job with a request to cancel is cancelled instead of retried, snoozed or released.
---   A job with an ordering key that would run again while an earlier one of its key in the lease has not ended is requeued
---   behind it instead, whatever its outcome, without using an attempt.
---   A negative flush_no names the settlement of the single job at that offset; its flush has this offset and no other.
--- Returns: one row per flush: settled, repeated (this very flush was settled before; nothing written),
---   unknown_batch, refused (an offset is not in the batch or was settled before; nothing written).
--- Errors: JQ010 the lease is closed; 40001 when a REPEATABLE READ transaction is older than the revocation.
--- Locks, in order: the lease (KEY SHARE); unless flush_no is negative, for jobs with limit keys the group's limiter, for jobs with
---   ordering keys the lock of these (both shared).
+-- Outcomes:
+--   retried    uses an attempt
+--   lost       the same; the job comes back as a suspect
+--   snoozed, unknown, released
+--              it comes back; `unknown`: its kind is
+--   cancelled  it has ended
+--   dead       with the reason exhausted, permanent or worker lost
+--
+-- A job with a cancellation request is cancelled where it would run again. In a queue with a
+-- maximum of attempts, that decides whether a failed attempt is retried: see
+-- forebay.set_max_attempts(). A job with an ordering key that would run again while an earlier one
+-- of its key in the lease has not ended is requeued behind it instead, whatever its outcome,
+-- without using an attempt.
+--
+-- Statuses:
+--   settled        the only one that wrote anything
+--   repeated       this flush was settled before
+--   unknown_batch  a server crash undid the claim
+--   refused        an offset is not in the batch or was settled before
+--
+-- Errors: JQ001 an unknown outcome, JQ010 the lease is closed; 40001 in a REPEATABLE READ
+--   transaction older than the revocation.
+-- Transaction: any. Inside an open transaction the settlement commits with it, and
+--   `idle_in_transaction_session_timeout` is set to 5 s for that transaction, so that a vanished
+--   handler cannot delay a revocation.
+-- Locks: in this order, the lease (KEY SHARE), until the transaction ends; unless `flush_no` is
+--   negative, for jobs with limit keys the group's limiter, for jobs with ordering keys the lock of
+--   these (both shared). Claims wait for the latter: call the function alone.
+--
+-- Inside: Invariants: "single holder" (a late settlement changes nothing and returns an error),
+-- "nothing lost".
 -- pages: 40 + 12 a job
 create function forebay.settle_v1(p_lease_id bigint, p_flushes jsonb)
 returns table (claim_no bigint, flush_no integer, status text)
@@ -182,21 +208,28 @@ end
 $$;
 
 
--- Settle one job as done, as the last act of its handler's transaction: settle_v1 for the flush that its offset names, without its
--- general part.
---
--- Invariant "one settlement, two forms": it writes the row that settle_v1 would write, and takes the same locks, so either may repeat
--- or contradict the other. A settlement with a negative flush_no has exactly that offset; so the primary key refuses a second one, and
--- of the others only those of flushes are read: the cost does not grow with the jobs of the batch that were settled one by one.
+-- Settle one job as done, as the last act of its handler's transaction: what forebay.settle_v1()
+-- does with the flush that is named minus the offset. It raises an error where forebay.settle_v1()
+-- returns a status, so the commit may follow in the same message.
 --
 -- Parameters:
 --   p_offset  of the job in its batch, from 1
 --   p_millis  how long its handler ran
---   p_clear   also clear what the transaction leaves in the session: cursors, settings (that of the idle time too: send the commit in
---             the same message), LISTEN, locks of the session, sequences and temporary tables. Not roles: a function cannot.
--- Errors: JQ010 the lease is closed; JQ019 the batch does not exist, the job is not in it, or was settled before;
---   40001 when a REPEATABLE READ transaction is older than the revocation.
--- Locks, in order: the lease (KEY SHARE).
+--   p_clear   also clear what the transaction leaves in the session: cursors, settings (that of the
+--             idle time too: send the commit in the same message), LISTEN, locks of the session,
+--             sequences and temporary tables. Roles stay: a function cannot reset them
+--
+-- Errors: JQ010 the lease is closed, JQ019 the batch is unknown, the job is not in it, or it was
+--   settled before; 40001 in a REPEATABLE READ transaction older than the revocation.
+-- Transaction: any. Without `p_clear`, `idle_in_transaction_session_timeout` is set to 5 s for that
+--   transaction.
+-- Locks: the lease (KEY SHARE); for jobs with ordering or limit keys as forebay.settle_v1().
+--
+-- Inside: Invariant "one settlement, two forms": it writes the row that settle_v1 would write, and
+-- takes the same locks, so either may repeat or contradict the other. A settlement with a negative
+-- flush_no has exactly that offset; so the primary key refuses a second one, and of the others only
+-- those of flushes are read: the cost does not grow with the jobs of the batch that were settled
+-- one by one.
 -- pages: 60
 create function forebay.settle_job_v1(
     p_lease_id bigint, p_claim_no bigint, p_offset integer, p_millis integer, p_clear boolean default false)

@@ -1,9 +1,11 @@
 -- grant: worker
 
--- Record that a suspect is about to start: if its holder dies now, the death is attributed to the job.
--- Repeating it changes nothing.
+-- Record that a suspect is about to start: if its worker dies now, the suspect counts as the cause.
+-- A repeated call changes nothing.
 --
 -- Errors: JQ010 the lease is closed.
+-- Transaction: any; meant to be autocommitted.
+-- Locks: the lease (KEY SHARE).
 -- pages: 20
 create function forebay.start_suspect_v1(p_lease_id bigint, p_claim_no bigint) returns void
 language plpgsql volatile security definer

@@ -1,10 +1,13 @@
 -- grant: operator, reader
 
--- Compare forebay.stats() with a full count over forebay.counted_row, in one snapshot.
+-- Compare forebay.stats() with a full count over the view `forebay.counted_row`, in one snapshot.
+-- It reads every job: seconds for each million.
 --
--- Returns: equal, whether all numbers agree; counted, how many rows and ends of jobs were counted; differences, null or a JSON array of
--- {"queue", "group", "priority", "kind", "tag", "state", "stats", "counted"}, at most 100 of them.
--- It reads all jobs: seconds for each million.
+-- Columns:
+--   equal        whether all numbers agree
+--   counted      how many rows and ends of jobs were counted
+--   differences  null, or an array of at most 100 objects: `{"queue", "group", "priority", "kind",
+--                "tag", "state", "stats", "counted"}`
 create function forebay.audit_stats(only_queue text default null, out equal boolean, out counted bigint, out differences jsonb)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp

@@ -1,14 +1,17 @@
 -- grant: worker
 
--- Fold what was appended since the last folds into the counters. Returns how many folds it appended; while that is not 0 and p_most
--- bounds the call, there may be more.
+-- Fold what was appended since the last folds into the counters of forebay.stats(), at most
+-- `p_most` batches of each lane (at least 1); returns how many folds were appended. While that is
+-- not 0 and `p_most` bounds the call, there may be more. `p_is_forced`: wait for the lock, and fold
+-- groups without news too.
 --
--- Invariant "counters are exact": a fold is one statement's snapshot, and says which rows it has. A read adds the others. So a fold may be
--- late, partial or lost, and no read is wrong; see docs/design/counters.md.
+-- Errors: JQ001 a bad number, JQ030.
+-- Transaction: any with `read committed`; usually alone.
+-- Locks: the lock of the counters; returns 0 when another session has it.
+-- See: docs/design/counters.md
 --
--- Parameters: p_most, batches of each lane that one call folds, at least 1. p_is_forced, wait for the lock and fold groups without news too.
--- Errors: JQ001 a bad number, JQ030 foreign cluster.
--- Locks: the counters' lock; returns 0 when another session has it.
+-- Inside: Invariant "counters are exact": a fold is one statement's snapshot, and says which rows
+-- it has. A read adds the others. So a fold may be late, partial or lost, and no read is wrong.
 -- pages: 1000 + 100 a lane + 12 an uncounted job
 create function forebay.fold_v1(p_most bigint default 10000, p_is_forced boolean default false) returns integer
 language plpgsql volatile security definer

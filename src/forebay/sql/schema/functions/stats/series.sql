@@ -1,13 +1,19 @@
 -- grant: operator, reader
 
--- The counters of jobs over time, by queue, group, priority, kind and tag: a row for each step in which something changed.
+-- The counters of jobs over time: a row for each step in which something changed. What was appended
+-- in the last seconds is not there yet.
 --
--- Maintenance keeps the seconds of the last hour, the minutes of a week and the hours of a year. What was appended since the last fold, up to
--- a few seconds, is not there yet.
+-- Parameters:
+--   step          `second` (kept for an hour), `minute` (a week) or `hour` (a year)
+--   since, until  from and up to this time; null: all that is kept
 --
--- Parameters: step, second, minute or hour; since, until: from and up to this time; null: all that is kept.
--- Returns: at, the end of the step. scheduled, ready, claimed, retrying: jobs then. The others: how many in the time since the row before.
+-- Columns:
+--   at  the end of the step
+--   scheduled, ready, claimed, retrying
+--       jobs then; the other columns count what happened since the row before
+--
 -- Errors: JQ001 an unknown step.
+-- See: docs/howto/stats.md
 create function forebay.stats_series(
     step text, since timestamptz default null, until timestamptz default null, only_queue text default null)
 returns table (at timestamptz, queue text, group_name text, priority integer, kind text, tag text, scheduled bigint, ready bigint, claimed bigint,

@@ -1,15 +1,32 @@
 -- grant: operator, reader
 
--- The counters of jobs, exact in the caller's snapshot, by queue, group, priority, kind and tag. The states are those of forebay.job().
+-- The counters of jobs, exact in the caller's snapshot, by queue, group, priority, kind and tag.
+-- The kind `''` stands for further kinds and tags, beyond 2,000 of a group. The cost depends on the
+-- number of kinds and tags, not on the jobs that wait or have ended; where no worker has run yet it
+-- visits every job.
 --
--- It adds what was appended since the last fold to the totals of that fold; maintenance folds every second. So its cost depends on the
--- kinds and tags, not on the jobs that wait or have ended. Where no worker has run yet it visits every job.
+-- Columns:
+--   scheduled, ready, claimed, retrying
+--                         jobs now, with the states of forebay.job()
+--   held                  those of the ready jobs that wait for their ordering key or limit key
+--   running               those of the claimed jobs that a heartbeat has named
+--   enqueued              jobs enqueued to run at once; this and the next columns count since the
+--                         group was opened
+--   handed                once for each claim
+--   done, dead, expired, cancelled
+--                         how jobs ended
+--   failed                attempts that ended with an error and were repeated
+--   snoozed               with those sent back for an unknown kind
+--   released              sent back unstarted
+--   lost                  sent back from lost workers
+--   requeued              behind an earlier job of their ordering key
+--   waits, durations      histograms with the bounds of forebay.stats_bounds()
+--   wait_ms, duration_ms  their sums
 --
--- Returns: scheduled, ready, claimed, retrying: jobs now; ready includes held, the jobs that wait for their ordering key or limit key; claimed
--- includes running, those that a heartbeat has named. The others count since the group was opened: enqueued, to run at once; handed, to workers;
--- done; failed, attempts that ended with an error and will be repeated; dead; expired; cancelled; snoozed, with those of an unknown kind; released;
--- lost, sent back from lost leases; requeued behind another job of their ordering key. waits and durations are histograms, with the bounds of
--- forebay.stats_bounds(); wait_ms and duration_ms the sums. A kind '' stands for further kinds and tags, see docs/design/counters.md.
+-- See: docs/howto/stats.md, docs/design/counters.md
+--
+-- Inside: it adds what was appended since the last fold to the totals of that fold; maintenance
+-- folds every second.
 -- pages: 1000 + 100 a lane + 8 a cell + 12 an uncounted job + 20 an open lease
 create function forebay.stats(only_queue text default null)
 returns table (queue text, group_name text, priority integer, kind text, tag text, scheduled bigint, ready bigint, held bigint, claimed bigint, running bigint,
@@ -142,7 +159,8 @@ end
 $$;
 
 
--- Upper bounds, in milliseconds, of the buckets of forebay.stats(); the last bucket has none.
+-- The upper bounds, in milliseconds, of the buckets of `waits` and `durations`; the last bucket has
+-- none.
 create function forebay.stats_bounds() returns bigint[]
 language sql immutable security definer
 set search_path = pg_catalog, pg_temp

@@ -1,9 +1,9 @@
 -- grant: producer, worker, operator
 
--- Drop a subject, in the caller's transaction: its name is free. Returns dropped; or requested, when a worker has a run of it: its handler
--- is requested to stop, and a subject that is made again under this name runs after that has ended.
+-- Drop a subject: its name is free. Returns `dropped`; or `requested`, when a worker has a run of
+-- it: its handler is requested to stop, and a subject that is made again under this name runs after
+-- that has ended.
 --
--- Parameters: queue, subject.
 -- Errors: JQ065 no such subject.
 -- Locks: the row of the subject.
 -- pages: 300
@@ -28,11 +28,11 @@ end
 $$;
 
 
--- Kill a subject, in the caller's transaction: it is not due again until it is revived, and a push of its name is skipped. Returns killed;
--- requested, when a worker has a run of it: its handler is requested to stop, and the state that it saves counts, but it is not due again; or
--- unchanged, when it is killed already.
+-- Kill a subject: it is not due again until it is revived, and a push of its name is skipped.
+-- Returns `killed`; `requested`, when a worker has a run of it: its handler is requested to stop,
+-- and the state that it saves counts, but it is not due again; or `unchanged`, when it is killed
+-- already. `reason` is for operators.
 --
--- Parameters: reason, for operators.
 -- Errors: JQ065 no such subject.
 -- Locks: the row of the subject.
 -- pages: 300
@@ -60,11 +60,10 @@ end
 $$;
 
 
--- Schedule a subject that is completed, dead or killed, in the caller's transaction. Returns revived; or unchanged, when it is scheduled,
--- ready or running.
+-- Schedule a subject that is completed, dead or killed, for `run_at`; null: now. Returns `revived`;
+-- or `unchanged`, when it is scheduled, ready or running.
 --
--- Parameters: run_at, when it is due; null: now.
--- Errors: JQ001 a bad run_at, JQ065 no such subject.
+-- Errors: JQ001 a bad `run_at`, JQ065 no such subject.
 -- Locks: the row of the subject.
 -- pages: 300
 create function forebay.revive_subject(queue text, subject text, run_at timestamptz default null) returns text
@@ -90,10 +89,9 @@ end
 $$;
 
 
--- Drop subjects of a queue in the order of their names, at most p_most of them; returns their number, and in next the name after which the
--- next call continues, null at the end.
+-- Drop subjects of a queue in the order of their names, at most `most` of them (1 to 100000);
+-- returns their number, and in `next` the `after` of the next call, null at the end.
 --
--- Parameters: queue; after, next of the call before; most, 1 to 100000.
 -- Errors: JQ001 a bad number.
 -- Locks: the rows of these subjects.
 create function forebay.drop_subjects(queue text, after text default '', most integer default 1000, out dropped bigint, out next text)

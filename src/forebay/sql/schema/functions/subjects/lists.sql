@@ -2,10 +2,14 @@
 
 -- A subject; no row if there is none.
 --
--- Returns: state: scheduled, ready (its run waits, also for a retry), running, completed, dead, killed; due_at, when it is due again, or when its
---   run was; iterations, runs that ended well, the last of them at last_at; attempts, failed ones of the present or last run, job_id; data,
---   what handlers keep between runs; reason, why it is dead or killed.
--- Errors: none.
+-- Columns:
+--   state                scheduled, ready (its run waits, also for a retry), running, completed,
+--                        dead, killed
+--   due_at               when it is due again, or when its run was
+--   iterations, last_at  runs that ended well, and when the last of them did
+--   attempts, job_id     failed attempts of the present or last run, and its id
+--   data                 what handlers keep between runs
+--   reason               why it is dead or killed
 -- pages: 300
 create function forebay.subject(of_queue text, name text)
 returns table (queue text, subject text, kind text, state text, due_at timestamptz, last_at timestamptz, iterations bigint, attempts integer,
@@ -22,11 +26,14 @@ as $$
 $$;
 
 
--- Subjects of a queue, in the order of their names.
+-- Subjects of a queue, in the order of their names, with the columns of forebay.subject().
 --
--- Parameters: only_state, only those in this state; after, the name after which the page begins; most, 1 to 10000 rows. With a state, at most
---   100,000 subjects are looked at: a page may be short.
--- Returns: see forebay.subject().
+-- Parameters:
+--   only_state  only those in this state; at most 100,000 subjects are looked at, so a page may be
+--               short
+--   after       the name after which the page begins
+--   most        1 to 10000 rows
+--
 -- Errors: JQ001 a bad state or number.
 create function forebay.subjects(of_queue text, only_state text default null, after text default null, most integer default 100)
 returns table (queue text, subject text, kind text, state text, due_at timestamptz, last_at timestamptz, iterations bigint, attempts integer,
@@ -59,9 +66,13 @@ $$;
 
 
 -- What happened to a subject, newest first. Maintenance keeps a day, and always the newest row.
+-- `most` is 1 to 10000.
 --
--- Returns: what: scheduled (pushed, upserted or revived), issued, again, completed, dead, killed, dropped; due_at; job_id, the run.
--- Parameters: most, 1 to 10000.
+-- Columns:
+--   what    scheduled (pushed, upserted or revived), issued, again, completed, dead, killed,
+--           dropped
+--   job_id  the run
+--
 -- Errors: JQ065 no such subject.
 create function forebay.subject_history(of_queue text, name text, most integer default 100)
 returns table (at timestamptz, what text, due_at timestamptz, iterations bigint, job_id bigint, reason text, data jsonb)
@@ -89,13 +100,15 @@ end
 $$;
 
 
--- What happened under a name: history and errors of the subjects of this name in all queues, and of the jobs with this correlation id,
--- newest first.
+-- What happened under a name, a subject or a correlation id: history and errors of the subjects of
+-- this name in all queues, and of the jobs with this correlation id, newest first. Of the jobs with
+-- the correlation id, those among the newest 1,000,000 rows of the log that have no summary yet,
+-- and all others. `most` is 1 to 1000.
 --
--- Parameters: name, a subject or a correlation id; most, 1 to 1000. Of the jobs with the correlation id, those among the newest 1,000,000
---   rows of the log that have no summary yet, and all others.
--- Returns: what, as of forebay.subject_history(); enqueued, for a job with the correlation id; or the outcome of a failed attempt, with its
---   number and its error.
+-- Columns:
+--   what  as of forebay.subject_history(); `enqueued`, for a job with the correlation id; or the
+--         outcome of a failed attempt, with `attempt` and `error`
+--
 -- Errors: JQ001 a bad name.
 create function forebay.trace(name text, most integer default 200)
 returns table (at timestamptz, queue text, subject text, job_id bigint, kind text, what text, attempt integer, error text)
@@ -143,11 +156,10 @@ as $$
 $$;
 
 
--- Numbers of subjects by queue and state: active (scheduled, ready or running), completed, dead, killed. Exact, except that a subject
--- that was killed or dropped while it ran may count twice until its run has ended. A run that ended because its job was cancelled counts
--- as active until the subject is revived.
---
--- Errors: none.
+-- Numbers of subjects by queue and state: active (scheduled, ready or running), completed, dead,
+-- killed. Exact, except that a subject that was killed or dropped while it ran may count twice
+-- until its run has ended. A run that ended because its job was cancelled counts as active until
+-- the subject is revived.
 create function forebay.subject_counts(only_queue text default null) returns table (queue text, state text, subjects bigint)
 language sql stable security definer
 set search_path = pg_catalog, pg_temp

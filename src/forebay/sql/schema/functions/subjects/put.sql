@@ -1,18 +1,22 @@
 -- grant: producer, worker, operator
 
--- Create subjects, in the caller's transaction; those that exist are left as they are. Returns a row for each, in input order.
+-- Create subjects; those that exist are left as they are. A subject that is due now is issued at
+-- once; one that is due later waits in the calendar. Returns a row for each, in input order: the
+-- result `created`; or `skipped`, with the reason `exists`. `subjects` is a JSON array of objects:
 --
--- A subject that is due now is issued at once; one that is due later waits in the calendar.
+-- Keys:
+--   kind, args     of its runs, see forebay.enqueue()
+--   subject        its name in the queue, at most 512 bytes; null: a random one
+--   queue          null: forebay.queue_of() the kind, or `default`
+--   delay, run_at  when it is due first: seconds, or a time; neither: now
+--   version        of the arguments of its runs, 0 to 9999
+--   priority, tag, correlation_id, headers, max_attempts, limit_key, ordering_key
+--                  of its runs
+--   expires_at     the subject is killed instead of being issued at or after this; null: it never
+--                  expires
 --
--- Parameters: subjects, a JSON array of objects:
---     kind, args       of its runs, see forebay.enqueue()
---     subject          its name in the queue, at most 512 bytes; null: a random one
---     queue            null: forebay.queue_of() the kind, or default
---     delay or run_at  when it is due first: seconds, or a time; neither: now
---     priority, version (0 to 9999), tag, correlation_id, headers, max_attempts, limit_key, ordering_key
---     expires_at       the subject is killed instead of being issued at or after this; null: it never expires
--- Returns: result created; or skipped, with the reason exists.
--- Errors: JQ001 a bad subject, with its index, or the same subject twice; JQ002 and JQ003 args too large or too deep. Nothing is written then.
+-- Errors: JQ001 a bad subject, with its index, or the same subject twice; JQ002 and JQ003 args too
+--   large or too deep. Nothing is written then.
 -- Locks: rows of the subjects. A call waits for another transaction that is creating one of them.
 -- pages: 100 + 80 a job
 create function forebay.push_subjects(subjects jsonb) returns table (subject text, result text, reason text)
@@ -31,13 +35,15 @@ end
 $$;
 
 
--- Create subjects, or change those that exist, in the caller's transaction. Returns a row for each, in input order.
+-- Create subjects, or change those that exist. A key of an object that is absent leaves what it
+-- names unchanged. A run that a worker has is not disturbed; one that waits, also for a retry, is
+-- replaced. Returns a row for each, in input order: the result `created`, `updated`, `unchanged`;
+-- or `skipped`, with the reason running, completed, dead or killed.
 --
--- A key of an object that is absent leaves what it names unchanged. A run that a worker has is not disturbed; one that waits, also for a
--- retry, is replaced.
+-- Parameters:
+--   subjects  see forebay.push_subjects(); `kind` is needed for new ones
+--   revive    schedule those that are completed, dead or killed
 --
--- Parameters: subjects, see forebay.push_subjects(); kind is needed for new ones. revive, schedule those that are completed, dead or killed.
--- Returns: result created, updated, unchanged; or skipped, with the reason running, completed, dead or killed.
 -- Errors: as forebay.push_subjects().
 -- Locks: as forebay.push_subjects(). No run of these subjects is issued until the transaction ends.
 -- pages: 100 + 250 a job
@@ -57,9 +63,10 @@ end
 $$;
 
 
--- Create one subject; returns created or skipped. See forebay.push_subjects().
+-- Create one subject; returns `created` or `skipped`. See forebay.push_subjects(). `options` of its
+-- runs: `tag`, `correlation_id`, `headers`, `max_attempts`, `limit_key`, `ordering_key`,
+-- `expires_at`.
 --
--- Parameters: options, of its runs: tag, correlation_id, headers, max_attempts, limit_key, ordering_key, expires_at.
 -- Errors: as forebay.push_subjects().
 -- pages: 180
 create function forebay.push_subject(
@@ -76,8 +83,8 @@ as $$
 $$;
 
 
--- Create one subject or change it; returns created, updated, unchanged, or skipped: why. A parameter that is null leaves what it names
--- unchanged. See forebay.upsert_subjects().
+-- Create one subject or change it; returns `created`, `updated`, `unchanged`, or `skipped: ` and
+-- why. A parameter that is null leaves what it names unchanged. See forebay.upsert_subjects().
 --
 -- Errors: as forebay.push_subjects().
 -- pages: 350

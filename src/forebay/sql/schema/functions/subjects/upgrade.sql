@@ -1,13 +1,20 @@
 -- grant: operator, worker
 
--- Lock some subjects of a version until the transaction ends, so that their arguments can be migrated, in the order of their names.
+-- Lock some subjects of a version until the transaction ends, so that their arguments can be
+-- migrated, in the order of their names.
 --
--- Parameters: queue, kind, from_version; after, the name after which to continue; null: where the last upgrade of these stopped; most,
---   1 to 10000 subjects that are looked at.
--- Returns: is_running: its run waits or runs, or another transaction has it; it is not locked. passed, the last name that was looked at,
---   null at the end; one row without a subject when none of these has the version.
+-- Parameters:
+--   after  the name after which to continue; null: where the last upgrade of these stopped
+--   most   1 to 10000 subjects that are looked at
+--
+-- Columns:
+--   is_running  its run waits or runs, or another transaction has it; it is not locked
+--   passed      the last name that was looked at, null at the end; one row without a subject when
+--               none of these has the version
+--
 -- Errors: JQ001 a bad number.
--- Locks: the rows of the subjects that are returned, except with is_running. No run of them is issued until the transaction ends.
+-- Locks: the rows of the subjects that are returned, except with `is_running`. No run of them is
+--   issued until the transaction ends.
 create function forebay.lock_subjects_for_upgrade(queue text, kind text, from_version integer, after text default null, most integer default 100)
 returns table (subject_id bigint, subject text, args jsonb, data jsonb, is_running boolean, passed text)
 language plpgsql volatile security definer
@@ -62,10 +69,10 @@ end
 $$;
 
 
--- Give a subject that forebay.lock_subjects_for_upgrade() locked new arguments and data, with another version. Returns whether it had the
--- earlier version.
+-- Give a subject that forebay.lock_subjects_for_upgrade() locked new arguments and data, with
+-- another version. Returns whether it had the earlier version. Its next time does not change.
+-- `data` null: no state.
 --
--- Its next time does not change. data null: no state.
 -- Errors: JQ001 a bad version, JQ002 and JQ003 args or data too large or too deep.
 -- Locks: the row of the subject.
 create function forebay.upgrade_subject(subject_id bigint, from_version integer, to_version integer, args jsonb, data jsonb) returns boolean
@@ -100,9 +107,8 @@ end
 $$;
 
 
--- Record up to which name an upgrade has come; with passed null it begins again with its next call.
---
--- Errors: none.
+-- Record up to which name an upgrade has come; with `passed` null it begins again with its next
+-- call.
 create function forebay.record_upgrade(queue text, kind text, from_version integer, to_version integer, passed text, upgraded bigint) returns void
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp

@@ -1,22 +1,39 @@
 -- grant: producer, worker
 
--- Enqueue one job under a unique key; returns its id and whether it is new.
+-- Enqueue one job under a unique key. `unique_as` is one of:
 --
--- Invariants "one generation", "commit decides".
+-- Modes:
+--   {"once": key}        no new job while a job with the key waits or runs
+--   {"idempotent": key}  the same; kind and arguments must also be equal
+--   {"coalesce": key}    no new job while a job with the key waits
+--   {"replace": key}     the new job replaces a waiting job with the key
+--   {"debounce": key, "wait": s, "max_wait": s}
+--                        the same; the job starts `wait` seconds after the last call, at most
+--                        `max_wait` after the first
+--   {"throttle": key, "period": s}
+--                        no new job within `period` seconds of the last new one
 --
--- Parameters: unique_as, one of
---     {"once": key}                                no new job while a job of the key waits or runs
---     {"idempotent": key}                          the same, and kind and arguments must be the same
---     {"coalesce": key}                            no new job while one waits
---     {"replace": key}                             a waiting job is replaced
---     {"debounce": key, "wait": s, "max_wait": s}  the same; starts s after the last call, at most max_wait after the first
---     {"throttle": key, "period": s}               no new job within s of the last new one
---   with "on_busy": "raise" to fail instead of waiting when another open transaction is taking the key. A key is a
---   text of 1 to 200 characters and belongs to its queue and uniqueness mode. Other parameters as for forebay.enqueue.
--- Returns: job_id, of the new job or the existing one; is_new; replaced, the waiting job that the new one replaces.
--- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep, JQ004 the key is busy (on_busy raise), JQ005 an idempotency
---   key with another kind or other arguments; 40001 in a REPEATABLE READ transaction that does not see the key's newest job.
--- Locks: the key's newest row, until the transaction ends; waits for another open transaction that is taking the same key.
+-- Add `"on_busy": "raise"` to get an error instead of waiting for another transaction. A key has 1
+-- to 200 characters and belongs to its queue and uniqueness mode. The other parameters are those of
+-- forebay.enqueue(); a debounce takes no `delay` or `run_at`.
+--
+-- Columns:
+--   job_id, is_new  the new or the existing job
+--   replaced        the waiting job that the new one replaces
+--
+-- Example:
+--   select job_id, is_new
+--   from forebay.enqueue_unique('index', '{"id": 1}', '{"coalesce": "document 1"}');
+--
+-- Errors: JQ001 a bad option, JQ002 and JQ003 args too large or too deep, JQ004 another open
+--   transaction is taking the key (`on_busy` raise), JQ005 an idempotency key belongs to another
+--   request; 40001 in a REPEATABLE READ transaction that cannot see the key's newest job; 53400 the
+--   queue is full. After an error nothing is written.
+-- Locks: the key's newest row, until the transaction ends. Waits for another open transaction that
+--   is enqueuing the key's next job; no claim waits for it.
+-- See: docs/howto/unique-jobs.md
+--
+-- Inside: Invariants "one generation", "commit decides".
 -- pages: 150
 create function forebay.enqueue_unique(
     kind text, args jsonb, unique_as jsonb, queue text default null, priority integer default 100,

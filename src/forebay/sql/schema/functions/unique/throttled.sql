@@ -1,10 +1,10 @@
 -- grant: producer, reader
 
--- The jobs that hold throttle keys of a queue: a row for each key that has one, with the newest job. A key is there until a day after
--- its period, whatever became of the job.
+-- The jobs that hold throttle keys of a queue: a row for each of the keys that has one, with its
+-- newest job. A key is there until a day after its period, whatever became of the job. The sink
+-- `forebay` reads back with it what it enqueued. At most 10,000 keys in one call are wise.
 --
--- Parameters: keys, at most 10,000 in one call are wise.
--- Errors: none.
+-- See: docs/design/unique.md#keys-that-outlive-their-jobs
 -- pages: 20 + 4 a key
 create function forebay.throttled(queue text, keys text[])
 returns table (key text, job_id bigint)

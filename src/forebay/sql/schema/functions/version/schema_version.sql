@@ -1,6 +1,6 @@
 -- grant: worker, operator, reader
 
--- The version of the schema: the number of its newest migration; null when none is recorded.
+-- The number of the newest migration in this database; null if none is recorded.
 create function forebay.schema_version() returns integer
 language sql stable security definer
 set search_path = pg_catalog, pg_temp

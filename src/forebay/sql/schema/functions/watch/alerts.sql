@@ -1,11 +1,12 @@
 -- grant: operator, reader, worker
 
--- The alerts that fire now, as the last check recorded them; with with_pending also conditions that have not lasted long enough.
+-- The alerts that fire, as the last check recorded them; with `with_pending` also conditions that
+-- have not lasted long enough. The leader of maintenance checks every 15 to 60 seconds, and so do
+-- `forebay alerts` and each scrape of `forebay metrics`. If the last check is more than three
+-- minutes old, the first row has the code `unchecked`; not before the first check or the end of the
+-- first hour.
 --
--- The leader of maintenance checks every 15 to 60 seconds, and so do `forebay alerts` and each scrape of `forebay metrics`. If the last check
--- is more than three minutes old, the first row is the alert "unchecked"; not before the first check or the end of the first hour.
---
--- Errors: none.
+-- See: docs/howto/monitoring.md
 create function forebay.alerts(with_pending boolean default false)
 returns table (code text, subject text, group_name text, severity text, problem text, hint text, since timestamptz, fired_at timestamptz)
 language sql stable security definer

@@ -1,16 +1,23 @@
 -- grant: operator, reader, worker
 
--- Everything that alerts and metrics are made of, as one JSON object: queues by group, dead letters, workers, endpoints, mirrors,
--- schedules and the database. The only place that reads it: counters with more detail replace a part here, and nothing else.
+-- What alerts and metrics are made of, as one JSON object: queues by group, dead letters, workers,
+-- endpoints, mirrors, schedules and the database. Times are seconds since 1970. It does not visit
+-- waiting jobs: it continues from the last counts, as forebay.depth() does, and reads the counters
+-- up to the last fold, the newest 100 batches of each lane and its first 100 unread rows.
 --
--- It continues from the last counts of waiting jobs, as forebay.depth() does, and reads the counters up to the last fold, the newest 100
--- batches of each lane and its first 100 unread rows. Times are seconds since 1970.
+-- Parameters:
+--   within_seconds  60 to 86,400: the time to which numbers such as `completed`, `lately` and
+--                   `missed` refer
+--   with_counters   false leaves out the counters by kind: the part `counters` is null, and the
+--                   call is cheaper where there are many queues
 --
--- Invariant "a scrape does not scan": the cost grows with lanes, kinds and tags, endpoints and workers, and not with jobs.
---
--- Parameters: within_seconds, 60 to 86400: the time to which the numbers "completed", "died" and "missed" refer. with_counters: false leaves
---   out the counters by kind, the part "counters", which is then null: alerts do not need it.
 -- Errors: JQ001 a bad number.
+-- Transaction: the caller's; reads only.
+-- See: docs/howto/monitoring.md
+--
+-- Inside: the only place that reads it: counters with more detail replace a part here, and nothing
+-- else. Invariant "a scrape does not scan": the cost grows with lanes, kinds and tags, endpoints
+-- and workers, and not with jobs.
 -- pages: 3000 + 400 a lane + 60 a cell + 4 an uncounted job + 20 an open lease
 create function forebay.measurements(within_seconds double precision default 900, with_counters boolean default true) returns jsonb
 language plpgsql volatile security definer

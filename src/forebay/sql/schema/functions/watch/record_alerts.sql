@@ -1,16 +1,18 @@
 -- grant: worker, operator
 
--- Record what a check of the rules found, and return what began or ended with it.
+-- Record which conditions of alerts hold, and return what fired or cleared (`act`). An alert fires
+-- when its condition was found by every check for its time, and ends when no check has found it for
+-- `p_clear_seconds`, 0 to 86400. Both write a row of the event log, and publish an event of the
+-- type `forebay.alert` if it has a subscription. `p_found` is a JSON array of `{"code", "subject",
+-- "group", "severity", "problem", "hint", "since" (seconds since 1970; null: now), "for"
+-- (seconds)}`, at most 1,000.
 --
--- An alert fires when its condition was found by every check for its time, and ends when no check has found it for p_clear_seconds. Both
--- write a row of the event log, and publish an event of the type forebay.alert if it has a subscription, in this transaction. Invariant "one alert, two events":
--- docs/design/alerts.md. A crash before the commit leaves the state of the check before; the next check does the same.
+-- Errors: JQ001 a bad array or number; JQ030 foreign cluster.
+-- Locks: the lock of alerts, if it is free; otherwise nothing is recorded.
+-- See: docs/design/alerts.md
 --
--- Parameters: p_found, a JSON array of {"code", "subject", "group", "severity", "problem", "hint", "since" (seconds since 1970; null: now),
---   "for" (seconds)}, at most 1,000; p_clear_seconds, 0 to 86400.
--- Returns: for each, act, fired or cleared.
--- Errors: JQ001 a bad array or number, JQ030 foreign cluster.
--- Locks: the lock of alerts, only tried: if another session has it, nothing is recorded.
+-- Inside: Invariant "one alert, two events". A crash before the commit leaves the state of the
+-- check before; the next check does the same.
 -- pages: 200 + 60 an alert
 create function forebay.record_alerts_v1(p_found jsonb, p_clear_seconds double precision default 120)
 returns table (act text, code text, subject text, group_name text, severity text, problem text, hint text, since timestamptz)

@@ -1,12 +1,12 @@
 -- grant: operator
 
--- Set a threshold of the alerts, or, with value null, remove it, so that the next more general one holds; returns the value before.
+-- Set a threshold of the alerts, from 0; null removes it, so that the next more general one holds.
+-- Returns the value before. The most special one holds: of the queue and tag, of the tag, of the
+-- queue, of all, and then the default of the library. Tags matter to dead letters only. A name that
+-- no rule knows is refused by the library, not here.
 --
--- The most special one holds: of the queue and tag, of the tag, of the queue, of all, and then the default of the library. Tags matter to
--- dead letters only. A name that no rule knows is refused by the library, not here.
---
--- Parameters: queue and tag, null: any; value, from 0.
 -- Errors: JQ001 a bad name or value.
+-- See: docs/howto/monitoring.md
 create function forebay.set_threshold(name text, value double precision, queue text default null, tag text default null) returns double precision
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
