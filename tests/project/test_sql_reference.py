@@ -7,9 +7,10 @@ import psycopg
 import pytest
 
 from forebay.errors import SQLSTATES
+from tools import write_sql_reference
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "reference" / "sql.md").read_text(encoding="utf-8")
+PAGE = write_sql_reference.TARGET.read_text(encoding="utf-8")
 ENTRY = re.compile(
     r"^```text\n(forebay\..*?)^```\n(.*?)(?=^```text|^## |\Z)", re.MULTILINE | re.DOTALL
 )
@@ -26,6 +27,11 @@ def plain(signature: str) -> str:
     text = text.replace("timestamp with time zone", "timestamptz").lower()
     text = re.sub(r"default '(-?\d+)'::[a-z]+", r"default \1", text.lower())
     text = re.sub(r"default ('[^']*'|null)::[a-z \[\]]+?(?=[,)])", r"default \1", text)
+    text = re.sub(  # PostgreSQL prints '1 hour' as '01:00:00'
+        r"interval default '(\d+)(?: hours?)?'",
+        lambda found: f"interval default '{int(found[1]):02}:00:00'",
+        text,
+    )
     return text.replace("( ", "(").replace(" )", ")")
 
 
@@ -44,6 +50,14 @@ def functions(database):
     with psycopg.connect(database) as conn:
         rows = conn.execute(query, [list(ROLES), list(INVOKERS)]).fetchall()
     return {plain(signature): rest for signature, *rest in rows}
+
+
+def test_the_entries_are_those_that_the_source_makes():
+    """
+    The comment of a function, its signature and its grant are written once. If this fails, run
+    tools/write_sql_reference.py.
+    """
+    assert write_sql_reference.page(PAGE) == PAGE
 
 
 def test_every_function_has_its_entry_and_every_entry_its_function(functions):
