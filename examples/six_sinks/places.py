@@ -17,7 +17,7 @@ import nats
 import psycopg
 import redis
 
-from forebay_bench import _servers
+from six_sinks import servers
 
 #: How long the slow endpoint takes for each message.
 SLOW_SECONDS = 0.02
@@ -51,7 +51,7 @@ def six_places(folder: Path, dsn: str) -> Generator[dict[str, Place]]:
             (folder / name).mkdir()
             return folder / name
 
-        valkey = stack.enter_context(_servers.redis_server(new("redis")))
+        valkey = stack.enter_context(servers.redis_server(new("redis")))
         yield {
             "redis": Place(
                 ("redis-stream", {"url": f"redis://{valkey}", "stream": "orders"}),
@@ -92,8 +92,8 @@ def _in_database(dsn: str) -> Counter[int]:
 
 
 def _nats(stack: contextlib.ExitStack, folder: Path) -> Place:
-    port = _servers.free_port()
-    address, process = stack.enter_context(_servers.nats_server(folder, port=port))
+    port = servers.free_port()
+    address, process = stack.enter_context(servers.nats_server(folder, port=port))
     running = [process]
 
     async def with_stream(read: bool) -> Counter[int]:
@@ -117,7 +117,7 @@ def _nats(stack: contextlib.ExitStack, folder: Path) -> Place:
         running[-1].wait()
 
     def restart() -> None:
-        running.append(stack.enter_context(_servers.nats_server(folder, port=port))[1])
+        running.append(stack.enter_context(servers.nats_server(folder, port=port))[1])
 
     asyncio.run(with_stream(read=False))
     return Place(
@@ -130,7 +130,7 @@ def _nats(stack: contextlib.ExitStack, folder: Path) -> Place:
 
 
 def _kafka(stack: contextlib.ExitStack, folder: Path) -> Place:
-    server = stack.enter_context(_servers.kafka_server(folder))
+    server = stack.enter_context(servers.kafka_server(folder))
     options: dict[str, str | int | float | bool] = {"bootstrap.servers": server, "log_level": 0}
     with confluent_kafka.admin.AdminClient(options) as admin:
         topic = confluent_kafka.admin.NewTopic("orders", 1, 1)  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ import pytest
 import redis
 
 import forebay
+from examples.six_sinks import servers
 from forebay.drain import Drain
 from forebay.sinks import Accepted
 from forebay.sinks.forebay import ForebayDatabase
@@ -19,7 +20,6 @@ from forebay.sinks.kafka import Kafka
 from forebay.sinks.nats import JetStream
 from forebay.sinks.redis import RedisStream
 from forebay.testing import LyingSink
-from forebay_bench import _servers
 from tests.sinks.test_kafka import create, read_all
 from tests.support.drains import draining
 from tests.support.engine import enqueue_many
@@ -172,10 +172,10 @@ async def test_a_stream_that_loses_messages_whose_ids_it_still_knows(
 async def test_a_broker_that_is_killed_and_forgets_everything(
     database, conn, tmp_path, far_name, count, audit
 ):
-    port = _servers.free_port()
+    port = servers.free_port()
     server = f"127.0.0.1:{port}"
     with contextlib.ExitStack() as stack:
-        process = stack.enter_context(_servers.served(_servers.tansu_command(port), port, tmp_path))
+        process = stack.enter_context(servers.served(servers.tansu_command(port), port, tmp_path))
         create(server, far_name)
         lying = LyingSink(
             Kafka(f"kafka://{server}", far_name, delivery_timeout=3.0), {"drop": 0.01}, seed=count
@@ -193,7 +193,7 @@ async def test_a_broker_that_is_killed_and_forgets_everything(
             await wait_for_async(lambda: worker.stats.done >= count // 2, 300)
             process.kill()
             process.wait()
-            stack.enter_context(_servers.served(_servers.tansu_command(port), port, tmp_path))
+            stack.enter_context(servers.served(servers.tansu_command(port), port, tmp_path))
             create(server, far_name)
             await wait_for_async(lambda: worker.stats.done >= count, 600)
             in_calls = drain.delivery.counts["lost"]

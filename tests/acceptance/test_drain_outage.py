@@ -16,7 +16,7 @@ import pika
 import pytest
 import redis
 
-from forebay_bench import _servers
+from examples.six_sinks import servers
 from tests.support.engine import connect
 from tests.support.steady_producer import Commit, SteadyProducer
 from tests.support.tcp_proxy import TcpProxy
@@ -53,10 +53,10 @@ class Broker:
 @contextmanager
 def redis_broker(tmp_path, far_name, *, hangs: bool) -> Iterator[Broker]:
     """A Redis that syncs each write. Stopped as a supervisor does, or frozen: then the kernel accepts connections and nothing answers."""
-    port = _servers.free_port()
-    command = _servers.redis_command(port, "--appendonly", "yes", "--appendfsync", "always")
+    port = servers.free_port()
+    command = servers.redis_command(port, "--appendonly", "yes", "--appendfsync", "always")
     with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(_servers.served(command, port, tmp_path))]
+        processes = [stack.enter_context(servers.served(command, port, tmp_path))]
 
         def away() -> None:
             if hangs:
@@ -69,7 +69,7 @@ def redis_broker(tmp_path, far_name, *, hangs: bool) -> Iterator[Broker]:
             if hangs:
                 processes[-1].send_signal(signal.SIGCONT)
             else:
-                processes.append(stack.enter_context(_servers.served(command, port, tmp_path)))
+                processes.append(stack.enter_context(servers.served(command, port, tmp_path)))
 
         def use(act):
             with redis.Redis(port=port) as far:

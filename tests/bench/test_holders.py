@@ -5,8 +5,7 @@ import pytest
 from forebay.embedded import temporary_server
 from forebay.errors import ConfigError
 from forebay_bench import Place
-from forebay_bench._holders import HOLDERS, HeldDatabase, check_holder, hold
-from forebay_bench._place import SERVER_SETTINGS
+from forebay_bench._holders import HeldDatabase, check_holder, hold
 from forebay_bench.engines.classic import ENQUEUE, create
 from tests.support.engine import connect, one
 
@@ -61,34 +60,13 @@ def test_a_dump_that_cannot_run_is_replaced_and_told(server, empty_database, mon
     assert "pg_dump" in note
 
 
-def test_holders_that_the_server_cannot_have_are_refused(server):
+def test_holders_that_the_server_cannot_have_are_refused(server, pg_bin):
     """
-    An unknown one, a standby of somebody else's server, a slot without logical decoding.
+    An unknown one, and a prepared transaction where there may be none.
     """
-    place = Place(server.dsn(), is_own=False)
-    for name in ("nobody", "standby", "slot"):
-        with pytest.raises(ConfigError, match="--holder"):
-            check_holder(name, place)
-    assert set(HOLDERS) >= {"snapshot", "writer", "slot", "prepared", "standby", "other_sessions"}
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-def test_a_slot_and_a_standby_hold_too(pg_bin):
-    """
-    A slot whose exported snapshot is in use, and a query on a standby that tells what it needs.
-    """
-    with temporary_server(pg_bin, extra_settings=SERVER_SETTINGS) as server:
-        place = Place(
-            server.dsn(), is_own=True, data_dir=server.data_dir, bin_dir=server.binaries.bin_dir
-        )
-        for name in ("slot", "standby"):
-            check_holder(name, place)
-            with hold(name, place, [held(server, make(server, name))]):
-                assert dead_rows_left(server.dsn(name)) > 0
-
-
-def make(server, name: str) -> str:
-    with connect(server.dsn()) as conn:
-        conn.execute(f"create database {name}")
-    return server.dsn(name)
+    with pytest.raises(ConfigError, match="--holder"):
+        check_holder("nobody", Place(server.dsn(), is_own=False))
+    with temporary_server(pg_bin, extra_settings={"fsync": "off"}) as without:
+        for name in ("prepared", "other_sessions"):
+            with pytest.raises(ConfigError, match="max_prepared_transactions"):
+                check_holder(name, Place(without.dsn(), is_own=True))

@@ -9,11 +9,11 @@ import pytest
 ck = pytest.importorskip("confluent_kafka")
 from confluent_kafka.admin import AdminClient, NewTopic  # noqa: E402
 
+from examples.six_sinks.servers import free_port, served, tansu_command  # noqa: E402
 from forebay.errors import ConfigError, SinkUnavailable  # noqa: E402
 from forebay.sinks import Accepted, Rejected, Sent, Sink, make_sink  # noqa: E402
 from forebay.sinks.kafka import Kafka  # noqa: E402
 from forebay.testing import Received, SinkContract, make_message  # noqa: E402
-from forebay_bench._servers import free_port, served, tansu_command  # noqa: E402
 from tests.support.kafka_mock import FETCH, PRODUCE, KafkaMock  # noqa: E402
 from tests.support.tcp_proxy import TcpProxy  # noqa: E402
 from tests.support.waiting import wait_for  # noqa: E402

@@ -7,12 +7,12 @@ import contextlib
 import nats
 import pytest
 
+from examples.six_sinks import servers
 from forebay.drain import Drain
 from forebay.errors import ConfigError, SinkUnavailable
 from forebay.sinks import Accepted, Rejected, Sent, Sink, make_sink
 from forebay.sinks.nats import JetStream, _Found, _is_lost
 from forebay.testing import Received, SinkContract, make_message
-from forebay_bench import _servers
 from tests.support.drains import through_faults
 from tests.support.tcp_proxy import TcpProxy
 from tests.support.waiting import wait_for_async
@@ -471,7 +471,7 @@ def test_what_a_server_loses_with_its_power_is_lost(tmp_path):
         await sink.close()
         return found, again
 
-    with _servers.nats_server(tmp_path) as (address, process):
+    with servers.nats_server(tmp_path) as (address, process):
         sent = asyncio.run(send(address))
         process.kill()
     (block,) = (tmp_path / "store").rglob("*.blk")
@@ -480,7 +480,7 @@ def test_what_a_server_loses_with_its_power_is_lost(tmp_path):
     block.write_bytes(content[:third])
     for index in (tmp_path / "store").rglob("index.db"):
         index.unlink()
-    with _servers.nats_server(tmp_path, port=int(address.rpartition(":")[2])) as (address, _):
+    with servers.nats_server(tmp_path, port=int(address.rpartition(":")[2])) as (address, _):
         found, again = asyncio.run(seen(address, sent))
     assert found == [True, True, False]
     assert again == [Accepted("orders:3")]
@@ -499,7 +499,7 @@ def test_a_user_without_rights_is_refused_at_once(tmp_path):
                 JetStream(f"nats://u:{password}@{address}", "Orders.x"), [make_message(1)]
             )
 
-    with _servers.nats_server(tmp_path, "--config", str(config)) as (address, _):
+    with servers.nats_server(tmp_path, "--config", str(config)) as (address, _):
         (answer,) = asyncio.run(use(address, "s3cret"))
         # The server closes after it said why; the client may see the end of the connection first.
         with pytest.raises(SinkUnavailable) as caught:
@@ -513,7 +513,7 @@ def test_a_server_without_jetstream_is_an_outage(tmp_path):
     async def use(address):
         return await ended(JetStream(f"nats://{address}", "orders", stream="o"), [make_message(1)])
 
-    with _servers.nats_server(tmp_path, jetstream=False) as (address, _):
+    with servers.nats_server(tmp_path, jetstream=False) as (address, _):
         with pytest.raises(SinkUnavailable, match="JetStream does not answer"):
             asyncio.run(use(address))
 

@@ -17,7 +17,6 @@ _FACTS = (
     "no time: ",
     "this is the older version itself",
     "a system installation does not run from another place",
-    "what was released stays as it is",
     "needs a server session of its own",
     "needs usual settings: ",
     "an ordinary user",

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from forebay_bench import _servers
+from examples.six_sinks import servers
 from tests.support.http_endpoint import HttpEndpoint
 
 if TYPE_CHECKING:
-    from forebay_bench._servers import RabbitServer
+    from examples.six_sinks.servers import RabbitServer
 
 _NAMES = itertools.count(1)
 
@@ -26,14 +26,14 @@ def far_name() -> str:
 @pytest.fixture(scope="session")
 def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The host:port of a Valkey for the session, or of a Redis where its wheel is missing."""
-    with skipped_without_server(), _servers.redis_server(tmp_path_factory.mktemp("redis")) as found:
+    with skipped_without_server(), servers.redis_server(tmp_path_factory.mktemp("redis")) as found:
         yield found
 
 
 @pytest.fixture(scope="session")
 def kafka_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The host:port of the broker Tansu, for the protocol of Kafka."""
-    with skipped_without_server(), _servers.kafka_server(tmp_path_factory.mktemp("kafka")) as found:
+    with skipped_without_server(), servers.kafka_server(tmp_path_factory.mktemp("kafka")) as found:
         yield found
 
 
@@ -42,7 +42,7 @@ def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The host:port of a NATS server with JetStream."""
     with (
         skipped_without_server(),
-        _servers.nats_server(tmp_path_factory.mktemp("nats")) as (address, _),
+        servers.nats_server(tmp_path_factory.mktemp("nats")) as (address, _),
     ):
         yield address
 
@@ -52,7 +52,7 @@ def rabbitmq_server(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[Rabbi
     """A RabbitMQ; it needs about ten seconds to start."""
     with (
         skipped_without_server(),
-        _servers.rabbitmq_server(tmp_path_factory.mktemp("rabbitmq")) as found,
+        servers.rabbitmq_server(tmp_path_factory.mktemp("rabbitmq")) as found,
     ):
         yield found
 
@@ -79,5 +79,5 @@ def skipped_without_server() -> Iterator[None]:
     """Skip a test whose server is not installed."""
     try:
         yield
-    except _servers.MissingServerError as error:
+    except servers.MissingServerError as error:
         pytest.skip(str(error))

@@ -61,7 +61,7 @@ def bench(
         typer.Option(
             "--compare",
             metavar="NAMES",
-            help="Other engines to compare, separated by commas: classic, que, staged, procrastinate, pgqueuer,"
+            help="Other engines to compare, separated by commas: classic, que, procrastinate, pgqueuer,"
             " graphile-worker, pg-boss; 'none' for none. Default: those of Python that are installed and that the scenario supports.",
             show_default=False,
         ),
@@ -71,7 +71,7 @@ def bench(
         typer.Option(
             "--peers",
             help="Compare with all libraries that can be used here: pgqueuer, procrastinate, and with node graphile-worker and"
-            " pg-boss, which npm installs into your cache folder. Without a scenario: run the scenario peers.",
+            " pg-boss, which npm installs into your cache folder.",
         ),
     ] = False,
     mix: Annotated[
@@ -89,45 +89,6 @@ def bench(
             show_default=False,
         ),
     ] = None,
-    sink: Annotated[
-        str | None,
-        typer.Option(
-            "--sink",
-            metavar="NAME",
-            help="Sink for the scenario sinks: redis, rabbitmq, nats, kafka or forebay. Default: all whose servers"
-            " can be started.",
-            show_default=False,
-        ),
-    ] = None,
-    server: Annotated[
-        str | None,
-        typer.Option(
-            "--server",
-            metavar="HOST:PORT",
-            help="With --sink: a running server instead of one that is started for this run. A stream, queue or"
-            " topic is created there and deleted at the end.",
-            show_default=False,
-        ),
-    ] = None,
-    waiting: Annotated[
-        int | None,
-        typer.Option(
-            "--waiting",
-            min=1,
-            metavar="N",
-            help="Deliveries that wait for the dead endpoint, for the scenario endpoints. Default: 20,000, with --full"
-            " 1,000,000.",
-            show_default=False,
-        ),
-    ] = None,
-    keep: Annotated[
-        bool,
-        typer.Option(
-            "--keep",
-            help="For the scenario crash: keep the database, with 100,000 jobs or more, and print its address. A server"
-            " that was started for it keeps running.",
-        ),
-    ] = False,
     plot: Annotated[
         Path | None,
         typer.Option(
@@ -156,8 +117,6 @@ def bench(
     from forebay_bench import SCENARIOS, Options, run_scenario  # noqa: PLC0415
 
     out = console()
-    if scenario is None and peers:
-        scenario = "peers"
     if scenario is None:
         out.print(_listed(SCENARIOS))
         return
@@ -167,13 +126,8 @@ def bench(
         )
     if dsn is not None and pg_bin is not None:
         raise ConfigError("--pg-bin", "starts a server, and --dsn names another one")
-    _check_sink(scenario, sink, server)
-    if waiting is not None and scenario != "endpoints":
-        raise ConfigError("--waiting", "is an option of the scenario endpoints")
     if peers and compare is not None:
         raise ConfigError("--peers", "takes all libraries, and --compare names some")
-    if keep and scenario != "crash":
-        raise ConfigError("--keep", "is an option of the scenario crash")
     if plot is not None:
         _require_plots(plot)
     options = Options(
@@ -181,13 +135,9 @@ def bench(
         scale=scale,
         rounds=rounds,
         compare=None if compare is None else _names(compare),
-        peers=peers or scenario == "peers",
+        peers=peers,
         mix=mix,
         holder=holder,
-        sink=sink,
-        server=server,
-        waiting=waiting,
-        keep=keep,
     )
     with ended_in_order(), _progress(console(stderr=True)) as progress:
         report, facts = run_scenario(scenario, options, dsn=dsn, pg_bin=pg_bin, progress=progress)
@@ -224,27 +174,6 @@ def _progress(err: Console) -> Iterator[Callable[[str], None]]:
         return
     with err.status("starting the server") as status:
         yield status.update
-
-
-def _check_sink(scenario: str, sink: str | None, server: str | None) -> None:
-    from forebay_bench.scenarios.sinks import SINKS  # noqa: PLC0415 - the other commands do not need it
-
-    for option, value in (("--sink", sink), ("--server", server)):
-        if value is not None and scenario != "sinks":
-            raise ConfigError(option, "is an option of the scenario sinks")
-    if sink is not None and sink not in SINKS:
-        raise ConfigError("--sink", f"is {shown(sink)}", hint=f"One of: {', '.join(SINKS)}.")
-    if server is None:
-        return
-    if sink is None or sink == "forebay":
-        raise ConfigError(
-            "--server",
-            "is for a single broker",
-            hint="Name it with --sink. The sink forebay uses a second database of the server of --dsn.",
-        )
-    host, _, port = server.rpartition(":")
-    if not (host and server.isprintable() and port.isdecimal()):
-        raise ConfigError("--server", f"is {shown(server)}, not HOST:PORT")
 
 
 def _require_plots(plot: Path) -> None:

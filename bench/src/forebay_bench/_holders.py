@@ -5,10 +5,7 @@ transaction with a number, open, keeps all rows that died since:
 
 - ``snapshot``: a REPEATABLE READ transaction that has read and then does nothing, such as a report or a dump
 - ``writer``: a transaction that wrote a row into another table and then does nothing
-- ``slot``: a logical replication slot whose exported snapshot is in use, as while a subscription copies its tables. (A
-  slot that merely lags keeps old versions of the catalogues and the write-ahead log, and no dead rows of tables.)
 - ``prepared``: a prepared transaction that is never committed
-- ``standby``: a query on a standby that reports to its primary what it still needs; only on a server that the benchmark started
 - ``other_sessions``: an idle producer, a dump that does not end, a paused group and a forgotten prepared transaction, the
   producer and the prepared transaction each with a job that may still commit
 """
@@ -19,7 +16,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -27,10 +23,7 @@ import psycopg
 import psycopg.conninfo
 from psycopg import sql
 
-from forebay.embedded import EmbeddedServer
-from forebay.embedded.owner import Owner
-from forebay.errors import ConfigError, ForebayError, shown
-from forebay_bench._place import SERVER_SETTINGS
+from forebay.errors import ConfigError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -41,9 +34,7 @@ if TYPE_CHECKING:
 HOLDERS: Final = {
     "snapshot": "a session opens a transaction, reads, and leaves it open",
     "writer": "a session opens a transaction, writes to another table, and leaves it open",
-    "slot": "a subscription begins to copy tables",
     "prepared": "a transaction is prepared and forgotten",
-    "standby": "a long query begins on a standby",
     "other_sessions": "an idle producer, a dump, a paused group and a forgotten transaction",
 }
 
@@ -55,8 +46,6 @@ _ALL_TABLES: Final = """
 select string_agg(c.oid::regclass::text, ', ') from pg_class c
 where c.relnamespace::regnamespace::text in ('public', 'forebay') and c.relkind in ('r', 'p')
 """
-
-_WAIT_SECONDS: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,19 +61,12 @@ def check_holder(name: str, place: Place) -> None:
     """Raise a ``ConfigError`` if the holder is unknown, or the server does not support it."""
     if name not in HOLDERS:
         raise ConfigError("--holder", f"is {shown(name)}", hint=f"One of: {', '.join(HOLDERS)}.")
-    if name == "standby" and not place.is_own:
-        raise ConfigError(
-            "--holder",
-            "is standby, and the server was not started by the benchmark",
-            hint="Omit --dsn: the benchmark then starts a server and copies it.",
-        )
-    needed = {"prepared": "max_prepared_transactions", "other_sessions": "max_prepared_transactions",
-              "slot": "max_replication_slots"}.get(name)  # fmt: skip
-    with psycopg.connect(place.dsn) as conn:
-        if needed and _value(conn, f"select current_setting('{needed}')::integer") == 0:
-            raise ConfigError("--holder", f"is {name}, and the server's {needed} is 0")
-        if name == "slot" and _value(conn, "show wal_level") != "logical":
-            raise ConfigError("--holder", "is slot, and the server's wal_level is not logical")
+    if name in ("prepared", "other_sessions"):
+        with psycopg.connect(place.dsn) as conn:
+            if _value(conn, "select current_setting('max_prepared_transactions')::integer") == 0:
+                raise ConfigError(
+                    "--holder", f"is {name}, and the server's max_prepared_transactions is 0"
+                )
 
 
 @contextlib.contextmanager
@@ -95,18 +77,11 @@ def hold(name: str, place: Place, databases: Sequence[HeldDatabase]) -> Iterator
     """
     with contextlib.ExitStack() as stack:
         notes: list[str] = []
-        if name == "standby":
-            standby = stack.enter_context(_standby(place))
-            for held in databases:
-                stack.enter_context(_snapshot(_on(standby, held.dsn), "pg_class"))
-            _wait_until_received(place)
         for held in databases:
             if name == "snapshot":
                 stack.enter_context(_snapshot(held.dsn, "pg_class"))
             elif name == "writer":
                 stack.enter_context(_writer(held.dsn, _write_other_table))
-            elif name == "slot":
-                stack.enter_context(_slot(held.dsn))
             elif name == "prepared":
                 stack.enter_context(_prepared(held.dsn, _write_other_table))
             elif name == "other_sessions":
@@ -153,20 +128,6 @@ def _prepared(dsn: str, write: Callable[[psycopg.Connection[Any]], None]) -> Ite
     finally:
         with psycopg.connect(dsn, autocommit=True) as conn:
             conn.execute(sql.SQL("rollback prepared {}").format(name))
-
-
-@contextlib.contextmanager
-def _slot(dsn: str) -> Iterator[None]:
-    name = psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]
-    address = psycopg.conninfo.make_conninfo(dsn, replication="database")
-    with psycopg.connect(address, autocommit=True) as conn:
-        # The snapshot stays until the next command of this session, and none follows. These words must be capitals.
-        conn.execute(
-            sql.SQL(
-                "CREATE_REPLICATION_SLOT {} TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
-            ).format(sql.Identifier(str(name)))
-        )
-        yield
 
 
 @contextlib.contextmanager
@@ -218,58 +179,6 @@ def _pause_a_group(dsn: str) -> None:
         if _value(conn, "select to_regnamespace('forebay') is not null"):
             conn.execute("select forebay.open_group('bench', 'paused', 'beginning')")
             conn.execute("select forebay.pause_queue('bench', 'paused')")
-
-
-@contextlib.contextmanager
-def _standby(place: Place) -> Iterator[EmbeddedServer]:
-    """Copy the benchmark's server, and run the copy as its standby, with feedback every second."""
-    assert place.data_dir is not None
-    assert place.bin_dir is not None
-    owner = Owner.current()
-    data = place.data_dir.with_name("standby")
-    owner.make_folder(data)
-    if (
-        owner.is_other_account
-    ):  # the log belongs to this process's account, and the server's account makes the copy
-        os.chown(place.data_dir / "server.log", owner.uid, owner.gid)
-    try:
-        copied = subprocess.run(
-            [place.bin_dir / "pg_basebackup", "--pgdata", data, "--dbname", place.dsn,
-             "--write-recovery-conf", "--wal-method", "stream", "--checkpoint", "fast"],
-            capture_output=True, text=True, check=False, cwd="/", **owner.popen_arguments(),
-        )  # fmt: skip
-        if copied.returncode != 0:
-            raise ForebayError("the server could not be copied", detail=copied.stderr[-2000:])
-        for lock in data.glob(
-            ".s.PGSQL.*"
-        ):  # of the first server's socket, which is in its data folder
-            lock.unlink()
-        settings = SERVER_SETTINGS | {
-            "shared_buffers": "128MB",
-            "hot_standby_feedback": "on",
-            "wal_receiver_status_interval": "1s",
-            "max_standby_streaming_delay": "-1",
-        }
-        with EmbeddedServer(data, place.bin_dir, extra_settings=settings) as server:
-            yield server
-    finally:
-        shutil.rmtree(data, ignore_errors=True)
-
-
-def _on(server: EmbeddedServer, dsn: str) -> str:
-    """Return the address of the same database on another server."""
-    return server.dsn(str(psycopg.conninfo.conninfo_to_dict(dsn)["dbname"]))
-
-
-def _wait_until_received(place: Place) -> None:
-    deadline = time.monotonic() + _WAIT_SECONDS
-    with psycopg.connect(place.dsn, autocommit=True) as conn:
-        while not _value(
-            conn, "select exists (select from pg_stat_replication where backend_xmin is not null)"
-        ):
-            if time.monotonic() > deadline:
-                raise ForebayError("the standby does not send what it needs")
-            time.sleep(0.1)
 
 
 def _make_other_table(dsn: str) -> None:

@@ -127,16 +127,6 @@ def resident_bytes(pid: int) -> int | None:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def peak_bytes(pid: int) -> int | None:
-    """Return the largest resident memory that a process had so far; None where the system does not report it."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-            name, _, value = line.partition(":")
-            if name == "VmHWM":
-                return int(value.split()[0]) * 1024
-    return None
-
-
 def _cpu_seconds(pid: int, *, with_children: bool) -> float:
     # Fields after the name in parentheses, which may hold spaces: utime, stime, cutime, cstime are 11 to 14.
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()

@@ -6,7 +6,6 @@ import contextlib
 import os
 import platform
 import secrets
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +15,6 @@ import psycopg.conninfo
 from psycopg import sql
 
 from forebay.embedded import EmbeddedServer, temporary_server
-from forebay.embedded.owner import Owner
 from forebay.errors import ConfigError
 from forebay.upgrade.migrate import migrate
 
@@ -68,13 +66,12 @@ class Place:
     """Machine, version and settings."""
 
     @contextlib.contextmanager
-    def database(self, purpose: str, *, migrated: bool = True, keep: bool = False) -> Iterator[str]:
+    def database(self, purpose: str, *, migrated: bool = True) -> Iterator[str]:
         """Create a database, and drop it at the end; yield its address.
 
         Args:
             purpose: part of its name.
             migrated: with the newest schema of Forebay.
-            keep: do not drop it, except after an error.
         """
         name = f"forebay_bench_{purpose}_{secrets.token_hex(3)}"
         self._admin("create database {}", name)
@@ -83,12 +80,8 @@ class Place:
             if migrated:
                 migrate(dsn)
             yield dsn
-        except BaseException:
-            keep = False
-            raise
         finally:
-            if not keep:
-                self._admin("drop database if exists {} with (force)", name)
+            self._admin("drop database if exists {} with (force)", name)
 
     def _admin(self, statement: str, name: str) -> None:
         with psycopg.connect(self.dsn, autocommit=True) as conn:
@@ -96,33 +89,17 @@ class Place:
 
 
 @contextlib.contextmanager
-def open_place(
-    dsn: str | None, pg_bin: str | None = None, *, keep: bool = False
-) -> Iterator[Place]:
+def open_place(dsn: str | None, pg_bin: str | None = None) -> Iterator[Place]:
     """Use the server of an address, or start one for this run.
 
     Args:
         dsn: address of a database on a server where databases may be created; None starts the
             embedded PostgreSQL on a new data folder, which is deleted at the end.
         pg_bin: a folder of PostgreSQL programs to start instead; only without an address.
-        keep: leave a server that this starts running, on a data folder that stays.
 
     Raises:
         ConfigError: the role may not create databases, or no PostgreSQL was found to start.
     """
-    if dsn is None and keep:
-        server = EmbeddedServer(
-            _kept_folder() / "data",
-            pg_bin,
-            extra_settings={"dynamic_shared_memory_type": "mmap", **SERVER_SETTINGS},
-        )
-        server.start()
-        try:
-            yield _place_of(server)
-        except BaseException:
-            server.stop(immediate=True)
-            raise
-        return
     if dsn is None:
         with temporary_server(pg_bin, extra_settings=SERVER_SETTINGS) as server:
             yield _place_of(server)
@@ -150,14 +127,6 @@ def _place_of(server: EmbeddedServer) -> Place:
         bin_dir=server.binaries.bin_dir,
         facts=_facts(address),
     )
-
-
-def _kept_folder() -> Path:
-    owner = Owner.current()
-    folder = Path(tempfile.mkdtemp(prefix="forebay-bench-kept-"))
-    if owner.is_other_account:
-        folder.chmod(0o711)
-    return folder
 
 
 def _facts(dsn: str) -> dict[str, Any]:

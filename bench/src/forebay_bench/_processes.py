@@ -110,11 +110,6 @@ class Workers:
             pids = {worker.pid for worker in started}
             wait_until(lambda: pids <= self._at_work(), _START_SECONDS, "workers get their leases")
 
-    def restart(self, place: int) -> None:
-        """Replace a process that ended, without waiting for the new one."""
-        self.start(wait=False)
-        self.members[place] = self.members.pop()
-
     def raise_when_one_ended(self) -> None:
         """Raise a ``ForebayError`` if a process ended that was not killed."""
         for worker in self.members:

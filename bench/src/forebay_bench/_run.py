@@ -27,42 +27,26 @@ if TYPE_CHECKING:
 SCENARIOS: Final = {
     "one": "single committed enqueues, beside the same row into a plain table",
     "bulk": "a million jobs at once, beside COPY and INSERT ... SELECT into a plain table",
-    "backfill": "a job for each row of a table, beside the bare INSERT ... SELECT, alone and under load",
-    "peers": "what a job costs in each library: enqueued, drained, one by one, in many queues, with an effect, and at rest",
     "drain": "a full queue emptied by one worker process, by kind of handler",
     "queues": "1,000 queues: a drain, an idle worker and the pickup, beside one queue",
     "transactional": "handlers that update a row in the transaction that completes their job, beside their own transactions",
-    "sinks": "a full queue sent to a broker by one drain process, beside the plain client of the broker",
-    "endpoints": "from the commit of a publish to the arrival at HTTP endpoints, 1,000 of them, also beside a dead one",
     "mixed": "producers and a worker at the same time",
     "latency": "from the commit to the handler's start",
     "trickle": "CPU time and write-ahead log of a job at 300 jobs a second, and the cost of 20 idle workers",
-    "due": "many jobs due at one instant, and fresh jobs of a higher priority beside them",
     "start": "what a process costs before its first job, and without work",
-    "large": "jobs of a megabyte: the worker's memory, and the wait of small jobs of another queue",
     "held": "the cost of a claim while a transaction is held open",
-    "status": "picks from a table with a status column and partial indexes, beside claims from the log",
-    "subjects": "a million standing subjects, one per cent due in a minute, beside the rows of a table with a status",
     "backlog": "claims and enqueues by the number of waiting jobs",
     "archive": "claims and enqueues by the number of old segments",
     "history": "searches among ended jobs, and their replay",
     "stats": "the counters beside ten million jobs, and what counting costs",
-    "cancel": "a tenth of the waiting jobs cancelled by a filter, beside claims of another queue",
     "fleet": "1 to 64 worker processes on one queue",
     "processes": "one worker with 16 handler processes",
     "simulated": "16 to 500 simulated workers on one queue: how much of their slots' time is used",
-    "lanes": "1 to 1,000 lanes, one of them busy",
-    "groups": "a worker of 100 groups of one queue: polls and claims, beside one of a single group",
-    "keys": "polls and claims by the number of limit keys that wait",
-    "shares": "a thousand limit keys of ten jobs, beside one of very many",
-    "slots": "how many slots of a limit run a handler while workers are killed",
-    "crash": "load with kills, then a full audit",
-    "outage": "how soon jobs run again after the server was away",
 }
 
 
 #: The other engines that ``Options.compare`` may name.
-_ENGINES: Final = ("classic", "que", "staged")
+_ENGINES: Final = ("classic", "que")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +67,6 @@ class Options:
     """Which mix of jobs, where a scenario has several; None: the scenario's choice."""
     holder: str | None = None
     """What holds the snapshot, where a scenario has several; None: the scenario's choice."""
-    sink: str | None = None
-    """Which sink, for the scenario sinks; None: all whose servers can be started."""
-    server: str | None = None
-    """host:port of a running server for that sink; None starts one for this run."""
-    waiting: int | None = None
-    """Deliveries that wait for the dead endpoint, for the scenario endpoints; None: the scenario's number."""
-    keep: bool = False
-    """Keep the database, for the scenario crash, with at least 100,000 jobs in it."""
 
 
 def run_scenario(
@@ -123,7 +99,7 @@ def run_scenario(
         progress("libraries are looked for")
         names, notes = available()
         options = replace(options, compare=(*_ENGINES, *names))
-    with open_place(dsn, pg_bin, keep=options.keep) as place:
+    with open_place(dsn, pg_bin) as place:
         with MachineSpeed() as speed:
             report: Report = scenario.run(place, options, progress)
         report = replace(report, notes=[*report.notes, *notes])

@@ -18,7 +18,6 @@ COLOURS: Final = {
     "forebay": "#0072B2",
     "classic": "#D55E00",
     "que": "#CC79A7",
-    "staged": "#009E73",
     "pgqueuer": "#E69F00",
     "procrastinate": "#56B4E9",
     "graphile-worker": "#F0E442",

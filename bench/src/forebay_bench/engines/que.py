@@ -3,19 +3,10 @@
 One recursive statement goes through the ready jobs in order (priority, run time, id), tries a session's advisory lock on
 each, finds the next by comparing sort keys, and stops at the first success. A job that is done is deleted. Advisory
 locks know nothing of snapshots, so a locked job is looked up once more: another may just have finished it.
-
-What makes it better with dead rows in front, each a switch:
-
-- ``batch``: lock several jobs in one walk, so that the way through the dead rows is walked once for all of them
-- ``remember``: begin behind the last job that was worked
-- ``forget_seconds``: begin at the start again now and then, or a job that commits late with an early key waits forever;
-  the time is drawn anew each time, so that workers do not forget together
 """
 
 from __future__ import annotations
 
-import random
-import time
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -23,7 +14,7 @@ import psycopg
 from forebay_bench.engines.queue import STEADY_PLANS, Taken, counted, dead_rows_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 SCHEMA: Final = """
 create table if not exists que_job (
@@ -50,7 +41,7 @@ _WALK: Final = """
 with recursive walk as (
     select f.priority, f.run_at, f.id, l.got, l.got::integer as taken
     from (select priority, run_at, id from que_job
-          where queue = 'bench' and run_at <= now() {behind}
+          where queue = 'bench' and run_at <= now()
           order by priority, run_at, id limit 1) f,
          lateral (select pg_try_advisory_lock(f.id) as got offset 0) l
     union all
@@ -66,11 +57,6 @@ with recursive walk as (
 select id from walk where got
 """
 
-_WALK_ALL: Final = _WALK.format(behind="")
-_WALK_BEHIND: Final = _WALK.format(
-    behind="and (priority, run_at, id) > (%(priority)s, %(run_at)s, %(id)s)"
-)
-
 _LOOK_AGAIN: Final = """
 select priority, run_at, id, kind, args, failures from que_job where id = any(%s) order by priority, run_at, id
 """
@@ -83,33 +69,11 @@ _FAILED: Final = (
 
 
 class Que:
-    """One worker's session.
+    """One worker's session, in a separate database."""
 
-    Args:
-        dsn: a separate database.
-        batch: lock several jobs at once; otherwise one, whatever number is requested.
-        remember: begin behind the last job.
-        forget_seconds: how long at most it is remembered; None: forever.
-        clock: seconds that only go up.
-    """
-
-    def __init__(
-        self,
-        dsn: str,
-        *,
-        batch: bool = True,
-        remember: bool = False,
-        forget_seconds: float | None = 60.0,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, dsn: str) -> None:
         self.conn = psycopg.connect(dsn, autocommit=True, options=STEADY_PLANS)
         self.conn.execute(SCHEMA)
-        self._batch = batch
-        self._remember = remember
-        self._forget_seconds = forget_seconds
-        self._clock = clock
-        self._last: dict[str, Any] | None = None
-        self._forget_at = self._next_forget()
 
     def enqueue(self, count: int, delay_seconds: float = 0) -> int:
         """Enqueue this number of jobs in one statement."""
@@ -122,20 +86,15 @@ class Que:
 
     def claim(self, limit: int) -> list[Taken]:
         """Walk, and take the jobs that could be locked and still exist."""
-        if self._clock() >= self._forget_at:
-            self._last = None
-            self._forget_at = self._next_forget()
-        query = _WALK_ALL if self._last is None else _WALK_BEHIND
-        parameters = {**(self._last or {}), "limit": limit if self._batch else 1}
-        ids = [row[0] for row in self.conn.execute(query, parameters, prepare=True).fetchall()]
+        ids = [
+            row[0] for row in self.conn.execute(_WALK, {"limit": limit}, prepare=True).fetchall()
+        ]
         if not ids:
             return []
         rows = self.conn.execute(_LOOK_AGAIN, [ids], prepare=True).fetchall()
         gone = set(ids) - {row[2] for row in rows}
         if gone:
             self.conn.execute(_UNLOCK, [list(gone)], prepare=True)
-        if rows and self._remember:
-            self._last = dict(zip(("priority", "run_at", "id"), rows[-1][:3], strict=True))
         return [Taken(row[2], row[2], row[5], row[1].timestamp()) for row in rows]
 
     def claim_counted(self, limit: int) -> tuple[list[Taken], int | None]:
@@ -159,8 +118,3 @@ class Que:
     def close(self) -> None:
         """Close the connection, which releases every lock."""
         self.conn.close()
-
-    def _next_forget(self) -> float:
-        if self._forget_seconds is None:
-            return float("inf")
-        return self._clock() + self._forget_seconds * random.uniform(0.5, 1.0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import statistics
-import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay_bench._measure import round_figure
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from forebay_bench.engines.queue import Queue, Taken
 
@@ -30,11 +29,6 @@ _SPEED_JOBS_MAX: Final = 40_000
 _FAILING: Final = 5
 #: A turn of a number of jobs ends after this many times the time that they need at the offered rate.
 _LATE: Final = 10
-
-#: The original load.
-_ORIGINAL_PER_SECOND: Final = 50
-_ORIGINAL_WORKERS: Final = 8
-_ORIGINAL_JOB_SECONDS: Final = 0.01
 
 
 @dataclass
@@ -239,72 +233,3 @@ class Engine:
                 "dead_rows": self.queue.dead_rows(),
             }
         )
-
-
-class Original(Engine):
-    """The original load: 50 jobs a second, taken one at a time by 8 workers that need 10 ms for each.
-
-    A worker is a thread with a separate session. A real worker of Forebay claims for all its free slots at once; here each
-    slot is a worker that claims for itself, as with the other engines.
-    """
-
-    def __init__(self, queue: Queue, make: Callable[[], Queue], *, due_is_kept: bool) -> None:
-        super().__init__(queue, "original", delay_seconds=0, due_is_kept=due_is_kept)
-        self._workers = [make() for _ in range(_ORIGINAL_WORKERS)]
-        self._lock = threading.Lock()
-
-    def measure_speed(self, seconds: float) -> None:
-        """Nothing to measure: the load is given."""
-        del seconds
-        self.rate = _ORIGINAL_PER_SECOND
-
-    def take_turn(self, seconds: float, *, jobs: int | None = None) -> float:
-        """Enqueue one by one while the workers work."""
-        assert jobs is None
-        turn = Turn()
-        self._starts.append(time.time())
-        self._before.append(self._active)
-        before, started = self._active, time.perf_counter()
-        part_seconds = seconds / _SAMPLES_PER_TURN
-        for number in range(_SAMPLES_PER_TURN):
-            part = Turn()
-            until = started + part_seconds * (number + 1)
-            threads = [
-                threading.Thread(target=self._work, args=(worker, part, before, started, until))
-                for worker in self._workers
-            ]
-            for thread in threads:
-                thread.start()
-            while time.perf_counter() < until:
-                if self.rate * (before + time.perf_counter() - started) - self.enqueued >= 1:
-                    self._enqueue(1)
-                else:
-                    time.sleep(0.002)
-            for thread in threads:
-                thread.join()
-            self._active = before + time.perf_counter() - started
-            self._sample(turn, part)
-        turn.seconds = time.perf_counter() - started
-        self.turns.append(turn)
-        return turn.seconds
-
-    def _work(self, worker: Queue, part: Turn, before: float, started: float, until: float) -> None:
-        while time.perf_counter() < until:
-            began = time.perf_counter()
-            taken = worker.claim(1)
-            ended = time.perf_counter()
-            if not taken:
-                time.sleep(0.005)
-                continue
-            time.sleep(_ORIGINAL_JOB_SECONDS)
-            worker.end(taken, [])
-            with self._lock:
-                part.claims.append(ended - began)
-                self._record_pickups(part, taken, before + ended - started)
-                part.finished += len(taken)
-                self.finished += len(taken)
-
-    def close(self) -> None:
-        """Close the workers' connections."""
-        for worker in self._workers:
-            worker.close()

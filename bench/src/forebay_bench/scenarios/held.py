@@ -6,8 +6,7 @@ keep the rows that died since, so the index from which a queue takes its jobs fi
 has to pass. His load was 50 jobs a second, and the effect took a quarter of an hour to show. Here a minute must be
 enough, so each engine gets about a hundred times as many: half of its speed at the start of the run, when it ran
 without a limit. (More would leave no capacity for autovacuum on a small machine. An engine that keeps its speed keeps its
-queue empty; in one that slows down by more than half, jobs wait.) His load is the mix ``original``: 50 jobs a second, one job at a time, 8 workers, 10 ms each; with ``--scale 15 --full``
-it takes its quarter of an hour for each engine.
+queue empty; in one that slows down by more than half, jobs wait.)
 
 Every engine has a separate database with a holder, since vacuum looks at the snapshots of one database at a time.
 The engines take turns on one server, ten each while the holders hold. Between its turns an engine's
@@ -25,8 +24,6 @@ queue and in a hundred. A turn is a tenth of these jobs. The segments of the log
 three of them are passed. Autovacuum has its default settings, and nothing is analyzed otherwise. The report has the figures of each
 tenth. The other engines get turns of the same length.
 
-``drain`` is another experiment: a drain to Redis empties a full queue in each of the ten turns, as fast as it can, and its rates are compared.
-
 Holders are described in ``forebay_bench._holders``. With ``other_sessions`` Forebay's log is cut into segments of 1,000 rows, so
 that hundreds are written, and the ratios compare with the time before the other sessions began.
 
@@ -35,13 +32,10 @@ Where the comparison is unfair:
 - Forebay does more: it polls for ready lanes, as its workers do; records every claim, so that a crash is found;
   keeps done jobs; and records each failure. Its maintenance runs beside it all the time and takes CPU from the engine that has
   the turn.
-- The usual table, the advisory locks and the staging table are used in their cheapest form, and keep nothing.
+- The usual table and the advisory locks are used in their cheapest form, and keep nothing.
 - Every rival's session is set to use its index, as Forebay's functions are: a plan made while the statistics showed an empty
   table would cost a second for each claim, with or without a held transaction.
-- ``staged`` moves a thousand rows at a time and its workers take them from Redis, outside PostgreSQL. The time to
-  get a job includes the moves, which few of the claims make: the pickup shows their effect.
-- ``que`` takes jobs in batches like the others, which its version 0 did not do; ``que-single`` takes them one by one,
-  ``que-remember`` begins behind the last job for up to a minute.
+- ``que`` takes jobs in batches like the others, which its version 0 did not do.
 
 Time also depends on the machine: the speed of a small shared one changes by half from one second to the next, separately for each
 core. So some claims are counted instead of timed: the pages that the server reads, cached or not. Dead rows add to this
@@ -66,15 +60,13 @@ from forebay_bench._maintenance import maintenance
 from forebay_bench._measure import round_figure
 from forebay_bench._place import open_place
 from forebay_bench._report import Bar, Report, Table
-from forebay_bench.engines import forebay_log, que, staged
+from forebay_bench.engines import forebay_log, que
 from forebay_bench.engines.classic_queue import ClassicQueue
-from forebay_bench.scenarios import _held_drain
 from forebay_bench.scenarios._held_load import (
     CLAIM_ROWS,
     ENQUEUE_ROWS,
     LOAD,
     Engine,
-    Original,
     Turn,
 )
 
@@ -88,7 +80,7 @@ if TYPE_CHECKING:
     from forebay_bench._run import Options
     from forebay_bench.engines.queue import Queue
 
-MIXES: Final = ("plain", "delayed", "failing", "keyed", "original", "hard", "hard-queues", "drain")
+MIXES: Final = ("plain", "delayed", "failing", "keyed", "hard", "hard-queues")
 
 #: The mixes that run for a number of jobs: more than three segments of the log at their real size.
 _HARD: Final = ("hard", "hard-queues")
@@ -102,22 +94,15 @@ LABELS: Final = {
     "free": "Forebay, nothing held",
     "classic": "usual jobs table",
     "que": "advisory locks (Que)",
-    "que-single": "Que, one by one",
-    "que-remember": "Que, remembering",
-    "staged": "staged to Redis",
 }
 COLOURS: Final = {
     "ours": "#0072B2",
     "free": "#56B4E9",
     "classic": "#D55E00",
     "que": "#CC79A7",
-    "que-single": "#882255",
-    "que-remember": "#AA4499",
-    "staged": "#009E73",
 }
 _OURS: Final = ("ours", "free")
-_RIVALS: Final = ("classic", "que", "staged")
-_ON_REQUEST: Final = ("que-single", "que-remember")
+_RIVALS: Final = ("classic", "que")
 
 _TURNS: Final = 10
 #: Turns before the holders begin: in the first one caches fill.
@@ -137,12 +122,12 @@ _OTHER_SESSIONS_RESERVE_ROWS: Final = 300_000
 
 def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
     """Run the scenario."""
-    if options.mix == "drain":
-        return _held_drain.run(place, options, progress)
     holder = options.holder or "snapshot"
     check_holder(holder, place)
     mixes = _mixes(options)
-    names, notes = _engines(options)
+    chosen = _RIVALS if options.compare is None else options.compare
+    names = ["ours", *(name for name in _RIVALS if name in chosen)]
+    notes: list[str] = []
     if "keyed" in mixes:
         notes.append(
             "keyed: a unique key, an ordering key or a limit key for each job, of a thousand each; the other engines have none"
@@ -175,15 +160,11 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     for mix in mixes:
         bars += _bars(mix, holder, found[mix], segments[mix], options)
     notes += [
-        f"each engine gets {LOAD:.0%} of the speed it showed at the start, in a separate database"
-        if mixes != ["original"]
-        else "50 jobs a second, one at a time, 8 workers, 10 ms each",
+        f"each engine gets {LOAD:.0%} of the speed it showed at the start, in a separate database",
         f"{_TURNS} turns of {_longest(found):.1f} s each under the holder {holder}, in alternating order; in between a clock stands still",
         "Forebay also polls for ready lanes, records claims, keeps done jobs; its maintenance runs during all turns",
         *([f"{', '.join(set(mixes) & set(_HARD))}: a turn of Forebay is a tenth of the jobs; the others get the same time"]
           if set(mixes) & set(_HARD) else []),
-        *(["staged: Redis is outside PostgreSQL, on the same machine, and syncs each command to disk"]
-          if "staged" in runs[mixes[0]] else []),
     ]  # fmt: skip
     first = found[mixes[0]]
     return Report(
@@ -201,18 +182,6 @@ def _mixes(options: Options) -> list[str]:
     if options.mix not in MIXES:
         raise ConfigError("--mix", f"is {shown(options.mix)}", hint=f"One of: {', '.join(MIXES)}.")
     return [options.mix]
-
-
-def _engines(options: Options) -> tuple[list[str], list[str]]:
-    """Return the engines that take part, and notes on those left out."""
-    lacking = staged.missing()
-    chosen = _RIVALS if options.compare is None else options.compare
-    names = ["ours"] + [name for name in (*_RIVALS, *_ON_REQUEST) if name in chosen]
-    notes = []
-    if "staged" in names and lacking:
-        names.remove("staged")
-        notes.append(f"staged is left out: {lacking}")
-    return names, notes
 
 
 def _turn_seconds(options: Options, runs: int) -> float:
@@ -256,16 +225,10 @@ def _hold_up(
                         reserve_rows=_OTHER_SESSIONS_RESERVE_ROWS,
                     )
                 stack.enter_context(maintenance(dsn))
-            make = _maker(name, mix, dsn, stack)
-            queue = make()
+            queue = _make(name, mix, dsn)
             stack.callback(queue.close)
-            if mix == "original":
-                original = Original(queue, make, due_is_kept=name != "ours")
-                stack.callback(original.close)
-                engines[name] = original
-            else:
-                is_kept = name not in _OURS
-                engines[name] = Engine(queue, mix, delay_seconds=delay, due_is_kept=is_kept)
+            is_kept = name not in _OURS
+            engines[name] = Engine(queue, mix, delay_seconds=delay, due_is_kept=is_kept)
             if name != "free":
                 held.append(HeldDatabase(dsn, queue.write_one))
         for name, engine in engines.items():
@@ -299,19 +262,16 @@ def _hold_up(
         return notes, engines, log.sealed_segments() - sealed
 
 
-def _maker(name: str, mix: str, dsn: str, stack: contextlib.ExitStack) -> Callable[[], Queue]:
+def _make(name: str, mix: str, dsn: str) -> Queue:
     if name in _OURS:
-        return partial(
-            forebay_log.Log,
+        return forebay_log.Log(
             dsn,
             keys=_KEYS if mix == "keyed" else None,
             queues=_QUEUES if mix == "hard-queues" else 1,
         )
     if name == "classic":
-        return partial(ClassicQueue, dsn)
-    if name == "staged":
-        return partial(staged.Staged, dsn, stack.enter_context(staged.redis_server()))
-    return partial(que.Que, dsn, batch=name != "que-single", remember=name == "que-remember")
+        return ClassicQueue(dsn)
+    return que.Que(dsn)
 
 
 def _figures(engine: Engine) -> dict[str, Any]:
@@ -359,9 +319,9 @@ def _bars(
     ]  # fmt: skip
     if "free" in found:
         bars += _bars_beside_free(mix, turns, found["free"].turns[_TURNS_BEFORE:])
-    if mix not in ("keyed", "original"):
-        # A claim of jobs with keys reads more or less by the lane, and looks them up in an index that may grow by a level;
-        # the original's are too small. In a hard mix a claim reads more once the first segment is full, and no more from then on:
+    if mix != "keyed":
+        # A claim of jobs with keys reads more or less by the lane, and looks them up in an index that may grow by a level.
+        # In a hard mix a claim reads more once the first segment is full, and no more from then on:
         # compare what follows.
         since, name = (turns[4], "fifth") if mix in _HARD else (first, "first")
         bars.append(
@@ -377,7 +337,7 @@ def _bars(
             Bar(f"{mix}: jobs done while held", sum(turn.finished for turn in turns), at_least=int(0.96 * _HARD_JOBS * options.scale)),
             Bar(f"{mix}: segments filled while held", segments, at_least=int(_HARD_SEGMENTS * options.scale)),
         ]  # fmt: skip
-    elif options.full and mix != "original":
+    elif options.full:
         jobs = sum(turn.finished for turn in turns)
         # Small segments are written at half the speed.
         enough = 200_000 if holder == "other_sessions" else 500_000

@@ -13,17 +13,18 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from forebay.errors import ForebayError
-from forebay_bench._processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _START_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 0.02
 _RABBITMQ_START_SECONDS: Final = 90.0
 _CTL_SECONDS: Final = 60.0
 
@@ -72,9 +73,11 @@ def served(
         ) as process,
     ):  # fmt: skip
         try:
-            wait_until(
-                lambda: _listens(process, port, log), seconds, f"{command[0]} listens, see {log}"
-            )
+            deadline = time.monotonic() + seconds
+            while not _listens(process, port, log):
+                if time.monotonic() > deadline:
+                    raise ForebayError(f"{command[0]} listens, see {log}: not within {seconds:g} s")
+                time.sleep(_PAUSE_SECONDS)
             yield process
         finally:
             if has_children:
