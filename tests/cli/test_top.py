@@ -3,7 +3,7 @@
 import pytest
 from rich.cells import cell_len
 
-from forebay.policy.top import Reads
+from forebay.watch.top import Reads
 from tests.support.engine import Reader, enqueue
 
 LONG = "notifications_of_the_european_region_and_of_all_other_regions_too"

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import forebay
-import forebay.metrics
 import forebay.mirror
 import forebay.sinks
 import forebay.testing
 import forebay.tracing
+import forebay.watch.metrics
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "python.md"
 SECTIONS = {
@@ -59,7 +59,7 @@ def test_every_public_name_has_its_entry_and_every_entry_its_name():
     The reference has a section for each name of the package, and no other but those of its other modules.
     """
     modules = {
-        "forebay.mirror", "forebay.sinks", "forebay.testing", "forebay.django", "forebay.metrics", "forebay.tracing",
+        "forebay.mirror", "forebay.sinks", "forebay.testing", "forebay.django", "forebay.watch.metrics", "forebay.tracing",
     }  # fmt: skip
     assert set(SECTIONS) == {*forebay.__all__, *modules}
 
@@ -107,9 +107,9 @@ def test_every_name_for_sinks_has_its_row_and_every_row_its_name():
 
 def test_every_name_for_metrics_and_traces_has_its_row_and_every_row_its_name():
     """
-    The names of forebay.metrics and forebay.tracing, both ways.
+    The names of forebay.watch.metrics and forebay.tracing, both ways.
     """
-    assert documented("forebay.metrics") == set(forebay.metrics.__all__)
+    assert documented("forebay.watch.metrics") == set(forebay.watch.metrics.__all__)
     assert documented("forebay.tracing") == set(forebay.tracing.__all__)
 
 

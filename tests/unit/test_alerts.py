@@ -7,7 +7,7 @@ import pytest
 
 from forebay.errors import ConfigError
 from forebay.model.mirrors import MirrorFacts, OpenBreaker, StuckJob, Thresholds
-from forebay.policy.alerts import above_since, alerts_of
+from forebay.watch.mirror_rules import above_since, alerts_of
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 THRESHOLDS = Thresholds(completed_least=5, waiting_most=100, waiting_for=600, unproved_for=3600)

@@ -14,6 +14,7 @@ PARTS = (
     "doctor",
     "guard",
     "upgrade",
+    "watch",
     "mirror",
 )
 

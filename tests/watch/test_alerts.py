@@ -7,11 +7,11 @@ import pytest
 
 import forebay
 from forebay.errors import ConfigError
-from forebay.metrics import acheck
 from forebay.mirror import Document
 from forebay.mirror._breaker import SharedBreaker
-from forebay.policy.watch import THRESHOLDS, alerts_of_all
 from forebay.testing import LyingTarget
+from forebay.watch.metrics import acheck
+from forebay.watch.rules import THRESHOLDS, alerts_of_all
 from tests.support.engine import (
     Reader,
     connect,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.metrics import metric_names
+from forebay.watch.metrics import metric_names
 
 FILE = Path(__file__).parents[2] / "examples" / "monitoring" / "grafana-dashboard.json"
 RULES = FILE.with_name("forebay-rules.yml")

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 import forebay
-import forebay.metrics
-from forebay.metrics import CONTENT_TYPE, Exporter, Family, metric_names
-from forebay.metrics._families import text_of
+import forebay.watch.metrics
+from forebay.watch.metrics import CONTENT_TYPE, Exporter, Family, metric_names
+from forebay.watch.metrics._families import text_of
 from tests.support.engine import Reader, enqueue, shift_clock
 from tests.support.mutant import break_function, violation
 from tests.support.probe import ANYWHERE, address_of
@@ -193,7 +193,7 @@ def test_promtool_finds_nothing_to_say(database, conn):
     )
     text = Exporter(database).text() + "".join(
         text_of([Family(name, sort, what, labels, [(tuple("x" for _ in labels), 1.0)])])
-        for name, sort, what, labels in forebay.metrics.WORKER_METRICS
+        for name, sort, what, labels in forebay.watch.metrics.WORKER_METRICS
     )
     assert "forebay_job_wait_seconds_bucket" in text
     told = subprocess.run(

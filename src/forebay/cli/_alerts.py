@@ -15,9 +15,9 @@ from forebay.cli.output import ago, console, print_json, table
 from forebay.client import Client, address_of
 from forebay.db.own import run_own
 from forebay.errors import ConfigError
-from forebay.metrics import check
-from forebay.ops import watch
-from forebay.policy.watch import THRESHOLDS
+from forebay.watch import operations
+from forebay.watch.metrics import check
+from forebay.watch.rules import THRESHOLDS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,7 +52,7 @@ def alerts(
 @commands.command("list")
 def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
     """List the thresholds: the defaults, and what was set."""
-    changed = run_own(address_of(dsn), watch.thresholds())
+    changed = run_own(address_of(dsn), operations.thresholds())
     if as_json:
         print_json({"defaults": dict(THRESHOLDS), "set": changed})
         return

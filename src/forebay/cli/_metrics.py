@@ -12,7 +12,7 @@ import typer
 from forebay.cli._serving import set_up_log
 from forebay.cli.options import Dsn
 from forebay.client import address_of
-from forebay.metrics import Exporter
+from forebay.watch.metrics import Exporter
 from forebay.worker import serve_metrics
 
 if TYPE_CHECKING:

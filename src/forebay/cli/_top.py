@@ -22,8 +22,8 @@ from forebay.cli.output import console, print_json
 from forebay.client import address_of
 from forebay.db.session import Session
 from forebay.errors import DatabaseUnavailable
-from forebay.ops import watch
-from forebay.policy.top import Reads
+from forebay.watch import operations
+from forebay.watch.top import Reads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from forebay.model.keys import KeyInfo
-    from forebay.model.top import Overview
+    from forebay.watch.screen import Overview
 
 #: Most keys that are read.
 _KEYS_MAX: Final = 100
@@ -93,7 +93,7 @@ class _Reading:
         began_at = time.monotonic()
         with_keys = began_at >= self._keys_at
         data, keys = await self.session.run(
-            watch.measurements_with_keys(_KEYS_MAX if with_keys else 0)
+            operations.measurements_with_keys(_KEYS_MAX if with_keys else 0)
         )
         if keys is not None:
             self._keys = keys

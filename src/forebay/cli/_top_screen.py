@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from forebay.model.alerts import Alert
     from forebay.model.keys import KeyInfo
-    from forebay.model.top import Overview, QueueLoad, WorkerLoad
+    from forebay.watch.screen import Overview, QueueLoad, WorkerLoad
 
 SORTS: Final = ("ready", "rate", "oldest", "dead", "name")
 _HEAD: Final = "bold dim"

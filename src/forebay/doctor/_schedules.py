@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.doctor._finding import Finding, Level
 from forebay.model.text import counted
 from forebay.ops.operation import Operation
-from forebay.policy.watch import SCHEDULES_OFF
+from forebay.watch.rules import SCHEDULES_OFF
 
 if TYPE_CHECKING:
     from forebay.ops.operation import ResultRows

@@ -27,7 +27,7 @@ from forebay.doctor import (
 from forebay.doctor._trouble import AFTER_WHICH_TROUBLE_COUNTS, TROUBLES, with_trouble
 from forebay.errors import DatabaseUnavailable, ForebayError
 from forebay.model.explanation import Explanation
-from forebay.ops.explain import explain_job
+from forebay.watch.explain import explain_job
 
 _STATEMENT_SECONDS: Final = 5
 

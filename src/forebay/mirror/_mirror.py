@@ -24,8 +24,8 @@ from forebay.model.outcome import Endings
 from forebay.model.spans import reconciling
 from forebay.model.text import logger
 from forebay.ops import mirrors
-from forebay.policy.alerts import alerts_of
 from forebay.policy.retry import RetryPolicy
+from forebay.watch.mirror_rules import alerts_of
 
 if TYPE_CHECKING:
     from uuid import UUID

@@ -11,9 +11,9 @@ from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob, shown
 from forebay.model import JobState, checks
 from forebay.model.archive import FoundJobs, JobAt, Replay, ReplayPlan
-from forebay.ops._records import rows_as
 from forebay.ops.jobs import LIST_MAX, STATUS
 from forebay.ops.operation import Operation
+from forebay.ops.records import rows_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

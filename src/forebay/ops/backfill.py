@@ -10,9 +10,9 @@ from forebay.arguments.json_guard import encode_args
 from forebay.errors import InvalidJob, shown
 from forebay.model import JobOptions, checks
 from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
-from forebay.ops._records import rows_as
 from forebay.ops.enqueue import checked_expires_in
 from forebay.ops.operation import Operation, scalar
+from forebay.ops.records import rows_as
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

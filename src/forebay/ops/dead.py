@@ -8,9 +8,9 @@ from typing import Any, Final, Literal, get_args
 from forebay.errors import DeadLetterNotFound, InvalidJob, shown
 from forebay.model import checks
 from forebay.model.status import DeadGroup, DeadLetter, DeadSummary
-from forebay.ops._records import rows_as
 from forebay.ops.jobs import LIST_MAX, checked_id
 from forebay.ops.operation import Operation, ResultRows, number, scalar, scalar_or_none
+from forebay.ops.records import rows_as
 
 Reason = Literal["exhausted", "permanent", "expired", "worker lost"]
 

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from forebay.model.declared import QueueDifference
-from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation
+from forebay.ops.records import rows_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,9 +11,9 @@ from forebay.arguments.json_guard import encode_args
 from forebay.errors import EndpointNotFound, InvalidJob, shown
 from forebay.model import checks
 from forebay.model.endpoints import Endpoint
-from forebay.ops._records import rows_as
 from forebay.ops.enqueue import message_parameters
 from forebay.ops.operation import Operation, ResultRows, boolean, nothing, number
+from forebay.ops.records import rows_as
 
 #: The settings with the SQL of their values.
 _SETTINGS: Final = {

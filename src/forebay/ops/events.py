@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Final, TypeVar
 
 from forebay.model import checks
 from forebay.model.events import Event
-from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation, nothing
+from forebay.ops.records import rows_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Final
 from forebay.model import checks
 from forebay.model.exports import Export, SegmentToExport
 from forebay.model.status import JobStatus
-from forebay.ops._records import rows_as
 from forebay.ops.jobs import STATUS
 from forebay.ops.operation import Operation, boolean, nothing
+from forebay.ops.records import rows_as
 
 if TYPE_CHECKING:
     from forebay.ops.operation import ResultRows

@@ -9,8 +9,8 @@ from forebay.errors import InvalidJob, JobNotFound, shown
 from forebay.model import JobState, checks
 from forebay.model.change import JobFilter
 from forebay.model.status import CancelAnswer, Depth, JobStatus
-from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation, ResultRows, scalar
+from forebay.ops.records import rows_as
 
 #: Most rows of a list.
 LIST_MAX: Final = 1000

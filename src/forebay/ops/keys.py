@@ -6,8 +6,8 @@ from typing import Final
 
 from forebay.model.keys import KeyInfo
 from forebay.model.limits import KeyLimits
-from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation, scalar
+from forebay.ops.records import rows_as
 
 #: Members of a key in JSON, beside its queue and group, from the row ``k``.
 KEY_FIELDS: Final = ", ".join(

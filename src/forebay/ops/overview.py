@@ -7,8 +7,8 @@ from datetime import datetime
 from typing import Final
 
 from forebay._dataclass import dataclass
-from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation
+from forebay.ops.records import rows_as
 
 _QUEUES: Final = """\
 select json_build_object(

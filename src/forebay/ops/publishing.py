@@ -11,9 +11,9 @@ from forebay.arguments.json_guard import encode_args
 from forebay.errors import InvalidJob, shown
 from forebay.model import checks
 from forebay.model.publishing import EventType, Publication, Subscription
-from forebay.ops._records import rows_as
 from forebay.ops.enqueue import message_parameters
 from forebay.ops.operation import Operation, ResultRows, boolean, number, scalar
+from forebay.ops.records import rows_as
 
 _PUBLISH: Final = """\
 select json_build_object('event_id', p.event_id, 'subscriptions', p.subscriptions)::text

@@ -12,8 +12,8 @@ from forebay.errors import InvalidJob
 from forebay.model import checks
 from forebay.model.groups import ClosedGroup, DroppedQueue, GroupOverview
 from forebay.model.limits import UNSET, Limits, QueueLimits, Unset
-from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation, ResultRows, number, scalar, scalar_or_none
+from forebay.ops.records import rows_as
 
 Start = Literal["beginning", "now"]
 

@@ -11,10 +11,10 @@ from forebay.arguments.json_guard import encode_json
 from forebay.arguments.results import decode_result
 from forebay.errors import InvalidJob, JobDied, NoResult, PayloadTooDeep, PayloadTooLarge
 from forebay.model.status import JobHistory
-from forebay.ops._records import rows_as
 from forebay.ops.jobs import checked_id
 from forebay.ops.operation import Operation, ResultRows
 from forebay.ops.protocol import Kept
+from forebay.ops.records import rows_as
 
 #: Notification channel for the ids of ended jobs that a client waits for.
 CHANNEL: Final = "forebay_result"

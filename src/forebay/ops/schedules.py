@@ -19,8 +19,8 @@ from forebay.model.schedules import (
     ScheduleDifference,
     ScheduleStatus,
 )
-from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation, ResultRows, boolean, nothing, number, scalar
+from forebay.ops.records import rows_as
 from forebay.policy.cron import checked_timing
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Final
 
 from forebay.errors import InvalidJob
 from forebay.model.stats import Stats, StatsAudit, StatsSample, StatsStep
-from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation
+from forebay.ops.records import rows_as
 
 _STATS: Final = """\
 select (to_jsonb(s) - 'group_name' || jsonb_build_object('group', s.group_name))::text

@@ -23,9 +23,9 @@ from forebay.model.subjects import (
     checked_subject,
     checked_version,
 )
-from forebay.ops._records import rows_as
 from forebay.ops.enqueue import CHUNK_BYTES
 from forebay.ops.operation import Operation, ResultRows, boolean, nothing, scalar
+from forebay.ops.records import rows_as
 
 #: Most rows of a list, and of a statement of a push or upsert.
 LIST_MAX: Final = 10_000

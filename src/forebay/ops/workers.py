@@ -6,8 +6,8 @@ from typing import Final
 
 from forebay.model import checks
 from forebay.model.workers import WorkerOverview
-from forebay.ops._records import rows_as
 from forebay.ops.operation import Operation, scalar
+from forebay.ops.records import rows_as
 
 #: Most running jobs of each worker in a list.
 JOBS_MAX: Final = 100

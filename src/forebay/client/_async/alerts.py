@@ -5,8 +5,8 @@ from __future__ import annotations
 from forebay.client._async.base import AsyncClientBase
 from forebay.db.drivers import AsyncConnection
 from forebay.model.alerts import Alert, AlertChange
-from forebay.ops import watch
-from forebay.policy.watch import alerts_of_all
+from forebay.watch import operations
+from forebay.watch.rules import alerts_of_all
 
 
 class AsyncAlerts(AsyncClientBase):
@@ -23,7 +23,7 @@ class AsyncAlerts(AsyncClientBase):
             with_pending: also conditions that have not lasted long enough; their ``fired_at`` is None.
             conn: the connection to use.
         """
-        return await self._run(conn, watch.alerts(with_pending=with_pending))
+        return await self._run(conn, operations.alerts(with_pending=with_pending))
 
     async def check_alerts(self, *, conn: AsyncConnection | None = None) -> list[AlertChange]:
         """Check the alerts now, record the result, and return what fired or cleared with it.
@@ -33,8 +33,8 @@ class AsyncAlerts(AsyncClientBase):
         Args:
             conn: the connection to use.
         """
-        data = await self._run(conn, watch.measurements())
-        return await self._run(conn, watch.record_alerts(alerts_of_all(data)))
+        data = await self._run(conn, operations.measurements())
+        return await self._run(conn, operations.record_alerts(alerts_of_all(data)))
 
     async def set_threshold(
         self,
@@ -57,4 +57,4 @@ class AsyncAlerts(AsyncClientBase):
         Raises:
             ConfigError: no rule has this threshold, or the value is refused.
         """
-        return await self._run(conn, watch.set_threshold(name, value, queue=queue, tag=tag))
+        return await self._run(conn, operations.set_threshold(name, value, queue=queue, tag=tag))

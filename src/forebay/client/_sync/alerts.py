@@ -6,8 +6,8 @@ from __future__ import annotations
 from forebay.client._sync.base import ClientBase
 from forebay.db.drivers import SyncConnection
 from forebay.model.alerts import Alert, AlertChange
-from forebay.ops import watch
-from forebay.policy.watch import alerts_of_all
+from forebay.watch import operations
+from forebay.watch.rules import alerts_of_all
 
 
 class Alerts(ClientBase):
@@ -24,7 +24,7 @@ class Alerts(ClientBase):
             with_pending: also conditions that have not lasted long enough; their ``fired_at`` is None.
             conn: the connection to use.
         """
-        return self._run(conn, watch.alerts(with_pending=with_pending))
+        return self._run(conn, operations.alerts(with_pending=with_pending))
 
     def check_alerts(self, *, conn: SyncConnection | None = None) -> list[AlertChange]:
         """Check the alerts now, record the result, and return what fired or cleared with it.
@@ -34,8 +34,8 @@ class Alerts(ClientBase):
         Args:
             conn: the connection to use.
         """
-        data = self._run(conn, watch.measurements())
-        return self._run(conn, watch.record_alerts(alerts_of_all(data)))
+        data = self._run(conn, operations.measurements())
+        return self._run(conn, operations.record_alerts(alerts_of_all(data)))
 
     def set_threshold(
         self,
@@ -58,4 +58,4 @@ class Alerts(ClientBase):
         Raises:
             ConfigError: no rule has this threshold, or the value is refused.
         """
-        return self._run(conn, watch.set_threshold(name, value, queue=queue, tag=tag))
+        return self._run(conn, operations.set_threshold(name, value, queue=queue, tag=tag))

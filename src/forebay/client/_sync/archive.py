@@ -12,7 +12,8 @@ from forebay.errors import ForebayError
 from forebay.model import JobState
 from forebay.model.archive import FoundJobs, JobAt, Replay, ReplayPlan, Whereabouts
 from forebay.model.change import JobFilter
-from forebay.ops import archive, where
+from forebay.ops import archive
+from forebay.watch import where
 
 
 class Archive(ClientBase):

@@ -14,7 +14,8 @@ from forebay.model import JobState
 from forebay.model.change import JobFilter
 from forebay.model.explanation import Explanation
 from forebay.model.status import CancelAnswer, Depth, JobHistory, JobStatus
-from forebay.ops import explain, jobs, results
+from forebay.ops import jobs, results
+from forebay.watch import explain
 
 T = TypeVar("T")
 

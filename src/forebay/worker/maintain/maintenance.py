@@ -16,7 +16,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import DatabaseUnavailable
-from forebay.metrics import check_session
 from forebay.model.attempts import LostWorker
 from forebay.model.text import logger
 from forebay.ops import maintenance, protocol, queues
@@ -24,6 +23,7 @@ from forebay.ops.locks import lock_holders
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.leadership import MAINTENANCE, Leadership
 from forebay.policy.server_clock import ServerClock
+from forebay.watch.metrics import check_session
 from forebay.worker.ground.lock_warnings import LockWatch
 from forebay.worker.ground.outage import Outage
 from forebay.worker.maintain._duties import Duty, Schedule

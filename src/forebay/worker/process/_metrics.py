@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from forebay.metrics import WORKER_METRICS as WORKER
-from forebay.metrics import Exporter, Family, Sample
+from forebay.watch.metrics import WORKER_METRICS as WORKER
+from forebay.watch.metrics import Exporter, Family, Sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.config import listen_address
 from forebay.errors import ConfigError
-from forebay.metrics import CONTENT_TYPE
 from forebay.model.text import logger
+from forebay.watch.metrics import CONTENT_TYPE
 from forebay.worker.process._health import Health
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.model.alerts import Alert, AlertChange
 from forebay.model.keys import KeyInfo
-from forebay.ops._records import rows_as
 from forebay.ops.keys import KEY_FIELDS
 from forebay.ops.operation import Operation, ResultRows, scalar
-from forebay.policy.watch import CLEAR_SECONDS, WITHIN_SECONDS, checked_threshold
+from forebay.ops.records import rows_as
+from forebay.watch.rules import CLEAR_SECONDS, WITHIN_SECONDS, checked_threshold
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

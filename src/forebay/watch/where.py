@@ -11,12 +11,12 @@ import msgspec
 from forebay.errors import InvalidJob, shown
 from forebay.model.archive import FoundAs, JobAttempt, Whereabouts
 from forebay.model.status import JobHistory, JobStatus
-from forebay.ops.explain import EXPLAIN, explanations
 from forebay.ops.jobs import STATUS
 from forebay.ops.operation import Operation
 from forebay.ops.results import HISTORY
-from forebay.policy.explanation import Facts, explain
-from forebay.policy.next_step import next_step
+from forebay.watch.explain import EXPLAIN, explanations
+from forebay.watch.explanation import Facts, explain
+from forebay.watch.next_step import next_step
 
 if TYPE_CHECKING:
     from forebay.ops.operation import ResultRows

@@ -1,9 +1,9 @@
 """Metrics in the text format of Prometheus, and the check of the alerts: both read ``forebay.measurements()``."""
 
-from forebay.metrics._check import acheck, check, check_session
-from forebay.metrics._exporter import CONTENT_TYPE, Exporter
-from forebay.metrics._families import WORKER as WORKER_METRICS
-from forebay.metrics._families import Family, Sample, metric_names
+from forebay.watch.metrics._check import acheck, check, check_session
+from forebay.watch.metrics._exporter import CONTENT_TYPE, Exporter
+from forebay.watch.metrics._families import WORKER as WORKER_METRICS
+from forebay.watch.metrics._families import Family, Sample, metric_names
 
 __all__ = [
     "CONTENT_TYPE",

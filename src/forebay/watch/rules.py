@@ -1,6 +1,6 @@
 """When what was measured is an alert: pure rules on ``forebay.measurements()``, for every queue and for the database.
 
-A1 to A3 have the meaning that they have for mirrors, see ``forebay.policy.alerts``. The rules decide what is wrong now; the
+A1 to A3 have the meaning that they have for mirrors, see ``forebay.watch.mirror_rules``. The rules decide what is wrong now; the
 database keeps since when, and an alert fires when its condition has lasted ``for_seconds``.
 
 Shown by: tests/unit/test_watch_rules.py, tests/sql/test_alerts.py.
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Final
 from forebay.errors import ConfigError, InvalidJob
 from forebay.model.alerts import Alert
 from forebay.model.text import counted
-from forebay.policy.alerts import too_few_completed_text, too_many_wait_text
 from forebay.policy.cron import Timing
 from forebay.policy.retry import human_duration
+from forebay.watch.mirror_rules import too_few_completed_text, too_many_wait_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

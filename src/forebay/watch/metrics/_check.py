@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from forebay.db.session import Session
-from forebay.ops import watch
-from forebay.policy.watch import alerts_of_all
+from forebay.watch import operations
+from forebay.watch.rules import alerts_of_all
 
 if TYPE_CHECKING:
     from forebay.model.alerts import Alert, AlertChange
@@ -44,11 +44,11 @@ async def check_session(session: Session, data: dict[str, Any] | None = None) ->
         SchemaError: it has no schema, or an old one.
     """
     if data is None:
-        data = await session.run(watch.measurements(with_counters=False))
+        data = await session.run(operations.measurements(with_counters=False))
     changes = []
-    if await session.run(watch.may_record()):
-        changes = await session.run(watch.record_alerts(alerts_of_all(data)))
-    listed = await session.run(watch.alerts(with_pending=True))
+    if await session.run(operations.may_record()):
+        changes = await session.run(operations.record_alerts(alerts_of_all(data)))
+    listed = await session.run(operations.alerts(with_pending=True))
     return Checked(
         [alert for alert in listed if alert.fired_at is not None],
         [alert for alert in listed if alert.fired_at is None],

@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from forebay.model.alerts import Alert
-from forebay.model.top import Overview, QueueLoad, WorkerLoad
-from forebay.policy.watch import alerts_of_all
+from forebay.watch.rules import alerts_of_all
+from forebay.watch.screen import Overview, QueueLoad, WorkerLoad
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

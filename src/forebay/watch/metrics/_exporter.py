@@ -8,16 +8,16 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ForebayError
-from forebay.metrics._check import CALL_SECONDS, check_session, new_session
-from forebay.metrics._families import VALUES_MAX, families_of, text_of
 from forebay.model.text import logger
-from forebay.ops import watch
+from forebay.watch import operations
+from forebay.watch.metrics._check import CALL_SECONDS, check_session, new_session
+from forebay.watch.metrics._families import VALUES_MAX, families_of, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 
     from forebay.db.session import Session
-    from forebay.metrics._families import Family
+    from forebay.watch.metrics._families import Family
 
 log = logger("forebay.metrics")
 
@@ -118,8 +118,8 @@ class Exporter:
 
 
 async def _read(session: Session) -> tuple[dict[str, Any], list[Any]]:
-    data = await session.run(watch.measurements())
+    data = await session.run(operations.measurements())
     checked_at = data["checked_at"]
     if checked_at is None or data["at"] - checked_at > _CHECK_SECONDS:
         return data, (await check_session(session, data)).alerts
-    return data, await session.run(watch.alerts())
+    return data, await session.run(operations.alerts())
