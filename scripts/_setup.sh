@@ -14,7 +14,14 @@ environment() {
     # The stamp is what was installed: both files pyproject.toml.
     if ! .venv/bin/python -c '' 2>/dev/null || ! cat pyproject.toml bench/pyproject.toml | cmp -s - ".venv/.installed-$1"; then
         _install "$1" >&2
-        cat pyproject.toml bench/pyproject.toml >".venv/.installed-$1"
+        local covered=("$1")
+        # Those that it contains: another script shall install nothing again, least of all while tests run.
+        case $1 in
+            dev) covered+=(test docs examples embedded) ;;
+            test) covered+=(examples embedded) ;;
+        esac
+        local extra
+        for extra in "${covered[@]}"; do cat pyproject.toml bench/pyproject.toml >".venv/.installed-$extra"; done
     fi
     exec 9<&-
 }

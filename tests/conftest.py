@@ -14,6 +14,7 @@ pytest_plugins = [
     "tests.support.fix_log",
     "tests.support.fix_loop",
     "tests.support.fix_pooler",
+    "tests.support.fix_record",
     "tests.support.fix_release",
     "tests.support.fix_required",
     "tests.support.fix_stress",

@@ -1,0 +1,163 @@
+"""The scripts that run the tests: what they choose, what they write down, and what they take for a pass."""
+
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+#: In place of Python in a checkout's environment: a run of pytest fails, and what failed passes alone.
+PYTHON = f"""#!/usr/bin/env bash
+case "$*" in
+    *"--last-failed"*) echo "passed alone" ;;
+    "-m pytest"*) echo "$*" >>calls; cp failures.json "$FOREBAY_TESTS_RECORD"; exit 1 ;;
+    "-m compileall"*) ;;
+    *) exec {sys.executable} "$@" ;;
+esac
+"""
+
+TESTS = """
+import pytest
+
+@pytest.fixture
+def broken():
+    yield
+    raise RuntimeError
+
+def test_passes(): ...
+
+def test_fails(): raise RuntimeError
+
+def test_ends_badly(broken): ...
+
+@pytest.mark.skip(reason="some")
+def test_is_left_out(): ...
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder in which scripts/test believes that everything is set up."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    for name in ("pyproject.toml", "bench/pyproject.toml"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(PYTHON)
+    python.chmod(0o755)
+    installed = (ROOT / "pyproject.toml").read_text() + (ROOT / "bench/pyproject.toml").read_text()
+    (tmp_path / ".venv/.installed-test").write_text(installed)
+    return tmp_path
+
+
+def run(folder, *words, failures=(), **environment):
+    """Run a script in a checkout whose tests fail so."""
+    (folder / "failures.json").write_text(json.dumps({"failures": list(failures)}))
+    return subprocess.run(
+        words,
+        cwd=folder,
+        env=os.environ | environment,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("failed", "allowed", "code"), [(1, "", 1), (3, "3", 0), (4, "3", 1)], ids=str
+)
+def test_a_test_that_passes_only_alone_is_no_pass(checkout, failed, allowed, code):
+    """
+    Each is named at the end. The run fails, unless it was said how many may do so and there are not more.
+    """
+    names = [f"tests/unit/test_x.py::test_{n}[a b]" for n in range(failed)]
+    done = run(checkout, "scripts/test", failures=names, FOREBAY_ALONE_MAX=allowed)
+    last = done.stdout.partition("passed alone")[2]
+    assert done.returncode == code, done.stdout + done.stderr
+    assert all(f"passed only when run alone: {name}, on PostgreSQL 18" in last for name in names)
+
+
+def test_the_parts_of_the_nightly_run_are_known_to_the_tests():
+    """
+    Each part that .ci/nightly lists but its checks is one of scripts/test, and no other word is.
+    """
+    listed = subprocess.run(
+        [ROOT / ".ci/nightly", "--list"], capture_output=True, text=True, check=True
+    ).stdout.split()
+    done = subprocess.run(
+        [ROOT / "scripts/test", "--nightly=nonsense"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 64
+    assert ["checks", *done.stderr.rpartition(":")[2].split()] == listed
+
+
+def test_a_run_of_the_tests_leaves_a_record(tmp_path):
+    """
+    A test counts once, by its worst phase; those that failed are named.
+    """
+    (tmp_path / "test_some.py").write_text(TESTS)
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.fix_record", "-p", "no:cacheprovider",
+         "-n", "2", "--rootdir", tmp_path, tmp_path],
+        cwd=tmp_path,
+        env=os.environ | {"FOREBAY_TESTS_RECORD": str(tmp_path / "record.json"), "PYTHONPATH": str(ROOT)},
+        capture_output=True, check=False,
+    )  # fmt: skip
+    found = json.loads((tmp_path / "record.json").read_text())
+    assert (found["passed"], found["failed"], found["skipped"]) == (1, 2, 1)
+    assert found["failures"] == ["test_some.py::test_ends_badly", "test_some.py::test_fails"]
+    assert len(found["slowest"]) == 4
+
+
+def test_a_part_of_the_nightly_run_leaves_a_record(checkout):
+    """
+    It says which commit was tested with which seed, and what came of each suite; the seed is the one that the suites got.
+    """
+    shutil.copytree(ROOT / ".ci", checkout / ".ci")
+    (checkout / ".gitignore").write_text("*\n")
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "first"]):
+        subprocess.run(["git", *words], cwd=checkout, check=True)
+    done = run(checkout, ".ci/nightly", "quick", failures=["tests/unit/test_x.py::test_it"])
+    assert done.returncode == 1
+    (file,) = (checkout / ".nightly").iterdir()
+    record = json.loads(file.read_text())
+    assert (record["part"], record["passed"], record["is_commit_changed"]) == (
+        "quick",
+        False,
+        False,
+    )
+    assert len(record["commit"]) == 40
+    assert [suite["failures"] for suite in record["suites"].values()] == [
+        ["tests/unit/test_x.py::test_it"]
+    ]
+    assert f"--seed {record['seed']} " in (checkout / "calls").read_text()
+
+
+@pytest.mark.parametrize(
+    ("change", "chosen", "others"),
+    [
+        ("tests/cli/test_top.py", {"cli"}, {"project", "sql", "unit"}),
+        ("docs/howto/limits.md", {"project"}, {"sql", "unit"}),
+        ("src/forebay/mirror/__init__.py", {"mirror", "unit", "project"}, {"sql", "client"}),
+        ("src/forebay/worker/__init__.py", {"worker", "faults", "concurrency"}, {"mirror"}),
+        ("src/forebay/sql/schema/tables.sql", {"sql", "worker", "mirror", "unit"}, set()),
+        ("tests/support/waiting.py", {"sql", "worker", "mirror", "unit"}, set()),
+        ("pyproject.toml", {"sql", "worker", "mirror", "unit"}, set()),
+    ],
+)
+def test_a_change_chooses_the_folders_that_concern_it(change, chosen, others):
+    """
+    What all tests share, and the packages that all others stand on, choose all.
+    """
+    spec = importlib.util.spec_from_file_location("made", ROOT / "scripts/_changed.py")
+    made = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(made)
+    found = made.folders_of([change])
+    assert chosen <= found
+    assert not others & found
