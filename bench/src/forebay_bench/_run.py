@@ -40,7 +40,6 @@ SCENARIOS: Final = {
     "history": "searches among ended jobs, and their replay",
     "stats": "the counters beside ten million jobs, and what counting costs",
     "fleet": "1 to 64 worker processes on one queue",
-    "processes": "one worker with 16 handler processes",
     "simulated": "16 to 500 simulated workers on one queue: how much of their slots' time is used",
 }
 

@@ -31,12 +31,6 @@ async def do_nothing(number: int) -> None:
     del number
 
 
-@app.job(queue="noop_thread", name="noop_thread")
-def do_nothing_in_thread(number: int) -> None:
-    """Return at once."""
-    del number
-
-
 @app.job(queue="slow")
 async def wait_a_little(number: int = 0) -> None:
     """Wait as for another service's answer; record when it came."""

@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
     from typing import TypeAlias
 
     from forebay.arguments.kinds import Kind
@@ -57,12 +57,6 @@ class _Line:
         else:
             heappush(calls, (lane.priority, number, call))
 
-    def put_back(self, number: int, call: WaitingCall) -> None:
-        """Put a call before all others of its priority, and its queue's next turn first; the number is below all others."""
-        lane = call[1][0].lane
-        self._turns.appendleft((number, lane.queue))
-        heappush(self._calls.setdefault(lane.queue, []), (lane.priority, number, call))
-
     def pop(self) -> WaitingCall:
         queue = self._turns.popleft()[1]
         calls = self._calls[queue]
@@ -105,8 +99,6 @@ class CallQueue:
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
-        #: Numbers of calls that are put back, below all others.
-        self._first_numbers = itertools.count(-1, -1)
         #: Calls whose arguments are text, and calls of the same lanes behind them.
         self._slow = _Line()
         #: All other calls.
@@ -164,23 +156,6 @@ class CallQueue:
         self.jobs += 1
         self.size += row.size
         return call
-
-    def pop_like(self, kind: Kind, held: HeldJob) -> HeldJob | None:
-        """Remove the next call if it is one job of the same kind and claim, and return that job; arguments are not text."""
-        if self._slow or not self._quick:
-            return None
-        next_kind, helds, _ = self._quick.first
-        if next_kind is not kind or helds[0].batch is not held.batch or len(helds) > 1:
-            return None
-        self.pop_passing()
-        return helds[0]
-
-    def put_back(self, kind: Kind, helds: Sequence[HeldJob]) -> None:
-        """Put calls of one job each before all others, in order; their arguments are not text."""
-        for held in reversed(helds):
-            self._quick.put_back(next(self._first_numbers), (kind, [held], [None]))
-            self.jobs += 1
-            self.size += held.row.size
 
     def append_many(self, kind: Kind, helds: list[HeldJob], items: list[Any]) -> None:
         """Add a call with several jobs of one claim, none of which has arguments to decode."""

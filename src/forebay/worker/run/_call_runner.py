@@ -130,11 +130,7 @@ class CallRunner:
                 (alone,) = await self._processes.run_call([held], kind, [job], on_start=on_start)
                 self._take_report(held, kind, alone)
         endeds = [answer.ended for answer in answers if not answer.died]
-        if len(helds) > 1 or not answers[0].micros:
-            self._record_duration(helds, endeds)
-        elif endeds and (endeds[0] is None or endeds[0].outcome == "done"):
-            # Without the way there and back, which calls in turn share.
-            self.record_seconds(helds, answers[0].micros / 1e6)
+        self._record_duration(helds, endeds)
 
     def _take_report(self, held: HeldJob, kind: Kind, answer: ChildReport) -> None:
         if held.ended:
@@ -164,14 +160,11 @@ class CallRunner:
     def _record_duration(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:
         # How long a job occupies a slot; for a batch, its share. Only completed jobs count: a failure may be quick.
         if None in endeds or any(ended and ended.outcome == "done" for ended in endeds):
-            self.record_seconds(helds, (time.monotonic() - helds[0].started_at) / len(helds))
-
-    def record_seconds(self, helds: list[HeldJob], share: float) -> None:
-        """Record for how long each of these jobs occupied a slot."""
-        queue = helds[0].lane.queue
-        self.mean_seconds[queue] = mean_duration(
-            self.mean_seconds.get(queue), share, jobs=len(helds)
-        )
+            share = (time.monotonic() - helds[0].started_at) / len(helds)
+            queue = helds[0].lane.queue
+            self.mean_seconds[queue] = mean_duration(
+                self.mean_seconds.get(queue), share, jobs=len(helds)
+            )
 
 
 def _short(error: BaseException) -> str:

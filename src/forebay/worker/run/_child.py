@@ -4,7 +4,7 @@ A suspect may have killed its worker. It runs here alone, so that another death 
 cause. The child and its parent exchange messages over a socket: jobs in, outcomes out. The child exits when its
 parent is gone. A child is reused: before each call it restores the working folder, the file mode mask and the locale.
 
-Run as ``python -m forebay.worker.run._child FD PARENT PERMITS DONE`` by ``Children``.
+Run as ``python -m forebay.worker.run._child FD PARENT`` by ``Children``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
@@ -32,7 +31,6 @@ from forebay.worker.run._resource_limits import limit_resources
 from forebay.worker.run.executor import Executor
 from forebay.worker.run.messages import (
     ChildReport,
-    DoneRecords,
     Start,
     Stop,
     decode_work,
@@ -41,7 +39,7 @@ from forebay.worker.run.messages import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from forebay.ops.protocol import Ended
     from forebay.worker.ground.application import Application
@@ -78,22 +76,15 @@ class _PipeToParent:
 
     Args:
         writer: to the parent.
-        done: the pipe for calls in turn that are done.
     """
 
-    def __init__(self, writer: asyncio.StreamWriter, done: int) -> None:
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
-        self._done = done
         self._loop = asyncio.get_running_loop()
-        #: Whether calls run in turn: each is reported before the next one starts.
-        self.in_turn = False
-        #: Whether this process must not run another call.
-        self.is_spoilt = False
         #: Offsets of the jobs that have no report yet.
         self.missing: set[int] = set()
 
     def send(self, answer: ChildReport) -> None:
-        self.is_spoilt |= answer.spoils
         self._writer.write(framed(msgspec.json.encode(answer)))
         self.missing.discard(answer.offset)
 
@@ -110,12 +101,7 @@ class _PipeToParent:
 
     def done(self, jobs: Sequence[HeldJob]) -> None:
         for job in jobs:
-            micros = _micros(job)
-            if self.in_turn and not job.batch.counters:
-                DoneRecords.write(self._done, job.row.offset, micros)
-                self.missing.discard(job.row.offset)
-                continue
-            self.send(ChildReport(offset=job.row.offset, counters=_taken(job), micros=micros))
+            self.send(ChildReport(offset=job.row.offset, counters=_taken(job)))
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
         job.raised = None  # The parent logs the failure.
@@ -125,16 +111,11 @@ class _PipeToParent:
                 ended=ended,
                 solo=solo,
                 counters=_taken(job),
-                micros=_micros(job),
             )
         )
 
     def settled_by_handler(self, job: HeldJob, ended: Ended | None) -> None:
         self.send(ChildReport(offset=job.row.offset, settled=True, ended=ended))
-
-
-def _micros(job: HeldJob) -> int:
-    return int((time.monotonic() - job.started_at) * 1e6) if job.started_at else 0
 
 
 def _taken(job: HeldJob) -> list[dict[str, Any]]:
@@ -157,48 +138,7 @@ def load_app(start: Start) -> Application:
     return internals
 
 
-class _Turns:
-    """The jobs of a message whose calls run in turn, as an iterator: each comes with its permit.
-
-    It ends where the parent has taken back the rest, and after a call that spoilt this process.
-    """
-
-    def __init__(
-        self,
-        helds: Sequence[HeldJob],
-        permits: int,
-        pipe: _PipeToParent,
-        process_state: _ProcessState,
-    ) -> None:
-        self._helds = iter(helds)
-        self._permits = permits
-        self._pipe = pipe
-        self._process_state = process_state
-
-    def __iter__(self) -> Iterator[HeldJob]:
-        return self
-
-    def __next__(self) -> HeldJob:
-        pipe = self._pipe
-        pipe.answer_missing()
-        held = next(self._helds)
-        if pipe.is_spoilt:
-            raise StopIteration
-        try:
-            os.read(self._permits, 1)
-        except BlockingIOError:
-            raise StopIteration from None
-        pipe.missing.add(held.row.offset)
-        self._process_state.restore()
-        return held
-
-    def end(self) -> None:
-        """Report that no job is left."""
-        self._pipe.in_turn = False
-        self._pipe.send(ChildReport(is_over=True))
-
-
-async def _main(descriptor: int, permits: int, done: int) -> None:
+async def _main(descriptor: int) -> None:
     connection = socket.socket(fileno=descriptor)
     reader, writer = await asyncio.open_connection(sock=connection)
     start = msgspec.json.decode(await receive(reader), type=Start)
@@ -207,9 +147,7 @@ async def _main(descriptor: int, permits: int, done: int) -> None:
     app = load_app(start)
     settings = WorkerSettings(**start.settings)
     raw_kinds = {kind.name for kind in app.kinds if kind.takes_raw}
-    for end in (permits, done):
-        os.set_inheritable(end, False)
-    pipe = _PipeToParent(writer, done)
+    pipe = _PipeToParent(writer)
     async with contextlib.AsyncExitStack() as stack:
         executor = Executor(
             app.kinds,
@@ -246,21 +184,16 @@ async def _main(descriptor: int, permits: int, done: int) -> None:
                 # An error of this library: the job must not pay for it.
                 pipe.send(ChildReport(broken=f"{type(error).__name__}: {error}"))
                 continue
-            if work.in_turn:
-                pipe.in_turn = True
-                turns = _Turns(helds, permits, pipe, process_state)
-                executor.run_in_turn(turns, turns.end)
-                continue
             pipe.missing = set(work.offsets)
             executor.take(helds)
 
 
-def _watch_and_run(descriptor: int, parent: int, permits: int, done: int) -> None:
+def _watch_and_run(descriptor: int, parent: int) -> None:
     threading.Thread(
         target=_end_with_parent, args=(os.dup(descriptor), parent), daemon=True
     ).start()
     try:
-        asyncio.run(_main(descriptor, permits, done))
+        asyncio.run(_main(descriptor))
     except (asyncio.IncompleteReadError, ConnectionError):
         # The parent is gone or no longer needs this child. A handler that still runs ends with the process.
         _end()
@@ -284,4 +217,4 @@ def _end() -> NoReturn:
 
 
 if __name__ == "__main__":
-    _watch_and_run(*(int(argument) for argument in sys.argv[1:5]))
+    _watch_and_run(*(int(argument) for argument in sys.argv[1:3]))

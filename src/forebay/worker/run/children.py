@@ -3,8 +3,8 @@
 Invariant: only a death in a call of one job uses an attempt. A child that dies affects only the jobs that it was running.
 If these were several jobs of one call, the worker then runs them one by one. A child that cannot start uses no attempt.
 
-Invariant "one taker": from ``take`` to ``leave`` a child has one call or message. Its answers name jobs only by their place in a claim, so those
-of another call would end other jobs.
+Invariant "one taker": a child has one call from the time it is taken until it has answered. Its answers name jobs only by their place in a
+claim, so those of another call would end other jobs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from forebay.worker.ground.log_format import log_choice
 from forebay.worker.run import endings
 from forebay.worker.run.messages import (
     ChildReport,
-    DoneRecords,
     Start,
     Stop,
     Work,
@@ -47,9 +46,6 @@ if TYPE_CHECKING:
     from forebay.worker.ground.held import HeldJob
 
 log = logger("forebay.worker")
-
-#: Most calls in turn of one message. The permits are read at once.
-CALLS_IN_TURN_MAX = 64
 
 #: How long a child may take to import the application.
 _START_SECONDS = 60.0
@@ -70,25 +66,6 @@ class ChildFailed(Exception):  # noqa: N818 - what happened
     after = 0.0
 
 
-class Pipes:
-    """The pipes to a child and from it, beside the socket, for calls in turn; none of them blocks.
-
-    One byte is the permit to start one call. The parent keeps the end that the child reads: a byte is read once. So each
-    call is started once, or taken back once.
-    """
-
-    def __init__(self) -> None:
-        self.permits_out, self.permits_in = os.pipe()
-        self.done_out, self.done_in = os.pipe()
-        for end in (self.permits_out, self.permits_in, self.done_out):
-            os.set_blocking(end, False)
-
-    def __del__(self) -> None:
-        # Not earlier: what a child has left in them is read after its death.
-        for end in (self.permits_out, self.permits_in, self.done_out):
-            os.close(end)
-
-
 class Child:
     """One child process."""
 
@@ -98,10 +75,8 @@ class Child:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         connection: socket.socket,
-        pipes: Pipes,
     ) -> None:
         self._connection = connection
-        self._pipes = pipes
         self.process = process
         self.reader = reader
         self.writer = writer
@@ -111,21 +86,6 @@ class Child:
 
     async def answer(self) -> ChildReport:
         return msgspec.json.decode(await receive(self.reader), type=ChildReport)
-
-    def send_in_turn(self, work: Work) -> None:
-        """Send calls that the child runs one after another, each as long as its permit is not taken back."""
-        os.write(self._pipes.permits_in, bytes(len(work.rows)))
-        self.send(work)
-
-    def take_back(self) -> int:
-        """Return how many of the sent calls have not started; the child will not start them."""
-        with contextlib.suppress(BlockingIOError):
-            return len(os.read(self._pipes.permits_out, CALLS_IN_TURN_MAX))
-        return 0
-
-    def done_records(self) -> list[tuple[int, int]]:
-        """Return offsets and microseconds of the calls in turn that are done, each once."""
-        return DoneRecords.read(self._pipes.done_out)
 
     async def death(self) -> str:
         """Wait until the process has ended; return how it died."""
@@ -174,8 +134,7 @@ class Children:
         self._start = start
         self._settings = settings
         self._idle: list[tuple[Child, asyncio.TimerHandle]] = []
-        #: Children that are taken, with the id of the job whose cancellation concerns them. A job may have two of them for a moment: one that
-        #: has not yet answered after the job was taken back, and the next one that got it.
+        #: Children that run a call, with the id of the job whose cancellation concerns them.
         self._running: dict[Child, int] = {}
         self._enders: set[asyncio.Task[None]] = set()
         self._failures = 0
@@ -246,9 +205,16 @@ class Children:
         """
         key = jobs[0].job_id
         try:
-            child = await self.take(key)
+            child = await self._child()
         except ChildFailed as error:
+            self._failures += 1
+            error.after = min(2.0**self._failures, 60.0)
+            log.error(
+                "cannot start a process for job %s, next try in %g s: %s", key, error.after, error
+            )
             return [ChildReport(ended=Ended(0, "released", after=error.after)) for _ in helds]
+        self._failures = 0
+        self._running[child] = key
         hard = kind.hard_timeout_seconds or self._settings.hard_timeout_seconds
         answers: dict[int, ChildReport] = {}
         offsets = [held.row.offset for held in helds]
@@ -298,38 +264,6 @@ class Children:
         else:
             self._keep(child)
         return [answers[offset] for offset in offsets]
-
-    async def take(self, key: int) -> Child:
-        """Take a child, which then counts as running until ``leave``.
-
-        Args:
-            key: the id of the job whose cancellation concerns the child.
-
-        Raises:
-            ChildFailed: none can be started.
-        """
-        try:
-            child = await self._child()
-        except ChildFailed as error:
-            self._failures += 1
-            error.after = min(2.0**self._failures, 60.0)
-            log.error(
-                "cannot start a process for job %s, next try in %g s: %s", key, error.after, error
-            )
-            raise
-        self._failures = 0
-        self._running[child] = key
-        return child
-
-    def leave(self, child: Child, *, keep: bool) -> None:
-        """Give a child back; with ``keep`` it may run another call, else the caller ends it."""
-        del self._running[child]
-        if keep:
-            self._keep(child)
-
-    def hand_over(self, child: Child, to: int) -> None:
-        """Let a child run under the id of another job."""
-        self._running[child] = to
 
     async def close(self) -> None:
         """End all children."""
@@ -394,7 +328,6 @@ class Children:
         if self._start is None:
             raise ChildFailed("the application's module is not known")
         ours, theirs = socket.socketpair()
-        pipes = Pipes()
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -402,9 +335,7 @@ class Children:
                 "forebay.worker.run._child",
                 str(theirs.fileno()),
                 str(os.getpid()),
-                str(pipes.permits_out),
-                str(pipes.done_in),
-                pass_fds=[theirs.fileno(), pipes.permits_out, pipes.done_in],
+                pass_fds=[theirs.fileno()],
                 # A handler of this process may have changed its folder, and the search path may be relative.
                 cwd=self._folder if self._folder is not None and self._folder.is_dir() else None,
                 stdin=asyncio.subprocess.DEVNULL,
@@ -412,9 +343,8 @@ class Children:
             )
         finally:
             theirs.close()
-            os.close(pipes.done_in)
         reader, writer = await asyncio.open_connection(sock=ours)
-        child = Child(process, reader, writer, ours, pipes)
+        child = Child(process, reader, writer, ours)
         self._keep_until_done(asyncio.create_task(child.hang_up()))
         child.send(self._start)
         try:

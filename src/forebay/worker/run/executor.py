@@ -21,11 +21,10 @@ from forebay.worker.run._key_queues import KeyQueues
 from forebay.worker.run._loop_share import LoopShare
 from forebay.worker.run._slots import Slots
 from forebay.worker.run._transactions import HandlerTransactions
-from forebay.worker.run._turns import Turns
 from forebay.worker.run.reporter import OutcomeReporter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from forebay.arguments.kinds import Kind, Kinds
     from forebay.config import WorkerSettings
@@ -125,19 +124,6 @@ class Executor:
         self._run = runner.run
         #: Running mean of handler durations, by queue, in seconds.
         self.mean_seconds = runner.mean_seconds
-        self._turns: Turns | None = None
-        if processes is not None:
-            self._turns = Turns(
-                processes,
-                self.slots,
-                self._waiting,
-                self._reporter,
-                group=group,
-                on_done=runner.record_seconds,
-                on_put_back=self._start_waiting,
-                on_free=on_free,
-                on_progress=on_progress,
-            )
         self._runners: set[asyncio.Task[Any]] = set()
         self._starting = 0
         #: The context variables that handlers start with.
@@ -256,7 +242,6 @@ class Executor:
 
     def release_waiting(self) -> int:
         """Release the jobs that have not started; return how many."""
-        self._recall()
         count = 0
         while self._waiting:
             for held in self._waiting.pop()[1]:
@@ -288,7 +273,6 @@ class Executor:
 
     def release_running(self) -> int:
         """Interrupt the running jobs and release them without using an attempt; return how many."""
-        self._recall()
         return self.slots.release_all()
 
     def cancel(self, job_ids: Iterable[int]) -> None:
@@ -297,7 +281,6 @@ class Executor:
 
     def drop(self, lease: Lease, claim_nos: Iterable[int] | None = None) -> list[int]:
         """Drop the jobs of a lost lease, or of some of its batches, and stop their handlers; settle nothing. Return their ids."""
-        self._recall()
         gone = None if claim_nos is None else set(claim_nos)
 
         def lost(held: HeldJob) -> bool:
@@ -306,14 +289,8 @@ class Executor:
         dropped = self._waiting.drop(lost) + self._keys.drop(lost, whole_lease=gone is None)
         return dropped + self.slots.drop(lost)
 
-    def _recall(self) -> None:
-        if self._turns is not None:
-            self._turns.recall()
-
     async def close(self) -> None:
         """End idle threads and running calls, and close the connections."""
-        if self._turns is not None:
-            self._turns.close()
         self._decoding.close()
         self._threads.close()
         for call in list(self.slots.calls):
@@ -365,13 +342,6 @@ class Executor:
                     continue
             else:
                 kind, helds, items = waiting.pop()
-            if (some := self._in_turn(kind, helds)) is not None:
-                assert self._turns is not None
-                await self._turns.run(kind, some)
-                if task.cancelling():
-                    self._start_waiting()
-                    return
-                continue
             call = slots.begin(kind, helds, items, task)
             try:
                 await self._run(call, helds)
@@ -385,50 +355,6 @@ class Executor:
             if waiting.jobs and time.monotonic() >= pause_at:
                 await asyncio.sleep(0)
                 pause_at = time.monotonic() + self._loop_seconds()
-
-    def _in_turn(self, kind: Kind, helds: list[HeldJob]) -> list[HeldJob] | None:
-        """Return the jobs that a child process gets in one message with this one; None for a single call."""
-        if self._turns is None or not self.slots.runs_in_child(kind):
-            return None
-        return self._turns.take(kind, helds[0], self.mean_seconds.get(helds[0].lane.queue))
-
-    def run_in_turn(self, helds: Iterator[HeldJob], on_end: Callable[[], None]) -> None:
-        """Run the jobs of an iterator one after another, in a child process; then call ``on_end``."""
-
-        def on_ended(task: asyncio.Task[bool]) -> None:
-            self._runners.discard(task)
-            if not task.cancelled() and task.exception() is None and task.result():
-                on_end()
-            else:
-                self.run_in_turn(helds, on_end)
-
-        task = asyncio.get_running_loop().create_task(
-            self._run_those(helds), context=self._context.copy()
-        )
-        self._runners.add(task)
-        task.add_done_callback(on_ended)
-
-    async def _run_those(self, helds: Iterator[HeldJob]) -> bool:
-        """Run the jobs of an iterator; return False if the others need another task, as ``_run_calls`` does."""
-        task = asyncio.current_task()
-        assert task is not None
-        clean = contextvars.copy_context()
-        pause_at = time.monotonic() + _LONE_LOOP_SECONDS_MAX
-        for held in helds:
-            if (found := self.prepare(held)) is None:
-                continue
-            kind, item = found
-            call = self.slots.begin(kind, [held], [item], task)
-            try:
-                await self._run(call, [held])
-            except GeneratorExit:
-                return False
-            if task.cancelling() or not _is_same(contextvars.copy_context(), clean):
-                return False
-            if time.monotonic() >= pause_at:
-                await asyncio.sleep(0)
-                pause_at = time.monotonic() + _LONE_LOOP_SECONDS_MAX
-        return True
 
     def _decoded(self, waiting: WaitingCall) -> WaitingCall:
         """Decode the arguments of a call that is about to start; jobs whose arguments do not fit end here."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
-import os
-import struct
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -38,17 +35,13 @@ class Start(msgspec.Struct):
 
 
 class Work(msgspec.Struct):
-    """One job to run, or several for one call of a batch handler. ``offsets``: their positions in their batch.
-
-    With ``in_turn`` each job is a call. The child takes a permit before each; where none is left, the rest was taken back.
-    """
+    """One job to run, or several for one call of a batch handler. ``offsets``: their positions in their batch."""
 
     lease_id: int
     claim_no: int
     rows: list[ClaimedJob]
     offsets: list[int]
     lane: ReadyLane
-    in_turn: bool = False
 
 
 class RawWork(Work):
@@ -75,7 +68,7 @@ class ChildReport(msgspec.Struct):
 
     With ``settled`` its handler's transaction has settled it so.
 
-    With ``progress`` the job still runs, and this is its progress. With ``is_over`` no job of the message is left.
+    With ``progress`` the job still runs, and this is its progress.
     """
 
     offset: int = 0
@@ -87,9 +80,6 @@ class ChildReport(msgspec.Struct):
     counters: list[dict[str, Any]] = []
     ready: bool = False
     broken: str | None = None
-    is_over: bool = False
-    #: How long the handler ran.
-    micros: int = 0
     #: Set by the parent: the child died, and which of its several jobs killed it is unknown.
     died: bool = False
 
@@ -105,32 +95,6 @@ class Stop(msgspec.Struct):
     """Ask the running handler to stop: the job was cancelled."""
 
     job_id: int
-
-
-class DoneRecords:
-    """The records of calls in turn that are done: offset and microseconds, in a pipe.
-
-    A child writes one after each such call, before it takes its next permit. It wakes no process, and is not lost with the child.
-    """
-
-    _RECORD: Final = struct.Struct("<II")
-
-    @classmethod
-    def write(cls, pipe: int, offset: int, micros: int) -> None:
-        """Write one record."""
-        os.write(pipe, cls._RECORD.pack(offset, min(micros, 0xFFFFFFFF)))
-
-    @classmethod
-    def read(cls, pipe: int) -> list[tuple[int, int]]:
-        """Return what has been written since the last call; the pipe does not block."""
-        found: list[tuple[int, int]] = []
-        # Records are shorter than what is written at once, so that none is read in part.
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(pipe, 8192):
-                found += cls._RECORD.iter_unpack(data)
-                if len(data) < 8192:
-                    break
-        return found
 
 
 async def receive(reader: asyncio.StreamReader) -> bytes:

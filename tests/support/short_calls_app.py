@@ -1,4 +1,4 @@
-"""Short handlers that are sent to a child process several at a time, and what may go wrong in one of them."""
+"""Short handlers for child processes, and what may go wrong in one of them."""
 
 import os
 import signal
