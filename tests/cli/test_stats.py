@@ -87,7 +87,7 @@ def test_the_list_of_queues_visits_no_job_that_just_waits_or_has_ended(database,
                 enqueue_many(conn, [{"kind": "work", "queue": "mail"} for _ in range(jobs)])
             batch = reader.claim_ready(jobs)
             reader.settle(batch.claim_no)
-            for act in ("fold_v1()", "fold_v1()", "renew_counts_v1(0)"):
+            for act in ("fold_v1()", "fold_v1()", "renew_counters_v1(0)"):
                 one(conn, f"select forebay.{act}")
             pages(conn, _QUEUES, {"queue": None})
             read.append(pages(conn, _QUEUES, {"queue": None}))

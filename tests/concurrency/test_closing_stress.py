@@ -36,7 +36,7 @@ def groups_are_closed_under_stress(
         assert one(conn, emptied) > 2
         while one(conn, "select forebay.close_groups()"):
             pass
-        trim(conn, "counts")
+        trim(conn, "waiting")
     assert left_of_closed_groups(dsn) == {}
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 
 #: The kinds of rows that are trimmed.
 PARTS = (
-    "deferred", "late_deferred", "promotions", "batches", "key_runs", "limiters", "counts", "heartbeats", "leases", "failures",
+    "deferred", "late_deferred", "promotions", "batches", "key_runs", "limiters", "waiting", "heartbeats", "leases", "failures",
     "events", "guard_events", "dead_letters", "tombstones", "results", "progress", "mirror_counts", "mirror_samples", "mirror_breakers",
     "mirror_audits", "unique_keys", "published", "replays",
 )  # fmt: skip
@@ -26,7 +26,7 @@ PARTS = (
 #: What maintenance does.
 DUTIES = (
     "extend_v1()", "seal_v1()", "promote_v1(1000)", "sweep_v1(null)", "retain_v1()", *(f"trim_v1('{part}')" for part in PARTS),
-    "summarize_v1()", "renew_counts_v1()", "drop_segments_v1()", "forget_v1()", "close_groups()",
+    "summarize_v1()", "renew_counters_v1()", "drop_segments_v1()", "forget_v1()", "close_groups()",
 )  # fmt: skip
 
 

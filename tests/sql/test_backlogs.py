@@ -248,7 +248,7 @@ def test_idle_lanes_write_little_while_another_queue_is_busy(database, conn):
             conn.execute("select forebay.summarize_v1()")
             conn.execute("select forebay.retain_v1()")
         if second % 2 == 0:
-            one(conn, "select forebay.renew_counts_v1()")
+            one(conn, "select forebay.renew_counters_v1()")
     for writer in writers:
         writer.close()
     ours = one(conn, "select pg_current_xact_id()::text::bigint") - begun - written - 1

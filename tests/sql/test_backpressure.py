@@ -195,7 +195,7 @@ def test_jobs_parked_for_their_ordering_key_count_until_they_are_taken(database,
         query = "select forebay._waiting('default', %s, -1, null)"
         by_step = one(conn, query, group_id)
         with conn.transaction(force_rollback=True):
-            conn.execute("delete from forebay.queue_count")
+            conn.execute("delete from forebay.counter_waiting")
             return by_step, one(conn, query, group_id)
 
     with Reader(database) as first, Reader(database) as second:
@@ -236,7 +236,9 @@ def test_a_count_that_an_open_transaction_keeps_misses_none_of_its_jobs(database
         for _ in range(5):
             enqueue(own)
         own.commit()
-    assert one(conn, "select totals[1] from forebay.queue_count order by no desc limit 1") == 150
+    assert (
+        one(conn, "select totals[1] from forebay.counter_waiting order by no desc limit 1") == 150
+    )
     assert one(conn, "select forebay._waiting('default', %s, -1, null)", group_id) == 160
 
 
@@ -253,7 +255,7 @@ def test_no_enqueue_visits_all_jobs_of_a_queue_that_was_not_counted(database, co
     open_group(conn, "default", "late", "beginning")
     enqueue(conn)
     assert pages(conn, "select forebay.enqueue('work')", []) < 1500
-    one(conn, "select forebay.renew_counts_v1()")
+    one(conn, "select forebay.renew_counters_v1()")
     assert is_full(conn)
     limit(conn, 9_000)
     assert is_full(conn)
@@ -266,9 +268,9 @@ def test_a_full_queue_refuses_without_counting_all_of_it_again(database, conn):
         enqueue_many(conn, [{"kind": "work"}] * 1000)
     assert is_full(conn)
     query = """do $$ begin perform forebay.enqueue('work'); exception when sqlstate '53400' then null; end $$"""
-    before = one(conn, "select count(*) from forebay.queue_count")
+    before = one(conn, "select count(*) from forebay.counter_waiting")
     assert before >= 2
-    last = "select (select count(*) from forebay.log) - totals[1] from forebay.queue_count order by no desc limit 1"
+    last = "select (select count(*) from forebay.log) - totals[1] from forebay.counter_waiting order by no desc limit 1"
     assert one(conn, last) <= 11_000
     conn.execute(query)
     open_group(conn, "default")

@@ -45,7 +45,7 @@ def agree(conn, jobs) -> None:
         before, found = by_job(conn, jobs, _PLACE), by_depth(conn)
         assert found in (before, by_job(conn, jobs, _PLACE))
     with conn.transaction(force_rollback=True):
-        conn.execute("delete from forebay.queue_count")
+        conn.execute("delete from forebay.counter_waiting")
         before, found = by_job(conn, jobs, _PLACE), by_depth(conn)
         # A job may become due or expire meanwhile.
         assert found in (before, by_job(conn, jobs, _PLACE))
@@ -67,7 +67,7 @@ def test_depth_is_the_sum_over_the_states_of_all_jobs(database, conn, seed, keye
 
 def renewed(conn) -> int:
     """Append a count for each group."""
-    return one(conn, "select forebay.renew_counts_v1(0)")
+    return one(conn, "select forebay.renew_counters_v1(0)")
 
 
 def is_full(conn, **options) -> bool:
@@ -141,7 +141,7 @@ def test_a_cancelled_job_that_was_committed_past_due_is_subtracted(database, con
     one(conn, "select forebay.promote_v1()")
     agree(conn, jobs)
     assert one(conn, "select count(*) from forebay.withdrawn") == 1
-    trim(conn, "counts")
+    trim(conn, "waiting")
     assert one(conn, "select count(*) from forebay.withdrawn") == 0
 
 
@@ -174,11 +174,11 @@ def test_an_old_transaction_appends_no_count(database, conn):
         one(conn, "select forebay.promote_v1()")
         renewed(conn)
         trim(conn, "deferred")
-        trim(conn, "counts")
-        assert one(conn, "select count(*) from forebay.count_change") == 0
+        trim(conn, "waiting")
+        assert one(conn, "select count(*) from forebay.counter_change") == 0
         one(old, "select forebay._waiting('default', %s, -1, 0)", group_id)
         old.commit()
-    assert one(conn, "select count(*) from forebay.queue_count") == 1
+    assert one(conn, "select count(*) from forebay.counter_waiting") == 1
     with conn.transaction():
         assert by_depth(conn) == by_job(conn, jobs, _PLACE)
 
@@ -198,7 +198,7 @@ def test_changes_stay_while_a_group_without_a_count_is_beside_one_with(database,
     one(conn, "select forebay.fold_v1()")
     jobs.append(enqueue(conn, queue="other"))
     one(conn, "select forebay.fold_v1(100, true)")
-    trim(conn, "counts")
+    trim(conn, "waiting")
     with violation() if not guarded else nullcontext():
         agree(conn, jobs)
 
@@ -310,7 +310,7 @@ def test_depth_visits_no_job_that_waits(database, conn, shape):
                 one(conn, "select sum(ready + scheduled + retrying + claimed) from forebay.depth()")
                 >= most
             )
-            assert pages(conn, "select forebay.renew_counts_v1()", []) < 2 * _PAGES_OF_5_MS
+            assert pages(conn, "select forebay.renew_counters_v1()", []) < 2 * _PAGES_OF_5_MS
     assert max(read.values()) < _PAGES_OF_5_MS, read
 
 
@@ -377,7 +377,7 @@ def test_parked_jobs_count_against_max_waiting(database, conn):
         assert one(conn, "select count(*) from forebay.parked") > 0
         assert [is_full(conn) for _ in range(3)] == [False, False, True]
         with conn.transaction(force_rollback=True):
-            conn.execute("delete from forebay.queue_count")
+            conn.execute("delete from forebay.counter_waiting")
             assert is_full(conn)
 
 
@@ -422,14 +422,14 @@ def test_an_enqueue_visits_few_rows_of_a_long_queue_without_a_worker(conn):
     assert is_full(conn)
     query = "do $$ begin perform forebay.enqueue('work'); exception when sqlstate '53400' then null; end $$"
     conn.execute(query)
-    last = "select 30100 - (scheduled[1] + totals[1]) from forebay.queue_count order by oldest desc, no desc limit 1"
+    last = "select 30100 - (scheduled[1] + totals[1]) from forebay.counter_waiting order by oldest desc, no desc limit 1"
     assert one(conn, last) < 11_000
-    conn.execute("delete from forebay.queue_count")
+    conn.execute("delete from forebay.counter_waiting")
     query = (
         "select forebay._waiting('default', group_id, 40000, 100, 10000) from forebay.queue_group"
     )
     assert 10_000 <= one(conn, query) < 11_000
-    assert one(conn, "select count(*) from forebay.queue_count") == 0
+    assert one(conn, "select count(*) from forebay.counter_waiting") == 0
 
 
 def test_a_job_that_expires_while_a_move_waits_is_not_moved(database, conn):

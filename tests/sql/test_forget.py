@@ -312,11 +312,11 @@ def test_rows_and_cursors_go_with_the_segments(database, conn):
             "select forebay.enqueue('work', '{}', limit_key => 'k' || n) from generate_series(1, 20) n"
         )
         conn.execute("select forebay.enqueue('work', '{}', ordering_key => 'o')")
-        one(conn, "select forebay.renew_counts_v1(0)")
+        one(conn, "select forebay.renew_counters_v1(0)")
         assert len(finish_all(reader)) == 41
         # The batches before are not open any more.
         enqueue(conn, limit_key="k1")
-        one(conn, "select forebay.renew_counts_v1(0)")
+        one(conn, "select forebay.renew_counters_v1(0)")
         assert len(finish_all(reader)) == 1
         late = enqueue(conn, delay="1 hour", priority=77)
         for _ in range(7):

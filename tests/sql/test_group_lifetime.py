@@ -175,7 +175,7 @@ def close_one_of_two(database, conn):
         assert states(conn, done) == {"default": "done"}
         assert states(conn, retried) == {"default": "claimed"}
         group_id = goes.group_id
-        for table in ("batch", "parked", "key_run", "limiter", "queue_count", "queue_group"):
+        for table in ("batch", "parked", "key_run", "limiter", "counter_waiting", "queue_group"):
             assert (
                 one(conn, f"select count(*) from forebay.{table} where group_id = %s", group_id)
                 == 0
@@ -446,14 +446,14 @@ def test_a_count_that_commits_after_the_end_of_its_group_is_deleted(database, co
         close(conn, name="goes", force=True)
         finish_closing(conn)
         late.commit()
-    counts = "select array(select group_id from forebay.queue_count where group_id = %s)"
+    counts = "select array(select group_id from forebay.counter_waiting where group_id = %s)"
     assert one(conn, counts, group_id) == [group_id]
-    trim(conn, "counts", most=1)
+    trim(conn, "waiting", most=1)
     assert one(conn, counts, group_id) == []
     assert one(conn, "select count(*) from forebay.forgotten") == 0
-    one(conn, "select forebay.renew_counts_v1(0)")
-    trim(conn, "counts", most=1)
-    counted = "select count(*) from forebay.queue_count where queue = 'default'"
+    one(conn, "select forebay.renew_counters_v1(0)")
+    trim(conn, "waiting", most=1)
+    counted = "select count(*) from forebay.counter_waiting where queue = 'default'"
     assert one(conn, counted) == 1  # That of the other group.
 
 

@@ -471,7 +471,7 @@ def test_a_pass_of_one_row_a_step_comes_to_its_end(database, conn):
                 reader.queue,
             )
             one(conn, "select 1 from forebay.heartbeat_v1(array[%s]::bigint[])", reader.lease_id)
-        one(conn, "select forebay.renew_counts_v1(1)")
+        one(conn, "select forebay.renew_counters_v1(1)")
     for part in one(conn, "select forebay._trim_parts()"):
         after, steps = None, 0
         while steps == 0 or after is not None:

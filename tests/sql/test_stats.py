@@ -107,12 +107,12 @@ class Session:
         elif act == "promote":
             one(conn, "select forebay.promote_v1()")
         elif act == "count":
-            one(conn, "select forebay.renew_counts_v1(0)")
+            one(conn, "select forebay.renew_counters_v1(0)")
         elif act == "empty":
             one(conn, "select forebay.extend_v1()")
             one(conn, "select forebay.seal_v1()")
             conn.execute("select forebay.retain_v1()")
-            trim(conn, self.draw.choice(["deferred", "counts", "counters"]))
+            trim(conn, self.draw.choice(["deferred", "waiting", "counters"]))
         else:
             one(conn, "select forebay.fold_v1(%s)", self.draw.choice([1, 2, 10_000]))
 

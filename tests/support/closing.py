@@ -187,7 +187,7 @@ LEFT = {
     "parked": "select count(*) from forebay.parked where group_id <> all (%(groups)s)",
     "key runs": "select count(*) from forebay.key_run where group_id <> all (%(groups)s)",
     "limiters": "select count(*) from forebay.limiter where group_id <> all (%(groups)s)",
-    "counts": "select count(*) from forebay.queue_count where group_id <> all (%(groups)s) and group_id <> 0",
+    "counts": "select count(*) from forebay.counter_waiting where group_id <> all (%(groups)s) and group_id <> 0",
     "forgotten": "select count(*) from forebay.forgotten where group_id <> all (%(groups)s)",
     "lanes": "select count(*) from forebay.lane where audience <> 0 and abs(audience) <> all (%(groups)s)",
     "deferred": "select count(*) from forebay.deferred d where not exists (select from forebay.lane l where l.lane = d.lane)",

@@ -258,12 +258,12 @@ class Life:
         one(self.conn, "select expired from forebay.sweep_v1()")
 
     def do_renew(self):
-        one(self.conn, "select forebay.renew_counts_v1(%s)", self.draw.choice([0, 1, 20]))
+        one(self.conn, "select forebay.renew_counters_v1(%s)", self.draw.choice([0, 1, 20]))
 
     def do_maintain(self):
         one(self.conn, "select forebay.seal_v1()")
         one(self.conn, "select forebay.extend_v1()")
-        for part in ("deferred", "late_deferred", "counts"):
+        for part in ("deferred", "late_deferred", "waiting"):
             trim(self.conn, part)
 
     def close(self):

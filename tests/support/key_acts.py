@@ -78,7 +78,7 @@ class KeyWorkers:
             " forebay.heartbeat, forebay.tombstone, forebay.deferred, forebay.withdrawn, forebay.promotion,"
             " forebay.key_run, forebay.parked, forebay.limit_run, forebay.limit_parked, forebay.limiter,"
             " forebay.key_pause, forebay.key_limits, forebay.queue_limits, forebay.dead_letter, forebay.failure, forebay.event,"
-            " forebay.unique_key, forebay.queue_count, forebay.count_change, forebay.suspect_start"
+            " forebay.unique_key, forebay.counter_waiting, forebay.counter_change, forebay.suspect_start"
         )
         self.low = self.new_segment()
         self.model = KeyModel()

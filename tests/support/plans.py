@@ -354,7 +354,7 @@ class Session:
         yield Call("retain_v1", "select forebay.retain_v1()")
         yield Call("summarize_v1", "select forebay.summarize_v1()")
         yield Call("archive_v1", "select forebay.archive_v1(2)", [], {"block": 2})
-        yield Call("renew_counts_v1", "select forebay.renew_counts_v1(1)", [], lanes)
+        yield Call("renew_counters_v1", "select forebay.renew_counters_v1(1)", [], lanes)
         yield Call(
             "sweep_v1",
             "select forebay.sweep_v1(now() - interval '1 minute', null, 10)",

@@ -292,10 +292,10 @@ def grows_with_jobs(conn):
     """Compare a queue with a hundred waiting jobs to one with twenty thousand, after maintenance has counted them."""
     many = "select forebay.enqueue_many((select jsonb_agg(jsonb_build_object('kind', 'work', 'queue', 'mail')) from generate_series(1, %s)))"
     conn.execute(many, [100])
-    conn.execute("select forebay.renew_counts_v1(1)")
+    conn.execute("select forebay.renew_counters_v1(1)")
     few = pages(conn)
     conn.execute(many, [20_000])
-    conn.execute("select forebay.renew_counts_v1(1)")
+    conn.execute("select forebay.renew_counters_v1(1)")
     assert pages(conn) < few + 150
 
 

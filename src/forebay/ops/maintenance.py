@@ -156,9 +156,9 @@ def archive(most: int) -> Operation[int]:
     return Operation("select forebay.archive_v1(%(most)s::integer)", number, {"most": most})
 
 
-def renew_counts() -> Operation[int]:
+def renew_counters() -> Operation[int]:
     """Renew the counts of waiting jobs that have much to visit; return how many were renewed."""
-    return Operation("select forebay.renew_counts_v1()", scalar)
+    return Operation("select forebay.renew_counters_v1()", scalar)
 
 
 def fold() -> Operation[int]:

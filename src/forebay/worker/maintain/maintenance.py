@@ -88,7 +88,7 @@ _TRIMMED: Final = {
     "key_runs": 600.0,
     "limit_runs": 600.0,
     "limiters": 60.0,
-    "counts": 60.0,
+    "waiting": 60.0,
     "counters": 60.0,
     "heartbeats": 600.0,
     "leases": 600.0,
@@ -490,7 +490,7 @@ class Maintenance:
 
     async def _renew(self, duty: Duty) -> bool:
         began_at = time.monotonic()
-        renewed = await self._session.run(maintenance.renew_counts())
+        renewed = await self._session.run(maintenance.renew_counters())
         self._record("renewed", renewed)
         _pause_visitor(duty, began_at, renewed, _RENEW_SECONDS, _RENEW_SECONDS_MAX)
         return False

@@ -39,11 +39,11 @@ create view forebay.code (column_name, code, meaning) as values
     ('subject_count.state', 'c', 'completed'),
     ('subject_count.state', 'x', 'dead'),
     ('subject_count.state', 'k', 'killed'),
-    ('count_change.states', 's', 'scheduled: promoted or moved'),
-    ('count_change.states', 'r', 'retrying: promoted or moved'),
-    ('count_change.states', 'w', 'ready: moved, or ended before a claim'),
-    ('count_change.states', 'a', 'the same, with an ordering key'),
-    ('count_change.why', 'e', 'expired'),
-    ('count_change.why', 'm', 'moved to a newer row');
+    ('counter_change.states', 's', 'scheduled: promoted or moved'),
+    ('counter_change.states', 'r', 'retrying: promoted or moved'),
+    ('counter_change.states', 'w', 'ready: moved, or ended before a claim'),
+    ('counter_change.states', 'a', 'the same, with an ordering key'),
+    ('counter_change.why', 'e', 'expired'),
+    ('counter_change.why', 'm', 'moved to a newer row');
 
 comment on view forebay.code is 'Meanings of the one-letter codes in the columns of other tables.';

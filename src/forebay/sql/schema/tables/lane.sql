@@ -50,9 +50,3 @@ create type forebay._idle_poll as (
 
 -- Flag sequence: the transaction that last made a lane ready without a row of the log.
 create sequence forebay.poll_horizon as bigint cache 1;
-
-
--- A lane and a group, with the group's cursor there, for reading what the cursor has not passed. nr names it in results.
-create type forebay._cursor as (
-    nr bigint, lane bigint, start pg_snapshot, snap_from pg_snapshot, snap_to pg_snapshot, lo bigint, hi bigint, pos_xid xid8,
-    pos_seq bigint);

@@ -30,7 +30,3 @@ alter table forebay.log replica identity full;
 
 comment on table forebay.log is
     'Every job, append-only. seq numbers rows; job_id names the job across its retries.';
-
-
--- Transaction ids from low, up to and without high.
-create type forebay._xid_range as (low xid8, high xid8);

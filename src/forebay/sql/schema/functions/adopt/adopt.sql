@@ -165,12 +165,12 @@ begin
     set start_after = '1:1:', closing_at = null, closing_snap = null, fenced_lane = null;
     delete from forebay.batch b using forebay.closed_group c where c.group_id = b.group_id;
     -- Counted by snapshots of the other cluster.
-    delete from forebay.queue_count;
+    delete from forebay.counter_waiting;
     delete from forebay.counter_fold;
     delete from forebay.counter;
     delete from forebay.counter_sample;
     delete from forebay.counter_cell;
-    delete from forebay.count_change;
+    delete from forebay.counter_change;
     delete from forebay.withdrawn;
     delete from forebay.limiter;
     -- Transaction ids of the other cluster.

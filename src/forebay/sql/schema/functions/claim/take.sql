@@ -28,7 +28,7 @@ declare
     v_used_up  boolean;
     v_tombstones boolean;
     v_dead     bigint[];
-    v_uncounted bigint := 0;             -- skipped rows that are in forebay.count_change: moved, or expired by the sweep
+    v_uncounted bigint := 0;             -- skipped rows that are in forebay.counter_change: moved, or expired by the sweep
 begin
     -- include: lock_lane
 

@@ -119,7 +119,7 @@ begin
     if v_after.max_waiting is not null
        and (v_after.max_waiting, v_after.max_waiting_group) is distinct from (v_before.max_waiting, v_before.max_waiting_group) then
         -- The first count visits all waiting jobs; enqueues continue from it.
-        perform forebay._waiting(v_given.queue, forebay._counting_group(v_given.queue, v_after.max_waiting_group), -1, 0);
+        perform forebay._waiting(v_given.queue, forebay._waiting_group(v_given.queue, v_after.max_waiting_group), -1, 0);
     end if;
     if v_after.starts_set_at is distinct from v_before.starts_set_at then
         -- Jobs may be parked while nothing is left to claim. A recheck row of no key brings a claim, which gives the keys their turns.

@@ -161,8 +161,8 @@ begin
     where g.ctid = any (array(select i.ctid from forebay.limiter i where i.group_id = p_group_id limit p_most - v_total));
     get diagnostics v_rows = row_count;
     v_total := v_total + v_rows;
-    delete from forebay.queue_count c
-    where c.ctid = any (array(select i.ctid from forebay.queue_count i where i.group_id = p_group_id limit p_most - v_total));
+    delete from forebay.counter_waiting c
+    where c.ctid = any (array(select i.ctid from forebay.counter_waiting i where i.group_id = p_group_id limit p_most - v_total));
     get diagnostics v_rows = row_count;
     perform forebay._delete_counters(p_group_id);
     return v_total + v_rows;

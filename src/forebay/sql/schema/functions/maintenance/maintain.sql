@@ -63,7 +63,7 @@ begin
     has_lost := p_observed_seconds > 0 and exists (select from forebay._silent_leases(v_at, p_observed_seconds));
     v_last := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
     activity := v_last + coalesce(pg_sequence_last_value('forebay.deferred_seq'), 0) + pg_stat_get_tuples_inserted('forebay.batch'::regclass)
-        + pg_stat_get_tuples_inserted('forebay.settlement'::regclass) + pg_stat_get_tuples_inserted('forebay.count_change'::regclass);
+        + pg_stat_get_tuples_inserted('forebay.settlement'::regclass) + pg_stat_get_tuples_inserted('forebay.counter_change'::regclass);
     has_full := exists (
         select from forebay.segment s
         where s.hi <= v_last and s.segment_id > coalesce((select max(f.segment_id) from forebay.seal f), -1));

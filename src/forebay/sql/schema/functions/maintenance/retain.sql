@@ -62,11 +62,11 @@ begin
         -- A count of waiting jobs from before the seal visits the segment. Invariant "counters agree".
         v_queues := array(
             select distinct c.queue
-            from (select distinct on (i.queue, i.group_id) i.queue, i.oldest from forebay.queue_count i
+            from (select distinct on (i.queue, i.group_id) i.queue, i.oldest from forebay.counter_waiting i
                   order by i.queue, i.group_id, i.oldest desc, i.no desc) c
             where c.oldest < v_segment.xid);
         if v_queues <> '{}' then
-            perform forebay.renew_counts_v1(1, v_queues);
+            perform forebay.renew_counters_v1(1, v_queues);
         end if;
         -- So does a fold of the counters from before.
         perform forebay._empty_counters(v_segment.segment_id);

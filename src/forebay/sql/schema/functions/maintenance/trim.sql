@@ -59,7 +59,7 @@ create function forebay._trim_parts() returns text[]
 language sql immutable
 as $$
     select array[
-        'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limit_runs', 'limiters', 'counts', 'counters', 'heartbeats', 'leases', 'failures',
+        'deferred', 'late_deferred', 'promotions', 'batches', 'key_runs', 'limit_runs', 'limiters', 'waiting', 'counters', 'heartbeats', 'leases', 'failures',
         'events', 'guard_events', 'dead_letters', 'tombstones', 'results', 'progress', 'mirror_counts', 'mirror_samples', 'mirror_breakers', 'mirror_audits',
         'unique_keys', 'endpoint_activities', 'published', 'replays', 'occurrences', 'subject_states', 'subject_counts']
 $$;

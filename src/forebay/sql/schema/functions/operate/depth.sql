@@ -19,7 +19,7 @@ begin
     return query
     with waiting as materialized (
         select w.queue, w.group_id, w.group_name, u.priority, u.ready, u.scheduled, u.retrying
-        from forebay._count_waiting(case when only_queue is not null then array[only_queue] end) w
+        from forebay._waiting_read(case when only_queue is not null then array[only_queue] end) w
         cross join lateral unnest(w.priorities, w.ready, w.scheduled, w.retrying) u (priority, ready, scheduled, retrying)),
     open_leases as materialized (
         select e.lease_id, f.floor, h.heartbeat_at, h.running_jobs

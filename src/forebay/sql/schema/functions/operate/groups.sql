@@ -40,7 +40,7 @@ begin
         select c.group_id, sum(u.unread) as unread, min(u.oldest) as oldest
         from (select array_agg(row(i.nr, i.lane, i.start, i.snap_from, i.snap_to, i.lo, i.hi, i.pos_xid, i.pos_seq)::forebay._cursor) as all
               from cursors i) a
-        cross join lateral forebay._count_unread(a.all) u
+        cross join lateral forebay._waiting_unread(a.all) u
         join cursors c on c.nr = u.nr
         group by c.group_id),
     parked_rows as materialized (

@@ -55,7 +55,7 @@ begin
             lock table only forebay.lock_sweep in share update exclusive mode;  -- The sweep moves the cursors of groups without workers.
             delete from forebay.batch b
             where b.group_id = v_id and b.lane in (select l.lane from forebay.lane l where l.queue = open_group.queue and l.audience = 0);
-            delete from forebay.queue_count c where c.queue = open_group.queue and c.group_id = v_id;  -- It counted from those cursors.
+            delete from forebay.counter_waiting c where c.queue = open_group.queue and c.group_id = v_id;  -- It counted from those cursors.
             lock table only forebay.lock_counters in share update exclusive mode;
             perform forebay._delete_counters(v_id);
         end if;
@@ -106,11 +106,11 @@ begin
     returning group_id into v_id;
     execute format('create sequence forebay.leader_%s as bigint increment 262144000 cache 1', v_id);
     -- The first group of a queue has what was counted while there was none.
-    insert into forebay.queue_count (
+    insert into forebay.counter_waiting (
         queue, group_id, oldest, seq, deferred_seq, snap, counted_at, waiting, consumed, priorities, totals, scheduled, retrying, keyed)
     select p_queue, v_id, c.oldest, c.seq, c.deferred_seq, c.snap, c.counted_at, c.waiting, c.consumed, c.priorities, c.totals, c.scheduled,
            c.retrying, c.keyed
-    from forebay.queue_count c
+    from forebay.counter_waiting c
     where c.queue = p_queue and c.group_id = 0 and p_start_after::text = '1:1:'
       and not exists (select from forebay.queue_group g where g.queue = p_queue and g.group_id <> v_id)
     order by c.oldest desc, c.no desc limit 1;

@@ -33,7 +33,7 @@ $$;
 
 -- How many rows are in front of each cursor, how many of them are the caller's own, and when the oldest job was enqueued.
 -- With p_most no more rows than that are visited.
-create function forebay._count_unread(p_cursors forebay._cursor[], p_most bigint default null)
+create function forebay._waiting_unread(p_cursors forebay._cursor[], p_most bigint default null)
 returns table (nr bigint, unread bigint, own bigint, oldest timestamptz)
 language plpgsql stable
 -- planner: in order

@@ -22,7 +22,7 @@ language plpgsql volatile
 -- planner: in order
 as $$
 begin
-    insert into forebay.count_change (queue, priorities, audiences, states, row_xids, jobs, kinds, tags)
+    insert into forebay.counter_change (queue, priorities, audiences, states, row_xids, jobs, kinds, tags)
     select g.queue, array_agg(g.priority), array_agg(g.audience), array_agg(g.state), array_agg(g.xid), array_agg(g.jobs), array_agg(g.kind), array_agg(g.tag)
     from (select l.queue, l.priority, l.audience, left(u.state, 1)::"char" as state, u.xid, u.kind, u.tag, sum(u.jobs)::integer as jobs
           from (select i.lane, i.xid, i.state, i.kind, i.tag, count(*) as jobs
@@ -38,7 +38,7 @@ $$;
 create function forebay._record_skipped(p_queue text, p_group_id bigint, p_priority integer, p_jobs integer) returns void
 language sql volatile
 as $$
-    insert into forebay.count_change (queue, group_id, priorities, audiences, states, row_xids, jobs)
+    insert into forebay.counter_change (queue, group_id, priorities, audiences, states, row_xids, jobs)
     values (p_queue, p_group_id, array[p_priority], array[0], array['w'::"char"], array['0'::xid8], array[p_jobs])
 $$;
 
@@ -47,7 +47,7 @@ $$;
 create function forebay._record_row_left(p_queue text, p_group_id bigint, p_priority integer, p_row forebay.log, p_why "char") returns void
 language sql volatile
 as $$
-    insert into forebay.count_change (queue, group_id, priorities, audiences, states, row_xids, jobs, kinds, tags, why, segment_id)
+    insert into forebay.counter_change (queue, group_id, priorities, audiences, states, row_xids, jobs, kinds, tags, why, segment_id)
     select p_queue, p_group_id, array[p_priority], array[0], array[case when p_row.ordering_key is null then 'w' else 'a' end::"char"],
            array['0'::xid8], array[1], array[p_row.kind], array[p_row.tag], p_why,
            (select s.segment_id from forebay.segment s where s.lo <= p_row.seq order by s.lo desc limit 1)

@@ -1,6 +1,6 @@
 -- Delete counts of waiting jobs behind the newest ones, and those of groups that are gone: an enqueue that was open when its group was
 -- deleted may commit one afterwards. Then what only older counts need: changes, and withdrawn jobs that were promoted.
-create function forebay._trim_counts(p_after text, p_most integer, out rows bigint, out next text)
+create function forebay._trim_waiting(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 -- planner: in order
 as $$
@@ -14,15 +14,15 @@ declare
 begin
     rows := 0;
     loop
-        select c.queue, c.group_id, c.oldest, c.no into v_next from forebay.queue_count c
+        select c.queue, c.group_id, c.oldest, c.no into v_next from forebay.counter_waiting c
         where (c.queue, c.group_id) > (v_queue, v_group) order by c.queue, c.group_id, c.oldest desc, c.no desc limit 1;
         exit when not found;
         -- 0 stands for the group of a queue that has none.
         v_is_used := exists (select from forebay.queue_group g where g.queue = v_next.queue and g.group_id = v_next.group_id)
                      or v_next.group_id = 0 and not exists (select from forebay.queue_group g where g.queue = v_next.queue);
-        delete from forebay.queue_count c
+        delete from forebay.counter_waiting c
         where c.ctid = any (array(
-            select o.ctid from forebay.queue_count o
+            select o.ctid from forebay.counter_waiting o
             where o.queue = v_next.queue and o.group_id = v_next.group_id and (not v_is_used or (o.oldest, o.no) < (v_next.oldest, v_next.no))
             order by o.oldest desc, o.no desc limit v_left));
         get diagnostics v_gone = row_count;
@@ -57,17 +57,17 @@ declare
 begin
     for v_queue in
         with recursive queue as (
-            (select c.queue from forebay.count_change c order by c.queue limit 1)
+            (select c.queue from forebay.counter_change c order by c.queue limit 1)
             union all
             select n.queue from queue q, lateral (
-                select c.queue from forebay.count_change c where c.queue > q.queue order by c.queue limit 1) n
+                select c.queue from forebay.counter_change c where c.queue > q.queue order by c.queue limit 1) n
         )
         select q.queue from queue q
     loop
         select case when bool_and(c.oldest is not null) then min(c.oldest) end into v_up_to
         from (select coalesce(i.group_id, 0) as group_id
               from (select) one left join forebay.queue_group i on i.queue = v_queue) g
-        left join lateral (select i.oldest from forebay.queue_count i
+        left join lateral (select i.oldest from forebay.counter_waiting i
                            where i.queue = v_queue and i.group_id = g.group_id order by i.oldest desc, i.no desc limit 1) c on true;
         -- A group without a count keeps all changes, also those that the counts of other groups need.
         continue when v_up_to is null;
@@ -76,9 +76,9 @@ begin
         from forebay.queue_group g
         cross join lateral (select i.snap from forebay.counter_fold i where i.group_id = g.group_id order by i.no desc limit 1) f
         where g.queue = v_queue and g.closing_at is null;
-        delete from forebay.count_change c
+        delete from forebay.counter_change c
         where c.ctid = any (array(
-            select i.ctid from forebay.count_change i where i.queue = v_queue and i.xid < v_up_to order by i.xid limit p_most - v_total));
+            select i.ctid from forebay.counter_change i where i.queue = v_queue and i.xid < v_up_to order by i.xid limit p_most - v_total));
         get diagnostics v_gone = row_count;
         v_total := v_total + v_gone;
         exit when v_total >= p_most;

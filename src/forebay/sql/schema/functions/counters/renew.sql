@@ -11,7 +11,7 @@
 -- Transaction: any; usually alone.
 -- See: docs/design/backpressure.md
 -- pages: 1000 + 100 a lane + 4 an uncounted job
-create function forebay.renew_counts_v1(p_least bigint default 500, p_queues text[] default null) returns integer
+create function forebay.renew_counters_v1(p_least bigint default 500, p_queues text[] default null) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
@@ -26,13 +26,13 @@ begin
     perform forebay._require_same_cluster();
     for v_found in
         select w.last, w.base_no
-        from forebay._count_waiting(p_queues) w
-        left join lateral (select c.counted_at, c.consumed from forebay.queue_count c
+        from forebay._waiting_read(p_queues) w
+        left join lateral (select c.counted_at, c.consumed from forebay.counter_waiting c
                            where c.queue = w.queue and c.group_id = w.group_id order by c.oldest desc, c.no desc limit 1) c on true
         where w.is_first or w.visited >= p_least
            or (w.visited > 0 or c.consumed <> (w.last).consumed) and c.counted_at not between forebay._now() - interval '1 minute' and forebay._now()
     loop
-        perform forebay._keep_count(v_found.last, v_found.base_no, v_last, v_deferred);
+        perform forebay._keep_waiting(v_found.last, v_found.base_no, v_last, v_deferred);
         v_renewed := v_renewed + 1;
     end loop;
     return v_renewed;

@@ -1,5 +1,5 @@
 -- The jobs of ordering keys that wait behind the cursors of groups, by the priority of their lanes; cancelled ones do not count.
-create function forebay._parked_counts(p_queues text[])
+create function forebay._waiting_parked(p_queues text[])
 returns table (queue text, priority integer, group_id bigint, parked bigint)
 language plpgsql stable
 -- planner: in order

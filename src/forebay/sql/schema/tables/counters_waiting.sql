@@ -1,18 +1,18 @@
--- Counts of the jobs that wait: of depth(), and of max_waiting, which enqueues check while no worker runs, too.
+-- Counters of the jobs that wait: of depth(), and of max_waiting, which enqueues check while no worker runs, too. A row is a count.
 --
 -- A count holds for a queue, a group and a snapshot. Rows that are visible now and were not visible then are added; jobs that the
 -- newest batches handed out or skipped are subtracted. Counts are appended and read newest first; no count is updated.
 -- See docs/design/backpressure.md.
-create sequence forebay.queue_count_seq as bigint cache 1;
+create sequence forebay.counter_waiting_seq as bigint cache 1;
 
 
 -- A keyed lane when it was counted: its rows in front of the cursor, the lowest number that one of them may have, and the cursor.
-create type forebay._keyed_count as (lane bigint, unread bigint, low bigint, at forebay._cursor);
+create type forebay._waiting_keyed as (lane bigint, unread bigint, low bigint, at forebay._cursor);
 
-create table forebay.queue_count (
+create table forebay.counter_waiting (
     queue      text not null,
     group_id   bigint not null,            -- 0: the queue has no group yet
-    no         bigint not null default nextval('forebay.queue_count_seq'),
+    no         bigint not null default nextval('forebay.counter_waiting_seq'),
     oldest     xid8 not null,              -- the oldest transaction that may be missing in snap
     seq        bigint not null,            -- the last number drawn before the snapshot, in the log and in deferred
     deferred_seq bigint not null,
@@ -24,16 +24,16 @@ create table forebay.queue_count (
     totals     bigint[] not null,          --   jobs appended to plain lanes, less those moved or expired before a claim
     scheduled  bigint[] not null,          --   scheduled rows of deferred that were not promoted, with those of cancelled jobs
     retrying   bigint[] not null,
-    keyed      forebay._keyed_count[] not null
+    keyed      forebay._waiting_keyed[] not null
 );
 -- The count that is read is the one with the newest snapshot: a transaction with an old snapshot may append its count late.
-create unique index queue_count_newest on forebay.queue_count (queue, group_id, oldest desc, no desc);
+create unique index counter_waiting_newest on forebay.counter_waiting (queue, group_id, oldest desc, no desc);
 -- Not the whole row: a subscriber cannot compare snapshots.
-alter table forebay.queue_count replica identity using index queue_count_newest;
+alter table forebay.counter_waiting replica identity using index counter_waiting_newest;
 
 -- Rows that left their place in another way than through a claim. Counts whose snapshot does not show this row subtract its jobs.
 -- Arrays belong together.
-create table forebay.count_change (
+create table forebay.counter_change (
     xid        xid8 not null default pg_current_xact_id(),
     queue      text not null,
     group_id   bigint,                   -- of ready jobs
@@ -42,14 +42,14 @@ create table forebay.count_change (
     states     "char"[] not null,        -- s scheduled, r retrying: promoted or moved. w, a: ready, moved or expired before a claim; a with an ordering key
     row_xids   xid8[] not null,          -- of deferred rows: a count that does not show this transaction never counted the row
     jobs       integer[] not null,
-    -- For forebay.counter; null where it needs nothing:
+    -- For the totals in forebay.counter; null where these need nothing:
     kinds      text[],
     tags       text[],
     why        "char",                   -- of ready jobs: e expired, m moved to a newer row
     segment_id bigint                    -- of the row of a ready job
 );
-create index count_change_by_xid on forebay.count_change (queue, xid);
-alter table forebay.count_change replica identity full;
+create index counter_change_by_xid on forebay.counter_change (queue, xid);
+alter table forebay.counter_change replica identity full;
 
 -- Jobs that were cancelled, replaced or debounced while they were scheduled or retrying. Their rows of deferred remain until they are due.
 create table forebay.withdrawn (
@@ -72,15 +72,15 @@ alter table forebay.withdrawn replica identity full;
 
 
 -- What is counted: a queue and a group, with the last count, and the transactions whose rows it does not have.
-create type forebay._count_base as (
+create type forebay._waiting_base as (
     nr bigint, queue text, group_id bigint, group_name text, start pg_snapshot, no bigint, snap pg_snapshot, priorities integer[], totals bigint[],
-    scheduled bigint[], retrying bigint[], keyed forebay._keyed_count[], ranges forebay._xid_range[]);
+    scheduled bigint[], retrying bigint[], keyed forebay._waiting_keyed[], ranges forebay._xid_range[]);
 
 -- A lane of it: what its newest batch has handed out and skipped, the cursor and the highest number behind it; for a keyed lane, what
 -- was counted before.
-create type forebay._count_lane as (
+create type forebay._waiting_lane as (
     nr bigint, base bigint, priority integer, audience bigint, is_keyed boolean, consumed bigint, cursor forebay._cursor, high_seq bigint,
-    before forebay._keyed_count);
+    before forebay._waiting_keyed);
 
 -- Rows that were found in a lane, how many of them are the caller's own, and the lowest number of the others.
-create type forebay._count_rows as (nr bigint, jobs bigint, own bigint, low bigint);
+create type forebay._waiting_rows as (nr bigint, jobs bigint, own bigint, low bigint);

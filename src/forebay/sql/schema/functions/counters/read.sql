@@ -1,6 +1,6 @@
 -- What the counters of some queues (null: all) do not have yet, in the caller's snapshot: what was appended since the last folds.
 --
--- Everything is read in one snapshot, that of the calling statement. Rows of the log, of deferred and of count_change are found by
+-- Everything is read in one snapshot, that of the calling statement. Rows of the log, of deferred and of counter_change are found by
 -- ranges of transactions, as a claim finds them. The batches of a lane are numbered under its lock, so those that a snapshot shows are
 -- all up to some number. A settlement has its batch: those of new batches and of batches that were open at the fold are looked up.
 --
@@ -220,7 +220,7 @@ as $$
            sum(case when u.state in ('s', 'r') then -u.jobs else u.jobs end)
     from unnest(p_bases) b
     cross join lateral unnest(b.ranges) r
-    cross join lateral (select i.* from forebay.count_change i where i.queue = b.queue and i.xid >= r.low and i.xid < r.high and i.kinds is not null offset 0) c
+    cross join lateral (select i.* from forebay.counter_change i where i.queue = b.queue and i.xid >= r.low and i.xid < r.high and i.kinds is not null offset 0) c
     cross join lateral unnest(c.priorities, c.audiences, c.states, c.row_xids, c.jobs, c.kinds, c.tags) u (priority, audience, state, row_xid, jobs, kind, tag)
     where case when u.state in ('s', 'r') then u.audience in (0, b.group_id, -b.group_id) and b.snap is not null and pg_visible_in_snapshot(u.row_xid, b.snap)
                else c.group_id = b.group_id end

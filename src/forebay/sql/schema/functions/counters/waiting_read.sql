@@ -6,9 +6,9 @@
 -- Parameters: p_most, a first count ends there: then visited is at least p_most and the numbers are lower bounds.
 -- Returns: last, the count to append, without the caller's own rows; its no and its numbers of sequences are null. base_no: the number
 --   of the count that it begins with. visited: rows.
-create function forebay._count_waiting(p_queues text[], p_group_id bigint default null, p_most bigint default null)
+create function forebay._waiting_read(p_queues text[], p_group_id bigint default null, p_most bigint default null)
 returns table (queue text, group_id bigint, group_name text, priorities integer[], ready bigint[], scheduled bigint[], retrying bigint[],
-               last forebay.queue_count, base_no bigint, visited bigint, is_first boolean)
+               last forebay.counter_waiting, base_no bigint, visited bigint, is_first boolean)
 language plpgsql stable
 -- planner: hot
 as $$
@@ -17,19 +17,19 @@ declare
     v_now      constant pg_snapshot := pg_current_snapshot();
     v_own      constant xid8 := pg_current_xact_id_if_assigned();
     v_own_range constant forebay._xid_range[] := forebay._own_xid_range();
-    v_bases    forebay._count_base[];
-    v_lanes    forebay._count_lane[];
-    v_rows     forebay._count_rows[];
-    v_passed   forebay._count_rows[] := '{}';
+    v_bases    forebay._waiting_base[];
+    v_lanes    forebay._waiting_lane[];
+    v_rows     forebay._waiting_rows[];
+    v_passed   forebay._waiting_rows[] := '{}';
     v_position forebay.promotion;
 begin
     v_bases := array(
         select row(row_number() over (order by w.queue, w.name), w.queue, w.group_id, w.name, w.start, c.no, c.snap, c.priorities, c.totals, c.scheduled,
                    c.retrying, c.keyed,
-                   case when c.snap is not null then forebay._xid_ranges(c.snap, v_now) || v_own_range end)::forebay._count_base
+                   case when c.snap is not null then forebay._xid_ranges(c.snap, v_now) || v_own_range end)::forebay._waiting_base
         from (select q.queue, coalesce(g.group_id, 0) as group_id, coalesce(g.name, 'default') as name, coalesce(g.start_after, '1:1:') as start
               from forebay._queues_of(p_queues) q (queue) left join forebay.queue_group g on g.queue = q.queue) w
-        left join lateral (select i.* from forebay.queue_count i
+        left join lateral (select i.* from forebay.counter_waiting i
                            where i.queue = w.queue and i.group_id = w.group_id order by i.oldest desc, i.no desc limit 1) c on true
         where p_group_id is null or w.group_id = p_group_id);
     v_lanes := array(
@@ -37,18 +37,18 @@ begin
                    case when l.sort = 'keyed' then 0 else coalesce(n.handed_total + n.skipped_total, 0) end,
                    row(0, l.lane, case l.audience when 0 then b.start else '1:1:' end, n.snap_from, n.snap_to, s.lo, s.hi, n.pos_xid,
                        n.pos_seq)::forebay._cursor,
-                   n.high_seq, k.before)::forebay._count_lane
+                   n.high_seq, k.before)::forebay._waiting_lane
         from unnest(v_bases) b
         cross join lateral (select distinct i.lane, i.priority, i.audience, i.sort from forebay.lane i
                             where i.queue = b.queue and i.audience in (0, b.group_id, -b.group_id)) l
         left join lateral (select i.* from forebay.batch i
                            where i.group_id = b.group_id and i.lane = l.lane order by i.no desc limit 1) n on true
         left join forebay.segment s on s.segment_id = n.pos_segment
-        left join lateral (select row(i.lane, i.unread, i.low, i.at)::forebay._keyed_count as before
+        left join lateral (select row(i.lane, i.unread, i.low, i.at)::forebay._waiting_keyed as before
                            from unnest(b.keyed) i where l.sort = 'keyed' and i.lane = l.lane limit 1) k on true);
-    v_rows := array(select a from forebay._count_appended(v_bases, v_lanes) a union all select f from forebay._count_first(v_bases, v_lanes, p_most) f);
+    v_rows := array(select a from forebay._waiting_appended(v_bases, v_lanes) a union all select f from forebay._waiting_first(v_bases, v_lanes, p_most) f);
     if pg_sequence_last_value('forebay.key_seq') is not null then
-        v_passed := array(select p from forebay._count_passed(v_bases, v_lanes) p);
+        v_passed := array(select p from forebay._waiting_passed(v_bases, v_lanes) p);
     end if;
     select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
 
@@ -82,7 +82,7 @@ begin
                sum(u.jobs) filter (where u.state = 's') as scheduled, sum(u.jobs) filter (where u.state = 'r') as retrying
         from unnest(v_bases) b
         cross join lateral unnest(b.ranges) r
-        cross join lateral (select i.* from forebay.count_change i where i.queue = b.queue and i.xid >= r.low and i.xid < r.high offset 0) c
+        cross join lateral (select i.* from forebay.counter_change i where i.queue = b.queue and i.xid >= r.low and i.xid < r.high offset 0) c
         cross join lateral unnest(c.priorities, c.audiences, c.states, c.row_xids, c.jobs) u (priority, audience, state, row_xid, jobs)
         where case u.state when 'w' then c.group_id = b.group_id
                            else u.audience in (0, b.group_id, -b.group_id) and pg_visible_in_snapshot(u.row_xid, b.snap) end
@@ -103,7 +103,7 @@ begin
         group by w.base, w.priority),
     parked_jobs as materialized (
         select b.nr as base, p.priority, sum(p.parked) as parked
-        from forebay._parked_counts(p_queues) p join unnest(v_bases) b on b.queue = p.queue and b.group_id = p.group_id
+        from forebay._waiting_parked(p_queues) p join unnest(v_bases) b on b.queue = p.queue and b.group_id = p.group_id
         group by b.nr, p.priority),
     limited_parked as materialized (
         select b.nr as base, l.priority, sum(p.jobs) as parked
@@ -146,13 +146,13 @@ begin
         -- Behind the cursors, but not taken: the first count has them, later ones subtract what batches take.
         left join limited_parked i on i.base = p.base and i.priority = p.priority),
     keyed as materialized (
-        select l.base, array_agg(row((l.cursor).lane, l.unread - l.own, l.low, l.cursor)::forebay._keyed_count) as keyed
+        select l.base, array_agg(row((l.cursor).lane, l.unread - l.own, l.low, l.cursor)::forebay._waiting_keyed) as keyed
         from lanes l where l.is_keyed group by l.base)
     select b.queue, b.group_id, b.group_name,
            coalesce(s.priorities, '{}'), coalesce(s.ready, '{}'), coalesce(s.scheduled, '{}'), coalesce(s.retrying, '{}'),
            row(b.queue, b.group_id, null, null, null, null, forebay._snapshot_of_others(), null,
                coalesce(s.waiting, 0), coalesce(s.consumed, 0), coalesce(s.all_priorities, '{}'), coalesce(s.all_totals, '{}'),
-               coalesce(s.all_scheduled, '{}'), coalesce(s.all_retrying, '{}'), coalesce(k.keyed, '{}'))::forebay.queue_count,
+               coalesce(s.all_scheduled, '{}'), coalesce(s.all_retrying, '{}'), coalesce(k.keyed, '{}'))::forebay.counter_waiting,
            b.no, coalesce(s.visited, 0)::bigint, b.snap is null
     from unnest(v_bases) b
     left join (

@@ -1,4 +1,4 @@
--- Counters of jobs by group, queue, priority, kind and tag. See docs/design/counters.md.
+-- Counters of jobs by group, queue, priority, kind and tag; those of waiting jobs are in counters_waiting.sql. See docs/design/counters.md.
 --
 -- They are folded from the rows that enqueues, claims, settlements and promotions append. The newest row of counter_fold of a group
 -- says which rows are folded; a read adds the others. Rows are appended and read newest first; none is updated.
@@ -10,7 +10,7 @@ create type forebay._counter_open as (lease_id bigint, claim_no bigint, flushes 
 create table forebay.counter_fold (
     group_id  bigint not null,
     no        bigint not null,
-    snap      pg_snapshot not null,      -- rows of the log, of deferred and of count_change that it shows are folded
+    snap      pg_snapshot not null,      -- rows of the log, of deferred and of counter_change that it shows are folded
     folded_at timestamptz not null,
     lanes     bigint[] not null,         -- in each of these lanes
     nos       bigint[] not null,         --   the batches up to this number are folded

@@ -20,7 +20,7 @@ declare
     v_found    record;
     v_waiting  bigint;
 begin
-    select c.seq, c.deferred_seq, c.waiting, c.consumed into v_count from forebay.queue_count c
+    select c.seq, c.deferred_seq, c.waiting, c.consumed into v_count from forebay.counter_waiting c
     where c.queue = p_queue and c.group_id = p_group_id order by c.oldest desc, c.no desc limit 1;
     if v_count.waiting is not null then
         -- A job that begins to wait draws a number: that of its row. Only keyed jobs that are requeued do not.
@@ -33,7 +33,7 @@ begin
             return v_bound;
         end if;
     end if;
-    select w.* into v_found from forebay._count_waiting(array[p_queue], p_group_id, p_most) w;
+    select w.* into v_found from forebay._waiting_read(array[p_queue], p_group_id, p_most) w;
     if v_found.queue is null then
         return 0;  -- No such group.
     end if;
@@ -43,7 +43,7 @@ begin
         return v_waiting;
     end if;
     if v_found.visited >= p_keep_from or v_drawn >= p_most or v_found.is_first and p_keep_from is not null then
-        perform forebay._keep_count(v_found.last, v_found.base_no, v_last, v_deferred);
+        perform forebay._keep_waiting(v_found.last, v_found.base_no, v_last, v_deferred);
     end if;
     return v_waiting;
 end
@@ -54,15 +54,15 @@ $$;
 --
 -- Nothing where another count was appended since the one that it begins with, p_base_no: forebay.retain_v1() renews counts and then
 -- empties a segment, and this one may have missed the rows. A transaction with one snapshot for all statements cannot tell, and keeps none.
-create function forebay._keep_count(p_count forebay.queue_count, p_base_no bigint, p_seq bigint, p_deferred_seq bigint) returns void
+create function forebay._keep_waiting(p_count forebay.counter_waiting, p_base_no bigint, p_seq bigint, p_deferred_seq bigint) returns void
 language sql volatile
 as $$
-    insert into forebay.queue_count (
+    insert into forebay.counter_waiting (
         queue, group_id, oldest, seq, deferred_seq, snap, counted_at, waiting, consumed, priorities, totals, scheduled, retrying, keyed)
     select p_count.queue, p_count.group_id, pg_snapshot_xmin(p_count.snap), p_seq, p_deferred_seq, p_count.snap, forebay._now(), p_count.waiting,
            p_count.consumed, p_count.priorities, p_count.totals, p_count.scheduled, p_count.retrying, p_count.keyed
     where current_setting('transaction_isolation') = 'read committed'
-      and p_base_no is not distinct from (select c.no from forebay.queue_count c where c.queue = p_count.queue and c.group_id = p_count.group_id
+      and p_base_no is not distinct from (select c.no from forebay.counter_waiting c where c.queue = p_count.queue and c.group_id = p_count.group_id
                                           order by c.oldest desc, c.no desc limit 1)
 $$;
 
@@ -82,7 +82,7 @@ $$;
 
 
 -- The group that max_waiting of a queue counts for: the one named there, 0 while the queue has no group, null without such a group.
-create function forebay._counting_group(p_queue text, p_name text) returns bigint
+create function forebay._waiting_group(p_queue text, p_name text) returns bigint
 language sql stable
 as $$
     select case when count(*) = 0 then 0 else min(g.group_id) filter (where g.name = coalesce(p_name, 'default')) end
@@ -94,7 +94,7 @@ $$;
 -- stop no enqueue.
 --
 -- A group that was not counted yet, with more than 10,000 waiting jobs, refuses only what exceeds these: no enqueue counts millions.
--- forebay.renew_counts_v1() counts it within seconds.
+-- forebay.renew_counters_v1() counts it within seconds.
 -- Errors: 53400.
 create function forebay._require_below_max_waiting(p_queue text, p_more bigint) returns void
 language plpgsql volatile
@@ -110,7 +110,7 @@ begin
     if v_max is null or p_more = 0 then
         return;
     end if;
-    v_group_id := forebay._counting_group(p_queue, v_name);
+    v_group_id := forebay._waiting_group(p_queue, v_name);
     if v_group_id is null then
         return;
     end if;

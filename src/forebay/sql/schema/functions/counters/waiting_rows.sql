@@ -10,7 +10,7 @@ $$;
 -- The rows of the log that the last counts do not have: in plain lanes all, in keyed lanes those in front of the cursor.
 --
 -- Invariant "flat cost": reads segments that may have such rows, each by name, and the rows by ranges of transactions.
-create function forebay._count_appended(p_bases forebay._count_base[], p_lanes forebay._count_lane[]) returns setof forebay._count_rows
+create function forebay._waiting_appended(p_bases forebay._waiting_base[], p_lanes forebay._waiting_lane[]) returns setof forebay._waiting_rows
 language plpgsql stable
 -- planner: in order
 as $$
@@ -49,7 +49,7 @@ $$;
 --
 -- A keyed lane is read in the order of numbers, so these rows lie between the lowest number in front of the earlier cursor and the
 -- highest number behind the present one.
-create function forebay._count_passed(p_bases forebay._count_base[], p_lanes forebay._count_lane[]) returns setof forebay._count_rows
+create function forebay._waiting_passed(p_bases forebay._waiting_base[], p_lanes forebay._waiting_lane[]) returns setof forebay._waiting_rows
 language plpgsql stable
 -- planner: in order
 as $$
@@ -84,8 +84,8 @@ $$;
 
 -- The rows in front of the cursors of lanes that were never counted. Ready jobs of plain lanes that were moved, or that the sweep has
 -- expired, do not count. With p_most no more rows than that are visited.
-create function forebay._count_first(p_bases forebay._count_base[], p_lanes forebay._count_lane[], p_most bigint)
-returns setof forebay._count_rows
+create function forebay._waiting_first(p_bases forebay._waiting_base[], p_lanes forebay._waiting_lane[], p_most bigint)
+returns setof forebay._waiting_rows
 language plpgsql stable
 -- planner: in order
 as $$
