@@ -1,22 +1,27 @@
-"""Write the generated parts of docs/reference/sql.md: every function of people and drivers, from the source of the schema.
+"""Write the entries of docs/reference/sql.md, from the source of the schema.
 
-A part stands between the lines ``<!-- functions: enqueue unique operate/cancel -->``, which names files and folders of
-``schema/functions`` in the order of the page, and ``<!-- end of functions -->``. ``protocol:`` instead of ``functions:`` takes
-the functions whose name ends in ``_v1``. All other text of the page is written by hand and kept.
+A part stands between the lines ``<!-- functions: enqueue unique operate/cancel -->``, which names
+files and folders of ``schema/functions`` in the order of the page, and ``<!-- end of functions
+-->``. ``protocol:`` instead of ``functions:`` takes the functions whose name ends in ``_v1``. All
+other text of the page is written by hand and kept.
 
-The entry of a function has its signature, the comment above it, and the roles that ``-- grant:`` names. In the comment:
+The entry of a function has its signature, the comment above it, and the roles that ``-- grant:``
+names. In the comment:
 
 ``Parameters:``, ``Columns:``, ``Answers:`` and the like, alone on a line
-    The lines below, indented by two, become a table: a name, at least two spaces, its meaning; or the meaning in the next
-    lines, indented further.
+    The lines below, indented by two, become a table: a name, at least two spaces, its meaning; or
+    the meaning in the next lines, indented further.
 ``Example:``, alone on a line
     The lines below become a block of SQL. The tests run it.
 ``Errors:``, ``Transaction:``, ``Locks:``
-    Points at the end of the entry. Without a line, errors are ``none.``, and the transaction is ``the caller's.``
+    Points at the end of the entry. Without a line, errors are ``none.``, and the transaction is
+    ``the caller's.``
 ``See:``
-    Pages of the documentation, such as ``docs/howto/limits.md#order-and-limits``. The entry has links with their headings.
+    Pages of the documentation, such as ``docs/howto/limits.md#order-and-limits``. The entry has
+    links with their headings.
 ``Inside:``
-    Invariants and other things for those who change the function. They and all lines below are not on the page.
+    Invariants and other things for those who change the function. They and all lines below are not
+    on the page.
 
 ``forebay.job()`` and SQLSTATEs are code on the page, and the names of functions are links.
 """
@@ -226,7 +231,7 @@ def cell(text: str) -> str:
 
 
 def marked(text: str, function: Function, anchors: Mapping[str, str]) -> str:
-    """Return a text with SQLSTATEs and names of functions as code, those of other functions as links."""
+    """Return a text with SQLSTATEs and functions as code, other functions as links."""
 
     def code(found: re.Match[str]) -> str:
         name = found[0].removeprefix("forebay.").removesuffix("()")
@@ -259,7 +264,8 @@ def link(path: str) -> str:
     text = (ROOT / file).read_text(encoding="utf-8")
     for heading in re.findall(r"^#+ (.+)$", text, re.MULTILINE):
         if not part or anchor(heading) == part:
-            return f"[{heading.replace('`', '')}](../{file.removeprefix('docs/')}{'#' + part if part else ''})"
+            target = file.removeprefix("docs/") + (f"#{part}" if part else "")
+            return f"[{heading.replace('`', '')}](../{target})"
     raise ValueError(f"{path}: no such heading")
 
 
@@ -280,7 +286,7 @@ def signature(function: Function) -> str:
 
 
 def filled(text: str) -> list[str]:
-    """Return a list in parentheses in several lines; what stands between two commas stays together."""
+    """Return a list in parentheses in several lines, each broken at a comma."""
     begin, parenthesis, rest = text.partition("(")
     parts, end, result = rest.rpartition(")")
     indent = "        " if begin.startswith(" ") else "    "

@@ -14,7 +14,7 @@ from forebay._dataclass import dataclass
 
 @dataclass_transform(eq_default=False)
 class ForebayError(Exception):
-    """Base class of all errors of this library.
+    """Base class of all errors of this library; also of a SQLSTATE that only a newer schema has.
 
     Attributes:
         message: the facts, in one line without a capital.

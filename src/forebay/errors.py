@@ -1,56 +1,5 @@
 """Every error Forebay raises, and the SQLSTATE of those that come from its SQL functions.
 
-ForebayError
-├── ConfigError               a setting or a handler's declaration is missing or wrong
-├── ServerStartError          an embedded PostgreSQL did not start
-├── SchemaError               the schema is not installed, too old or too new
-├── ForeignCluster            the database was copied from another cluster: claims wait for adopt
-├── AdoptRefused              there is nothing to adopt
-├── DatabaseUnavailable       the connection failed or was lost; try again
-├── PermissionDenied          the login lacks a role; has the roles that may do it
-├── TargetUnavailable         the target of a mirror cannot be reached now; try again
-├── SinkUnavailable           the sink of a drain cannot be used now; try again
-├── WrongConnection           the argument is not a connection, or sync and async are confused
-├── TransactionStateError     the function must run alone, autocommitted, at READ COMMITTED
-├── EnqueueError              the job was refused and nothing was written
-│   ├── InvalidJob            an option or an argument is wrong
-│   ├── PayloadTooLarge       has bytes and limit
-│   ├── PayloadTooDeep        has depth and limit
-│   ├── KeyBusy               another open transaction is taking the unique key
-│   ├── PayloadDiffers        the idempotency key belongs to another request: has its job
-│   ├── LaneTaken             another queue, priority or limit key has the same internal number
-│   └── QueueFull             as many jobs wait as the queue's max_waiting allows
-├── BackfillError
-│   ├── BackfillChanged       the jobs differ from those that were counted
-│   └── BackfillNotFound      the backfill does not exist, or another role began it
-├── JobsChanged               more jobs match than those of the token
-├── GroupNotFound             the queue or group does not exist
-├── GroupInUse                workers serve the group that should be closed, or it is being closed
-├── EndpointError
-│   ├── EndpointNotFound      the endpoint does not exist
-│   ├── EndpointExists        the name is taken
-│   ├── EndpointDisabled      the endpoint takes no messages
-│   └── EndpointInUse         deliveries wait for the endpoint that should be dropped
-├── ScheduleError             also ScheduleNotFound, and ScheduleChanged: a backfill is not the one that was counted
-├── SubjectNotFound           also OutcomeRefused: state or args that a run returned cannot be saved
-├── DeadLetterError
-│   ├── DeadLetterNotFound
-│   └── AlreadyRedriven       has the new job
-├── AttemptError              a claimed job cannot be settled or found
-│   ├── LeaseLost             the lease is no longer current: stop, write nothing
-│   ├── UnknownBatch          the batch does not exist, or the job is not in it
-│   └── JobNotFound
-├── ResultError               there is no result to return
-│   ├── JobDied               the job is a dead letter
-│   ├── NoResult              the job was cancelled or expired, or no result was kept
-│   └── ResultTimeout         the job has not ended in time; it keeps running
-├── UnknownKind               this process has no handler for the kind
-└── HandlerError              an attempt ended without an exception of the handler
-    ├── SoftTimeout           the handler was requested to stop
-    ├── HardTimeout           the handler was stopped
-    ├── JobCancelled          the job was cancelled
-    └── WorkerLost            the process died while it ran the job
-
 There is one class for each reaction of the caller. Each class declares its facts as fields and builds its message from
 one template; ``hint`` contains advice. All errors can be pickled. ``retryable`` tells whether the same call may succeed
 later. Code never parses messages: the SQL functions send the facts of an error in DETAIL, as a JSON object.
@@ -113,7 +62,7 @@ class ServerStartError(ForebayError):
 
 
 class SchemaError(ForebayError, kw_only=True):
-    """The schema in the database does not have the version that this library needs."""
+    """The schema is not installed, too old or too new, or no longer serves code of this version."""
 
     sqlstate = "JQ020"
     template = "schema forebay is too old: version {found}, needed {needed}"
@@ -131,7 +80,7 @@ class SchemaError(ForebayError, kw_only=True):
 
 
 class ForeignCluster(ForebayError, kw_only=True):
-    """The database was restored or copied from another cluster: claims wait for `forebay adopt`."""
+    """Another cluster has written the database: enqueues work, claims wait for `forebay adopt`."""
 
     sqlstate = "JQ030"
     template = "database was copied from cluster {recorded} and runs in cluster {actual}"
@@ -141,7 +90,7 @@ class ForeignCluster(ForebayError, kw_only=True):
 
 
 class AdoptRefused(ForebayError):
-    """Nothing to adopt: the database already belongs to this cluster."""
+    """There is nothing to adopt: the database already belongs to this cluster."""
 
     sqlstate = "JQ031"
     template = "nothing to adopt: the database belongs to this cluster"
@@ -223,7 +172,7 @@ class WrongConnection(ForebayError):
 
 
 class TransactionStateError(ForebayError):
-    """The function was called inside a transaction, or at another isolation level."""
+    """The function must run alone, autocommitted, at READ COMMITTED."""
 
     sqlstate = "JQ012"
     template = "{function} must run alone in autocommit mode: {problem}"
@@ -264,7 +213,7 @@ class InvalidJob(EnqueueError):
 
 
 class PayloadTooLarge(EnqueueError, kw_only=True):
-    """The arguments of a job, as JSON, are larger than allowed."""
+    """The arguments of a job have more bytes as JSON than ``args_bytes_max``."""
 
     sqlstate = "JQ002"
     template = "[job {index}: ]arguments have {bytes} bytes, the limit is {limit}"
@@ -274,7 +223,7 @@ class PayloadTooLarge(EnqueueError, kw_only=True):
 
 
 class PayloadTooDeep(EnqueueError, kw_only=True):
-    """The arguments of a job are nested deeper than allowed."""
+    """The arguments of a job are nested deeper than ``args_depth_max``."""
 
     sqlstate = "JQ003"
     template = "[job {index}: ]arguments are nested {depth} levels deep, the limit is {limit}"
@@ -303,7 +252,7 @@ class PayloadDiffers(EnqueueError):
 
 
 class LaneTaken(EnqueueError):
-    """Another queue, priority or limit key has the internal number of this one.
+    """By chance, another queue, priority or limit key has the internal number of this one.
 
     The numbers cannot be foreseen, so this happens by chance only: with a million limit keys, in one of 280 databases.
     """
@@ -371,7 +320,7 @@ class JobsChanged(ForebayError, kw_only=True):
 
 
 class GroupNotFound(ForebayError, kw_only=True):
-    """The queue or group does not exist."""
+    """The queue or group does not exist, or the group was closed."""
 
     sqlstate = "JQ014"
     template = "[group {group!r} of ]queue {queue!r} not found"
@@ -483,7 +432,7 @@ class ResultError(ForebayError):
 
 
 class NoResult(ResultError):
-    """The job ended, is not dead, and has no result."""
+    """The result was not kept, too large or of another type; or the job was cancelled or expired."""
 
     template = "job {job_id} is {state} and has no result[: {reason}]"
     job_id: int | None

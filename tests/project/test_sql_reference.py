@@ -87,9 +87,9 @@ def test_every_function_runs_as_the_owner_with_a_pinned_path_and_is_nobodys_by_d
     assert {signature for signature, rest in functions.items() if not rest[1] or rest[2]} == set()
 
 
-def test_every_sqlstate_has_its_entry_and_every_entry_its_sqlstate():
+def test_every_sqlstate_that_sql_raises_has_its_error():
     """
-    The codes raised anywhere in SQL, those known to Python, and those in the reference agree.
+    The codes raised anywhere in SQL are those known to Python, and so those in the reference.
     """
     sources = [
         *(ROOT / "src" / "forebay" / "sql").rglob("*.sql"),
@@ -100,8 +100,4 @@ def test_every_sqlstate_has_its_entry_and_every_entry_its_sqlstate():
         for source in sources
         for code in re.findall(r"errcode = '(JQ\d{3})'", source.read_text(encoding="utf-8"))
     }
-    documented = dict(re.findall(r"^\| `(JQ\d{3})` \|.*\| `(\w+)` \|$", PAGE, re.MULTILINE))
-    assert set(documented) == raised
-    known = {code: error.__name__ for code, error in SQLSTATES.items()}
-    assert {code: documented[code] for code in known} == known
-    assert {documented[code] for code in raised - set(known)} <= {"ForebayError"}
+    assert {code for code in SQLSTATES if code.startswith("JQ")} == raised

@@ -1,60 +1,20 @@
-import inspect
-from dataclasses import fields
-from pathlib import Path
+import pytest
 
-from forebay import errors
-from forebay.config import GROUPS
-
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+from tools import write_tables
 
 
-def table_rows(page):
-    lines = (REFERENCE / page).read_text(encoding="utf-8").splitlines()
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line[:3] == "| `"]
-    assert rows
-    return rows
-
-
-def test_every_error_has_its_entry_and_every_entry_its_error():
+@pytest.mark.parametrize("file", write_tables.PAGES, ids=lambda file: file.name)
+def test_the_tables_of_the_reference_are_what_the_code_declares(file):
     """
-    The reference names each class with its base, SQLSTATE, attributes and whether it is retryable.
+    Settings, errors, SQLSTATEs and metrics are written once, in the code. If this fails, run tools/write_tables.py.
     """
-    documented = {
-        name: (base, state, attributes, "retryable" in when)
-        for name, base, state, when, attributes in table_rows("errors.md")
-    }
-    classes = [
-        cls
-        for _, cls in inspect.getmembers(errors, inspect.isclass)
-        if issubclass(cls, errors.ForebayError)
-    ]
-
-    assert documented == {
-        f"`{cls.__name__}`": (
-            f"`{cls.__base__.__name__}`",
-            f"`{cls.sqlstate}`" if cls.sqlstate else "",
-            ", ".join(
-                f"`{name}`"
-                for name in (
-                    ("message", "detail", "hint") if cls is errors.ForebayError else cls.fields
-                )
-            ),
-            cls.retryable,
-        )
-        for cls in classes
-    }
+    text = file.read_text(encoding="utf-8")
+    assert write_tables.page(text) == text
 
 
-def test_every_setting_has_its_entry_and_every_entry_its_setting():
+def test_each_table_has_its_place_in_the_reference():
     """
-    The reference gives each setting its default and meaning as the code has them.
+    A new group of settings is not forgotten.
     """
-    assert table_rows("settings.md") == [
-        [
-            f"`{item.name}`",
-            "not set" if item.default is None else str(item.default),
-            item.metadata["meaning"],
-        ]
-        for cls in GROUPS.values()
-        for item in fields(cls)
-    ]
+    pages = "".join(file.read_text(encoding="utf-8") for file in write_tables.PAGES)
+    assert [name for name in write_tables.TABLES if f"<!-- table: {name} -->\n" not in pages] == []

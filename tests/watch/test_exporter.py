@@ -3,7 +3,6 @@
 import asyncio
 import http.client
 import json
-import re
 import shutil
 import socket
 import subprocess
@@ -14,7 +13,7 @@ import pytest
 
 import forebay
 import forebay.watch.metrics
-from forebay.watch.metrics import CONTENT_TYPE, Exporter, Family, metric_names
+from forebay.watch.metrics import CONTENT_TYPE, Exporter, Family
 from forebay.watch.metrics._families import text_of
 from tests.support.engine import Reader, enqueue, shift_clock
 from tests.support.mutant import break_function, violation
@@ -135,17 +134,6 @@ def test_as_a_wsgi_and_as_an_asgi_application(database):
     asyncio.run(Exporter(database)({"type": "http", "method": "GET"}, None, send))
     assert (b"content-type", CONTENT_TYPE.encode()) in sent[0]["headers"]
     assert b"forebay_up 1" in sent[1]["body"]
-
-
-def test_the_names_are_documented():
-    page = (ROOT / "docs" / "reference" / "metrics.md").read_text()
-    listed = {
-        name: tuple(re.findall(r"`(\w+)`", labels))
-        for name, labels in re.findall(
-            r"^\| `(forebay_\w+)` \|[^|]*\|([^|]*)\|", page, re.MULTILINE
-        )
-    }
-    assert listed == metric_names()
 
 
 def get(address, path, method="GET"):

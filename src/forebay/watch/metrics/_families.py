@@ -1,6 +1,6 @@
 """The metrics: their names, their labels, and how measurements become samples.
 
-The names are stable: docs/reference/metrics.md lists them, and a test compares. A name, a label or a meaning changes with a major
+The names are stable: tools/write_tables.py lists them in docs/reference/metrics.md. A name, a label or a meaning changes with a major
 version only. No label holds an id or a key of a job. The values of a label that users choose are capped; what is beyond is added up
 under ``other``.
 """
@@ -67,7 +67,10 @@ class Family:
         return list(merged.items())
 
 
-#: Name, type, help, labels, and the samples of the measurements.
+#: Name, type, help and labels.
+Described = tuple[str, Sort, str, tuple[str, ...]]
+
+#: The same, and the samples of the measurements.
 _Definition = tuple[
     str,
     Sort,
@@ -270,13 +273,18 @@ _CAPPED: Final = {
 }
 
 
+#: Of a database: name, type, help, labels.
+DATABASE: Final[tuple[Described, ...]] = (
+    (*_UP, ()),
+    (*_SCRAPE, ()),
+    *(each[:4] for each in _DATABASE),
+    _ALERT,
+)
+
+
 def metric_names() -> dict[str, tuple[str, ...]]:
     """Return all names with their labels."""
-    found = {name: labels for name, _, _, labels, _ in _DATABASE}
-    found[_ALERT[0]] = _ALERT[3]
-    found[_UP[0]] = found[_SCRAPE[0]] = ()
-    found.update({name: labels for name, _, _, labels in WORKER})
-    return dict(sorted(found.items()))
+    return {name: labels for name, _, _, labels in sorted((*DATABASE, *WORKER))}
 
 
 def families_of(

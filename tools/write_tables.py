@@ -1,0 +1,142 @@
+"""Write the tables of docs/reference whose text stands in the code.
+
+Settings, errors, SQLSTATEs and metrics.
+
+A table stands between the lines ``<!-- table: NAME -->`` and ``<!-- end of table -->``. All other
+text of the pages is written by hand and kept.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from pathlib import Path
+from typing import Final
+
+from forebay import errors as defined
+from forebay.config import GROUPS
+from forebay.errors import ForebayError
+from forebay.watch.metrics import DATABASE_METRICS, WORKER_METRICS
+
+REFERENCE: Final = Path(__file__).parents[1] / "docs" / "reference"
+PAGES: Final = tuple(
+    REFERENCE / name for name in ("errors.md", "metrics.md", "settings.md", "sql.md")
+)
+
+_TABLE: Final = re.compile(
+    r"^(<!-- table: ([^\n]+) -->\n).*?^(<!-- end of table -->\n)", re.MULTILINE | re.DOTALL
+)
+
+
+def main() -> None:
+    """Write the tables of all pages."""
+    for file in PAGES:
+        file.write_text(page(file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def page(text: str) -> str:
+    """Return a page with its tables made anew.
+
+    Raises:
+        KeyError: there is no such table.
+    """
+    return _TABLE.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n{found[3]}", text)
+
+
+def table(head: str, rows: Iterable[tuple[str, ...]]) -> str:
+    """Return a table; an empty cell has no space."""
+    names = head.split(", ")
+    lines = [names, ["---"] * len(names), *rows]
+    shown = ("".join(f"| {cell} " if cell else "| " for cell in line) + "|" for line in lines)
+    return "\n".join(shown).replace("| --- ", "|---") + "\n"
+
+
+def settings(group: str) -> str:
+    """Return the settings of a group, from their declarations."""
+    return table(
+        "setting, default, meaning",
+        (
+            (
+                f"`{item.name}`",
+                "not set" if item.default is None else str(item.default),
+                item.metadata["meaning"],
+            )
+            for item in fields(GROUPS[group])
+        ),
+    )
+
+
+def errors() -> str:
+    """Return the classes of errors, each behind its base, from their docstrings."""
+    return table(
+        "error, base, SQLSTATE, when, attributes",
+        (
+            (
+                f"`{cls.__name__}`",
+                f"`{cls.__bases__[0].__name__}`",
+                f"`{cls.sqlstate}`" if cls.sqlstate else "",
+                meaning(cls) + (" Retryable." if cls.retryable else ""),
+                ", ".join(f"`{name}`" for name in attributes(cls)),
+            )
+            for cls in classes(ForebayError)
+        ),
+    )
+
+
+def attributes(cls: type[ForebayError]) -> tuple[str, ...]:
+    """Return the attributes that a class adds to those of all errors."""
+    return cls.fields if cls is not ForebayError else ("message", "detail", "hint")
+
+
+def classes(base: type[ForebayError]) -> Iterable[type[ForebayError]]:
+    """Yield a class and those that are derived from it."""
+    yield base
+    for each in sorted(base.__subclasses__(), key=lambda cls: cls.__module__, reverse=True):
+        if each.__name__ in defined.__all__:
+            yield from classes(each)
+
+
+def sqlstates() -> str:
+    """Return the SQLSTATEs that the functions raise, with the meaning of their errors."""
+    coded = {cls.sqlstate: cls for cls in classes(ForebayError) if cls.sqlstate}
+    return table(
+        "SQLSTATE, meaning, in Python",
+        ((f"`{code}`", meaning(cls), f"`{cls.__name__}`") for code, cls in sorted(coded.items())),
+    )
+
+
+def meaning(cls: type) -> str:
+    """Return the first paragraph of a docstring."""
+    text = (inspect.getdoc(cls) or "").partition("\n\n")[0]
+    return " ".join(text.replace("``", "`").split())
+
+
+def metrics(described: Iterable[tuple[str, str, str, tuple[str, ...]]]) -> str:
+    """Return metrics, from their definitions."""
+    return table(
+        "name, type, labels, meaning",
+        (
+            (
+                f"`{name}`",
+                sort,
+                ", ".join(f"`{label}`" for label in labels) or "-",
+                text.rstrip("."),
+            )
+            for name, sort, text, labels in described
+        ),
+    )
+
+
+TABLES: Final[dict[str, Callable[[], str]]] = {
+    "errors": errors,
+    "SQLSTATEs": sqlstates,
+    "metrics of the database": lambda: metrics(DATABASE_METRICS),
+    "metrics of a worker": lambda: metrics(WORKER_METRICS),
+    **{f"settings of {group}": lambda group=group: settings(group) for group in GROUPS},
+}
+
+
+if __name__ == "__main__":
+    main()
