@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import typer.main
-
+from forebay.cli._commands import SETTINGS_PANEL
 from forebay.cli._main import program
 
 TARGET = Path(__file__).parents[1] / "docs" / "reference" / "cli.md"
@@ -26,8 +25,7 @@ def page(text: str) -> str:
     """Return the page with a generated part that matches the program."""
     by_hand, marker, _ = text.partition(MARKER)
     assert marker, f"{TARGET} has no marker"
-    root = typer.main.get_command(program)
-    return by_hand + MARKER + "".join(section(name, found) for name, found in commands(root))
+    return by_hand + MARKER + "".join(section(name, found) for name, found in commands(program))
 
 
 def commands(group: Any, prefix: str = "forebay") -> Iterator[tuple[str, Any]]:
@@ -83,12 +81,12 @@ def help_of(item: Any) -> str:
 
 def is_setting(option: Any) -> bool:
     """Return whether an option is a setting's flag."""
-    return (getattr(option, "rich_help_panel", None) or "").startswith("Settings: ")
+    return getattr(option, "panel", "").startswith(SETTINGS_PANEL)
 
 
 def group_of(option: Any) -> str:
     """Return the group of a setting's flag."""
-    return str(option.rich_help_panel).removeprefix("Settings: ")
+    return str(option.panel).removeprefix(SETTINGS_PANEL)
 
 
 def anchor(group: str) -> str:

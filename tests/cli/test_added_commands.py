@@ -2,8 +2,8 @@
 
 from importlib.metadata import EntryPoint
 
+import click
 import pytest
-import typer
 
 from forebay.cli import _added
 
@@ -29,7 +29,7 @@ def greet(name: str, *, loud: bool = False) -> None:
     print(name.upper() if loud else name)
 
 
-several = typer.Typer(help="Count things.")
+several = click.Group(help="Count things.")
 several.command("up")(lambda: print("one, two"))
 several.command("down")(lambda: print("two, one"))
 

@@ -39,9 +39,9 @@ def test_a_filter_without_a_token_asks_first(forebay, conn, monkeypatch):
     assert refused.code == 2
     assert "--yes" in refused.err
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
-    monkeypatch.setattr("typer.confirm", lambda _question, **_: False)
+    monkeypatch.setattr("click.confirm", lambda _question, **_: False)
     assert forebay("queues", "purge", "mail").code == 1
-    monkeypatch.setattr("typer.confirm", lambda _question, **_: True)
+    monkeypatch.setattr("click.confirm", lambda _question, **_: True)
     assert forebay("queues", "purge", "mail").out == "1 job cancelled\n"
 
 

@@ -38,11 +38,8 @@ def test_no_hint_stands_for_a_command_that_exists():
     """
     Every hint names commands that exist, and a command that exists has none.
     """
-    import typer.main
-
-    root = typer.main.get_command(program)
     for group, hints in HINTS.items():
-        commands = root if group == "forebay" else root.get_command(None, group)
+        commands = program if group == "forebay" else program.get_command(None, group)
         for name in hints:
             assert commands.get_command(None, name) is None, (group, name)
 
@@ -52,16 +49,34 @@ def test_the_shell_completes_commands():
     The completion that --install-completion writes calls the program like this.
     """
     assert "--install-completion" in _run(["--help"], {})
-    script = _run(
-        ["--show-completion", "bash"], {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
-    )
-    assert "_FOREBAY_COMPLETE=complete_bash" in script
+    assert "_FOREBAY_COMPLETE=bash_source" in _run(["--show-completion"], {"SHELL": "/bin/bash"})
+    assert "_FOREBAY_COMPLETE=bash_complete" in _run([], {"_FOREBAY_COMPLETE": "bash_source"})
     asked = {
-        "_FOREBAY_COMPLETE": "complete_bash",
+        "_FOREBAY_COMPLETE": "bash_complete",
         "COMP_WORDS": "forebay jobs ca",
         "COMP_CWORD": "2",
     }
-    assert _run([], asked).split() == ["cancel"]
+    assert _run([], asked).split() == ["plain,cancel"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_completion_is_installed_once(shell, tmp_path):
+    """
+    A line is added to what the shell reads; the second call adds none.
+    """
+    where = {"HOME": str(tmp_path), "SHELL": f"/usr/bin/{shell}"}
+    for _ in range(2):
+        assert "completes forebay" in _run(["--install-completion"], where)
+    (file,) = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert file.read_text().count(f"{shell}_source") == 1
+
+
+def test_a_misspelt_command_is_answered_with_a_similar_one(command):
+    """
+    Also in a group; an option that does not exist, too.
+    """
+    assert "Did you mean 'list'?" in command("jobs", "lst").err
+    assert "--limit" in command("jobs", "list", "--limt", "3").err
 
 
 def _run(arguments, variables):

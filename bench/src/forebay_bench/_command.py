@@ -7,9 +7,9 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.text import Text
 
+from forebay.cli._commands import argument, option
 from forebay.cli.exit import ExitCode, ended_in_order
 from forebay.cli.options import Json
 from forebay.cli.output import console, facts_table, print_json, table
@@ -27,86 +27,60 @@ def bench(
     *,
     scenario: Annotated[
         str | None,
-        typer.Argument(
-            metavar="SCENARIO", help="Omit it to list the scenarios.", show_default=False
-        ),
+        argument("SCENARIO", "Omit it to list the scenarios."),
     ] = None,
     dsn: Annotated[
         str | None,
-        typer.Option(
-            "--dsn",
-            metavar="ADDRESS",
-            help="The server to measure; databases are created on it. Default: the embedded"
+        option(
+            "--dsn ADDRESS",
+            "The server to measure; databases are created on it. Default: the embedded"
             " PostgreSQL, started for this run.",
-            show_default=False,
         ),
     ] = None,
     full: Annotated[
-        bool, typer.Option("--full", help="The full measurement: minutes instead of seconds.")
+        bool, option("--full", "The full measurement: minutes instead of seconds.")
     ] = False,
     scale: Annotated[
         float,
-        typer.Option(
-            "--scale", min=0.001, max=100, metavar="X", help="More or less work per round."
-        ),
+        option("--scale X", "More or less work per round.", min=0.001, max=100),
     ] = 1.0,
     rounds: Annotated[
         int | None,
-        typer.Option(
-            "--rounds", min=1, metavar="N", help="Number of rounds per engine.", show_default=False
-        ),
+        option("--rounds N", "Number of rounds per engine.", min=1),
     ] = None,
     compare: Annotated[
         str | None,
-        typer.Option(
-            "--compare",
-            metavar="NAMES",
-            help="Other engines to compare, separated by commas: classic, que, procrastinate, pgqueuer,"
+        option(
+            "--compare NAMES",
+            "Other engines to compare, separated by commas: classic, que, procrastinate, pgqueuer,"
             " graphile-worker, pg-boss; 'none' for none. Default: those of Python that are installed and that the scenario supports.",
-            show_default=False,
         ),
     ] = None,
     peers: Annotated[
         bool,
-        typer.Option(
+        option(
             "--peers",
-            help="Compare with all libraries that can be used here: pgqueuer, procrastinate, and with node graphile-worker and"
+            "Compare with all libraries that can be used here: pgqueuer, procrastinate, and with node graphile-worker and"
             " pg-boss, which npm installs into your cache folder.",
         ),
     ] = False,
     mix: Annotated[
         str | None,
-        typer.Option(
-            "--mix", metavar="MIX", help="Mix of jobs, for the scenario held.", show_default=False
-        ),
+        option("--mix MIX", "Mix of jobs, for the scenario held."),
     ] = None,
     holder: Annotated[
         str | None,
-        typer.Option(
-            "--holder",
-            metavar="HOLDER",
-            help="Holder of the old snapshot, for the scenario held.",
-            show_default=False,
-        ),
+        option("--holder HOLDER", "Holder of the old snapshot, for the scenario held."),
     ] = None,
     plot: Annotated[
         Path | None,
-        typer.Option(
-            "--plot", metavar="FILE", help="Draw a plot: .svg or .png.", show_default=False
-        ),
+        option("--plot FILE", "Draw a plot: .svg or .png."),
     ] = None,
     pg_bin: Annotated[
         str | None,
-        typer.Option(
-            "--pg-bin",
-            metavar="FOLDER",
-            help="Start the PostgreSQL in this folder instead.",
-            show_default=False,
-        ),
+        option("--pg-bin FOLDER", "Start the PostgreSQL in this folder instead."),
     ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Exit with 1 if a promised ratio is missed.")
-    ] = False,
+    check: Annotated[bool, option("--check", "Exit with 1 if a promised ratio is missed.")] = False,
     as_json: Json = False,
 ) -> None:
     """Measure throughput and latency, also beside held transactions; compare with other queues.
@@ -151,7 +125,7 @@ def bench(
         if plot is not None:
             out.print(Text(f"plot: {plot}", style="dim"))
     if check and any(bar.holds is False for bar in report.bars):
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from forebay.cli._help import Commands
+from forebay.cli._commands import Commands, argument, option
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, Queue
 from forebay.cli.output import ago, console, print_json, table
@@ -24,14 +23,13 @@ if TYPE_CHECKING:
 
     from forebay.model.alerts import Alert
 
-commands = Commands(help="Thresholds of the alerts.")
+commands = Commands()
 
 
 def alerts(
     *,
     pending: Annotated[
-        bool,
-        typer.Option("--pending", help="Also list conditions that have not lasted long enough."),
+        bool, option("--pending", "Also list conditions that have not lasted long enough.")
     ] = False,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -46,10 +44,10 @@ def alerts(
     else:
         _print(console(), found.alerts, found.pending if pending else [])
     if found.alerts:
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
-@commands.command("list")
+@commands.add("list")
 def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
     """List the thresholds: the defaults, and what was set."""
     changed = run_own(address_of(dsn), operations.thresholds())
@@ -65,20 +63,13 @@ def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
     console().print(rows)
 
 
-@commands.command("set")
+@commands.add("set")
 def set_(
-    name: Annotated[str, typer.Argument(metavar="THRESHOLD", help="Name of the threshold.")],
-    value: Annotated[
-        str, typer.Argument(metavar="VALUE", help="A number from 0, or default to remove it.")
-    ],
+    name: Annotated[str, argument("THRESHOLD", "Name of the threshold.")],
+    value: Annotated[str, argument("VALUE", "A number from 0, or default to remove it.")],
     *,
     queue: Queue = None,
-    tag: Annotated[
-        str | None,
-        typer.Option(
-            "--tag", metavar="TAG", help="Only dead letters with this tag.", show_default=False
-        ),
-    ] = None,
+    tag: Annotated[str | None, option("--tag TAG", "Only dead letters with this tag.")] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.text import Text
 
+from forebay.cli._commands import argument, option
 from forebay.cli._differences import value_text
 from forebay.cli._load import load_app
 from forebay.cli._schedules import print_schedules
@@ -24,22 +24,15 @@ _DONE = {"set": "set", "change": "changed", "remove": "removed", "open": "opened
 
 
 def apply(
-    app: Annotated[
-        str, typer.Argument(metavar="MODULE:APP", help="The application: shop.jobs:app.")
-    ],
+    app: Annotated[str, argument("MODULE:APP", "The application: shop.jobs:app.")],
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = (
-        False
-    ),
+    dry_run: Annotated[bool, option("--dry-run", "Only show what would be done.")] = (False),
     check: Annotated[
-        bool,
-        typer.Option("--check", help="Change nothing; exit with 1 if code and database differ."),
+        bool, option("--check", "Change nothing; exit with 1 if code and database differ.")
     ] = False,
     overwrite: Annotated[
         bool,
-        typer.Option(
-            "--overwrite", help="Take the code's value also where a change by hand would be kept."
-        ),
+        option("--overwrite", "Take the code's value also where a change by hand would be kept."),
     ] = False,
     app_dir: AppDir = None,
     dsn: Dsn = None,
@@ -71,7 +64,7 @@ def apply(
             console().print(f"{count} of {found.name}: as declared", style="dim")
         print_schedules(schedules, dry_run=dry_run)
     if check and (differences or schedules):
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def print_differences(app: App, differences: list[QueueDifference], *, dry_run: bool) -> None:

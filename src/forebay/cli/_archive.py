@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.text import Text
 
-from forebay.cli._change import DryRun, Token, Yes, with_conditions
+from forebay.cli._change import Conditions, DryRun, Token, Yes
+from forebay.cli._commands import argument, option
 from forebay.cli._export_files import Format, JsonLines, Writer, check_format, complete_file, writer
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, Kind, Queue, confirmed, instant, instant_or_age
@@ -24,12 +24,7 @@ from forebay.model.text import counted
 if TYPE_CHECKING:
     from forebay.model.archive import Replay
 
-State = Annotated[
-    str | None,
-    typer.Option(
-        "--state", metavar="STATE", help="Only jobs in this state; slow.", show_default=False
-    ),
-]
+State = Annotated[str | None, option("--state STATE", "Only jobs in this state; slow.")]
 
 
 def _filter(which: JobFilter | None, **given: Any) -> JobFilter | None:
@@ -38,40 +33,30 @@ def _filter(which: JobFilter | None, **given: Any) -> JobFilter | None:
     return which if not wanted else replace(which or JobFilter(all=True), **wanted)
 
 
-@with_conditions
 def replay(
     job_ids: Annotated[
-        list[int] | None,
-        typer.Argument(metavar="[JOB_ID...]", help="The jobs; or give a filter."),
+        list[int] | None, argument("[JOB_ID...]", "The jobs; or give a filter.")
     ] = None,
     *,
-    which: JobFilter | None,
     queue: Queue = None,
     kind: Kind = None,
     state: State = None,
     unfinished_at: Annotated[
         str | None,
-        typer.Option(
-            "--unfinished-at",
-            metavar="TIME",
-            help="Only jobs that had not ended at this time; slow.",
-        ),
+        option("--unfinished-at TIME", "Only jobs that had not ended at this time; slow."),
     ] = None,
     to_group: Annotated[
-        str | None,
-        typer.Option(
-            "--to-group", metavar="GROUP", help="Only this consumer group gets the new jobs."
-        ),
+        str | None, option("--to-group GROUP", "Only this consumer group gets the new jobs.")
     ] = None,
     continue_: Annotated[
-        int | None,
-        typer.Option("--continue", metavar="REPLAY", help="Finish an interrupted replay."),
+        int | None, option("--continue REPLAY", "Finish an interrupted replay.")
     ] = None,
     dry_run: DryRun = False,
     token: Token = None,
     yes: Yes = False,
     dsn: Dsn = None,
     as_json: Json = False,
+    which: Conditions,
 ) -> None:
     """Enqueue jobs of the past again, oldest first.
 
@@ -100,7 +85,7 @@ def replay(
             _print_plan(plan, as_json)
             return
         if plan.jobs and not confirmed(f"Enqueue {counted(plan.jobs, 'job')} again?"):
-            raise typer.Exit(ExitCode.FAILED)
+            raise SystemExit(ExitCode.FAILED)
         token = plan.token
     done = client.replay_jobs(wanted, token=token, progress=_watch(as_json), **options)  # type: ignore[arg-type]
     _print_replay(done, as_json)
@@ -134,23 +119,15 @@ def _print_replay(done: Replay, as_json: bool) -> None:
         console().print(f"replay {done.replay_id}: {counted(done.jobs, 'job')} enqueued")
 
 
-@with_conditions
 def export(
     *,
-    which: JobFilter | None,
     queue: Queue = None,
     kind: Kind = None,
     state: State = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file", metavar="FILE", help="Default: standard output.", show_default=False
-        ),
-    ] = None,
-    file_format: Annotated[
-        Format, typer.Option("--format", metavar="FORMAT", help="jsonl or parquet.")
-    ] = "jsonl",
+    file: Annotated[Path | None, option("--file FILE", "Default: standard output.")] = None,
+    file_format: Annotated[Format, option("--format FORMAT", "jsonl or parquet.")] = "jsonl",
     dsn: Dsn = None,
+    which: Conditions,
 ) -> None:
     """Write jobs of the log to a file, the newest first, with their states: one line of JSON or one row for each job and group.
 
@@ -188,12 +165,10 @@ def _export(client: Client, which: JobFilter | None, state: str | None, out: Wri
 
 
 def time_machine(
-    at: Annotated[str, typer.Argument(metavar="AT", help="An age such as 2h, or ISO 8601.")],
+    at: Annotated[str, argument("AT", "An age such as 2h, or ISO 8601.")],
     *,
     queue: Queue = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", help="Maximum number of jobs of each state.")
-    ] = 1000,
+    limit: Annotated[int, option("--limit N", "Maximum number of jobs of each state.")] = 1000,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
 from rich.text import Text
 
+from forebay.cli._commands import argument, option
 from forebay.cli._served import client_for, warn
 from forebay.cli.options import Dsn, Json, duration, json_object
 from forebay.cli.output import console, facts_table, print_json
@@ -19,189 +19,93 @@ from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
 from forebay.model.checks import PRIORITY_BULK
 from forebay.policy.retry import human_duration
 
-_WHICH = "Which rows"
-_JOBS = "Their jobs"
-_HOW = "How"
-
-
-def _option(*flags: str, panel: str, metavar: str, text: str) -> Any:
-    return typer.Option(
-        *flags, metavar=metavar, help=text, show_default=False, rich_help_panel=panel
-    )
-
 
 def backfill(
-    kind: Annotated[
-        str | None,
-        typer.Argument(metavar="[KIND]", help="Kind of the jobs.", show_default=False),
-    ] = None,
+    kind: Annotated[str | None, argument("[KIND]", "Kind of the jobs.")] = None,
     *,
     query: Annotated[
-        str | None,
-        _option(
-            "--query",
-            panel=_WHICH,
-            metavar="SQL",
-            text="A SELECT; its columns are the arguments of the jobs.",
-        ),
+        str | None, option("--query SQL", "A SELECT; its columns are the arguments of the jobs.")
     ] = None,
-    table: Annotated[
-        str | None,
-        _option("--table", panel=_WHICH, metavar="NAME", text="A table, instead of a query."),
-    ] = None,
+    table: Annotated[str | None, option("--table NAME", "A table, instead of a query.")] = None,
     column: Annotated[
         list[str] | None,
-        _option(
-            "--column",
-            panel=_WHICH,
-            metavar="[ARGUMENT=]COLUMN",
-            text="An argument of the jobs; repeatable. Default: id.",
+        option(
+            "--column [ARGUMENT=]COLUMN",
+            "An argument of the jobs; repeatable. Default: id.",
         ),
     ] = None,
     ids: Annotated[
         str | None,
-        _option(
-            "--ids",
-            panel=_WHICH,
-            metavar="ID,...",
-            text="Only rows with these ids; @FILE reads one per line, - reads stdin.",
+        option(
+            "--ids ID,...",
+            "Only rows with these ids; @FILE reads one per line, - reads stdin.",
         ),
     ] = None,
     id_column: Annotated[
-        str,
-        typer.Option(
-            "--id-column",
-            metavar="COLUMN",
-            help="The column that --ids refers to.",
-            rich_help_panel=_WHICH,
-        ),
+        str, option("--id-column COLUMN", "The column that --ids refers to.")
     ] = "id",
     equal: Annotated[
         list[str] | None,
-        _option(
-            "--equal",
-            panel=_WHICH,
-            metavar="COLUMN=VALUE",
-            text="Only rows with this value, e.g. of one user; repeatable.",
+        option(
+            "--equal COLUMN=VALUE",
+            "Only rows with this value, e.g. of one user; repeatable.",
         ),
     ] = None,
     between: Annotated[
         list[str] | None,
-        _option(
-            "--between",
-            panel=_WHICH,
-            metavar="COLUMN=FROM,TO",
-            text="Only rows within these bounds, both included; one may be empty.",
+        option(
+            "--between COLUMN=FROM,TO",
+            "Only rows within these bounds, both included; one may be empty.",
         ),
     ] = None,
-    where: Annotated[
-        str | None,
-        _option("--where", panel=_WHICH, metavar="SQL", text="A further condition, in SQL."),
-    ] = None,
+    where: Annotated[str | None, option("--where SQL", "A further condition, in SQL.")] = None,
     param: Annotated[
         list[str] | None,
-        _option(
-            "--param",
-            panel=_WHICH,
-            metavar="NAME=VALUE",
-            text="A value for %(NAME)s in --query or --where.",
-        ),
+        option("--param NAME=VALUE", "A value for %(NAME)s in --query or --where."),
     ] = None,
-    args: Annotated[
-        str | None,
-        _option("--args", panel=_JOBS, metavar="JSON", text="Arguments that all jobs share."),
-    ] = None,
+    args: Annotated[str | None, option("--args JSON", "Arguments that all jobs share.")] = None,
     queue: Annotated[
-        str | None,
-        _option(
-            "--queue",
-            panel=_JOBS,
-            metavar="QUEUE",
-            text="Queue of the jobs. Default: that of the kind.",
-        ),
+        str | None, option("--queue QUEUE", "Queue of the jobs. Default: that of the kind.")
     ] = None,
     app: Annotated[
         str | None,
-        _option(
-            "--app",
-            panel=_JOBS,
-            metavar="MODULE:APP",
-            text="The application: the jobs get the queue of their kind in it.",
+        option(
+            "--app MODULE:APP",
+            "The application: the jobs get the queue of their kind in it.",
         ),
     ] = None,
-    priority: Annotated[
-        int,
-        typer.Option(
-            "--priority", metavar="N", help="Lower numbers run first.", rich_help_panel=_JOBS
-        ),
-    ] = PRIORITY_BULK,
-    tag: Annotated[
-        str,
-        typer.Option(
-            "--tag", metavar="TEXT", help="Where the jobs come from.", rich_help_panel=_JOBS
-        ),
-    ] = "backfill",
+    priority: Annotated[int, option("--priority N", "Lower numbers run first.")] = PRIORITY_BULK,
+    tag: Annotated[str, option("--tag TEXT", "Where the jobs come from.")] = "backfill",
     delay: Annotated[
-        str | None,
-        _option(
-            "--delay",
-            panel=_JOBS,
-            metavar="TIME",
-            text="Run no earlier than this from now: 90s, 15m.",
-        ),
+        str | None, option("--delay TIME", "Run no earlier than this from now: 90s, 15m.")
     ] = None,
     expires_in: Annotated[
         str | None,
-        _option(
-            "--expires-in",
-            panel=_JOBS,
-            metavar="TIME",
-            text="Expire unless started within this time after that: 30d.",
+        option(
+            "--expires-in TIME",
+            "Expire unless started within this time after that: 30d.",
         ),
     ] = None,
     max_attempts: Annotated[
-        int | None,
-        _option("--max-attempts", panel=_JOBS, metavar="N", text="Default: the handler's."),
+        int | None, option("--max-attempts N", "Default: the handler's.")
     ] = None,
     dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Enqueue nothing; show what would be enqueued, and a token.",
-            rich_help_panel=_HOW,
-        ),
+        bool, option("--dry-run", "Enqueue nothing; show what would be enqueued, and a token.")
     ] = False,
     token: Annotated[
-        str | None,
-        _option(
-            "--token",
-            panel=_HOW,
-            metavar="TOKEN",
-            text="Enqueue exactly the jobs of this dry run, or none.",
-        ),
+        str | None, option("--token TOKEN", "Enqueue exactly the jobs of this dry run, or none.")
     ] = None,
     chunk: Annotated[
-        int | None,
-        _option(
-            "--chunk",
-            panel=_HOW,
-            metavar="N",
-            text="Number of jobs per transaction; default: all in one.",
-        ),
+        int | None, option("--chunk N", "Number of jobs per transaction; default: all in one.")
     ] = None,
     key: Annotated[
         str | None,
-        _option(
-            "--key",
-            panel=_HOW,
-            metavar="COLUMN",
-            text="The column that chunks are formed by. Default: --id-column.",
+        option(
+            "--key COLUMN",
+            "The column that chunks are formed by. Default: --id-column.",
         ),
     ] = None,
-    resume: Annotated[
-        int | None,
-        _option("--resume", panel=_HOW, metavar="ID", text="Continue a backfill in chunks."),
-    ] = None,
+    resume: Annotated[int | None, option("--resume ID", "Continue a backfill in chunks.")] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:

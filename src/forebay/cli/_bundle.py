@@ -7,8 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
-
+from forebay.cli._commands import option
 from forebay.cli.options import Dsn, Json
 from forebay.cli.output import console, print_json
 from forebay.client import address_of
@@ -19,17 +18,11 @@ from forebay.errors import ConfigError
 
 def bundle(
     file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            metavar="FILE",
-            help="Default: forebay-bundle-TIME.zip in this folder.",
-            show_default=False,
-        ),
+        Path | None, option("--file FILE", "Default: forebay-bundle-TIME.zip in this folder.")
     ] = None,
     *,
     errors: Annotated[
-        bool, typer.Option("--errors", help="Include texts of errors, which may contain data.")
+        bool, option("--errors", "Include texts of errors, which may contain data.")
     ] = False,
     dsn: Dsn = None,
     as_json: Json = False,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final
 
-import typer
 from rich.text import Text
 
+from forebay.cli._commands import Given, Together, argument, option
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
     Dsn,
@@ -28,8 +26,6 @@ from forebay.model.change import ChangeAct, ChangePlan, ChangeResult, JobFilter
 from forebay.model.status import CancelAnswer
 from forebay.model.text import counted
 
-_WHICH: Final = "Which jobs"
-
 #: Answers with which the exit code is 1 if jobs were named by id.
 _FAILED: Final = ("already ended", "unknown", "running", "ordering key", "expires before")
 
@@ -46,121 +42,65 @@ _MEANINGS: Final[dict[str, str]] = {
 }
 
 
-def _option(flag: str, metavar: str, text: str) -> Any:
-    return typer.Option(
-        flag, metavar=metavar, help=text, show_default=False, rich_help_panel=_WHICH
-    )
-
-
 _AGE: Final = "an age such as 2h, or ISO 8601"
 
 #: The conditions of a filter, as options of the commands.
-_CONDITIONS: Final[dict[str, Any]] = {
-    "queue": _option("--queue", "QUEUE", "Only this queue."),
-    "kind": _option("--kind", "KIND", "Only this kind."),
-    "tag": _option("--tag", "TAG", "Only this tag."),
-    "state": _option(
-        "--state", "STATE", "Only scheduled, ready, claimed, running or retrying jobs."
-    ),
-    "ordering_key": _option("--ordering-key", "KEY", "Only this ordering key."),
-    "limit_key": _option("--limit-key", "KEY", "Only this limit key."),
-    "unique_key": _option("--unique-key", "KEY", "Only this unique key."),
-    "correlation_id": _option("--correlation-id", "ID", "Only this correlation id."),
-    "subject": _option("--subject", "SUBJECT", "Only runs of this subject."),
-    "enqueued_after": _option("--enqueued-after", "TIME", f"Only jobs enqueued since: {_AGE}."),
-    "enqueued_before": _option("--enqueued-before", "TIME", f"Only jobs enqueued before: {_AGE}."),
+_CONDITIONS: Final[dict[str, Given]] = {
+    "queue": option("--queue QUEUE", "Only this queue."),
+    "kind": option("--kind KIND", "Only this kind."),
+    "tag": option("--tag TAG", "Only this tag."),
+    "state": option("--state STATE", "Only scheduled, ready, claimed, running or retrying jobs."),
+    "ordering_key": option("--ordering-key KEY", "Only this ordering key."),
+    "limit_key": option("--limit-key KEY", "Only this limit key."),
+    "unique_key": option("--unique-key KEY", "Only this unique key."),
+    "correlation_id": option("--correlation-id ID", "Only this correlation id."),
+    "subject": option("--subject SUBJECT", "Only runs of this subject."),
+    "enqueued_after": option("--enqueued-after TIME", f"Only jobs enqueued since: {_AGE}."),
+    "enqueued_before": option("--enqueued-before TIME", f"Only jobs enqueued before: {_AGE}."),
 }
 _TIMES: Final = ("enqueued_after", "enqueued_before")
 
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Change nothing; count the jobs, and show a token.")
-]
+DryRun = Annotated[bool, option("--dry-run", "Change nothing; count the jobs, and show a token.")]
 Token = Annotated[
-    str | None,
-    typer.Option(
-        "--token",
-        metavar="TOKEN",
-        help="The token of the dry run: refuse if more jobs match now.",
-        show_default=False,
-    ),
+    str | None, option("--token TOKEN", "The token of the dry run: refuse if more jobs match now.")
 ]
-Yes = Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")]
+Yes = Annotated[bool, option("--yes", "Do not ask for confirmation.")]
 
 
-def with_conditions(function: Callable[..., None]) -> Callable[..., None]:
-    """Add conditions to a list that has queue, kind and state; it receives a filter, or None, as ``which``."""
-    names = [name for name in _CONDITIONS if name not in ("queue", "kind", "state")]
-    own = inspect.signature(function, eval_str=True).parameters.values()
-
-    @functools.wraps(function)
-    def command(**given: Any) -> None:
-        conditions = {name: given.pop(name) for name in names}
-        which = _filter_of(conditions) if any(conditions.values()) else None
-        function(which=which, **given)
-
-    parameters = [*(one for one in own if one.name != "which"), *_parameters(names)]
-    return _with_signature(command, parameters)
+JobIds = Annotated[list[int] | None, argument("[JOB_ID...]", "The jobs; or give a filter.")]
 
 
-def _parameters(names: Iterable[str]) -> list[inspect.Parameter]:
-    return [
-        inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None,
-            annotation=Annotated[str | None, _CONDITIONS[name]],
+def _conditions(**given: str | None) -> JobFilter | None:
+    return _filter_of(given) if any(given.values()) else None
+
+
+def _filter(
+    job_ids: JobIds = None,
+    *,
+    all_: Annotated[bool, option("--all", "Every unfinished job.")] = False,
+    **conditions: str | None,
+) -> JobFilter:
+    given = {name: value for name, value in conditions.items() if value is not None}
+    if job_ids and (given or all_):
+        raise ConfigError("JOB_ID", "and a filter were given: give one of them")
+    if not (job_ids or given or all_):
+        raise ConfigError(
+            "JOB_ID",
+            "or a filter is needed",
+            hint="Name jobs, a --queue, --kind or --tag, or say --all.",
         )
-        for name in names
-    ]
+    return _filter_of(given, ids=job_ids or None, all=all_)
 
 
-def _with_signature(
-    command: Callable[..., None], parameters: list[inspect.Parameter]
-) -> Callable[..., None]:
-    # typer reads the options of a command from here.
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {one.name: one.annotation for one in parameters}
-    return command
+#: The conditions of a list; None if none is given.
+Conditions = Annotated[JobFilter | None, Together(_conditions, _CONDITIONS)]
+#: Jobs by their ids or by conditions.
+Which = Annotated[JobFilter, Together(_filter, _CONDITIONS)]
 
 
-def _with_filter(function: Callable[..., None]) -> Callable[..., None]:
-    """Add ids and the conditions of a filter to a command, which receives them as ``which``."""
-    own = inspect.signature(function, eval_str=True).parameters.values()
-    ids = inspect.Parameter(
-        "job_ids",
-        inspect.Parameter.POSITIONAL_OR_KEYWORD,
-        default=None,
-        annotation=Annotated[
-            list[int] | None,
-            typer.Argument(
-                metavar="[JOB_ID...]", help="The jobs; or give a filter.", show_default=False
-            ),
-        ],
-    )
-    added = _parameters(_CONDITIONS)
-    all_ = inspect.Parameter(
-        "all_",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=False,
-        annotation=Annotated[
-            bool, typer.Option("--all", help="Every unfinished job.", rich_help_panel=_WHICH)
-        ],
-    )
-
-    @functools.wraps(function)
-    def command(**given: Any) -> None:
-        conditions = {name: given.pop(name) for name in _CONDITIONS}
-        which = _which(given.pop("job_ids"), conditions, all_=given.pop("all_"))
-        function(which=which, **given)
-
-    parameters = [ids, *added, all_, *(one for one in own if one.name != "which")]
-    return _with_signature(command, parameters)
-
-
-@_with_filter
 def cancel(
     *,
-    which: JobFilter,
+    which: Which,
     group: Group = None,
     dry_run: DryRun = False,
     token: Token = None,
@@ -183,10 +123,9 @@ def cancel(
          dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json)  # fmt: skip
 
 
-@_with_filter
 def retry(
     *,
-    which: JobFilter,
+    which: Which,
     dry_run: DryRun = False,
     token: Token = None,
     yes: Yes = False,
@@ -201,24 +140,12 @@ def retry(
          dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json)  # fmt: skip
 
 
-@_with_filter
 def reschedule(
     *,
-    which: JobFilter,
-    at: Annotated[
-        str | None,
-        typer.Option(
-            "--at", metavar="TIME", help="The earliest start, in ISO 8601.", show_default=False
-        ),
-    ] = None,
+    which: Which,
+    at: Annotated[str | None, option("--at TIME", "The earliest start, in ISO 8601.")] = None,
     in_: Annotated[
-        str | None,
-        typer.Option(
-            "--in",
-            metavar="DURATION",
-            help="The earliest start, from now: 90s, 15m, 2h.",
-            show_default=False,
-        ),
+        str | None, option("--in DURATION", "The earliest start, from now: 90s, 15m, 2h.")
     ] = None,
     dry_run: DryRun = False,
     token: Token = None,
@@ -244,13 +171,10 @@ def reschedule(
          dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json, run_at=run_at)  # fmt: skip
 
 
-@_with_filter
 def reprioritise(
     *,
-    which: JobFilter,
-    priority: Annotated[
-        int, typer.Option("--priority", metavar="N", help="Lower numbers run first.")
-    ],
+    which: Which,
+    priority: Annotated[int, option("--priority N", "Lower numbers run first.")],
     dry_run: DryRun = False,
     token: Token = None,
     yes: Yes = False,
@@ -267,7 +191,7 @@ def reprioritise(
 
 
 def purge(
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")],
+    queue: Annotated[str, argument("QUEUE", "The queue.")],
     *,
     dry_run: DryRun = False,
     token: Token = None,
@@ -282,7 +206,7 @@ def purge(
 
 
 def truncate(
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")],
+    queue: Annotated[str, argument("QUEUE", "The queue.")],
     *,
     dry_run: DryRun = False,
     token: Token = None,
@@ -294,21 +218,6 @@ def truncate(
     _act("truncate", JobFilter(queue=queue),
          lambda client, token, note: client.truncate_queue(queue, token=token, progress=note),
          dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json)  # fmt: skip
-
-
-def _which(
-    job_ids: list[int] | None, conditions: Mapping[str, str | None], *, all_: bool
-) -> JobFilter:
-    given = {name: value for name, value in conditions.items() if value is not None}
-    if job_ids and (given or all_):
-        raise ConfigError("JOB_ID", "and a filter were given: give one of them")
-    if not (job_ids or given or all_):
-        raise ConfigError(
-            "JOB_ID",
-            "or a filter is needed",
-            hint="Name jobs, a --queue, --kind or --tag, or say --all.",
-        )
-    return _filter_of(given, ids=job_ids or None, all=all_)
 
 
 def _filter_of(conditions: Mapping[str, str | None], **others: Any) -> JobFilter:
@@ -341,7 +250,7 @@ def _act(
     if which.ids is None and token is None and not yes:
         plan = client.plan_change(act, which, run_at=run_at, priority=priority)
         if plan.jobs and not confirmed(f"{act.capitalize()} {counted(plan.jobs, 'job')}?"):
-            raise typer.Exit(ExitCode.FAILED)
+            raise SystemExit(ExitCode.FAILED)
         token = plan.token
     watch = None if as_json or which.ids is not None else _note
     result = run(client, token, watch)
@@ -359,7 +268,7 @@ def _act(
         if not result.answers:
             out.print("No jobs.", style="dim")
     if any(answer in _FAILED for answer in result.jobs.values()):
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _note(taken: int) -> None:
@@ -402,7 +311,7 @@ def _cancel_named(dsn: str | None, job_ids: list[int], group: str | None, *, as_
         elif not as_json:
             console().print(_cancelled(client, job_id, group, answer))
     if failed:
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _cancelled(client: Client, job_id: int, group: str | None, answer: CancelAnswer) -> str:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Annotated, Any
 
 from rich.text import Text
 
-from forebay.cli.options import Dsn, Json, with_settings
+from forebay.cli.options import Dsn, Json, setting_flags
 from forebay.cli.output import console, facts_table, print_json, table
 from forebay.config import DEFAULT, GROUPS, load_settings, resolve_address
 from forebay.errors import ConfigError
 
 
-@with_settings(*GROUPS)
-def config(*, dsn: Dsn = None, as_json: Json = False, flags: dict[str, Any]) -> None:
+def config(
+    *,
+    dsn: Dsn = None,
+    as_json: Json = False,
+    flags: Annotated[dict[str, Any], setting_flags(*GROUPS)],
+) -> None:
     """Show every setting, its value and where it comes from; passwords are masked.
 
     The flags are those of the other commands: use them to see their effect.

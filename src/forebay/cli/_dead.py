@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-import typer
 from rich.padding import Padding
 from rich.text import Text
 
-from forebay.cli._help import Commands
+from forebay.cli._commands import Commands, argument, option
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
     Dsn,
@@ -42,34 +41,20 @@ if TYPE_CHECKING:
     from forebay.model.status import DeadLetter
     from forebay.ops.dead import Reason
 
-commands = Commands(help="Dead letters: list, show, redrive, skip, keep, purge, mute and more.")
+commands = Commands()
 
 ReasonOption = Annotated[
-    str | None,
-    typer.Option(
-        "--reason",
-        metavar="REASON",
-        help="exhausted, permanent, expired or 'worker lost'.",
-        show_default=False,
-    ),
+    str | None, option("--reason REASON", "exhausted, permanent, expired or 'worker lost'.")
 ]
 
-Job = Annotated[
-    int | None,
-    typer.Option("--job", metavar="JOB_ID", help="Only of this job.", show_default=False),
-]
+Job = Annotated[int | None, option("--job JOB_ID", "Only of this job.")]
 
-Cause = Annotated[
-    str | None,
-    typer.Option(
-        "--cause", metavar="CAUSE", help="Only this cause, from `dead groups`.", show_default=False
-    ),
-]
+Cause = Annotated[str | None, option("--cause CAUSE", "Only this cause, from `dead groups`.")]
 
-OneCause = Annotated[str, typer.Argument(metavar="CAUSE", help="From `forebay dead groups`.")]
+OneCause = Annotated[str, argument("CAUSE", "From `forebay dead groups`.")]
 
 
-@commands.command("list")
+@commands.add("list")
 def list_(
     *,
     queue: Queue = None,
@@ -80,13 +65,12 @@ def list_(
     job: Job = None,
     cause: Cause = None,
     redriven: Annotated[
-        bool, typer.Option("--redriven", help="Only redriven ones, with the new jobs.")
+        bool, option("--redriven", "Only redriven ones, with the new jobs.")
     ] = False,
-    all_: Annotated[bool, typer.Option("--all", help="Redriven ones too.")] = False,
+    all_: Annotated[bool, option("--all", "Redriven ones too.")] = False,
     limit: Limit = 50,
     before: Annotated[
-        int | None,
-        typer.Option("--before", metavar="DEAD_ID", help="Next page: the last id of this page."),
+        int | None, option("--before DEAD_ID", "Next page: the last id of this page.")
     ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -137,21 +121,12 @@ def list_(
         out.print(f"next page: --before {found[-1].dead_id}", style="dim")
 
 
-@commands.command("show")
+@commands.add("show")
 def show(
-    dead_id: Annotated[
-        int | None,
-        typer.Argument(metavar="[DEAD_ID]", help="From `forebay dead list`.", show_default=False),
-    ] = None,
+    dead_id: Annotated[int | None, argument("[DEAD_ID]", "From `forebay dead list`.")] = None,
     *,
     job: Annotated[
-        int | None,
-        typer.Option(
-            "--job",
-            metavar="JOB_ID",
-            help="The job that died, instead of DEAD_ID.",
-            show_default=False,
-        ),
+        int | None, option("--job JOB_ID", "The job that died, instead of DEAD_ID.")
     ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -200,7 +175,7 @@ def _print_letter(letter: DeadLetter) -> None:
             out.print(Padding(Text(failure.traceback.rstrip(), style="dim"), (0, 0, 0, 2)))
 
 
-@commands.command("groups")
+@commands.add("groups")
 def groups(
     *,
     queue: Queue = None,
@@ -248,15 +223,12 @@ def groups(
         out.print(f"{each.cause}  {line}", overflow="ellipsis", no_wrap=True, markup=False)
 
 
-@commands.command("mute")
+@commands.add("mute")
 def mute(
     cause: OneCause,
     *,
     duration_: Annotated[
-        str | None,
-        typer.Option(
-            "--for", metavar="TIME", help="2d, 6h. Default: until unmuted.", show_default=False
-        ),
+        str | None, option("--for TIME", "2d, 6h. Default: until unmuted.")
     ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -274,7 +246,7 @@ def mute(
         console().print(f"cause {cause} is muted" + (f" until {moment(until)}" if until else ""))
 
 
-@commands.command("unmute")
+@commands.add("unmute")
 def unmute(cause: OneCause, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Let the deaths of a cause be errors in the log again."""
     was_muted = Client(dsn).unmute_cause(cause)
@@ -285,10 +257,10 @@ def unmute(cause: OneCause, *, dsn: Dsn = None, as_json: Json = False) -> None:
             f"cause {cause} is not muted any more" if was_muted else f"cause {cause} was not muted"
         )
     if not was_muted:
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
-@commands.command("summary")
+@commands.add("summary")
 def summary(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> None:
     """Count dead letters by queue, kind, reason and error, with those that were deleted.
 
@@ -319,25 +291,15 @@ def summary(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> N
     out.print(rows)
 
 
-@commands.command("keep")
+@commands.add("keep")
 def keep(
     *,
     queue: Queue = None,
     days: Annotated[
-        int | None,
-        typer.Option(
-            "--days",
-            metavar="N",
-            min=1,
-            max=36_500,
-            help="Delete after N days.",
-            show_default=False,
-        ),
+        int | None, option("--days N", "Delete after N days.", min=1, max=36_500)
     ] = None,
-    forever: Annotated[bool, typer.Option("--forever", help="Never delete them.")] = False,
-    inherit: Annotated[
-        bool, typer.Option("--inherit", help="Remove the setting of the queue.")
-    ] = False,
+    forever: Annotated[bool, option("--forever", "Never delete them.")] = False,
+    inherit: Annotated[bool, option("--inherit", "Remove the setting of the queue.")] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -362,14 +324,13 @@ def keep(
     console().print(f"dead letters of {which} are kept {rule if not days else 'for ' + rule}")
 
 
-@commands.command("redrive")
+@commands.add("redrive")
 def redrive(
     dead_ids: Annotated[
-        list[int] | None,
-        typer.Argument(metavar="[DEAD_ID]...", help="Dead letters to redrive.", show_default=False),
+        list[int] | None, argument("[DEAD_ID]...", "Dead letters to redrive.")
     ] = None,
     *,
-    all_: Annotated[bool, typer.Option("--all", help="All that are not redriven yet.")] = False,
+    all_: Annotated[bool, option("--all", "All that are not redriven yet.")] = False,
     queue: Queue = None,
     kind: Kind = None,
     reason: ReasonOption = None,
@@ -378,21 +339,12 @@ def redrive(
     job: Job = None,
     cause: Cause = None,
     died_after: Annotated[
-        str | None,
-        typer.Option(
-            "--died-after", metavar="TIME", help="Only those that died since.", show_default=False
-        ),
+        str | None, option("--died-after TIME", "Only those that died since.")
     ] = None,
     died_before: Annotated[
-        str | None,
-        typer.Option(
-            "--died-before", metavar="TIME", help="Only those that died before.", show_default=False
-        ),
+        str | None, option("--died-before TIME", "Only those that died before.")
     ] = None,
-    limit: Annotated[
-        int | None,
-        typer.Option("--limit", metavar="N", help="Maximum number.", show_default=False),
-    ] = None,
+    limit: Annotated[int | None, option("--limit N", "Maximum number.")] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -435,11 +387,9 @@ def redrive(
         console().print(f"redriven dead letters: {count:,}")
 
 
-@commands.command("skip")
+@commands.add("skip")
 def skip(
-    dead_ids: Annotated[
-        list[int], typer.Argument(metavar="DEAD_ID...", help="Dead letters that hold their key.")
-    ],
+    dead_ids: Annotated[list[int], argument("DEAD_ID...", "Dead letters that hold their key.")],
     *,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -455,21 +405,16 @@ def skip(
         console().print(f"dead letter {dead}: {what}")
 
 
-@commands.command("purge")
+@commands.add("purge")
 def purge(
     *,
     older_than: Annotated[
         str | None,
-        typer.Option(
-            "--older-than",
-            metavar="AGE",
-            help="Minimum age: 30d, 12h, 90 (seconds). Needed without --cause.",
-            show_default=False,
-        ),
+        option("--older-than AGE", "Minimum age: 30d, 12h, 90 (seconds). Needed without --cause."),
     ] = None,
     queue: Queue = None,
     cause: Cause = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    yes: Annotated[bool, option("--yes", "Do not ask for confirmation.")] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -482,7 +427,7 @@ def purge(
     which += f" of cause {cause}" if cause else ""
     which += f" older than {older_than}" if older_than else ""
     if not yes and not confirmed(f"Delete dead letters{which}?"):
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
     count = Client(dsn).purge_dead(age, queue=queue, cause=cause)
     if as_json:
         print_json({"purged": count})

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-import typer
-
 from forebay.app import App
+from forebay.cli._commands import option
 from forebay.cli._serving import delivering_workers, run_and_report, set_up_log
 from forebay.cli._worker import LogForm, LogLevel
-from forebay.cli.options import Dsn, Json, with_settings
+from forebay.cli.options import Dsn, Json, setting_flags
 from forebay.config import load_settings
 from forebay.endpoints import SLOTS_DEFAULT
 from forebay.errors import ConfigError
@@ -17,22 +16,19 @@ from forebay.errors import ConfigError
 _SLOTS_MAX: Final = 10_000
 
 
-@with_settings("worker")
 def deliver(
     *,
     concurrency: Annotated[
-        int,
-        typer.Option("--concurrency", metavar="N", help="Deliveries in hand at once: 1 to 10,000."),
+        int, option("--concurrency N", "Deliveries in hand at once: 1 to 10,000.")
     ] = SLOTS_DEFAULT,
     until_idle: Annotated[
-        bool,
-        typer.Option("--until-idle", help="Exit when all events are expanded and sent."),
+        bool, option("--until-idle", "Exit when all events are expanded and sent.")
     ] = False,
     log_level: LogLevel = "info",
     log_format: LogForm = "text",
     dsn: Dsn = None,
     as_json: Json = False,
-    flags: dict[str, Any],
+    flags: Annotated[dict[str, Any], setting_flags("worker")],
 ) -> None:
     """Expand published events, and send their deliveries to the endpoints.
 

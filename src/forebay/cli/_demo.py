@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from forebay.cli._commands import option
 from forebay.cli.exit import ExitCode, ended_in_order
 from forebay.cli.options import Json
 from forebay.cli.output import console, print_json
@@ -13,9 +12,7 @@ from forebay.cli.output import console, print_json
 
 def demo(
     *,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the server running for inspection.")
-    ] = False,
+    keep: Annotated[bool, option("--keep", "Leave the server running for inspection.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run jobs, kill a worker half-way, and count what was lost. The jobs parse the Python standard library.
@@ -23,11 +20,11 @@ def demo(
     The demo starts a temporary PostgreSQL server. It exits with 0 only if no job was lost, none ran without its commit,
     and none took effect twice.
     """
-    from forebay.demo import run_demo  # noqa: PLC0415 - other commands do not need it
+    from forebay.demo import run_demo
 
     with ended_in_order():
         result = run_demo(console(stderr=as_json), keep=keep)
     if as_json:
         print_json(result)
     if not result.is_right:
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)

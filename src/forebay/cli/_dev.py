@@ -8,16 +8,16 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.text import Text
 
 from forebay.cli._apply import print_differences
+from forebay.cli._commands import argument, option
 from forebay.cli._load import check_place, load_app
 from forebay.cli._reload import end_with_parent, run_reloading
 from forebay.cli._served import check_queues_of_worker
 from forebay.cli._serving import run_and_report, set_up_log, workers_of
 from forebay.cli._worker import LogForm, LogLevel
-from forebay.cli.options import with_settings
+from forebay.cli.options import setting_flags
 from forebay.cli.output import console
 from forebay.config import load_settings
 from forebay.embedded import EmbeddedServer, Project, default_server, sessions_of
@@ -30,39 +30,29 @@ if TYPE_CHECKING:
     from forebay.config import Settings
 
 
-@with_settings("worker", "retry")
 def dev(
     app: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[MODULE:APP]",
-            help="Also run a worker of this application.",
-            show_default=False,
-        ),
+        str | None, argument("[MODULE:APP]", "Also run a worker of this application.")
     ] = None,
     *,
-    keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the server running and return.")
-    ] = False,
+    keep: Annotated[bool, option("--keep", "Leave the server running and return.")] = False,
     stop: Annotated[
-        bool, typer.Option("--stop", help="Stop the server, for all projects, and return.")
+        bool, option("--stop", "Stop the server, for all projects, and return.")
     ] = False,
     reset: Annotated[
-        bool,
-        typer.Option("--reset", help="First delete this project's database, with all its tables."),
+        bool, option("--reset", "First delete this project's database, with all its tables.")
     ] = False,
     reload: Annotated[
         bool,
-        typer.Option(
-            "--reload/--no-reload",
-            help="Start the worker again when a file of the project changes.",
+        option(
+            "--reload/--no-reload", "Start the worker again when a file of the project changes."
         ),
     ] = True,
-    only_worker: Annotated[str | None, typer.Option("--only-worker", hidden=True)] = None,
-    child_of: Annotated[int, typer.Option("--child-of", hidden=True)] = 0,
+    only_worker: Annotated[str | None, option("--only-worker", "", hidden=True)] = None,
+    child_of: Annotated[int, option("--child-of", "", hidden=True)] = 0,
     log_level: LogLevel = "info",
     log_format: LogForm = "text",
-    flags: dict[str, Any],
+    flags: Annotated[dict[str, Any], setting_flags("worker", "retry")],
 ) -> None:
     """Start a local PostgreSQL server, and migrate this project's database; run a worker if an application is named.
 

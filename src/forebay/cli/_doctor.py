@@ -6,10 +6,10 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
+from forebay.cli._commands import option
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json
 from forebay.cli.output import console, print_json
@@ -36,15 +36,8 @@ _MARKS: Final = {
 
 def doctor(
     *,
-    job: Annotated[
-        int | None,
-        typer.Option(
-            "--job", metavar="JOB_ID", help="Explain why this job does not run.", show_default=False
-        ),
-    ] = None,
-    verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Also show the checks that passed.")
-    ] = False,
+    job: Annotated[int | None, option("--job JOB_ID", "Explain why this job does not run.")] = None,
+    verbose: Annotated[bool, option("-v, --verbose", "Also show the checks that passed.")] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -70,7 +63,7 @@ def doctor(
             out.print()
         out.print(_summary(found, verbose=verbose))
     if worst is Level.ERROR:
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _explain(job_id: int, found: Sequence[Explanation], as_json: bool) -> None:
@@ -97,7 +90,7 @@ def _explain(job_id: int, found: Sequence[Explanation], as_json: bool) -> None:
                 out.print()
             out.print(answer_text(one))
     if is_unknown:
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def answer_text(explanation: Explanation) -> Text:

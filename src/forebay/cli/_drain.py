@@ -6,14 +6,13 @@ import asyncio
 from dataclasses import asdict
 from typing import Annotated, Any
 
-import typer
-
 from forebay.app import App
+from forebay.cli._commands import argument, option
 from forebay.cli._load import load_app
 from forebay.cli._serving import announced, run_and_report, set_up_log
 from forebay.cli._worker import LogForm, LogLevel
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import AppDir, Dsn, Json, with_settings
+from forebay.cli.options import AppDir, Dsn, Json, setting_flags
 from forebay.cli.output import console, print_json, table
 from forebay.config import load_settings
 from forebay.drain import Drain, drains_of
@@ -21,62 +20,43 @@ from forebay.errors import ConfigError, shown
 from forebay.sinks import make_sink, sink_types
 
 
-@with_settings("worker", "retry")
 def drain(
     app: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[MODULE:APP]",
-            help="The application that declares the drains: shop.jobs:app.",
-            show_default=False,
-        ),
+        argument("[MODULE:APP]", "The application that declares the drains: shop.jobs:app."),
     ] = None,
     names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NAME]...", help="Drains to run (default: all).", show_default=False
-        ),
+        list[str] | None, argument("[NAME]...", "Drains to run (default: all).")
     ] = None,
     *,
     queue: Annotated[
-        str | None,
-        typer.Option("--queue", metavar="QUEUE", help="Without an application: the queue to send."),
+        str | None, option("--queue QUEUE", "Without an application: the queue to send.")
     ] = None,
     sink: Annotated[
-        str | None,
-        typer.Option(
-            "--sink", metavar="TYPE", help="Where to send its jobs, such as redis-stream."
-        ),
+        str | None, option("--sink TYPE", "Where to send its jobs, such as redis-stream.")
     ] = None,
     setting: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="A setting of the sink; repeatable."),
+        list[str] | None, option("--set NAME=VALUE", "A setting of the sink; repeatable.")
     ] = None,
-    group: Annotated[
-        str, typer.Option("--group", metavar="GROUP", help="Consumer group of the queue.")
-    ] = "default",
+    group: Annotated[str, option("--group GROUP", "Consumer group of the queue.")] = "default",
     concurrency: Annotated[
-        int,
-        typer.Option(
-            "--concurrency", metavar="N", help="Calls of the sink at once; 1 keeps order."
-        ),
+        int, option("--concurrency N", "Calls of the sink at once; 1 keeps order.")
     ] = 1,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read each message back before its job is done.")
+        bool, option("--verify", "Read each message back before its job is done.")
     ] = False,
     audit: Annotated[
-        bool,
-        typer.Option("--audit", help="Only read back what was sent, and send again what is lost."),
+        bool, option("--audit", "Only read back what was sent, and send again what is lost.")
     ] = False,
     until_idle: Annotated[
-        bool, typer.Option("--until-idle", help="Exit when no job is ready or running.")
+        bool, option("--until-idle", "Exit when no job is ready or running.")
     ] = False,
     app_dir: AppDir = None,
     log_level: LogLevel = "info",
     log_format: LogForm = "text",
     dsn: Dsn = None,
     as_json: Json = False,
-    flags: dict[str, Any],
+    flags: Annotated[dict[str, Any], setting_flags("worker", "retry")],
 ) -> None:
     """Send the jobs of queues to brokers, streams and other task queues.
 
@@ -125,7 +105,7 @@ def _audit(drains: list[Drain], dsn: str, *, as_json: bool) -> None:
             rows.add_row(name, *(f"{number:,}" for number in numbers))
         console().print(rows)
     if any(one.resent < one.lost for one in found.values()):
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _chosen(app: App, names: list[str]) -> list[Drain]:

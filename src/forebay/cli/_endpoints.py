@@ -6,10 +6,9 @@ import json
 import time
 from typing import Annotated, Any, Final
 
-import typer
 from rich.text import Text
 
-from forebay.cli._help import Commands
+from forebay.cli._commands import Commands, argument, option
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, duration, instant_or_age, json_object
 from forebay.cli.output import ago, console, facts_table, moment, one_line, print_json, table
@@ -20,7 +19,7 @@ from forebay.model.endpoints import Endpoint
 from forebay.model.status import JobStatus
 from forebay.policy.retry import human_duration
 
-commands = Commands(help="Endpoints: list, show, create, alter, test, reset, replay and more.")
+commands = Commands()
 
 _POLL_SECONDS: Final = 0.2
 
@@ -29,67 +28,50 @@ _BREAKER_STYLES: Final = {"closed": "green", "half-open": "yellow", "open": "red
 #: What removes a limit.
 _NONE: Final = "none"
 
-Name = Annotated[str, typer.Argument(metavar="ENDPOINT", help="The endpoint.")]
+Name = Annotated[str, argument("ENDPOINT", "The endpoint.")]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="NAME=VALUE",
-        help="A setting of the sink; a value that is JSON is read as JSON. Repeatable.",
-        show_default=False,
+    option(
+        "--set NAME=VALUE",
+        "A setting of the sink; a value that is JSON is read as JSON. Repeatable.",
     ),
 ]
 Config = Annotated[
     str | None,
-    typer.Option(
-        "--config",
-        metavar="JSON",
-        help="All settings of the sink as an object; - reads it from stdin.",
-        show_default=False,
-    ),
+    option("--config JSON", "All settings of the sink as an object; - reads it from stdin."),
 ]
-
-
-def _option(name: str, metavar: str, text: str) -> Any:
-    return typer.Option(name, metavar=metavar, help=text, show_default=False)
 
 
 Retry = Annotated[
-    str | None, _option("--retry", "POLICY", "standard, ulak, or delays in seconds: 10,60,600.")
+    str | None, option("--retry POLICY", "standard, ulak, or delays in seconds: 10,60,600.")
 ]
-Rate = Annotated[str | None, _option("--rate", "N", "Deliveries started per second.")]
-Burst = Annotated[str | None, _option("--burst", "N", "Deliveries started at once after a pause.")]
+Rate = Annotated[str | None, option("--rate N", "Deliveries started per second.")]
+Burst = Annotated[str | None, option("--burst N", "Deliveries started at once after a pause.")]
 Concurrency = Annotated[
-    int | None, _option("--concurrency", "N", "Deliveries that run at once (new: 50).")
+    int | None, option("--concurrency N", "Deliveries that run at once (new: 50).")
 ]
 Threshold = Annotated[
     int | None,
-    _option("--breaker-threshold", "N", "Failures in a row that open the breaker (new: 10)."),
+    option("--breaker-threshold N", "Failures in a row that open the breaker (new: 10)."),
 ]
 Cooldown = Annotated[
-    int | None,
-    _option("--breaker-cooldown", "SECONDS", "Between probes of an open breaker (new: 30)."),
+    int | None, option("--breaker-cooldown SECONDS", "Between probes of an open breaker (new: 30).")
 ]
 DisableAfter = Annotated[
-    str | None,
-    _option("--disable-after", "TIME", "Disable it after this long without a success: 5d."),
+    str | None, option("--disable-after TIME", "Disable it after this long without a success: 5d.")
 ]
 MaxWaiting = Annotated[
-    str | None, _option("--max-waiting", "N", "Drop events while this many deliveries wait.")
+    str | None, option("--max-waiting N", "Drop events while this many deliveries wait.")
 ]
-MaxAge = Annotated[str | None, _option("--max-age", "TIME", "Deliveries expire at this age: 12h.")]
-Most = Annotated[int | None, _option("--limit", "N", "At most this many, the oldest first.")]
+MaxAge = Annotated[str | None, option("--max-age TIME", "Deliveries expire at this age: 12h.")]
+Most = Annotated[int | None, option("--limit N", "At most this many, the oldest first.")]
 KeepsResponse = Annotated[
     bool | None,
-    typer.Option(
-        "--keep-response/--no-keep-response",
-        help="Keep the answer as the result of the delivery.",
-        show_default=False,
-    ),
+    option("--keep-response/--no-keep-response", "Keep the answer as the result of the delivery."),
 ]
 
 
-@commands.command("list")
+@commands.add("list")
 def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
     """List the endpoints with their health: breaker, waiting deliveries, rate, latency, last error."""
     found = Client(dsn).endpoints()
@@ -118,7 +100,7 @@ def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
     out.print(rows)
 
 
-@commands.command("show")
+@commands.add("show")
 def show(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Show the settings and the health of one endpoint."""
     found = Client(dsn).endpoint(name)
@@ -128,13 +110,11 @@ def show(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
         console().print(_facts(found))
 
 
-@commands.command("create")
+@commands.add("create")
 def create(
     name: Name,
     *,
-    sink: Annotated[
-        str, typer.Option("--sink", metavar="TYPE", help="Where it sends to, such as http.")
-    ],
+    sink: Annotated[str, option("--sink TYPE", "Where it sends to, such as http.")],
     setting: Settings = None,
     config: Config = None,
     retry: Retry = None,
@@ -173,14 +153,11 @@ def create(
         )
 
 
-@commands.command("alter")
+@commands.add("alter")
 def alter(
     name: Name,
     *,
-    sink: Annotated[
-        str | None,
-        typer.Option("--sink", metavar="TYPE", help="Another sink.", show_default=False),
-    ] = None,
+    sink: Annotated[str | None, option("--sink TYPE", "Another sink.")] = None,
     setting: Settings = None,
     config: Config = None,
     retry: Retry = None,
@@ -226,13 +203,12 @@ def alter(
         )
 
 
-@commands.command("drop")
+@commands.add("drop")
 def drop(
     name: Name,
     *,
     discard: Annotated[
-        bool,
-        typer.Option("--discard", help="Also if deliveries wait: they become dead letters."),
+        bool, option("--discard", "Also if deliveries wait: they become dead letters.")
     ] = False,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -245,7 +221,7 @@ def drop(
         console().print(f"dropped endpoint {name}")
 
 
-@commands.command("enable")
+@commands.add("enable")
 def enable(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Enable an endpoint: deliveries that wait are sent. Events published meanwhile are not delivered."""
     changed = Client(dsn).enable_endpoint(name)
@@ -255,14 +231,11 @@ def enable(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
         console().print(f"endpoint {name}: {'enabled' if changed else 'was enabled already'}")
 
 
-@commands.command("disable")
+@commands.add("disable")
 def disable(
     name: Name,
     *,
-    why: Annotated[
-        str | None,
-        typer.Option("--why", metavar="TEXT", help="For the event log.", show_default=False),
-    ] = None,
+    why: Annotated[str | None, option("--why TEXT", "For the event log.")] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -274,7 +247,7 @@ def disable(
         console().print(f"endpoint {name}: {'disabled' if changed else 'was disabled already'}")
 
 
-@commands.command("reset")
+@commands.add("reset")
 def reset(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Close the breaker of an endpoint, and count its failures from 0."""
     was_open = Client(dsn).reset_endpoint(name)
@@ -286,18 +259,14 @@ def reset(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
         )
 
 
-@commands.command("rotate-secret")
+@commands.add("rotate-secret")
 def rotate_secret(
     name: Name,
     secret: Annotated[
-        str,
-        typer.Argument(metavar="SECRET", help="A reference to the secret: env:NAME or file:/path."),
+        str, argument("SECRET", "A reference to the secret: env:NAME or file:/path.")
     ],
     *,
-    grace: Annotated[
-        str,
-        typer.Option("--grace", metavar="TIME", help="How long the old secrets sign too."),
-    ] = "24h",
+    grace: Annotated[str, option("--grace TIME", "How long the old secrets sign too.")] = "24h",
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -309,13 +278,12 @@ def rotate_secret(
         console().print(f"endpoint {name}: {secret} signs; the old secrets sign too for {grace}")
 
 
-@commands.command("test")
+@commands.add("test")
 def send_test(
     name: Name,
     *,
     wait: Annotated[
-        float,
-        typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait for the answer."),
+        float, option("--wait SECONDS", "How long to wait for the answer.", min=0)
     ] = 30.0,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -341,21 +309,15 @@ def send_test(
             f" `forebay endpoints show {name}` shows the breaker and pauses."
         )
     if job.state != "done":
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
-@commands.command("replay")
+@commands.add("replay")
 def replay(
     name: Name,
     *,
-    since: Annotated[
-        str,
-        typer.Option("--since", metavar="TIME", help="From when: an age such as 2h, or ISO 8601."),
-    ],
-    until: Annotated[
-        str | None,
-        typer.Option("--until", metavar="TIME", help="Only before this time.", show_default=False),
-    ] = None,
+    since: Annotated[str, option("--since TIME", "From when: an age such as 2h, or ISO 8601.")],
+    until: Annotated[str | None, option("--until TIME", "Only before this time.")] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -369,7 +331,7 @@ def replay(
         console().print(f"endpoint {name}: a router replays, job {job_id}")
 
 
-@commands.command("redrive")
+@commands.add("redrive")
 def redrive(name: Name, *, limit: Most = None, dsn: Dsn = None, as_json: Json = False) -> None:
     """Send the dead letters of an endpoint again."""
     count = Client(dsn).redrive_endpoint(name, limit=limit)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
+from forebay.cli._commands import argument, option
 from forebay.cli._served import client_for, warn
 from forebay.cli.options import Dsn, Json, duration, instant, json_object
 from forebay.cli.output import console, print_json
@@ -15,124 +14,67 @@ from forebay.model.unique import unique_from
 
 
 def enqueue(
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="Kind of the job.")],
+    kind: Annotated[str, argument("KIND", "Kind of the job.")],
     args: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[JSON]",
-            help="Arguments, a JSON object; `-` reads it from stdin.",
-            show_default=False,
-        ),
+        str | None, argument("[JSON]", "Arguments, a JSON object; `-` reads it from stdin.")
     ] = None,
     *,
     app: Annotated[
         str | None,
-        typer.Option(
-            "--app",
-            metavar="MODULE:APP",
-            help="The application: the job gets the queue and options of its kind.",
-            show_default=False,
+        option(
+            "--app MODULE:APP", "The application: the job gets the queue and options of its kind."
         ),
     ] = None,
     queue: Annotated[
-        str | None,
-        typer.Option(
-            "--queue",
-            metavar="QUEUE",
-            help="Queue of the job. Default: that of the kind.",
-            show_default=False,
-        ),
+        str | None, option("--queue QUEUE", "Queue of the job. Default: that of the kind.")
     ] = None,
     priority: Annotated[
         int | None,
-        typer.Option(
-            "--priority",
-            metavar="N",
-            help="Lower numbers run first. Default: with --app that of the kind, else 100.",
-            show_default=False,
+        option(
+            "--priority N",
+            "Lower numbers run first. Default: with --app that of the kind, else 100.",
         ),
     ] = None,
     delay: Annotated[
-        str | None,
-        typer.Option(
-            "--delay",
-            metavar="TIME",
-            help="Run no earlier than this from now: 90, 15m, 2h.",
-            show_default=False,
-        ),
+        str | None, option("--delay TIME", "Run no earlier than this from now: 90, 15m, 2h.")
     ] = None,
     run_at: Annotated[
-        str | None,
-        typer.Option(
-            "--run-at",
-            metavar="TIME",
-            help="Run no earlier than: 2027-01-31T08:00.",
-            show_default=False,
-        ),
+        str | None, option("--run-at TIME", "Run no earlier than: 2027-01-31T08:00.")
     ] = None,
     expires_at: Annotated[
         str | None,
-        typer.Option(
-            "--expires-at",
-            metavar="TIME",
-            help="Do not start it after this time. Default: in 30 days.",
-            show_default=False,
-        ),
+        option("--expires-at TIME", "Do not start it after this time. Default: in 30 days."),
     ] = None,
     max_attempts: Annotated[
-        int | None,
-        typer.Option(
-            "--max-attempts",
-            metavar="N",
-            help="Default: the handler's retry policy.",
-            show_default=False,
-        ),
+        int | None, option("--max-attempts N", "Default: the handler's retry policy.")
     ] = None,
-    tag: Annotated[
-        str | None,
-        typer.Option("--tag", metavar="TEXT", help="Where the job comes from.", show_default=False),
-    ] = None,
+    tag: Annotated[str | None, option("--tag TEXT", "Where the job comes from.")] = None,
     correlation_id: Annotated[
-        str | None,
-        typer.Option(
-            "--correlation-id",
-            metavar="TEXT",
-            help="Passed to the handler unchanged.",
-            show_default=False,
-        ),
+        str | None, option("--correlation-id TEXT", "Passed to the handler unchanged.")
     ] = None,
     header: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--header", metavar="NAME=VALUE", help="A header; repeatable.", show_default=False
-        ),
+        list[str] | None, option("--header NAME=VALUE", "A header; repeatable.")
     ] = None,
     unique: Annotated[
         str | None,
-        typer.Option(
-            "--unique",
-            metavar="JSON",
-            help='What to do if a job with the same key exists: {"once": KEY}, or idempotent, coalesce, '
+        option(
+            "--unique JSON",
+            'What to do if a job with the same key exists: {"once": KEY}, or idempotent, coalesce, '
             "replace, debounce, throttle.",
-            show_default=False,
         ),
     ] = None,
     ordering_key: Annotated[
         str | None,
-        typer.Option(
-            "--ordering-key",
-            metavar="TEXT",
-            help="Jobs of the queue with the same key run one at a time, in order.",
-            show_default=False,
+        option(
+            "--ordering-key TEXT",
+            "Jobs of the queue with the same key run one at a time, in order.",
         ),
     ] = None,
     limit_key: Annotated[
         str | None,
-        typer.Option(
-            "--limit-key",
-            metavar="TEXT",
-            help="Tenant of the job: jobs of a queue with the same key share the limits per key.",
-            show_default=False,
+        option(
+            "--limit-key TEXT",
+            "Tenant of the job: jobs of a queue with the same key share the limits per key.",
         ),
     ] = None,
     dsn: Dsn = None,

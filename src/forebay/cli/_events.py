@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from forebay.cli._help import Commands
+from forebay.cli._commands import Commands, option
 from forebay.cli.options import Dsn, Json, Limit, Queue, instant_or_age
 from forebay.cli.output import ago, console, one_line, print_json, table
 from forebay.client import Client
@@ -15,35 +13,25 @@ from forebay.client import Client
 if TYPE_CHECKING:
     from forebay.model.events import Event
 
-commands = Commands(help="The event log: what operators did.")
+commands = Commands()
 
 
-@commands.command("list")
+@commands.add("list")
 def list_(
     *,
     queue: Queue = None,
     act: Annotated[
         str | None,
-        typer.Option(
-            "--act",
-            metavar="ACT",
-            help="Only this act, such as queues.pause, or all of a command group, such as queues.",
-            show_default=False,
+        option(
+            "--act ACT",
+            "Only this act, such as queues.pause, or all of a command group, such as queues.",
         ),
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option(
-            "--since",
-            metavar="TIME",
-            help="Only from this time on: an age such as 2h, or ISO 8601.",
-            show_default=False,
-        ),
+        option("--since TIME", "Only from this time on: an age such as 2h, or ISO 8601."),
     ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option("--until", metavar="TIME", help="Only before this time.", show_default=False),
-    ] = None,
+    until: Annotated[str | None, option("--until TIME", "Only before this time.")] = None,
     limit: Limit = 50,
     dsn: Dsn = None,
     as_json: Json = False,

@@ -7,11 +7,10 @@ import fcntl
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-import typer
 from rich.text import Text
 
+from forebay.cli._commands import Commands, argument, option
 from forebay.cli._export_files import Format, check_format, complete_file, writer
-from forebay.cli._help import Commands
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, duration
 from forebay.cli.output import ago, console, print_json, table
@@ -25,23 +24,20 @@ if TYPE_CHECKING:
 
     from forebay.model.exports import Export, SegmentToExport
 
-commands = Commands(help="Exports before retention: create, run, list, drop.")
+commands = Commands()
 
 #: Row numbers of one page: about half a second.
 _PAGE: Final = 1000
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The export.")]
+Name = Annotated[str, argument("NAME", "The export.")]
 
 
-@commands.command("create")
+@commands.add("create")
 def create(
     name: Name,
     *,
     hold: Annotated[
-        str,
-        typer.Option(
-            "--hold", metavar="TIME", help="How long a segment waits for the export at most."
-        ),
+        str, option("--hold TIME", "How long a segment waits for the export at most.")
     ] = "72h",
     dsn: Dsn = None,
     as_json: Json = False,
@@ -62,7 +58,7 @@ def create(
         console().print(f"export {name}: segments wait for it, {human_duration(hours * 3600)} at most")  # fmt: skip
 
 
-@commands.command("drop")
+@commands.add("drop")
 def drop(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Let no segment wait for an export any more. Its files stay."""
     if not Client(dsn).drop_export(name):
@@ -73,7 +69,7 @@ def drop(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
         console().print(f"export {name} dropped")
 
 
-@commands.command("list")
+@commands.add("list")
 def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
     """List exports: what each has written, and which segments wait for it."""
     found = Client(dsn).exports()
@@ -103,16 +99,12 @@ def _held(export: Export) -> str:
     return f"0 of {limit}" if export.due_at is None else f"since {ago(export.due_at)}, {limit} at most"  # fmt: skip
 
 
-@commands.command("run")
+@commands.add("run")
 def run(
     name: Name,
-    directory: Annotated[
-        Path, typer.Argument(metavar="DIRECTORY", help="Where the files go; it must exist.")
-    ],
+    directory: Annotated[Path, argument("DIRECTORY", "Where the files go; it must exist.")],
     *,
-    file_format: Annotated[
-        Format, typer.Option("--format", metavar="FORMAT", help="jsonl or parquet.")
-    ] = "jsonl",
+    file_format: Annotated[Format, option("--format FORMAT", "jsonl or parquet.")] = "jsonl",
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -132,7 +124,7 @@ def run(
             if not client.mark_exported(name, segment.segment_id, jobs, str(path.absolute())):
                 path.unlink()
                 console(stderr=True).print(f"segment {segment.segment_id} was emptied meanwhile", style="bold red")  # fmt: skip
-                raise typer.Exit(ExitCode.FAILED)
+                raise SystemExit(ExitCode.FAILED)
             written.append({"segment": segment.segment_id, "file": str(path), "jobs": jobs})
             if not as_json:
                 console().print(f"{path}: {counted(jobs, 'line')}", soft_wrap=True)

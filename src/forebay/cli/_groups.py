@@ -6,10 +6,9 @@ import time
 from collections.abc import Collection
 from typing import Annotated, Final
 
-import typer
 from rich.text import Text
 
-from forebay.cli._help import Commands
+from forebay.cli._commands import Commands, argument, option
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, Queue
 from forebay.cli.output import ago, console, print_json, table
@@ -20,13 +19,13 @@ from forebay.model.groups import ClosedGroup, GroupOverview
 from forebay.model.text import counted
 from forebay.ops.queues import continue_closing
 
-commands = Commands(help="Consumer groups: list, close.")
+commands = Commands()
 
 #: Pause between the steps of a closing that waits for running jobs.
 _PAUSE_SECONDS: Final = 0.2
 
 
-@commands.command("list")
+@commands.add("list")
 def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> None:
     """List consumer groups: what each has unread, runs, and keeps in the log.
 
@@ -60,24 +59,17 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
     out.print(rows)
 
 
-@commands.command("close")
+@commands.add("close")
 def close(
-    name: Annotated[str, typer.Argument(metavar="GROUP", help="The group.")],
+    name: Annotated[str, argument("GROUP", "The group.")],
     *,
-    queue: Annotated[
-        str, typer.Option("--queue", metavar="QUEUE", help="The queue of the group.")
-    ] = "default",
+    queue: Annotated[str, option("--queue QUEUE", "The queue of the group.")] = "default",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would be cancelled and released.")
+        bool, option("--dry-run", "Only show what would be cancelled and released.")
     ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Close it although workers serve it.")
-    ] = False,
+    force: Annotated[bool, option("--force", "Close it although workers serve it.")] = False,
     wait: Annotated[
-        float,
-        typer.Option(
-            "--wait", metavar="SECONDS", min=0, help="How long to wait for its running jobs."
-        ),
+        float, option("--wait SECONDS", "How long to wait for its running jobs.", min=0)
     ] = 30.0,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -108,7 +100,7 @@ def close(
     else:
         console().print(f"group {name} of queue {queue} closes when its running jobs have ended")
     if not is_closed and not dry_run:
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def are_closed(queue: str, names: Collection[str], dsn: str | None, wait_seconds: float) -> bool:

@@ -9,10 +9,10 @@ from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
+from forebay.cli._commands import option
 from forebay.cli._serving import set_up_log
 from forebay.cli.exit import ExitCode, is_database_error
 from forebay.cli.options import Dsn, Json, duration
@@ -47,66 +47,45 @@ _VERBS: Final = {
 _LIMIT_HINT: Final = "Any action needs an explicit age: --older-than 15m."
 
 
-def _names(option: str, metavar: str, text: str) -> Any:
-    return typer.Option(option, metavar=metavar, help=text, show_default=False)
-
-
 def guard(
     *,
     dsn: Dsn = None,
     replica: Annotated[
-        list[str] | None,
-        _names("--replica", "ADDRESS", "Also examine this standby; repeatable."),
+        list[str] | None, option("--replica ADDRESS", "Also examine this standby; repeatable.")
     ] = None,
     older_than: Annotated[
         str | None,
-        typer.Option(
-            "--older-than",
-            metavar="DURATION",
-            help=f"Only transactions older than this (default {_MINUTES}m, for reports only).",
-            show_default=False,
+        option(
+            "--older-than DURATION",
+            f"Only transactions older than this (default {_MINUTES}m, for reports only).",
         ),
     ] = None,
     act: Annotated[
         str | None,
-        typer.Option(
-            "--act",
-            metavar="ACTION",
-            help="cancel the statement or terminate the session. Default: only report.",
-            show_default=False,
+        option(
+            "--act ACTION", "cancel the statement or terminate the session. Default: only report."
         ),
     ] = None,
     user: Annotated[
-        list[str] | None, _names("--user", "ROLE", "Only sessions of this role; repeatable.")
+        list[str] | None, option("--user ROLE", "Only sessions of this role; repeatable.")
     ] = None,
     not_user: Annotated[
-        list[str] | None, _names("--not-user", "ROLE", "Never sessions of this role; repeatable.")
+        list[str] | None, option("--not-user ROLE", "Never sessions of this role; repeatable.")
     ] = None,
     application: Annotated[
         list[str] | None,
-        _names(
-            "--application", "PATTERN", "Only applications that match, with * and ?; repeatable."
-        ),
+        option("--application PATTERN", "Only applications that match, with * and ?; repeatable."),
     ] = None,
     not_application: Annotated[
         list[str] | None,
-        _names("--not-application", "PATTERN", "Never applications that match; repeatable."),
+        option("--not-application PATTERN", "Never applications that match; repeatable."),
     ] = None,
     rollback_prepared: Annotated[
-        bool,
-        typer.Option("--rollback-prepared", help="Roll back prepared transactions. They are lost."),
+        bool, option("--rollback-prepared", "Roll back prepared transactions. They are lost.")
     ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only show what would be done.")
-    ] = False,
+    dry_run: Annotated[bool, option("--dry-run", "Only show what would be done.")] = False,
     every: Annotated[
-        str | None,
-        typer.Option(
-            "--every",
-            metavar="DURATION",
-            help="Repeat at this interval until stopped.",
-            show_default=False,
-        ),
+        str | None, option("--every DURATION", "Repeat at this interval until stopped.")
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -141,9 +120,9 @@ def guard(
         seen = asyncio.run(look(address, replicas, rule, dry_run=dry_run))
         _print(seen, rule, address, dry_run=dry_run, as_json=as_json)
         if seen.over:
-            raise typer.Exit(ExitCode.FAILED)
+            raise SystemExit(ExitCode.FAILED)
         if seen.unseen:
-            raise typer.Exit(ExitCode.DATABASE)
+            raise SystemExit(ExitCode.DATABASE)
         return
     set_up_log("info", "text")
     asyncio.run(

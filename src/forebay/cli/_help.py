@@ -4,60 +4,18 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-import typer
 from rich.table import Table
 from rich.text import Text
-from typer.core import TyperCommand
 
-from forebay.cli._hints import HintedCommands
+from forebay.cli._commands import SETTINGS_PANEL
 from forebay.cli.output import console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from rich.console import Console
-
-#: Options with this panel are shown with ``--help-settings`` only.
-SETTINGS_PANEL: Final = "Settings: "
-
-
-class Command(TyperCommand):
-    """A command with this help."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help."""
-        del formatter
-        print_help(ctx)
-
-
-class CommandGroup(HintedCommands):
-    """Several commands with this help."""
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print the help."""
-        del formatter
-        print_help(ctx)
-
-
-class Commands(typer.Typer):
-    """The commands of one subject, such as ``forebay jobs``."""
-
-    def __init__(self, *, cls: type[CommandGroup] = CommandGroup, **options: Any) -> None:
-        super().__init__(cls=cls, no_args_is_help=True, **options)
-
-    def command(self, name: str | None = None, **options: Any) -> Callable[..., Any]:
-        """Return a decorator that adds a function as a command."""
-        options.setdefault("cls", Command)
-        return super().command(name, **options)
-
-
-def print_settings_help(ctx: typer.Context, wanted: bool) -> None:
-    """Print the help with all settings and exit, if the option was given."""
-    if wanted:
-        print_help(ctx, with_settings=True)
-        raise typer.Exit
 
 
 def print_help(ctx: Any, *, with_settings: bool = False) -> None:
@@ -108,21 +66,19 @@ def _print_rows(out: Console, title: str, rows: Iterable[tuple[str, str]]) -> No
 
 def _panels(ctx: Any, group: Any) -> dict[str, list[tuple[str, str]]]:
     panels: dict[str, list[tuple[str, str]]] = {}
-    for name in group.list_commands(ctx):
-        command = group.get_command(ctx, name)
-        if command is not None and not command.hidden:
-            panels.setdefault(_panel(command) or "Commands", []).append((name, _summary(command)))
+    for panel, name, text in group.listed(ctx):
+        panels.setdefault(panel, []).append((name, summary(text)))
     return panels
 
 
-def _panel(item: Any) -> str:
-    found = getattr(item, "rich_help_panel", None)
-    return found if isinstance(found, str) else ""
-
-
-def _summary(command: Any) -> str:
-    first = " ".join(inspect.cleandoc(command.help or "").partition("\n\n")[0].split())
+def summary(text: str) -> str:
+    """Return the first sentence of the help of a command, without its full stop."""
+    first = " ".join(text.partition("\n\n")[0].split())
     return re.split(r"[.;] |\.$", first)[0]
+
+
+def _panel(option: Any) -> str:
+    return getattr(option, "panel", "")  # --help has none
 
 
 def _metavar(argument: Any) -> str:
@@ -139,4 +95,4 @@ def _help(item: Any) -> str:
     text = str(item.help or "")
     default = item.default
     is_plain = isinstance(default, str | int | float) and not isinstance(default, bool)
-    return f"{text} [default: {default}]" if item.show_default and is_plain else text
+    return f"{text} [default: {default}]" if is_plain else text

@@ -1,12 +1,8 @@
-"""Groups of commands that answer the commands of other queues with ours."""
+"""The commands of other queues, and what to call instead."""
 
 from __future__ import annotations
 
-from typing import Any, Final
-
-from typer.core import TyperGroup
-
-from forebay.errors import ConfigError
+from typing import Final
 
 _COUNTS: Final = (
     "`forebay queues list` counts jobs, `forebay jobs list --state running` shows what runs, and `forebay doctor` finds"
@@ -50,20 +46,3 @@ HINTS: Final[dict[str, dict[str, str]]] = {
         "retry": "`forebay dead redrive DEAD_ID`.",
     },
 }
-
-
-class HintedCommands(TyperGroup):
-    """Commands; for one that only other queues have, the error names what does the same."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command of a call.
-
-        Raises:
-            ConfigError: there is no such command, and another one does the same.
-        """
-        group = "forebay" if ctx.parent is None else self.name or ""
-        hint = HINTS.get(group, {}).get(args[0]) if args else None
-        if hint and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
-            path = "forebay" if group == "forebay" else f"forebay {group}"
-            raise ConfigError(f"{path} {args[0]}", "is not a command", hint=hint)
-        return super().resolve_command(ctx, args)

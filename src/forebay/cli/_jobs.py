@@ -6,11 +6,10 @@ import sys
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
-import typer
 from rich.text import Text
 
 from forebay.cli import _archive, _change
-from forebay.cli._help import Commands
+from forebay.cli._commands import Commands, argument, option
 from forebay.cli.options import Dsn, Json, Kind, Limit, Queue
 from forebay.cli.output import (
     ago,
@@ -33,45 +32,37 @@ from forebay.model.explanation import Explanation
 from forebay.model.status import JobHistory, JobStatus
 from forebay.model.text import call_text, counted
 
-commands = Commands(
-    help="Jobs: list, search, show, cancel, retry, reschedule, reprioritise, replay, export."
-)
+commands = Commands()
 
 for _act in (_change.cancel, _change.retry, _change.reschedule, _change.reprioritise):
-    commands.command(_act.__name__)(_act)
+    commands.add(_act.__name__)(_act)
 
 State = Annotated[
     str | None,
-    typer.Option(
-        "--state",
-        metavar="STATE",
-        help="scheduled, ready, claimed, running, retrying, done, cancelled, expired or dead.",
-        show_default=False,
+    option(
+        "--state STATE",
+        "scheduled, ready, claimed, running, retrying, done, cancelled, expired or dead.",
     ),
 ]
-commands.command("replay")(_archive.replay)
-commands.command("export")(_archive.export)
+commands.add("replay")(_archive.replay)
+commands.add("export")(_archive.export)
 
-JobId = Annotated[int, typer.Argument(metavar="JOB_ID", help="The job.")]
+JobId = Annotated[int, argument("JOB_ID", "The job.")]
 
 
-@commands.command("list")
-@_change.with_conditions
+@commands.add("list")
 def list_(
     *,
-    which: JobFilter | None,
     queue: Queue = None,
     kind: Kind = None,
     state: State = None,
     limit: Limit = 50,
     before: Annotated[
-        int | None,
-        typer.Option(
-            "--before", metavar="PLACE", help="Next page: `place` of the last job of this page."
-        ),
+        int | None, option("--before PLACE", "Next page: `place` of the last job of this page.")
     ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
+    which: _change.Conditions,
 ) -> None:
     """List the newest jobs; a retry counts as new."""
     found = Client(dsn).jobs(
@@ -105,27 +96,22 @@ def list_(
         out.print(f"next page: --before {found[-1].place}", style="dim")
 
 
-@commands.command("search")
-@_change.with_conditions
+@commands.add("search")
 def search(
     text: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[TEXT]", help="Only jobs whose arguments or errors contain this text."
-        ),
+        str | None, argument("[TEXT]", "Only jobs whose arguments or errors contain this text.")
     ] = None,
     *,
-    which: JobFilter | None,
     queue: Queue = None,
     kind: Kind = None,
     state: State = None,
     limit: Limit = 50,
     before: Annotated[
-        int | None,
-        typer.Option("--before", metavar="PLACE", help="Next page: as the last one has printed."),
+        int | None, option("--before PLACE", "Next page: as the last one has printed.")
     ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
+    which: _change.Conditions,
 ) -> None:
     """Search all jobs in the log, ended ones too, the newest first, until N are found.
 
@@ -172,7 +158,7 @@ def _line(job: JobStatus) -> Text:
     return line.append(call_text(job.kind, job.args))
 
 
-@commands.command("show")
+@commands.add("show")
 def show(job_id: JobId, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Show a job in each consumer group of its queue: state, attempts, errors, progress, result."""
     client = Client(dsn)

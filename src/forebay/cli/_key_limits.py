@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+import click
 
 from forebay.cli import _paused_keys
+from forebay.cli._commands import option
 from forebay.cli._served import check_queue_in_use
 from forebay.cli.options import Dsn, Json
 from forebay.cli.output import console, print_json
@@ -18,43 +19,24 @@ from forebay.model.limits import KeyLimits
 def limit(
     queue: _paused_keys.Queue,
     *,
-    limit_key: Annotated[
-        str, typer.Option("--limit-key", metavar="KEY", help="The limit key.", show_default=False)
-    ],
+    limit_key: Annotated[str, option("--limit-key KEY", "The limit key.")],
     rate: Annotated[
-        float | None,
-        typer.Option(
-            "--rate",
-            metavar="N",
-            help="Maximum number of starts per second; may be below 1.",
-            show_default=False,
-        ),
+        float | None, option("--rate N", "Maximum number of starts per second; may be below 1.")
     ] = None,
     burst: Annotated[
         int | None,
-        typer.Option(
-            "--burst",
-            metavar="N",
-            help="Maximum number of starts at once after a pause. Default: those of one second.",
-            show_default=False,
+        option(
+            "--burst N",
+            "Maximum number of starts at once after a pause. Default: those of one second.",
         ),
     ] = None,
     concurrency: Annotated[
-        int | None,
-        typer.Option(
-            "--concurrency",
-            metavar="N",
-            help="Maximum number of running jobs.",
-            show_default=False,
-        ),
+        int | None, option("--concurrency N", "Maximum number of running jobs.")
     ] = None,
     remove: Annotated[
-        bool,
-        typer.Option("--remove", help="First remove all limits that the key has itself."),
+        bool, option("--remove", "First remove all limits that the key has itself.")
     ] = False,
-    new: Annotated[
-        bool, typer.Option("--new", help="The queue may have no jobs and no workers yet.")
-    ] = False,
+    new: Annotated[bool, option("--new", "The queue may have no jobs and no workers yet.")] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -64,7 +46,7 @@ def limit(
     concurrency. Jobs that wait are checked again at once; running jobs finish, and count.
     """
     if rate is None and burst is None and concurrency is None and not remove:
-        raise typer.BadParameter("give --rate, --burst, --concurrency or --remove")
+        raise click.UsageError("give --rate, --burst, --concurrency or --remove")
     if not new:
         check_queue_in_use(dsn, queue)
     client = Client(dsn)

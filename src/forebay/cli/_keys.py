@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from rich.text import Text
 
 from forebay.cli import _key_limits, _paused_keys
-from forebay.cli._help import Commands
+from forebay.cli._commands import Commands
 from forebay.cli._served import check_queue_in_use
 from forebay.cli.options import Dsn, Json, Limit, Queue
 from forebay.cli.output import console, facts_table, print_json, table
@@ -15,14 +15,14 @@ from forebay.client import Client
 from forebay.model.keys import KeyInfo
 from forebay.policy.keys import key_answer
 
-commands = Commands(help="Ordering keys and limit keys: list, show, limit, pause, resume.")
+commands = Commands()
 
-commands.command("pause")(_paused_keys.pause)
-commands.command("resume")(_paused_keys.resume)
-commands.command("limit")(_key_limits.limit)
+commands.add("pause")(_paused_keys.pause)
+commands.add("resume")(_paused_keys.resume)
+commands.add("limit")(_key_limits.limit)
 
 
-@commands.command("list")
+@commands.add("list")
 def list_(
     *, queue: Queue = None, limit: Limit = 100, dsn: Dsn = None, as_json: Json = False
 ) -> None:
@@ -60,7 +60,7 @@ def list_(
         out.print(f"only the first {limit}: --limit shows more", style="dim")
 
 
-@commands.command("show")
+@commands.add("show")
 def show(
     queue: _paused_keys.Queue,
     *,

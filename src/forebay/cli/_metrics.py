@@ -7,8 +7,7 @@ import contextlib
 import signal
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from forebay.cli._commands import option
 from forebay.cli._serving import set_up_log
 from forebay.cli.options import Dsn
 from forebay.client import address_of
@@ -23,18 +22,13 @@ def metrics(
     *,
     listen: Annotated[
         str | None,
-        typer.Option(
-            "--listen",
-            metavar="ADDR",
-            help="Answer GET /metrics at this address, such as 127.0.0.1:9187, until stopped.",
-            show_default=False,
+        option(
+            "--listen ADDR",
+            "Answer GET /metrics at this address, such as 127.0.0.1:9187, until stopped.",
         ),
     ] = None,
     values: Annotated[
-        int,
-        typer.Option(
-            "--values", metavar="N", min=2, help="Most values of a label; the rest is 'other'."
-        ),
+        int, option("--values N", "Most values of a label; the rest is 'other'.", min=2)
     ] = 200,
     dsn: Dsn = None,
 ) -> None:

@@ -6,11 +6,11 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
-import typer
+import click
 from rich.padding import Padding
 from rich.text import Text
 
-from forebay.cli._help import Commands
+from forebay.cli._commands import Commands, argument, option
 from forebay.cli._load import load_app
 from forebay.cli._worker import AppPlace
 from forebay.cli.exit import ExitCode
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from forebay.model.alerts import Alert
     from forebay.model.mirrors import AuditRecord, MirrorStatus
 
-commands = Commands(help="Mirrors: status, heartbeat, audit.")
+commands = Commands()
 
 _SHOWN: int = 5
 
@@ -37,20 +37,17 @@ _SHOWN: int = 5
 _CURVE: int = 48
 _HEIGHTS: str = "▁▂▃▄▅▆▇█"
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the mirror.")]
+Name = Annotated[str, argument("NAME", "Name of the mirror.")]
 
 
-@commands.command("status")
+@commands.add("status")
 def status(
     app: AppPlace,
     name: Name,
     *,
-    group: Annotated[
-        str,
-        typer.Option("--group", metavar="GROUP", help="Consumer group of its workers."),
-    ] = "default",
+    group: Annotated[str, option("--group GROUP", "Consumer group of its workers.")] = "default",
     tags: Annotated[
-        bool, typer.Option("--tags", help="Also list completed work by tag and priority.")
+        bool, option("--tags", "Also list completed work by tag and priority.")
     ] = False,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -79,10 +76,10 @@ def status(
     else:
         _print_status(console(), found, by_tag=tags)
     if not found.is_fine:
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
-@commands.command("heartbeat")
+@commands.add("heartbeat")
 def heartbeat(app: AppPlace, name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Enqueue a job that changes nothing, to detect that jobs stop arriving.
 
@@ -96,36 +93,27 @@ def heartbeat(app: AppPlace, name: Name, *, dsn: Dsn = None, as_json: Json = Fal
         console().print(f"job {job_id} enqueued")
 
 
-@commands.command("audit")
+@commands.add("audit")
 def audit(
     app: AppPlace,
     name: Name,
     *,
-    repair: Annotated[
-        bool, typer.Option("--repair", help="Enqueue a job for each difference.")
-    ] = False,
+    repair: Annotated[bool, option("--repair", "Enqueue a job for each difference.")] = False,
     rate: Annotated[
-        float, typer.Option("--rate", metavar="N", help="Maximum number of rows read per second.")
+        float, option("--rate N", "Maximum number of rows read per second.")
     ] = 10_000.0,
     settle: Annotated[
         str | None,
-        typer.Option(
-            "--settle",
-            metavar="TIME",
-            help="Compare a difference again after this time before reporting it: 90s, 2min.",
+        option(
+            "--settle TIME",
+            "Compare a difference again after this time before reporting it: 90s, 2min.",
         ),
     ] = None,
     compare: Annotated[
-        str | None,
-        typer.Option(
-            "--compare",
-            metavar="version|hash",
-            help="What to compare. Default: as declared.",
-            show_default=False,
-        ),
+        str | None, option("--compare version|hash", "What to compare. Default: as declared.")
     ] = None,
     history: Annotated[
-        bool, typer.Option("--history", help="Show the results of earlier audits instead.")
+        bool, option("--history", "Show the results of earlier audits instead.")
     ] = False,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -135,9 +123,9 @@ def audit(
     It can run during live writes. The exit code is 1 if there are differences, also with --repair.
     """
     if compare not in (None, "version", "hash"):
-        raise typer.BadParameter(f"--compare is {compare}, not version or hash")
+        raise click.UsageError(f"--compare is {compare}, not version or hash")
     if history and repair:
-        raise typer.BadParameter("--history cannot be combined with --repair")
+        raise click.UsageError("--history cannot be combined with --repair")
     mirror = _mirror_of(app, name, dsn)
     if history:
         _print_history(mirror.audits(), as_json=as_json)
@@ -201,7 +189,7 @@ def audit(
         elif drift.repairable:
             out.print("→ --repair enqueues a job for each difference")
     if drift.total:
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _mirror_of(app: str, name: str, dsn: str | None) -> Mirror:

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
+import click
 
+from forebay.cli._commands import argument, option
 from forebay.cli._served import check_queue_in_use
 from forebay.cli.options import Dsn, Json, duration, instant
 from forebay.cli.output import console, print_json
 from forebay.client import Client
 from forebay.errors import shown
 
-Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
-OrderingKey = Annotated[
-    str | None,
-    typer.Option("--ordering-key", metavar="KEY", help="The ordering key.", show_default=False),
-]
-LimitKey = Annotated[
-    str | None,
-    typer.Option("--limit-key", metavar="KEY", help="The limit key.", show_default=False),
-]
+Queue = Annotated[str, argument("QUEUE", "The queue.")]
+OrderingKey = Annotated[str | None, option("--ordering-key KEY", "The ordering key.")]
+LimitKey = Annotated[str | None, option("--limit-key KEY", "The limit key.")]
 
 
 def pause(
@@ -28,24 +23,15 @@ def pause(
     *,
     ordering_key: OrderingKey = None,
     limit_key: LimitKey = None,
-    for_: Annotated[
-        str | None,
-        typer.Option(
-            "--for", metavar="TIME", help="10m, 2h. Default: until resumed.", show_default=False
-        ),
-    ] = None,
+    for_: Annotated[str | None, option("--for TIME", "10m, 2h. Default: until resumed.")] = None,
     at: Annotated[
         str | None,
-        typer.Option(
-            "--at",
-            metavar="TIME",
-            help="When the pause begins, in ISO 8601; without an offset it is local time. Default: now.",
-            show_default=False,
+        option(
+            "--at TIME",
+            "When the pause begins, in ISO 8601; without an offset it is local time. Default: now.",
         ),
     ] = None,
-    new: Annotated[
-        bool, typer.Option("--new", help="The queue may have no jobs and no workers yet.")
-    ] = False,
+    new: Annotated[bool, option("--new", "The queue may have no jobs and no workers yet.")] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -94,7 +80,7 @@ def resume(
 def one_key(ordering_key: str | None, limit_key: str | None) -> str:
     """Return what to call the key that the options name; refuse both options, and none."""
     if (ordering_key is None) is (limit_key is None):
-        raise typer.BadParameter("give --ordering-key or --limit-key, and not both")
+        raise click.UsageError("give --ordering-key or --limit-key, and not both")
     if ordering_key is not None:
         return f"ordering key {shown(ordering_key)}"
     return f"limit key {shown(limit_key)}"

@@ -5,63 +5,36 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-import typer
-
-from forebay.cli._help import Commands
+from forebay.cli._commands import Commands, argument, option
 from forebay.cli.options import Dsn, Json, duration, instant_or_age, json_object
 from forebay.cli.output import ago, compact, console, one_line, print_json, table
 from forebay.client import Client
 from forebay.model.publishing import PublishOptions, Subscription
 
-types = Commands(help="Event types: list, create, drop.")
-subscriptions = Commands(help="Which endpoints get which events: list, add, remove.")
+types = Commands()
+subscriptions = Commands()
 
-EventType = Annotated[str, typer.Argument(metavar="EVENT_TYPE", help="The event type.")]
-Endpoint = Annotated[str, typer.Argument(metavar="ENDPOINT", help="The endpoint.")]
+EventType = Annotated[str, argument("EVENT_TYPE", "The event type.")]
+Endpoint = Annotated[str, argument("ENDPOINT", "The endpoint.")]
 
 
 def publish(
     event_type: EventType,
     payload: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[PAYLOAD]", help="A JSON object; - reads it from stdin.", show_default=False
-        ),
+        str | None, argument("[PAYLOAD]", "A JSON object; - reads it from stdin.")
     ] = None,
     *,
     ordering_key: Annotated[
         str | None,
-        typer.Option(
-            "--ordering-key",
-            metavar="TEXT",
-            help="Events with the same key reach each endpoint in order.",
-            show_default=False,
-        ),
+        option("--ordering-key TEXT", "Events with the same key reach each endpoint in order."),
     ] = None,
     delay: Annotated[
-        str | None,
-        typer.Option(
-            "--delay",
-            metavar="TIME",
-            help="Publish it after this time: 90, 15m, 2h.",
-            show_default=False,
-        ),
+        str | None, option("--delay TIME", "Publish it after this time: 90, 15m, 2h.")
     ] = None,
     correlation_id: Annotated[
-        str | None,
-        typer.Option(
-            "--correlation-id",
-            metavar="TEXT",
-            help="Sent with each delivery, unchanged.",
-            show_default=False,
-        ),
+        str | None, option("--correlation-id TEXT", "Sent with each delivery, unchanged.")
     ] = None,
-    tag: Annotated[
-        str | None,
-        typer.Option(
-            "--tag", metavar="TEXT", help="Where the event comes from.", show_default=False
-        ),
-    ] = None,
+    tag: Annotated[str | None, option("--tag TEXT", "Where the event comes from.")] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -88,7 +61,7 @@ def publish(
 # --- event types ---
 
 
-@types.command("list")
+@types.add("list")
 def list_types(*, dsn: Dsn = None, as_json: Json = False) -> None:
     """List the event types."""
     found = Client(dsn).event_types()
@@ -105,14 +78,11 @@ def list_types(*, dsn: Dsn = None, as_json: Json = False) -> None:
     console().print(rows)
 
 
-@types.command("create")
+@types.add("create")
 def create_type(
     name: EventType,
     *,
-    description: Annotated[
-        str | None,
-        typer.Option("--description", metavar="TEXT", help="For people.", show_default=False),
-    ] = None,
+    description: Annotated[str | None, option("--description TEXT", "For people.")] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -124,7 +94,7 @@ def create_type(
         console().print(f"event type {name}: {'created' if is_new else 'was there already'}")
 
 
-@types.command("drop")
+@types.add("drop")
 def drop_type(name: EventType, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Drop an event type and its subscriptions. Deliveries that wait are still sent."""
     dropped = Client(dsn).drop_event_type(name)
@@ -137,12 +107,9 @@ def drop_type(name: EventType, *, dsn: Dsn = None, as_json: Json = False) -> Non
 # --- subscriptions ---
 
 
-@subscriptions.command("list")
+@subscriptions.add("list")
 def list_subscriptions(
-    endpoint: Annotated[
-        str | None,
-        typer.Argument(metavar="[ENDPOINT]", help="Only of this endpoint.", show_default=False),
-    ] = None,
+    endpoint: Annotated[str | None, argument("[ENDPOINT]", "Only of this endpoint.")] = None,
     *,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -171,25 +138,16 @@ def list_subscriptions(
     out.print(rows)
 
 
-@subscriptions.command("add")
+@subscriptions.add("add")
 def add(
     endpoint: Endpoint,
     event_type: EventType,
     *,
     contained: Annotated[
-        str | None,
-        typer.Option(
-            "--filter",
-            metavar="JSON",
-            help="What the payload must contain. Default: anything.",
-            show_default=False,
-        ),
+        str | None, option("--filter JSON", "What the payload must contain. Default: anything.")
     ] = None,
     start: Annotated[
-        str,
-        typer.Option(
-            "--from", metavar="TIME", help="now, beginning, an age such as 2h, or ISO 8601."
-        ),
+        str, option("--from TIME", "now, beginning, an age such as 2h, or ISO 8601.")
     ] = "now",
     dsn: Dsn = None,
     as_json: Json = False,
@@ -209,7 +167,7 @@ def add(
         console().print(f"{endpoint} gets events of type {event_type}{filtered}")
 
 
-@subscriptions.command("remove")
+@subscriptions.add("remove")
 def remove(
     endpoint: Endpoint, event_type: EventType, *, dsn: Dsn = None, as_json: Json = False
 ) -> None:

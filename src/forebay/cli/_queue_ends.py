@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-import typer
-
 from forebay.cli._change import DryRun, Token, Yes
+from forebay.cli._commands import argument, option
 from forebay.cli._groups import are_closed
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, confirmed, instant_or_age
@@ -19,20 +18,15 @@ from forebay.model.text import counted
 #: A line of progress each time that this many rows more were erased.
 _SHOWN_EVERY: Final = 10_000
 
-Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
+Name = Annotated[str, argument("QUEUE", "The queue.")]
 
 
 def drop(
     queue: Name,
     *,
-    force: Annotated[
-        bool, typer.Option("--force", help="Drop it although workers serve it.")
-    ] = False,
+    force: Annotated[bool, option("--force", "Drop it although workers serve it.")] = False,
     wait: Annotated[
-        float,
-        typer.Option(
-            "--wait", metavar="SECONDS", min=0, help="How long to wait for its running jobs."
-        ),
+        float, option("--wait SECONDS", "How long to wait for its running jobs.", min=0)
     ] = 30.0,
     dry_run: DryRun = False,
     token: Token = None,
@@ -54,7 +48,7 @@ def drop(
             return
         what = f"Drop queue {queue} and cancel {counted(plan.jobs, 'job')}?"
         if not confirmed(what):
-            raise typer.Exit(ExitCode.FAILED)
+            raise SystemExit(ExitCode.FAILED)
         token = plan.token
     report = client.drop_queue(queue, token=token, force=force)
     is_closed = are_closed(queue, report.groups, dsn, wait)
@@ -65,7 +59,7 @@ def drop(
     else:
         console().print(f"queue {queue} is dropped when its running jobs have ended")
     if not is_closed:
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def redact(
@@ -73,15 +67,13 @@ def redact(
     *,
     older_than: Annotated[
         str | None,
-        typer.Option(
-            "--older-than",
-            metavar="TIME",
-            help="Only of jobs enqueued before: an age such as 7d, or ISO 8601. Default: now.",
-            show_default=False,
+        option(
+            "--older-than TIME",
+            "Only of jobs enqueued before: an age such as 7d, or ISO 8601. Default: now.",
         ),
     ] = None,
     dead: Annotated[
-        bool, typer.Option("--dead", help="Delete dead letters, too. They cannot be redriven then.")
+        bool, option("--dead", "Delete dead letters, too. They cannot be redriven then.")
     ] = False,
     yes: Yes = False,
     dsn: Dsn = None,
@@ -94,7 +86,7 @@ def redact(
     """
     before = instant_or_age(older_than, "--older-than")
     if not yes and not confirmed(f"Erase what ended jobs of queue {queue} have brought with them?"):
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
     shown = 0
 
     def progress(redacted: int) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Any
+from typing import Annotated
 
-import typer
+import click
 from rich.text import Text
 
 from forebay.cli import _change, _queue_ends
-from forebay.cli._help import Commands
+from forebay.cli._commands import Commands, argument, option
 from forebay.cli._served import check_queue_in_use
 from forebay.cli.options import Dsn, Group, Json, Queue, duration, instant
 from forebay.cli.output import ago, console, print_json, table
@@ -20,19 +20,17 @@ from forebay.model.text import counted
 from forebay.ops.overview import queue_overview
 from forebay.ops.queues import limit_queue
 
-commands = Commands(
-    help="Queues: list, pause, resume, truncate, purge, drop, shard, limit and more."
-)
+commands = Commands()
 
-commands.command("purge")(_change.purge)
-commands.command("truncate")(_change.truncate)
-commands.command("drop")(_queue_ends.drop)
-commands.command("redact")(_queue_ends.redact)
+commands.add("purge")(_change.purge)
+commands.add("truncate")(_change.truncate)
+commands.add("drop")(_queue_ends.drop)
+commands.add("redact")(_queue_ends.redact)
 
-Name = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue.")]
+Name = Annotated[str, argument("QUEUE", "The queue.")]
 
 
-@commands.command("list")
+@commands.add("list")
 def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> None:
     """Count waiting and running jobs by queue, priority and consumer group.
 
@@ -80,29 +78,20 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
     out.print(rows)
 
 
-@commands.command("pause")
+@commands.add("pause")
 def pause(
     queue: Name,
     *,
     group: Group = None,
     until: Annotated[
         str | None,
-        typer.Option(
-            "--until",
-            metavar="TIME",
-            help="When the pause ends, in ISO 8601; without an offset it is local time. Default: until resumed.",
-            show_default=False,
+        option(
+            "--until TIME",
+            "When the pause ends, in ISO 8601; without an offset it is local time. Default: until resumed.",
         ),
     ] = None,
-    for_: Annotated[
-        str | None,
-        typer.Option(
-            "--for", metavar="DURATION", help="How long it lasts: 10m, 2h.", show_default=False
-        ),
-    ] = None,
-    new: Annotated[
-        bool, typer.Option("--new", help="The queue may have no jobs and no workers yet.")
-    ] = False,
+    for_: Annotated[str | None, option("--for DURATION", "How long it lasts: 10m, 2h.")] = None,
+    new: Annotated[bool, option("--new", "The queue may have no jobs and no workers yet.")] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -111,7 +100,7 @@ def pause(
     A pause with an end needs no further command. A queue has one pause: a call replaces the one that lasts.
     """
     if until is not None and for_ is not None:
-        raise typer.BadParameter("give --until or --for, and not both")
+        raise click.UsageError("give --until or --for, and not both")
     end = instant(until, "--until")
     length = duration(for_, "--for")
     if not new and group is None:
@@ -121,20 +110,17 @@ def pause(
     _changed(queue, f"paused{ends}", changed, as_json)
 
 
-@commands.command("resume")
+@commands.add("resume")
 def resume(queue: Name, *, group: Group = None, dsn: Dsn = None, as_json: Json = False) -> None:
     """Claim jobs of a paused queue again."""
     _changed(queue, "resumed", Client(dsn).resume_queue(queue, group=group), as_json)
 
 
-@commands.command("shard")
+@commands.add("shard")
 def shard(
     queue: Name,
     lanes: Annotated[
-        int,
-        typer.Argument(
-            metavar="SHARDS", min=1, max=64, help="Number of shards; 1 keeps the order."
-        ),
+        int, argument("SHARDS", "Number of shards; 1 keeps the order.", min=1, max=64)
     ] = 8,
     *,
     dsn: Dsn = None,
@@ -150,21 +136,14 @@ def shard(
         console().print(f"queue {queue}: {lanes} shards of each priority, jobs run in any order")
 
 
-@commands.command("max-attempts")
+@commands.add("max-attempts")
 def max_attempts(
-    queue: Annotated[
-        str | None, typer.Argument(metavar="[QUEUE]", help="The queue.", show_default=False)
-    ] = None,
+    queue: Annotated[str | None, argument("[QUEUE]", "The queue.")] = None,
     attempts: Annotated[
-        int | None,
-        typer.Argument(
-            metavar="[ATTEMPTS]", min=1, max=10_000, help="Maximum attempts.", show_default=False
-        ),
+        int | None, argument("[ATTEMPTS]", "Maximum attempts.", min=1, max=10_000)
     ] = None,
     *,
-    remove: Annotated[
-        bool, typer.Option("--remove", help="Let the kinds of the jobs decide again.")
-    ] = False,
+    remove: Annotated[bool, option("--remove", "Let the kinds of the jobs decide again.")] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -186,7 +165,7 @@ def max_attempts(
             console().print("No maximum is set: the kinds decide.", style="dim")
         return
     if queue is None or (attempts is not None and remove):
-        raise typer.BadParameter("give QUEUE and ATTEMPTS, or QUEUE and --remove")
+        raise click.UsageError("give QUEUE and ATTEMPTS, or QUEUE and --remove")
     before = client.set_max_attempts(queue, attempts)
     if as_json:
         print_json({"queue": queue, "max_attempts": attempts, "before": before})
@@ -195,64 +174,52 @@ def max_attempts(
         console().print(f"queue {queue}: {what}")
 
 
-def _number_option(flag: str, text: str) -> Any:
-    return typer.Option(flag, metavar="NUMBER", help=text, show_default=False)
-
-
-@commands.command("limit")
+@commands.add("limit")
 def limit(
-    queue: Annotated[
-        str | None, typer.Argument(metavar="[QUEUE]", help="The queue.", show_default=False)
-    ] = None,
+    queue: Annotated[str | None, argument("[QUEUE]", "The queue.")] = None,
     *,
     max_waiting: Annotated[
         int | None,
-        _number_option(
-            "--max-waiting", "Maximum number of waiting jobs; further jobs are refused."
-        ),
+        option("--max-waiting NUMBER", "Maximum number of waiting jobs; further jobs are refused."),
     ] = None,
     rate: Annotated[
         float | None,
-        _number_option("--rate", "Maximum number of starts per second; may be below 1."),
+        option("--rate NUMBER", "Maximum number of starts per second; may be below 1."),
     ] = None,
     burst: Annotated[
         int | None,
-        _number_option(
-            "--burst",
+        option(
+            "--burst NUMBER",
             "Maximum number of starts at once after a pause. Default: those of one second.",
         ),
     ] = None,
     concurrency: Annotated[
-        int | None, _number_option("--concurrency", "Maximum number of running jobs.")
+        int | None, option("--concurrency NUMBER", "Maximum number of running jobs.")
     ] = None,
     key_rate: Annotated[
         float | None,
-        _number_option("--key-rate", "Maximum number of starts per second of each limit key."),
+        option("--key-rate NUMBER", "Maximum number of starts per second of each limit key."),
     ] = None,
     key_burst: Annotated[
         int | None,
-        _number_option("--key-burst", "Maximum number of starts at once of each limit key."),
+        option("--key-burst NUMBER", "Maximum number of starts at once of each limit key."),
     ] = None,
     key_concurrency: Annotated[
         int | None,
-        _number_option("--key-concurrency", "Maximum number of running jobs of each limit key."),
+        option("--key-concurrency NUMBER", "Maximum number of running jobs of each limit key."),
     ] = None,
     max_waiting_group: Annotated[
         str | None,
-        typer.Option(
-            "--max-waiting-group",
-            metavar="GROUP",
-            help="The consumer group whose waiting jobs count. Default: default.",
-            show_default=False,
+        option(
+            "--max-waiting-group GROUP",
+            "The consumer group whose waiting jobs count. Default: default.",
         ),
     ] = None,
     remove: Annotated[
         list[str] | None,
-        typer.Option(
-            "--remove",
-            metavar="LIMIT",
-            help="Remove a limit: the name of its option without the leading dashes, or 'all'; repeatable.",
-            show_default=False,
+        option(
+            "--remove LIMIT",
+            "Remove a limit: the name of its option without the leading dashes, or 'all'; repeatable.",
         ),
     ] = None,
     dsn: Dsn = None,
@@ -279,9 +246,9 @@ def limit(
         _show_limits(client.limits(queue), queue, as_json)
         return
     if queue is None:
-        raise typer.BadParameter("QUEUE is missing")
+        raise click.UsageError("QUEUE is missing")
     if both := given.keys() & removed:
-        raise typer.BadParameter(f"{min(both)} is both set and removed")
+        raise click.UsageError(f"{min(both)} is both set and removed")
     changes = dict.fromkeys(options if "all" in removed else removed) | given
     before = run_own(address_of(dsn), limit_queue(queue, changes))
     found = client.limits(queue)
@@ -296,7 +263,7 @@ def _limit_names(options: list[str], known: list[str]) -> set[str]:
     names = {option.replace("-", "_") for option in options}
     for name in sorted(names.difference(known)):
         listed = ", ".join(known).replace("_", "-")
-        raise typer.BadParameter(f"--remove {name.replace('_', '-')}: not one of {listed}")
+        raise click.UsageError(f"--remove {name.replace('_', '-')}: not one of {listed}")
     return names
 
 

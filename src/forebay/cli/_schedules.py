@@ -6,10 +6,9 @@ import json
 from datetime import datetime
 from typing import Annotated, Any
 
-import typer
 from rich.text import Text
 
-from forebay.cli._help import Commands
+from forebay.cli._commands import Commands, argument, option
 from forebay.cli.options import Dsn, Json, duration, instant, instant_or_age, json_object
 from forebay.cli.output import ago, console, facts_table, moment, one_line, print_json, table
 from forebay.client import Client
@@ -17,20 +16,16 @@ from forebay.errors import ConfigError
 from forebay.model.schedules import ScheduleDifference, ScheduleStatus
 from forebay.policy.retry import human_duration
 
-commands = Commands(help="Schedules: list, show, create, preview, pause, run, backfill and more.")
+commands = Commands()
 
-Name = Annotated[str, typer.Argument(metavar="SCHEDULE", help="The schedule.")]
-
-
-def _option(name: str, metavar: str, text: str) -> Any:
-    return typer.Option(name, metavar=metavar, help=text, show_default=False)
+Name = Annotated[str, argument("SCHEDULE", "The schedule.")]
 
 
-From = Annotated[str | None, _option("--from", "TIME", "ISO 8601. Default: now.")]
-To = Annotated[str | None, _option("--to", "TIME", "ISO 8601; before it.")]
+From = Annotated[str | None, option("--from TIME", "ISO 8601. Default: now.")]
+To = Annotated[str | None, option("--to TIME", "ISO 8601; before it.")]
 
 
-@commands.command("list")
+@commands.add("list")
 def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
     """List the schedules, with their last decision."""
     found = Client(dsn).schedules()
@@ -48,7 +43,7 @@ def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
     out.print(rows)
 
 
-@commands.command("show")
+@commands.add("show")
 def show(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Show the definition and the state of a schedule."""
     found = Client(dsn).schedule(name)
@@ -78,29 +73,22 @@ def show(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     console().print(rows)
 
 
-@commands.command("create")
+@commands.add("create")
 def create(
     name: Name,
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="The kind of its jobs.")],
-    cron: Annotated[
-        str | None,
-        typer.Argument(metavar="[CRON]", help='As "0 9 * * MON-FRI".', show_default=False),
-    ] = None,
+    kind: Annotated[str, argument("KIND", "The kind of its jobs.")],
+    cron: Annotated[str | None, argument("[CRON]", 'As "0 9 * * MON-FRI".')] = None,
     *,
-    every: Annotated[
-        str | None, _option("--every", "TIME", "Instead of CRON: 90, 15m, 2h.")
-    ] = None,
-    tz: Annotated[str, typer.Option("--tz", metavar="ZONE", help="Time zone.")] = "UTC",
-    args: Annotated[str | None, _option("--args", "JSON", "Arguments of its jobs.")] = None,
-    queue: Annotated[str | None, _option("--queue", "QUEUE", "Default: that of the kind.")] = None,
+    every: Annotated[str | None, option("--every TIME", "Instead of CRON: 90, 15m, 2h.")] = None,
+    tz: Annotated[str, option("--tz ZONE", "Time zone.")] = "UTC",
+    args: Annotated[str | None, option("--args JSON", "Arguments of its jobs.")] = None,
+    queue: Annotated[str | None, option("--queue QUEUE", "Default: that of the kind.")] = None,
     overlap: Annotated[
-        str, typer.Option("--overlap", metavar="RULE", help="allow, skip, queue, cancel, replace.")
+        str, option("--overlap RULE", "allow, skip, queue, cancel, replace.")
     ] = "skip",
-    missed: Annotated[
-        str, typer.Option("--missed", metavar="RULE", help="skip, latest or all.")
-    ] = "latest",
-    jitter: Annotated[str | None, _option("--jitter", "TIME", "Start up to this late.")] = None,
-    options: Annotated[str | None, _option("--options", "JSON", "Options of its jobs.")] = None,
+    missed: Annotated[str, option("--missed RULE", "skip, latest or all.")] = "latest",
+    jitter: Annotated[str | None, option("--jitter TIME", "Start up to this late.")] = None,
+    options: Annotated[str | None, option("--options JSON", "Options of its jobs.")] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -123,7 +111,7 @@ def create(
         console().print(f"schedule {name}: {result}")
 
 
-@commands.command("drop")
+@commands.add("drop")
 def drop(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Drop a schedule with its history. Its jobs stay."""
     dropped = Client(dsn).drop_schedule(name)
@@ -133,11 +121,11 @@ def drop(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
         console().print(f"schedule {name}: {'dropped' if dropped else 'does not exist'}")
 
 
-@commands.command("pause")
+@commands.add("pause")
 def pause(
     name: Name,
     *,
-    note: Annotated[str | None, _option("--note", "TEXT", "Why, for people.")] = None,
+    note: Annotated[str | None, option("--note TEXT", "Why, for people.")] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -149,7 +137,7 @@ def pause(
         console().print(f"schedule {name}: {'paused' if changed else 'was paused already'}")
 
 
-@commands.command("resume")
+@commands.add("resume")
 def resume(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Resume a schedule. Instants of the pause are not caught up."""
     changed = Client(dsn).resume_schedule(name)
@@ -159,7 +147,7 @@ def resume(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
         console().print(f"schedule {name}: {'resumed' if changed else 'was not paused'}")
 
 
-@commands.command("run")
+@commands.add("run")
 def run(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Enqueue a job of a schedule now, also if it is paused."""
     job_id = Client(dsn).run_schedule(name)
@@ -169,15 +157,13 @@ def run(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
         console().print(f"enqueued job {job_id} of schedule {name}")
 
 
-@commands.command("history")
+@commands.add("history")
 def history(
     name: Name,
     *,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", help="Maximum number of rows.")
-    ] = 20,
+    limit: Annotated[int, option("--limit N", "Maximum number of rows.")] = 20,
     before: Annotated[
-        str | None, _option("--before", "TIME", "Earlier instants; an age, or ISO 8601.")
+        str | None, option("--before TIME", "Earlier instants; an age, or ISO 8601.")
     ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -203,15 +189,13 @@ def history(
     console().print(rows if found else Text("No decisions.", style="dim"))
 
 
-@commands.command("preview")
+@commands.add("preview")
 def preview(
     name: Name,
     *,
     start: From = None,
     end: To = None,
-    limit: Annotated[
-        int, typer.Option("--limit", metavar="N", help="Maximum number of rows.")
-    ] = 20,
+    limit: Annotated[int, option("--limit N", "Maximum number of rows.")] = 20,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -228,14 +212,14 @@ def preview(
     console().print(rows if found else Text("No instants.", style="dim"))
 
 
-@commands.command("backfill")
+@commands.add("backfill")
 def backfill(
     name: Name,
     *,
-    start: Annotated[str, _option("--from", "TIME", "ISO 8601.")],
-    end: Annotated[str, _option("--to", "TIME", "ISO 8601; before it.")],
+    start: Annotated[str, option("--from TIME", "ISO 8601.")],
+    end: Annotated[str, option("--to TIME", "ISO 8601; before it.")],
     token: Annotated[
-        str | None, _option("--token", "TOKEN", "Of the dry run: enqueue what it counted.")
+        str | None, option("--token TOKEN", "Of the dry run: enqueue what it counted.")
     ] = None,
     dsn: Dsn = None,
     as_json: Json = False,

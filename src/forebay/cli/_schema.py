@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from rich.text import Text
 
 from forebay.cli._apply import print_differences
+from forebay.cli._commands import option
 from forebay.cli._load import load_app
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import AppDir, Dsn, Json, confirmed, duration, with_settings
+from forebay.cli.options import AppDir, Dsn, Json, confirmed, duration, setting_flags
 from forebay.cli.output import console, print_json, table
 from forebay.client import Client, address_of
 from forebay.config import load_settings
@@ -28,67 +28,53 @@ if TYPE_CHECKING:
     from forebay.model.declared import QueueDifference
 
 OnlyPre = Annotated[
-    bool,
-    typer.Option("--pre", help="Only migrations that may run before the new code is deployed."),
+    bool, option("--pre", "Only migrations that may run before the new code is deployed.")
 ]
 
 
-@with_settings("retention", "payload", "segments")
 def migrate(
     *,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = (
-        False
-    ),
+    dry_run: Annotated[bool, option("--dry-run", "Only show what would be done.")] = (False),
     rehearse: Annotated[
         bool,
-        typer.Option(
+        option(
             "--rehearse",
-            help="Apply with all locks, roll back, and print what was locked and for how long.",
+            "Apply with all locks, roll back, and print what was locked and for how long.",
         ),
     ] = False,
     pre: OnlyPre = False,
     app: Annotated[
         str | None,
-        typer.Option(
-            "--app",
-            metavar="MODULE:APP",
-            help="Then apply the queues that this application declares, as `forebay apply`.",
-            show_default=False,
+        option(
+            "--app MODULE:APP",
+            "Then apply the queues that this application declares, as `forebay apply`.",
         ),
     ] = None,
     app_dir: AppDir = None,
     wait: Annotated[
         str | None,
-        typer.Option(
-            "--wait",
-            metavar="DURATION",
-            help="Maximum time to wait until workers of older versions end: 15m.",
-            show_default=False,
-        ),
+        option("--wait DURATION", "Maximum time to wait until workers of older versions end: 15m."),
     ] = None,
     lock_timeout: Annotated[
         str,
-        typer.Option(
-            "--lock-timeout",
-            metavar="DURATION",
-            help="Maximum time that other sessions wait behind one attempt to get a lock.",
+        option(
+            "--lock-timeout DURATION",
+            "Maximum time that other sessions wait behind one attempt to get a lock.",
         ),
     ] = "0.5",
     patience: Annotated[
-        str,
-        typer.Option("--patience", metavar="DURATION", help="Maximum time to retry getting locks."),
+        str, option("--patience DURATION", "Maximum time to retry getting locks.")
     ] = "60",
     hold: Annotated[
         str,
-        typer.Option(
-            "--hold",
-            metavar="DURATION",
-            help="Maximum time that a migration holds its locks before it is rolled back.",
+        option(
+            "--hold DURATION",
+            "Maximum time that a migration holds its locks before it is rolled back.",
         ),
     ] = "5",
     dsn: Dsn = None,
     as_json: Json = False,
-    flags: dict[str, Any],
+    flags: Annotated[dict[str, Any], setting_flags("retention", "payload", "segments")],
 ) -> None:
     """Migrate the schema to the version of this library. It is safe to repeat.
 
@@ -147,7 +133,7 @@ def migrate(
         if found is not None and differences is not None:
             print_differences(found, differences, dry_run=dry_run)
     if done.held_back and not pre and wait is not None:
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _print_upgrade(
@@ -286,18 +272,13 @@ def _seconds(text: str, name: str) -> float:
 def sql(
     *,
     from_version: Annotated[
-        int,
-        typer.Option(
-            "--from-version",
-            metavar="N",
-            help="Schema version of the database; 0 if it has no schema.",
-        ),
+        int, option("--from-version N", "Schema version of the database; 0 if it has no schema.")
     ] = 0,
     transaction: Annotated[
         bool,
-        typer.Option(
+        option(
             "--transaction/--no-transaction",
-            help="Include begin and commit; omit them for a tool that opens the transaction.",
+            "Include begin and commit; omit them for a tool that opens the transaction.",
         ),
     ] = True,
     pre: OnlyPre = False,
@@ -308,9 +289,9 @@ def sql(
 
 def adopt(
     *,
-    resume: Annotated[bool, typer.Option("--resume", help="Run the waiting jobs.")] = False,
-    discard: Annotated[bool, typer.Option("--discard", help="Cancel the waiting jobs.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
+    resume: Annotated[bool, option("--resume", "Run the waiting jobs.")] = False,
+    discard: Annotated[bool, option("--discard", "Cancel the waiting jobs.")] = False,
+    yes: Annotated[bool, option("--yes", "Do not ask for confirmation.")] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -326,7 +307,7 @@ def adopt(
             hint="--resume runs the jobs that waited when the copy was made; --discard cancels them.",
         )
     if discard and not yes and not confirmed("Cancel every job of the copy?"):
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
     done = run_own(address_of(dsn), adopt_operation(resume=resume))
     if as_json:
         print_json(done)

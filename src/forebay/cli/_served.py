@@ -79,7 +79,7 @@ def client_for(
     Raises:
         ConfigError: neither the app nor a worker has declared the kind, and no queue is given.
     """
-    from forebay.client import Client  # noqa: PLC0415 - a worker needs none
+    from forebay.client import Client
 
     if app is None:
         return Client(dsn), *_queue_and_doubt(address_of(dsn), kind, queue)
@@ -115,7 +115,7 @@ def _queue_and_doubt(dsn: str, kind: str, queue: str | None) -> tuple[str, str |
 def warn(text: str | None) -> None:
     """Print a warning on stderr, if there is one."""
     if text is not None:
-        from forebay.cli.output import console  # noqa: PLC0415 - a worker does without rich
+        from forebay.cli.output import console
 
         console(stderr=True).print(f"warning: {text}", style="yellow", soft_wrap=True)
 

@@ -116,7 +116,7 @@ def delivering_workers(
     dsn: str, settings: WorkerSettings, *, slots: int | None = None
 ) -> list[list[Worker]]:
     """Return a router, then a deliverer, and log that they run. None: the default number of slots."""
-    from forebay.endpoints import SLOTS_DEFAULT, Deliverer, Router  # noqa: PLC0415 - others do without
+    from forebay.endpoints import SLOTS_DEFAULT, Deliverer, Router
 
     slots = SLOTS_DEFAULT if slots is None else slots
     workers = [
@@ -149,7 +149,7 @@ def run_and_report(
     together = phases if until_idle else [[worker for phase in phases for worker in phase]]
     found = _run_until_signal(together, settings, until_idle=until_idle)
     if as_json:
-        from forebay.cli.output import print_json  # noqa: PLC0415 - it loads rich
+        from forebay.cli.output import print_json
 
         print_json(found[0][1] if len(found) == 1 else [stats for _, stats in found])
         return

@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
-from forebay.cli._fast import worker_call
+from forebay.cli._main import run_program
 from forebay.cli.exit import (
     ExitCode,
     errors_go_to,
@@ -59,13 +59,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     errors_go_to(None)
     try:
         with acting_as(_actor()):
-            serve = worker_call(arguments)
-            if serve is not None:
-                serve()
-            else:
-                from forebay.cli._main import program  # noqa: PLC0415 - typer, rich and every option
-
-                program(args=arguments)
+            return run_program(arguments)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.DONE
     except ForebayError as error:
@@ -78,7 +72,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             if log_bug(error):
                 return ExitCode.FAILED
             raise
-        from forebay.db.errors import translate_own  # noqa: PLC0415 - with psycopg
+        from forebay.db.errors import translate_own
 
         ours = translate_own(error)
         if isinstance(ours, PermissionDenied):
@@ -86,4 +80,3 @@ def run(arguments: Sequence[str] | None = None) -> int:
         else:
             print_database_error(error)
         return ExitCode.FAILED
-    return ExitCode.DONE

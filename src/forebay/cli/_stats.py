@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Annotated
 
-import typer
-
+from forebay.cli._commands import option
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, Queue
 from forebay.cli.output import console, print_json, table
@@ -21,9 +20,8 @@ def stats(
     queue: Queue = None,
     audit: Annotated[
         bool,
-        typer.Option(
-            "--audit",
-            help="Compare the counters with a full count of all jobs; it reads every job.",
+        option(
+            "--audit", "Compare the counters with a full count of all jobs; it reads every job."
         ),
     ] = False,
     dsn: Dsn = None,
@@ -48,7 +46,7 @@ def stats(
             for difference in result.differences:
                 out.print(" ".join(f"{name}={value}" for name, value in difference.items()))
         if not result.equal:
-            raise typer.Exit(ExitCode.FAILED)
+            raise SystemExit(ExitCode.FAILED)
         return
     found = client.stats(queue)
     if as_json:

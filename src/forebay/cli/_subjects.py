@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.text import Text
 
-from forebay.cli._help import Commands
+from forebay.cli._commands import Commands, argument, option
 from forebay.cli._load import check_place
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, Limit, duration, instant, json_object
@@ -31,43 +30,30 @@ from forebay.client import Client
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model.subjects import SubjectResult, UpgradeProgress
 
-commands = Commands(help="Subjects, jobs that come due again: push, upsert, list, show, kill, revive, upgrade and more.")  # fmt: skip
+commands = Commands()
 
 
-def _option(name: str, metavar: str, text: str) -> Any:
-    return typer.Option(name, metavar=metavar, help=text, show_default=False)
-
-
-Queue = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue of the subject.")]
-Subject = Annotated[str, typer.Argument(metavar="SUBJECT", help="The subject.")]
-Kind = Annotated[str, typer.Argument(metavar="KIND", help="The kind of its runs.")]
-Named = Annotated[
-    str | None,
-    typer.Argument(metavar="[SUBJECT]", help="The subject. Not with --file.", show_default=False),
-]
-Args = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[JSON]", help="Arguments of its runs; - reads them from stdin.", show_default=False
-    ),
-]
-Of = Annotated[str | None, _option("--queue", "QUEUE", "Default: that of the kind.")]
-Delay = Annotated[str | None, _option("--delay", "TIME", "Due no earlier than: 90, 15m, 2h.")]
-RunAt = Annotated[str | None, _option("--run-at", "TIME", "Due at this time, ISO 8601.")]
-Priority = Annotated[int | None, _option("--priority", "N", "Lower numbers run first.")]
-Version = Annotated[int | None, _option("--version", "N", "Version of the arguments.")]
-Tag = Annotated[str | None, _option("--tag", "TEXT", "Where its runs come from.")]
+Queue = Annotated[str, argument("QUEUE", "The queue of the subject.")]
+Subject = Annotated[str, argument("SUBJECT", "The subject.")]
+Kind = Annotated[str, argument("KIND", "The kind of its runs.")]
+Named = Annotated[str | None, argument("[SUBJECT]", "The subject. Not with --file.")]
+Args = Annotated[str | None, argument("[JSON]", "Arguments of its runs; - reads them from stdin.")]
+Of = Annotated[str | None, option("--queue QUEUE", "Default: that of the kind.")]
+Delay = Annotated[str | None, option("--delay TIME", "Due no earlier than: 90, 15m, 2h.")]
+RunAt = Annotated[str | None, option("--run-at TIME", "Due at this time, ISO 8601.")]
+Priority = Annotated[int | None, option("--priority N", "Lower numbers run first.")]
+Version = Annotated[int | None, option("--version N", "Version of the arguments.")]
+Tag = Annotated[str | None, option("--tag TEXT", "Where its runs come from.")]
 File = Annotated[
     str | None,
-    _option(
-        "--file",
-        "FILE",
+    option(
+        "--file FILE",
         'Many: a JSON object a line, {"subject": ..., "args": {...}, "delay": ...}; - reads stdin.',
     ),
 ]
 
 
-@commands.command("push")
+@commands.add("push")
 def push(
     kind: Kind,
     subject: Named = None,
@@ -89,7 +75,7 @@ def push(
     _print_results(Client(dsn).push_subjects(items), as_json=as_json, many=file is not None)
 
 
-@commands.command("upsert")
+@commands.add("upsert")
 def upsert(
     kind: Kind,
     subject: Named = None,
@@ -97,7 +83,7 @@ def upsert(
     *,
     file: File = None,
     revive: Annotated[
-        bool, typer.Option("--revive", help="Schedule completed, dead and killed ones.")
+        bool, option("--revive", "Schedule completed, dead and killed ones.")
     ] = False,
     queue: Of = None,
     delay: Delay = None,
@@ -116,7 +102,7 @@ def upsert(
     )
 
 
-@commands.command("append")
+@commands.add("append")
 def append(
     kind: Kind,
     args: Args = None,
@@ -136,15 +122,14 @@ def append(
     _print_results(results, as_json=as_json, many=False)
 
 
-@commands.command("list")
+@commands.add("list")
 def list_(
     queue: Queue,
     *,
     state: Annotated[
-        str | None,
-        _option("--state", "STATE", "scheduled, ready, running, completed, dead or killed."),
+        str | None, option("--state STATE", "scheduled, ready, running, completed, dead or killed.")
     ] = None,
-    after: Annotated[str | None, _option("--after", "SUBJECT", "Begin after this name.")] = None,
+    after: Annotated[str | None, option("--after SUBJECT", "Begin after this name.")] = None,
     limit: Limit = 50,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -174,7 +159,7 @@ def list_(
         out.print(f"More: --after {shown(found[-1].subject)}", style="dim")
 
 
-@commands.command("show")
+@commands.add("show")
 def show(queue: Queue, subject: Subject, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Show a subject: state, times, arguments and what its handlers keep."""
     found = Client(dsn).subject(queue, subject)
@@ -203,7 +188,7 @@ def show(queue: Queue, subject: Subject, *, dsn: Dsn = None, as_json: Json = Fal
     console().print(rows)
 
 
-@commands.command("history")
+@commands.add("history")
 def history(
     queue: Queue, subject: Subject, *, limit: Limit = 50, dsn: Dsn = None, as_json: Json = False
 ) -> None:
@@ -226,9 +211,9 @@ def history(
     console().print(rows)
 
 
-@commands.command("trace")
+@commands.add("trace")
 def trace(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A subject.")],
+    name: Annotated[str, argument("NAME", "A subject.")],
     *,
     limit: Limit = 50,
     dsn: Dsn = None,
@@ -253,17 +238,12 @@ def trace(
     console().print(rows if found else Text("Nothing.", style="dim"))
 
 
-@commands.command("drop")
+@commands.add("drop")
 def drop(
     queue: Queue,
-    subject: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[SUBJECT]", help="The subject. Not with --all.", show_default=False
-        ),
-    ] = None,
+    subject: Annotated[str | None, argument("[SUBJECT]", "The subject. Not with --all.")] = None,
     *,
-    every: Annotated[bool, typer.Option("--all", help="All subjects of the queue.")] = False,
+    every: Annotated[bool, option("--all", "All subjects of the queue.")] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -280,12 +260,12 @@ def drop(
         console().print(f"{dropped:,} subjects dropped from queue {queue}")
 
 
-@commands.command("kill")
+@commands.add("kill")
 def kill(
     queue: Queue,
     subject: Subject,
     *,
-    reason: Annotated[str | None, _option("--reason", "TEXT", "Why, for people.")] = None,
+    reason: Annotated[str | None, option("--reason TEXT", "Why, for people.")] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -293,7 +273,7 @@ def kill(
     _print_act(queue, subject, Client(dsn).kill_subject(queue, subject, reason), as_json=as_json)
 
 
-@commands.command("revive")
+@commands.add("revive")
 def revive(
     queue: Queue,
     subject: Subject,
@@ -307,10 +287,10 @@ def revive(
     _print_act(queue, subject, result, as_json=as_json)
 
 
-@commands.command("counts")
+@commands.add("counts")
 def counts(
     *,
-    queue: Annotated[str | None, _option("--queue", "QUEUE", "Only this queue.")] = None,
+    queue: Annotated[str | None, option("--queue QUEUE", "Only this queue.")] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -325,27 +305,22 @@ def counts(
     console().print(rows if found else Text("No subjects.", style="dim"))
 
 
-@commands.command("upgrade")
+@commands.add("upgrade")
 def upgrade(
     queue: Queue,
-    kind: Annotated[str, typer.Argument(metavar="KIND", help="Their kind, without a version.")],
+    kind: Annotated[str, argument("KIND", "Their kind, without a version.")],
     *,
-    from_version: Annotated[int, _option("--from", "N", "The version of their arguments.")],
-    to_version: Annotated[int, _option("--to", "N", "The new version.")],
+    from_version: Annotated[int, option("--from N", "The version of their arguments.")],
+    to_version: Annotated[int, option("--to N", "The new version.")],
     function: Annotated[
         str,
-        _option(
-            "--with",
-            "MODULE:FUNCTION",
+        option(
+            "--with MODULE:FUNCTION",
             "Gets arguments and state; returns new arguments, or a tuple of both.",
         ),
     ],
-    wait: Annotated[
-        str, typer.Option("--wait", metavar="TIME", help="Wait this long for runs to end.")
-    ] = "60s",
-    chunk: Annotated[
-        int, typer.Option("--chunk", metavar="N", help="Subjects per transaction.")
-    ] = 100,
+    wait: Annotated[str, option("--wait TIME", "Wait this long for runs to end.")] = "60s",
+    chunk: Annotated[int, option("--chunk N", "Subjects per transaction.")] = 100,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -375,7 +350,7 @@ def upgrade(
             f"{done.upgraded:,} subjects upgraded; {done.running:,} still run: repeat the command"
         )
     if not done.is_done:
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _common(

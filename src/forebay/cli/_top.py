@@ -12,10 +12,10 @@ import time
 import tty
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
-import typer
 from rich.live import Live
 from rich.text import Text
 
+from forebay.cli._commands import option
 from forebay.cli._top_screen import SORTS, View, screen
 from forebay.cli.options import Dsn, Json
 from forebay.cli.output import console, print_json
@@ -43,18 +43,13 @@ _SETTINGS: Final = {"statement_timeout": "8s", "jit": "off"}
 def top(
     *,
     every: Annotated[
-        float,
-        typer.Option(
-            "--every", metavar="SECONDS", min=0.1, max=3600, help="Pause between two reads."
-        ),
+        float, option("--every SECONDS", "Pause between two reads.", min=0.1, max=3600)
     ] = 1.0,
     sort: Annotated[
         Literal["ready", "rate", "oldest", "dead", "name"],
-        typer.Option("--sort", metavar="BY", help="ready, rate, oldest, dead or name."),
+        option("--sort BY", "ready, rate, oldest, dead or name."),
     ] = "ready",
-    once: Annotated[
-        bool, typer.Option("--once", help="Print one screen, from two reads, and end.")
-    ] = False,
+    once: Annotated[bool, option("--once", "Print one screen, from two reads, and end.")] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:

@@ -6,10 +6,10 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
-import typer
 from rich.console import Console
 from rich.text import Text
 
+from forebay.cli._commands import argument
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json
 from forebay.cli.output import (
@@ -45,9 +45,9 @@ _STYLES: Final = {"done": "green", "dead": "red", "retried": "red", "lost": "red
 def where(
     what: Annotated[
         str,
-        typer.Argument(
-            metavar="JOB|SUBJECT|CORRELATION_ID|KEY",
-            help="The id of a job; or a subject, a correlation id, an ordering key, a limit key or a unique key.",
+        argument(
+            "JOB|SUBJECT|CORRELATION_ID|KEY",
+            "The id of a job; or a subject, a correlation id, an ordering key, a limit key or a unique key.",
         ),
     ],
     *,
@@ -69,7 +69,7 @@ def where(
         for line in _screen(found, out.width):
             out.print(line, no_wrap=True, overflow="ellipsis")
     if found.job_id is None:
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _nothing(found: Whereabouts) -> Text:

@@ -4,43 +4,33 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-import typer
-
+from forebay.cli._commands import argument, option
 from forebay.cli._serving import run_worker
-from forebay.cli.options import AppDir, Dsn, Json, with_settings
+from forebay.cli.options import AppDir, Dsn, Json, setting_flags
 
-AppPlace = Annotated[
-    str, typer.Argument(metavar="MODULE:APP", help="The application: shop.jobs:app.")
-]
-LogLevel = Annotated[
-    str, typer.Option("--log-level", metavar="LEVEL", help="debug, info, warning or error.")
-]
-LogForm = Annotated[
-    str,
-    typer.Option("--log-format", metavar="FORMAT", help="text, or json: one JSON object a record."),
-]
+AppPlace = Annotated[str, argument("MODULE:APP", "The application: shop.jobs:app.")]
+LogLevel = Annotated[str, option("--log-level LEVEL", "debug, info, warning or error.")]
+LogForm = Annotated[str, option("--log-format FORMAT", "text, or json: one JSON object a record.")]
 
 
-@with_settings("worker", "retry", common=("queue", "concurrency"))
 def worker(
     app: AppPlace,
     *,
-    group: Annotated[
-        str, typer.Option("--group", metavar="GROUP", help="Consumer group of its queues.")
-    ] = "default",
+    group: Annotated[str, option("--group GROUP", "Consumer group of its queues.")] = "default",
     endpoints: Annotated[
-        bool,
-        typer.Option("--endpoints", help="Also expand published events and send deliveries."),
+        bool, option("--endpoints", "Also expand published events and send deliveries.")
     ] = False,
     until_idle: Annotated[
-        bool, typer.Option("--until-idle", help="Exit when no job is ready or running.")
+        bool, option("--until-idle", "Exit when no job is ready or running.")
     ] = False,
     app_dir: AppDir = None,
     log_level: LogLevel = "info",
     log_format: LogForm = "text",
     dsn: Dsn = None,
     as_json: Json = False,
-    flags: dict[str, Any],
+    flags: Annotated[
+        dict[str, Any], setting_flags("worker", "retry", common=("queue", "concurrency"))
+    ],
 ) -> None:
     """Run the jobs of an application, and its drains.
 

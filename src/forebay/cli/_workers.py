@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from forebay.cli._help import Commands
+from forebay.cli._commands import Commands, argument, option
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json
 from forebay.cli.output import ago, console, one_line, print_json
@@ -17,17 +15,14 @@ from forebay.errors import ConfigError
 if TYPE_CHECKING:
     from forebay.model.workers import RunningJob, WorkerOverview
 
-commands = Commands(help="Running workers: list, set.")
+commands = Commands()
 
 
-@commands.command("list")
+@commands.add("list")
 def list_(
     *,
     jobs: Annotated[
-        int,
-        typer.Option(
-            "--jobs", metavar="N", min=0, max=100, help="Running jobs listed for each worker."
-        ),
+        int, option("--jobs N", "Running jobs listed for each worker.", min=0, max=100)
     ] = 5,
     dsn: Dsn = None,
     as_json: Json = False,
@@ -54,24 +49,21 @@ def list_(
             out.print(f"  and {more:,} more")
 
 
-@commands.command("set")
+@commands.add("set")
 def set_(
     name: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[WORKER]",
-            help="Name of a worker, or its beginning up to a colon: a host, or host:pid.",
-            show_default=False,
+        argument(
+            "[WORKER]", "Name of a worker, or its beginning up to a colon: a host, or host:pid."
         ),
     ] = None,
     *,
-    every: Annotated[bool, typer.Option("--all", help="All workers.")] = False,
+    every: Annotated[bool, option("--all", "All workers.")] = False,
     concurrency: Annotated[
         str,
-        typer.Option(
-            "--concurrency",
-            metavar="N",
-            help="Maximum number of concurrent jobs, 1 to 10,000; none: as it was started.",
+        option(
+            "--concurrency N",
+            "Maximum number of concurrent jobs, 1 to 10,000; none: as it was started.",
         ),
     ],
     dsn: Dsn = None,
@@ -101,7 +93,7 @@ def set_(
     else:
         console(stderr=True).print(f"no worker {name}" if name else "no workers", style="yellow")
     if not count:
-        raise typer.Exit(ExitCode.FAILED)
+        raise SystemExit(ExitCode.FAILED)
 
 
 def _facts(worker: WorkerOverview) -> str:

@@ -93,10 +93,10 @@ def _print(message: str, detail: str | None, hint: str | None) -> None:
         records.error("%s", message, extra={"detail": detail, "hint": hint})
         return
     # Here, so that commands which print nothing do not load rich.
-    from rich.padding import Padding  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich.padding import Padding
+    from rich.text import Text
 
-    from forebay.cli.output import SafeConsole  # noqa: PLC0415
+    from forebay.cli.output import SafeConsole
 
     console = SafeConsole(stderr=True, soft_wrap=True, highlight=False)
     console.print(Text("error: ", style="bold red").append(message, style="default not bold"))

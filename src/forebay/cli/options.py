@@ -2,57 +2,32 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import json
 import re
 import sys
-from collections.abc import Callable
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import typer
+import click
 
-from forebay.cli._help import SETTINGS_PANEL, print_settings_help
+from forebay.cli._commands import SETTINGS_PANEL, Together, option
 from forebay.config import GROUPS
 from forebay.errors import ConfigError, InvalidJob, shown
 
 Dsn = Annotated[
-    str | None,
-    typer.Option(
-        "--dsn",
-        metavar="ADDRESS",
-        help="Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*.",
-        show_default=False,
-    ),
+    str | None, option("--dsn ADDRESS", "Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*.")
 ]
 AppDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--app-dir",
-        metavar="FOLDER",
-        help="Look for MODULE here first (default: current folder).",
-        show_default=False,
-    ),
+    Path | None, option("--app-dir FOLDER", "Look for MODULE here first (default: current folder).")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON.")]
-Queue = Annotated[
-    str | None,
-    typer.Option("--queue", metavar="QUEUE", help="Only this queue.", show_default=False),
-]
-Kind = Annotated[
-    str | None, typer.Option("--kind", metavar="KIND", help="Only this kind.", show_default=False)
-]
-Tag = Annotated[
-    str | None, typer.Option("--tag", metavar="TAG", help="Only this tag.", show_default=False)
-]
-Group = Annotated[
-    str | None,
-    typer.Option("--group", metavar="GROUP", help="Only this consumer group.", show_default=False),
-]
-Limit = Annotated[int, typer.Option("--limit", metavar="N", help="Maximum number of rows.")]
+Json = Annotated[bool, option("--json", "Print one line of JSON.")]
+Queue = Annotated[str | None, option("--queue QUEUE", "Only this queue.")]
+Kind = Annotated[str | None, option("--kind KIND", "Only this kind.")]
+Tag = Annotated[str | None, option("--tag TAG", "Only this tag.")]
+Group = Annotated[str | None, option("--group GROUP", "Only this consumer group.")]
+Limit = Annotated[int, option("--limit N", "Maximum number of rows.")]
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")
@@ -141,72 +116,46 @@ def json_object(text: str | None, name: str) -> dict[str, Any]:
     return value
 
 
-def with_settings(
-    *groups: str, common: tuple[str, ...] = ()
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a flag for every setting of some groups to a command, and ``--help-settings``, which shows them.
+def _print_settings_help(ctx: click.Context, _option: object, wanted: bool) -> None:
+    if wanted:
+        from forebay.cli._help import print_help
+
+        print_help(ctx, with_settings=True)
+        ctx.exit()
+
+
+HelpSettings = Annotated[
+    bool,
+    option(
+        "--help-settings", "Show this message with all settings.",
+        is_eager=True, expose_value=False, callback=_print_settings_help,
+    ),
+]  # fmt: skip
+
+
+def setting_flags(*groups: str, common: tuple[str, ...] = ()) -> Together:
+    """Return a flag for every setting of some groups, and ``--help-settings``, which shows them.
 
     A setting that has the name of an option of the command gets no flag. The help of the command shows the ``common`` settings only.
-    The command receives them as ``flags``: a text for each setting, None for a flag that was not given.
-    They are parsed and checked together with files and environment.
+    The value is a text for each setting, None for a flag that was not given. They are parsed and checked together with files and
+    environment.
     """
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        own = [
-            parameter
-            for parameter in inspect.signature(function, eval_str=True).parameters.values()
-            if parameter.name != "flags"
-        ]
-        added = [
-            inspect.Parameter(
-                item.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[
-                    str | None,
-                    typer.Option(
-                        "--" + item.name.replace("_", "-"),
-                        metavar="VALUE",
-                        help=_sentence(item.metadata["meaning"])
-                        + ("" if item.default is None else f" [default: {item.default}]"),
-                        show_default=False,
-                        rich_help_panel=None if item.name in common else f"{SETTINGS_PANEL}{group}",
-                    ),
-                ],
-            )
-            for group in groups
-            for item in fields(GROUPS[group])
-            if item.name not in {parameter.name for parameter in own}
-        ]
-
-        more = inspect.Parameter(
-            "help_settings",
-            inspect.Parameter.KEYWORD_ONLY,
-            default=False,
-            annotation=Annotated[
-                bool,
-                typer.Option(
-                    "--help-settings",
-                    help="Show this message with all settings.",
-                    is_eager=True,
-                    callback=print_settings_help,
-                ),
-            ],
+    declared = {
+        item.name: option(
+            f"--{item.name.replace('_', '-')} VALUE",
+            _sentence(item.metadata["meaning"])
+            + ("" if item.default is None else f" [default: {item.default}]"),
+            panel=None if item.name in common else f"{SETTINGS_PANEL}{group}",
         )
+        for group in groups
+        for item in fields(GROUPS[group])
+    }
+    return Together(_flags, declared)
 
-        @functools.wraps(function)
-        def command(**given: Any) -> Any:
-            given.pop(more.name)
-            flags = {parameter.name: given.pop(parameter.name) for parameter in added}
-            return function(**given, flags=flags)
 
-        parameters = [*own, *added, more]
-        # typer reads the options of a command from here.
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {item.name: item.annotation for item in parameters}
-        return command
-
-    return decorate
+def _flags(*, help_settings: HelpSettings = False, **given: str | None) -> dict[str, str | None]:
+    del help_settings
+    return given
 
 
 def _sentence(text: str) -> str:
@@ -223,4 +172,4 @@ def confirmed(question: str) -> bool:
         raise ConfigError(
             "--yes", "is missing, and stdin is not a terminal", hint=f"{question} Pass --yes."
         )
-    return typer.confirm(question, err=True)
+    return click.confirm(question, err=True)

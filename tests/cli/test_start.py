@@ -1,75 +1,33 @@
-"""The short way into ``forebay worker`` takes what typer would take, and nothing else."""
+"""A command loads what it uses: the modules that a process has loaded are the cost of its start."""
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
-from typing import Any
 
-import pytest
-import typer
-
-from forebay.cli import _worker
-from forebay.cli._fast import parse_worker, worker_call
+from forebay.cli._commands import Commands
+from forebay.cli._help import summary
 from forebay.cli._main import program
 
-USUAL = [
-    ["shop:app"],
-    ["shop:app", "--queue", "mail", "--concurrency=5"],
-    ["--group", "audit", "shop:app", "--json", "--until-idle", "--endpoints"],
-    ["shop:app", "--dsn", "postgresql://h/d?a=b", "--app-dir", "src", "--max-attempts", "3"],
-    ["shop:app", "--dsn=postgresql://h/d?a=b", "--log-level", "debug", "--log-format", "json"],
-    ["shop:app", "--queue", "a", "--queue", "b"],
-    ["shop:app", "--queue", ""],
-]
-UNUSUAL = [
-    [],
-    ["shop:app", "other:app"],
-    ["shop:app", "--help"],
-    ["shop:app", "-h"],
-    ["shop:app", "--help-settings"],
-    ["shop:app", "--nonsense", "1"],
-    ["shop:app", "--queue"],
-    ["shop:app", "--queue", "--json"],
-    ["shop:app", "--json=1"],
-    ["shop:app", "--app_dir", "src"],
-    ["shop:app", "--", "--json"],
-    ["shop:app", "-queue", "mail"],
-]
 
-
-@pytest.mark.parametrize("given", USUAL, ids=" ".join)
-def test_a_usual_command_line_is_understood_as_typer_understands_it(given, monkeypatch):
-    """Every option arrives with the value, the type and the default that typer would pass."""
-    seen: list[dict[str, Any]] = []
-    monkeypatch.setattr(
-        _worker, "run_worker", lambda app, **rest: seen.append({"app": app, **rest})
-    )
-    with pytest.raises(SystemExit):
-        typer.main.get_command(program)(["worker", *given])
-    assert parse_worker(given) == seen[0]
-
-
-@pytest.mark.parametrize("given", UNUSUAL, ids=" ".join)
-def test_an_unusual_command_line_is_left_to_typer(given):
-    """Help and mistakes are answered by the full command line."""
-    assert worker_call(["worker", *given]) is None
-
-
-def test_other_commands_are_left_to_typer():
-    assert worker_call(["workers", "list"]) is None
-    assert worker_call([]) is None
+def test_the_list_of_commands_says_what_each_says_itself():
+    """The help of the program loads no command; the sentence that it prints is the first of the command's own."""
+    for _, name, text in list(program.listed(None)):
+        command = program.get_command(None, name)
+        if not isinstance(command, Commands):
+            assert summary(text) == summary(inspect.cleandoc(command.help)), name
 
 
 def test_a_worker_starts_without_what_it_does_not_use():
     """The modules of the full command line, of clients, mirrors, drains, endpoints and pools are not loaded."""
     code = """
 import sys, forebay
-from forebay.cli._fast import worker_call
+from forebay.cli import run
+run(["worker", "nonsense.py"])
 import forebay.cli._serving, forebay.worker
 app = forebay.App()
-assert worker_call(["worker", "shop:app"])
-unused = ["typer", "click", "rich", "forebay.client._sync", "forebay.client._async", "forebay.mirror", "forebay.drain",
+unused = ["rich", "forebay.client._sync", "forebay.client._async", "forebay.mirror", "forebay.drain",
           "forebay.endpoints", "forebay.sinks", "forebay.doctor", "forebay.embedded._server", "forebay_bench", "psycopg_pool", "tomllib"]
 found = [name for name in unused if name in sys.modules]
 if found: raise SystemExit(f"loaded: {found}")
