@@ -20,11 +20,11 @@ def test_the_list_of_commands_says_what_each_says_itself():
 
 
 def test_a_worker_starts_without_what_it_does_not_use():
-    """The modules of the full command line, of clients, mirrors, drains, endpoints and pools are not loaded."""
+    """The modules of clients, mirrors, drains, endpoints and pools are not loaded."""
     code = """
 import sys, forebay
-from forebay.cli import run
-run(["worker", "nonsense.py"])
+from forebay.cli._main import program
+assert program.get_command(None, "worker")
 import forebay.cli._serving, forebay.worker
 app = forebay.App()
 unused = ["rich", "forebay.client._sync", "forebay.client._async", "forebay.mirror", "forebay.drain",

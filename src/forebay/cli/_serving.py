@@ -1,4 +1,4 @@
-"""What ``forebay worker`` does. Its options are declared in ``_worker``; this module starts without typer and rich."""
+"""What ``forebay worker`` does. Its options are declared in ``_worker``; this module starts without rich."""
 
 from __future__ import annotations
 
