@@ -1,6 +1,6 @@
 """Write the tables of docs/reference whose text stands in the code.
 
-Settings, errors, SQLSTATEs and metrics.
+Settings, errors, SQLSTATEs, metrics, and the methods of the client.
 
 A table stands between the lines ``<!-- table: NAME -->`` and ``<!-- end of table -->``. All other
 text of the pages is written by hand and kept.
@@ -11,10 +11,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, get_args, get_type_hints
 
+import forebay
 from forebay import errors as defined
 from forebay.config import GROUPS
 from forebay.errors import ForebayError
@@ -22,7 +23,7 @@ from forebay.watch.metrics import DATABASE_METRICS, WORKER_METRICS
 
 REFERENCE: Final = Path(__file__).parents[1] / "docs" / "reference"
 PAGES: Final = tuple(
-    REFERENCE / name for name in ("errors.md", "metrics.md", "settings.md", "sql.md")
+    REFERENCE / name for name in ("errors.md", "metrics.md", "python.md", "settings.md", "sql.md")
 )
 
 _TABLE: Final = re.compile(
@@ -109,8 +110,12 @@ def sqlstates() -> str:
 
 def meaning(cls: type) -> str:
     """Return the first paragraph of a docstring."""
-    text = (inspect.getdoc(cls) or "").partition("\n\n")[0]
-    return " ".join(text.replace("``", "`").split())
+    return plain((inspect.getdoc(cls) or "").partition("\n\n")[0])
+
+
+def plain(text: str) -> str:
+    """Return a text of a docstring for a cell."""
+    return " ".join(re.sub(r"^- ", "", text, flags=re.MULTILINE).replace("``", "`").split())
 
 
 def metrics(described: Iterable[tuple[str, str, str, tuple[str, ...]]]) -> str:
@@ -129,11 +134,63 @@ def metrics(described: Iterable[tuple[str, str, str, tuple[str, ...]]]) -> str:
     )
 
 
+def methods(part: type) -> str:
+    """Return the methods that a part of the client defines, and what they return."""
+    found = [
+        (name, each)
+        for name, each in vars(part).items()
+        if inspect.isfunction(each) and not name.startswith("_")
+    ]
+    rows = table("method, meaning", ((called(name, each), said(each)) for name, each in found))
+    results = dict.fromkeys(
+        cls for _, each in found for cls in results_in(get_type_hints(each)["return"])
+    )
+    more = [
+        (f"`{cls.__name__}`", ", ".join(f"`{item.name}`" for item in fields(cls)))
+        for cls in results
+        if cls.__name__ not in forebay.__all__
+    ]
+    return rows + ("\n" + table("result, attributes", more) if more else "")
+
+
+def called(name: str, method: Callable[..., Any]) -> str:
+    """Return how a method is called, without types of parameters."""
+    signature = inspect.signature(method)
+    given = [item.replace(annotation=item.empty) for item in signature.parameters.values()][1:]
+    result = str(signature.return_annotation).rpartition("ops.")[2]
+    shown = signature.replace(parameters=given, return_annotation=signature.empty)
+    return (
+        f"`{name}{shown} -> {result}`".replace("typing.", "").replace("|", "\\|").replace("'", '"')
+    )
+
+
+def said(method: Callable[..., Any]) -> str:
+    """Return what a docstring says before its sections."""
+    text = re.split(r"\n\n(?=\w+:\n)", inspect.getdoc(method) or "")[0]
+    return plain(text).replace("|", "\\|")
+
+
+def results_in(annotation: Any) -> Iterable[type]:
+    """Yield the dataclasses in a type."""
+    if isinstance(annotation, type) and is_dataclass(annotation):
+        yield annotation
+    for each in get_args(annotation):
+        yield from results_in(each)
+
+
+#: The client and its parts: each has a table of its methods.
+CLIENT: Final = [
+    cls
+    for cls in forebay.Client.__mro__
+    if any(inspect.isfunction(each) for name, each in vars(cls).items() if name[0] != "_")
+]
+
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "errors": errors,
     "SQLSTATEs": sqlstates,
     "metrics of the database": lambda: metrics(DATABASE_METRICS),
     "metrics of a worker": lambda: metrics(WORKER_METRICS),
+    **{f"client: {cls.__name__}": lambda cls=cls: methods(cls) for cls in CLIENT},
     **{f"settings of {group}": lambda group=group: settings(group) for group in GROUPS},
 }
 

@@ -24,7 +24,8 @@ SECTIONS = {
 CLASSES = [
     name
     for name in forebay.__all__
-    if inspect.isclass(getattr(forebay, name)) and name != "AsyncClient"
+    # The tables of the client are made from its methods.
+    if inspect.isclass(getattr(forebay, name)) and name not in ("Client", "AsyncClient")
 ]
 
 

@@ -64,6 +64,8 @@ class AsyncDeadLetters(AsyncClientBase):
     async def dead_letter(self, dead_id: int, *, conn: AsyncConnection | None = None) -> DeadLetter:
         """Return one dead letter with every error of its job.
 
+        For the id of a job that died, the error names its dead letter.
+
         Raises:
             DeadLetterNotFound: no dead letter has this id; it may have been purged. If it is the id of a job that died,
                 the hint names the dead letter.

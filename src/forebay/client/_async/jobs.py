@@ -25,6 +25,10 @@ class AsyncJobs(AsyncClientBase):
     async def job(self, job_id: int, *, conn: AsyncConnection | None = None) -> list[JobStatus]:
         """Return the status of a job, one entry for each consumer group of its queue.
 
+        ``attempt`` is the one that runs, or runs next, from 1; of a job that has ended, the last that ran, 0 if none
+        did. ``max_attempts`` is the job's own number, else what the worker reported when an attempt failed; None while
+        neither is known.
+
         Raises:
             JobNotFound: the job does not exist: it is past retention, or not committed.
         """
@@ -34,6 +38,9 @@ class AsyncJobs(AsyncClientBase):
         self, job_id: int, *, conn: AsyncConnection | None = None
     ) -> list[Explanation]:
         """Return why a job does not run, one entry for each consumer group of its queue.
+
+        An entry has a ``cause`` for programs, an ``answer`` in one sentence, a ``hint`` with the next step, and the
+        ``steps`` that led there.
 
         A job that is not visible gets one entry with the cause ``"unknown"``. The call reads every waiting job of the
         queue: seconds for millions of jobs. It needs the rights of an operator or reader. ``forebay doctor --job`` also
@@ -126,7 +133,8 @@ class AsyncJobs(AsyncClientBase):
     ) -> list[Depth]:
         """Return the numbers of waiting and running jobs by queue, priority and group.
 
-        It reads every waiting job: seconds for millions of jobs.
+        It continues from counts that workers renew every two seconds. Where no worker has run yet, it reads every
+        waiting job.
         """
         return await self._run(conn, jobs.depth(queue))
 

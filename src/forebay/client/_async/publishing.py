@@ -24,6 +24,8 @@ class AsyncPublishing(AsyncClientBase):
     ) -> Publication:
         """Publish an event in the transaction of a connection: one row, whatever the number of subscriptions.
 
+        With None as the connection, the event has a separate transaction.
+
         Args:
             conn: the connection whose transaction to use; None: a separate transaction.
             event_type: one that ``create_event_type`` made.

@@ -65,6 +65,8 @@ class DeadLetters(ClientBase):
     def dead_letter(self, dead_id: int, *, conn: SyncConnection | None = None) -> DeadLetter:
         """Return one dead letter with every error of its job.
 
+        For the id of a job that died, the error names its dead letter.
+
         Raises:
             DeadLetterNotFound: no dead letter has this id; it may have been purged. If it is the id of a job that died,
                 the hint names the dead letter.
