@@ -179,6 +179,7 @@ async def black_hole_broker():
 # --- the outage ---
 
 
+@pytest.mark.slow
 async def test_the_old_order_loses_everything_it_acknowledges(
     notes, database, empty_database, writes
 ):
@@ -224,6 +225,7 @@ async def test_the_old_order_loses_everything_it_acknowledges(
         assert one(index, "select count(*) from documents") == 0
 
 
+@pytest.mark.slow
 async def test_with_an_index_that_never_answers_every_write_succeeds_in_time(
     app, notes, conn, database, empty_database, writes
 ):
@@ -392,6 +394,7 @@ class Dropping(PostgresTarget):
         return found
 
 
+@pytest.mark.slow
 async def test_an_index_that_says_yes_and_drops_some_has_everything_in_the_end(
     app, notes, database, empty_database, writes
 ):
@@ -412,6 +415,7 @@ async def test_an_index_that_says_yes_and_drops_some_has_everything_in_the_end(
         await shop.until_equal()
 
 
+@pytest.mark.slow
 async def test_of_a_request_that_fails_there_is_neither_row_nor_job_nor_copy(
     app, notes, database, empty_database
 ):
@@ -466,6 +470,7 @@ async def test_an_index_that_takes_half_a_minute_costs_a_request_its_deadline(
             await shop.until_equal()
 
 
+@pytest.mark.slow
 async def test_two_reconcilers_take_different_jobs(app, notes, database, empty_database, writes):
     """
     Each note is read and written by one of them, and each job ends once.
@@ -490,6 +495,7 @@ async def test_two_reconcilers_take_different_jobs(app, notes, database, empty_d
         assert sum(done) == writes
 
 
+@pytest.mark.slow
 async def test_poisoned_notes_at_the_head_hold_up_nobody(app, notes, database, empty_database):
     """
     More of them than a pass takes, with the best priority; each makes the whole call fail. The others are done all the same.
@@ -559,6 +565,7 @@ async def test_workers_are_near_idle_while_an_index_refuses_connections(
             await run
 
 
+@pytest.mark.slow
 async def test_a_note_deleted_before_its_job_runs_is_gone_from_the_index(
     app, notes, conn, database, empty_database
 ):

@@ -62,6 +62,7 @@ def test_dead_rows_are_counted(table):
     wait_for(lambda: classic.dead_rows(table) == 40, 10, lambda: str(classic.dead_rows(table)))
 
 
+@pytest.mark.slow
 def test_its_loop_empties_the_table(server):
     """
     As an engine it ends what was enqueued, and leaves nothing.

@@ -186,6 +186,7 @@ def test_a_sample_tells_how_many_wait():
     assert engine.samples[-1]["waiting"] == 500
 
 
+@pytest.mark.slow
 def test_pages_tell_who_suffers_from_a_held_snapshot(database, empty_database):
     """
     While one is held, the ordinary table reads more pages for each claim, the log as many as before.

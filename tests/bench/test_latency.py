@@ -47,6 +47,7 @@ def test_fewer_idle_workers_do_not_answer_for_two_hundred(report):
     assert bar.value is None
 
 
+@pytest.mark.slow
 def test_without_a_server_of_ours_the_idle_cost_is_not_known(server):
     """
     The processor time of a server elsewhere cannot be read: the figure is null, the bar open.

@@ -41,6 +41,7 @@ def importable(monkeypatch):
     monkeypatch.setitem(sys.modules, "added_commands", sys.modules[__name__])
 
 
+@pytest.mark.slow
 def test_a_function_becomes_a_command(command, installed):
     """
     With its arguments, its options and its place in the help.

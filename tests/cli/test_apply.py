@@ -93,6 +93,7 @@ def test_a_group_that_is_no_longer_declared_stays_open(forebay, shop):
     assert "forebay groups close audit --queue imports" in found.out
 
 
+@pytest.mark.slow
 def test_migrate_applies_too(forebay, empty_database, shop, monkeypatch):
     """Before the first migration the dry run shows the migrations only."""
     monkeypatch.setenv("FOREBAY_DATABASE_URL", empty_database)

@@ -328,6 +328,7 @@ def test_a_pause_with_an_end(forebay, conn):
     assert forebay("queues", "pause", "mail", *both).code == 2
 
 
+@pytest.mark.slow
 def test_truncate_and_drop_a_queue(forebay, database, conn):
     """A dry run changes nothing and gives a token; a question is refused without a terminal; a served queue is not dropped."""
     for _ in range(3):
@@ -382,6 +383,7 @@ def test_maximum_attempts_of_a_queue(forebay):
     assert forebay("queues", "max-attempts", "--remove").code == 2
 
 
+@pytest.mark.slow
 def test_a_failure_is_shown_with_its_number_and_the_number_of_all(forebay, database, conn):
     """
     Retrying, and due for which attempt of how many; in the list, of one job, and among the dead.
@@ -428,6 +430,7 @@ def test_a_queue_gives_up_its_order_and_keeps_it_again(forebay, conn):
 # --- schema ---
 
 
+@pytest.mark.slow
 def test_migrate_says_what_it_would_do_does_it_and_does_nothing_more(command, empty_database):
     """
     A dry run changes nothing; a second run finds nothing to do; settings that are given are stored.

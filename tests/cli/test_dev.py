@@ -214,6 +214,7 @@ def test_a_worker_ends_with_the_command_that_was_killed(environment, tmp_path):
         forebay(environment, "dev", "--stop")
 
 
+@pytest.mark.slow
 def test_a_module_that_does_not_exist_is_refused_before_a_server_starts(environment, tmp_path):
     """
     A typo is not something to wait for.

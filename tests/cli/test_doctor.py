@@ -142,6 +142,7 @@ def test_the_doctor_only_reads(findings, conn, database):
 # --- locks ---
 
 
+@pytest.mark.slow
 @pytest.mark.direct
 @pytest.mark.parametrize("is_prepared", [False, True])
 def test_a_session_that_holds_a_lock_of_ours_is_named_and_no_worker_is_called_for(
@@ -177,6 +178,7 @@ def test_a_session_that_holds_a_lock_of_ours_is_named_and_no_worker_is_called_fo
         assert "see locks" in text(findings("scheduled"))
 
 
+@pytest.mark.slow
 @pytest.mark.direct
 def test_a_session_that_waits_is_counted_with_the_lock_it_waits_for(findings, conn, database):
     """

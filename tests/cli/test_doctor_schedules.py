@@ -41,6 +41,7 @@ def test_schedules_that_no_worker_decides(finding, conn, app):
     assert finding("schedules") == [("ok", "no schedule")]
 
 
+@pytest.mark.slow
 def test_exports_that_lag_and_segments_that_they_missed(finding, conn, database):
     """The limit is said before it is over, and what was lost afterwards."""
     assert finding("exports") == [("ok", "no segment waits for an export")]

@@ -115,6 +115,7 @@ def test_a_run_that_is_killed_between_two_steps_is_run_again(
     assert emptied(conn) == 3 - before
 
 
+@pytest.mark.slow
 def test_list_and_drop(forebay, conn, tmp_path, segments):
     """What waits and since when; a dropped export holds nothing."""
     assert forebay("exports", "list").out == "No exports.\n"
@@ -135,6 +136,7 @@ def test_list_and_drop(forebay, conn, tmp_path, segments):
     assert emptied(conn) == 3
 
 
+@pytest.mark.slow
 def test_two_runs_do_not_write_the_same_file(forebay, tmp_path, segments):
     """The second is refused while the first runs."""
     import fcntl
@@ -148,6 +150,7 @@ def test_two_runs_do_not_write_the_same_file(forebay, tmp_path, segments):
     assert forebay("exports", "run", "nightly", tmp_path).code == 0
 
 
+@pytest.mark.slow
 def test_parquet_has_what_json_lines_have(forebay, tmp_path, segments):
     """The same rows by both commands; times are times, arguments are JSON."""
     parquet = pytest.importorskip("pyarrow.parquet")
@@ -178,6 +181,7 @@ def test_without_the_library_parquet_is_refused(forebay, monkeypatch, tmp_path):
     assert forebay("jobs", "export", "--file", "j.csv", "--format", "csv").code == 2
 
 
+@pytest.mark.slow
 def test_an_error_leaves_no_file(forebay, monkeypatch, tmp_path, segments):
     """Neither the file nor the temporary one."""
 

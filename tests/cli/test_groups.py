@@ -36,6 +36,7 @@ def test_groups_are_listed_with_what_they_have_unread(forebay, database, conn):
     assert len(forebay("groups", "list", "--queue", "mail", "--json").json) == 2
 
 
+@pytest.mark.slow
 def test_a_group_is_closed_with_a_report(forebay, database, conn):
     """The dry run tells what it would do; a group that workers serve is refused; without workers the command does all steps."""
     with Reader(database, "mail", "old") as reader:
@@ -68,6 +69,7 @@ def test_a_group_is_closed_with_a_report(forebay, database, conn):
     assert "not served yet" in forebay("groups", "list").out
 
 
+@pytest.mark.slow
 def test_dead_letters_are_kept_as_long_as_told_and_summarized(forebay, database, conn):
     for queue in ("mail", "reports"):
         enqueue(conn, queue=queue, kind="send_welcome_mail")

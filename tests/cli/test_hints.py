@@ -11,6 +11,7 @@ from forebay.cli._hints import HINTS
 from forebay.cli._main import program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("called", "instead"),
     [
@@ -44,6 +45,7 @@ def test_no_hint_stands_for_a_command_that_exists():
             assert commands.get_command(None, name) is None, (group, name)
 
 
+@pytest.mark.slow
 def test_the_shell_completes_commands():
     """
     The completion that --install-completion writes calls the program like this.

@@ -52,6 +52,7 @@ def waits(forebay, database, job_id):
     return explained
 
 
+@pytest.mark.slow
 def test_a_key_behind_a_job(forebay, database, conn, reader):
     """With the job, its worker, and later the time of its next attempt; `jobs show` has the same answer."""
     assert forebay("keys", "list").out == "No job waits for its key.\n"
@@ -78,6 +79,7 @@ def test_a_key_behind_a_job(forebay, database, conn, reader):
         assert answer == f"behind job {jobs[0]}, which is ready to run again"
 
 
+@pytest.mark.slow
 def test_a_key_at_its_limits(forebay, database, conn, reader):
     """Three of the running jobs are named, and how many more there are."""
     forebay("queues", "limit", "q", "--key-concurrency", 5)

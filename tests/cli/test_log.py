@@ -79,6 +79,7 @@ def put(conn, kind: str, **args) -> int:
     return conn.execute(query, [kind, json.dumps(args)]).fetchone()[0]
 
 
+@pytest.mark.slow
 def test_the_log_of_a_worker_begins_with_one_line_and_ends_with_its_counts(shop, database, conn):
     """
     Not a line for each kind; what failed is above it with its traceback.
@@ -97,6 +98,7 @@ def test_the_log_of_a_worker_begins_with_one_line_and_ends_with_its_counts(shop,
     assert not [line for line in lines if line.startswith("2026-01-01")]
 
 
+@pytest.mark.slow
 def test_details_are_logged_at_debug(shop, database, conn):
     """
     How long each kind is retried, and the start and the end of each job with its duration.
@@ -109,6 +111,7 @@ def test_details_are_logged_at_debug(shop, database, conn):
     assert f"job {done} (send), attempt 1 of 1, done after " in log
 
 
+@pytest.mark.slow
 def test_with_json_each_line_is_an_object(shop, database, conn):
     """
     Of the worker, of a handler and of a child process: time in UTC, level, logger, message, fields, exception as text.
@@ -129,6 +132,7 @@ def test_with_json_each_line_is_an_object(shop, database, conn):
     assert (child["message"], child["job_id"]) == ("rendering", drawn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("code", "message"),
     [

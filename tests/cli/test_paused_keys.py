@@ -5,6 +5,7 @@ import pytest
 from tests.support.engine import Reader, enqueue
 
 
+@pytest.mark.slow
 def test_a_key_is_paused_and_resumed(forebay, database, conn):
     """Both calls say whether something changed, and the event log has them."""
     job = enqueue(conn, queue="mail", limit_key="customer [1]")
@@ -24,6 +25,7 @@ def test_a_key_is_paused_and_resumed(forebay, database, conn):
         assert reader.claim_ready().job_ids == [job]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sort", ["limit", "ordering"])
 def test_a_paused_key_is_shown_as_paused(forebay, database, conn, sort):
     """In the list of keys with its end, and without one as just paused."""
@@ -40,6 +42,7 @@ def test_a_paused_key_is_shown_as_paused(forebay, database, conn, sort):
     assert "paused until 20" in forebay("keys", "show", *key).out
 
 
+@pytest.mark.slow
 def test_a_pause_is_planned(forebay, database, conn):
     """The list and the key name it beside the reason; to resume the key removes it."""
     enqueue(conn, queue="mail", limit_key="k")

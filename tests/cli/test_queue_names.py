@@ -23,6 +23,7 @@ def shop(forebay, tmp_path):
     return f"{name}:app"
 
 
+@pytest.mark.slow
 def test_a_worker_refuses_a_queue_that_nothing_knows(forebay, conn, shop):
     """
     Not a queue that has no kind here but is in use: jobs may be sent there.
@@ -40,6 +41,7 @@ def test_a_worker_refuses_a_queue_that_nothing_knows(forebay, conn, shop):
         assert forebay("worker", shop, "--queue", queue, "--until-idle").code == 0
 
 
+@pytest.mark.slow
 def test_a_queue_that_nothing_knows_is_paused_only_when_it_is_said_to_be_new(forebay, conn):
     """
     A misspelt name would pause nothing, and look as if it did.
@@ -53,6 +55,7 @@ def test_a_queue_that_nothing_knows_is_paused_only_when_it_is_said_to_be_new(for
     assert forebay("queues", "pause", "other").code == 0
 
 
+@pytest.mark.slow
 def test_an_enqueue_with_the_app_takes_the_options_of_the_kind(forebay, conn, shop):
     """
     What is given takes precedence; a kind that the app does not have needs its queue.
@@ -91,6 +94,7 @@ def test_an_enqueue_of_a_kind_that_no_worker_has_declared_warns(forebay, conn):
     assert forebay("enqueue", "send_welcome", "--queue", "default").err == ""
 
 
+@pytest.mark.slow
 def test_a_kind_without_a_queue_goes_where_its_workers_serve_it(forebay, conn, shop):
     """
     Commands without the app, and of another app, ask the database; what is given takes precedence, and a queue that no worker
@@ -117,6 +121,7 @@ def test_a_kind_without_a_queue_goes_where_its_workers_serve_it(forebay, conn, s
     assert "no worker has ever served queue slow" in made.err
 
 
+@pytest.mark.slow
 def test_the_doctor_names_a_kind_that_two_versions_have_in_different_queues(
     forebay, conn, shop, tmp_path
 ):

@@ -1,5 +1,7 @@
 """The reference of commands is what the program is."""
 
+import pytest
+
 from forebay.demo._ledger import COUNTS
 from forebay.doctor import CHECKS
 from tools.write_cli_reference import TARGET, page
@@ -11,6 +13,7 @@ def table_rows(heading):
     return {row[0].strip("`"): row[1] for row in rows if row and row[0].startswith("`")}
 
 
+@pytest.mark.slow
 def test_every_command_and_option_has_its_entry_and_the_reverse():
     """
     The lower part of the page is generated; run tools/write_cli_reference.py after a change.

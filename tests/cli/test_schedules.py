@@ -10,6 +10,7 @@ def nightly(forebay):
     forebay("schedules", "create", "nightly", "report", "0 3 * * *", "--tz", "Europe/Rome")
 
 
+@pytest.mark.slow
 def test_the_life_of_a_schedule(forebay, conn):
     assert forebay("schedules", "list").out == "No schedules.\n"
     options = ("--every", "2h", "--args", '{"a": 1}', "--options", '{"tag": "t"}', "--jitter", "5m")

@@ -86,6 +86,7 @@ def busy_queue(database):
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "command", ["worker", "enqueue", "migrate", "doctor", "jobs", "jobs list", "dead list", "dead redrive"]
 )  # fmt: skip
@@ -104,6 +105,7 @@ def test_help_has_a_row_for_each_option_and_no_types(screen, command):
     assert all(line.rstrip().endswith("DATABASE_URL or PG*.") for line in dsn)
 
 
+@pytest.mark.slow
 def test_the_program_shows_all_its_commands_at_once(screen):
     """
     The last 24 rows have the commands to operate; each has one row.
@@ -114,6 +116,7 @@ def test_the_program_shows_all_its_commands_at_once(screen):
         assert f"\n  {name} " in shown
 
 
+@pytest.mark.slow
 def test_settings_of_a_worker_are_shown_on_request(screen):
     """
     Two settings are in the help, and all with --help-settings.
@@ -127,6 +130,7 @@ def test_settings_of_a_worker_are_shown_on_request(screen):
     assert any("--lease-seconds" in line for line in screen("worker", "--help-settings"))
 
 
+@pytest.mark.slow
 def test_a_list_of_jobs_shows_calls_and_no_empty_column(screen, busy_queue):
     """
     The arguments are readable, and a column without a value has no width.
@@ -140,6 +144,7 @@ def test_a_list_of_jobs_shows_calls_and_no_empty_column(screen, busy_queue):
     assert busy_queue
 
 
+@pytest.mark.slow
 def test_a_job_shows_its_facts_and_titles(screen, busy_queue):
     """
     State, reason of the wait, errors and arguments, each with its name.

@@ -83,6 +83,7 @@ def terminal(database, conn):
         found.close()
 
 
+@pytest.mark.slow
 def test_it_shows_what_changes(terminal, conn):
     """The next read has the new queue; each screen fits the terminal, also after it was resized."""
     assert len(terminal.screen) == 24
@@ -96,6 +97,7 @@ def test_it_shows_what_changes(terminal, conn):
     assert max(map(len, terminal.screen)) <= 200
 
 
+@pytest.mark.slow
 def test_keys_sort_pause_and_quit(terminal, conn):
     """s changes the order, p keeps the screen and p again continues; q gives the terminal back as it was."""
     terminal.wait("s sort (ready)")
@@ -123,6 +125,7 @@ def test_keys_sort_pause_and_quit(terminal, conn):
     assert terminal.raw.rstrip().endswith(("\x1b[?1049l", "\x1b[?25h"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_and_gives_the_terminal_back(terminal, number):
     """The main screen is shown again, with its cursor."""
@@ -133,6 +136,7 @@ def test_a_signal_ends_it_and_gives_the_terminal_back(terminal, number):
     assert termios.tcgetattr(terminal.slave) == terminal.before
 
 
+@pytest.mark.slow
 def test_a_database_that_goes_away_leaves_the_last_screen(own_server, own_database):
     """The title says why; when the server is back, reads continue."""
     with connect(own_database) as conn:

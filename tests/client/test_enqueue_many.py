@@ -97,6 +97,7 @@ def test_calls_of_several_kinds_and_options_keep_their_order(conn):
     assert 50 < (last.expires_at - last.enqueued_at).total_seconds() <= 60
 
 
+@pytest.mark.slow
 def test_a_generator_is_sent_in_chunks_and_nothing_is_kept(conn):
     """
     Ten thousand jobs from a generator take the memory of one chunk.

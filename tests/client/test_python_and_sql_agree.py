@@ -199,6 +199,7 @@ def same(stored, sent):
     return stored == sent and type(stored) is type(sent)
 
 
+@pytest.mark.slow
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -78,6 +78,7 @@ def bulk_calls_of_the_same_keys(dsn: str, seed, seconds: float = SECONDS) -> int
     return calls["committed"]
 
 
+@pytest.mark.slow
 def test_bulk_calls_of_the_same_keys_in_any_order_never_deadlock(database, seed, is_long):
     """
     A bulk call takes its keys in an order of theirs, not the caller's: none of many is ended as a deadlock's victim.

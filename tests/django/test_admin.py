@@ -34,6 +34,7 @@ def page(answer):
     return " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_jobs_are_listed_filtered_and_shown(send_welcome):
     """
     The newest first, in pages; each with its own page. Nothing in an argument is taken for markup.
@@ -236,6 +237,7 @@ def test_jobs_are_cancelled(send_welcome):
     assert sorted(entry.object_id for entry in LogEntry.objects.all()) == sorted(map(str, ids))
 
 
+@pytest.mark.slow
 def test_dead_letters_are_read_and_retried(send_welcome):
     """
     With reason, error and traceback; a retry is a new job, and happens once.

@@ -22,6 +22,7 @@ from tests.support.waiting import wait_for
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_handlers_in_modules_named_jobs_are_found(project):
     """
     They are kinds of the project's application as soon as Django has started.

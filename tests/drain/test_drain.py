@@ -73,6 +73,7 @@ async def test_a_rejected_message_is_a_dead_letter_and_holds_up_nobody(app, data
     assert answer.reason in letter.errors[-1].message
 
 
+@pytest.mark.slow
 async def test_while_the_sink_is_away_no_attempt_is_used_and_little_is_claimed(app, database, conn):
     is_away = True
 
@@ -122,6 +123,7 @@ async def test_a_message_that_the_sink_cannot_take_now_holds_up_no_other(app, da
     assert {message.attempt for message in sink.messages} == {1}
 
 
+@pytest.mark.slow
 async def test_a_sink_that_cannot_start_is_tried_again(app, database, conn):
     class Stubborn(ListSink):
         async def open(self):
@@ -286,6 +288,7 @@ def entries(client, name):
     return [fields for _, fields in client.xrange(name)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", ["reset", "half", "refuse", "late", "twice"])
 async def test_whatever_the_sink_does_all_arrive_and_each_key_in_order(
     app, database, conn, stream, lie, monkeypatch
@@ -310,6 +313,7 @@ async def test_whatever_the_sink_does_all_arrive_and_each_key_in_order(
     assert worker.stats.retried == 0
 
 
+@pytest.mark.slow
 async def test_without_the_answers_of_the_sink_messages_are_lost(
     app, database, conn, stream, monkeypatch
 ):
@@ -324,6 +328,7 @@ async def test_without_the_answers_of_the_sink_messages_are_lost(
     assert len(entries(client, name)) < 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verify", [True, False])
 async def test_what_was_accepted_and_dropped_is_sent_again_if_verified(
     app, database, conn, stream, verify

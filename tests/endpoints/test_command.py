@@ -46,6 +46,7 @@ def running(database, folder, *arguments):
         process.stderr.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [["deliver", "--concurrency", "20"], ["worker", "shop:app", "--endpoints"]]
 )
@@ -63,12 +64,14 @@ def test_published_events_arrive(database, conn, http_endpoint, far_name, tmp_pa
     assert request.body == b'{"n": 1}'
 
 
+@pytest.mark.slow
 def test_a_bad_number_of_deliveries_is_refused(database, tmp_path):
     with running(database, tmp_path, "deliver", "--concurrency", "0") as process:
         assert process.wait(20) == 2
         assert "not within 1 to 10,000" in process.stderr.read()
 
 
+@pytest.mark.slow
 def test_until_idle_ends_when_what_handlers_published_is_delivered(
     database, conn, http_endpoint, far_name, tmp_path
 ):

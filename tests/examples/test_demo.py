@@ -91,6 +91,7 @@ def test_a_broken_promise_is_not_a_success():
         assert not Result(**(good | {name: value})).is_right
 
 
+@pytest.mark.slow
 def test_the_standard_library_is_found():
     """
     Hundreds of modules, without what somebody installed beside it.

@@ -170,6 +170,7 @@ def test_the_table_has_the_times_before_during_and_after(outage_run):
         assert len(text.splitlines()) == 20 + lines
 
 
+@pytest.mark.slow
 def test_work_of_other_programs_is_sent_from_ours(outage_run):
     """
     A busy process counts as ours if it descends from us, also after its end; without numbers nothing is said.

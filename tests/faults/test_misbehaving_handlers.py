@@ -44,6 +44,7 @@ def memory_of(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * resource.getpagesize()
 
 
+@pytest.mark.slow
 def test_a_memory_bomb_in_a_thread_ends_as_a_failed_job(conn, workers, effects):
     """
     The worker's own process has a limit, as under ``ulimit -v``, and a plain function uses it up: its job fails and
@@ -115,6 +116,7 @@ async def test_a_thread_that_never_started_does_not_count(monkeypatch):
 # --- the process ---
 
 
+@pytest.mark.slow
 def test_what_a_call_changes_of_its_process_is_put_back_for_the_next(conn, workers, tmp_path):
     """
     A process is used again: working folder, file mode mask and locale are for the next call what they were for the
@@ -226,6 +228,7 @@ async def test_handlers_that_hold_all_connections_and_wait_for_another_job(app, 
     assert one(conn, "select count(*) from forebay.settlement") == 8
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_handlers_that_wait_for_a_job_without_a_slot_end_at_their_timeout(app, conn):
     """

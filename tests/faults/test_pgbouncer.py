@@ -230,6 +230,7 @@ async def test_a_worker_finds_jobs_by_polling(app, conn, pooled, server):
     assert len(traces(pooled)) == 1
 
 
+@pytest.mark.slow
 async def test_handlers_in_transactions(app, conn, pooled):
     """
     Their writes, what they enqueue and their end are one commit, whichever server session each gets.
@@ -254,6 +255,7 @@ async def test_handlers_in_transactions(app, conn, pooled):
     assert one(conn, "select count(*) from effect") == 80
 
 
+@pytest.mark.slow
 async def test_listening_can_be_switched_off_on_a_direct_connection(database, conn):
     """
     A worker then has a connection less, and finds jobs all the same.
@@ -275,6 +277,7 @@ async def test_listening_can_be_switched_off_on_a_direct_connection(database, co
         assert not [query for (query,) in sessions if query.startswith("listen")]
 
 
+@pytest.mark.slow
 def test_a_pooler_that_reconnects_pauses_and_restarts(conn, pooled, pooler, workers, effects):
     """
     Server sessions replaced under it, everything held up for a while, and the pooler itself ended and started:

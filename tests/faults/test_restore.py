@@ -300,6 +300,7 @@ def test_a_dump_under_load_holds_each_job_in_one_state(
         assert one(conn, "select count(distinct args) from forebay.log") > 500
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", [True, False])
 def test_what_waits_for_an_ordering_key_keeps_its_order_when_a_log_is_adopted(
     server, database, place, resume

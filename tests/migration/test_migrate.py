@@ -67,6 +67,7 @@ def recorded(dsn):
         ).fetchall()
 
 
+@pytest.mark.slow
 def test_an_empty_database_gets_every_migration_and_then_none(empty_database):
     """
     The first call applies and records all steps in order, the second finds nothing to do, and
@@ -90,6 +91,7 @@ def test_a_dry_run_tells_and_changes_nothing(empty_database):
         assert conn.execute("select to_regnamespace('forebay')").fetchone() == (None,)
 
 
+@pytest.mark.slow
 def test_only_what_is_missing_is_applied(database, one_more):
     """
     An upgrade applies the new step alone and records it beside the old ones.
@@ -119,6 +121,7 @@ def test_a_failing_migration_leaves_nothing_and_those_before_it_stay(database, r
     assert migrate(database) == [mended]
 
 
+@pytest.mark.slow
 def test_a_failing_first_installation_leaves_an_empty_database(empty_database, release):
     """
     Before there is a schema all migrations share one transaction.
@@ -132,6 +135,7 @@ def test_a_failing_first_installation_leaves_an_empty_database(empty_database, r
         assert conn.execute("select to_regnamespace('forebay')").fetchone() == (None,)
 
 
+@pytest.mark.slow
 def test_two_migrators_at_once_apply_each_step_once(empty_database):
     """
     The second waits for the first, looks again, and finds nothing to do.
@@ -142,6 +146,7 @@ def test_two_migrators_at_once_apply_each_step_once(empty_database):
     assert sorted(map(len, answers)) == [0, latest_version()]
 
 
+@pytest.mark.slow
 def test_a_second_migrator_sees_what_the_first_did_whatever_the_default_isolation(empty_database):
     """
     Also where transactions are REPEATABLE READ by default, the look comes after the wait.
@@ -210,6 +215,7 @@ def test_a_schema_of_unknown_origin_is_not_touched(empty_database):
         migrate(empty_database)
 
 
+@pytest.mark.slow
 def test_the_script_and_the_migrator_make_the_same_schema(
     server, empty_database, template, tmp_path
 ):
@@ -277,6 +283,7 @@ def test_there_is_no_script_for_a_version_that_never_was():
     assert "Nothing to do" in migration_sql(latest_version())
 
 
+@pytest.mark.slow
 def test_a_connection_in_a_transaction_keeps_the_decision(empty_database):
     """
     The migrations become part of the caller's transaction, who may still roll it back.

@@ -80,6 +80,7 @@ def test_a_build_that_was_cut_off_is_begun_anew(database, release):
         assert one(conn, BUILT, "forebay.settlement_by_time") is True
 
 
+@pytest.mark.slow
 def test_each_segment_is_served_and_those_that_were_are_served_again(
     database, release, monkeypatch
 ):
@@ -108,6 +109,7 @@ def test_each_segment_is_served_and_those_that_were_are_served_again(
     assert said[0] == f"{step.version:04} index_each_segment: segment 1 of {segments}"
 
 
+@pytest.mark.slow
 def test_in_a_transaction_or_a_script_the_same_is_done_under_a_lock(
     database, empty_database, release
 ):

@@ -18,6 +18,7 @@ ADD_COLUMN = (
 )
 
 
+@pytest.mark.slow
 def test_locks_are_told_with_their_length_and_nothing_is_left(database, release):
     """
     Each migration with the locks that stop somebody, what they stop, and for how long; the longest of all. The
@@ -67,6 +68,7 @@ def test_a_rehearsal_does_not_hold_locks_for_long_either(database, release):
         rehearse(database, lock_policy=LockPolicy(hold_seconds_max=0.2))
 
 
+@pytest.mark.slow
 def test_migrations_of_the_next_release_say_what_they_lock(database, release):
     """
     Every lock that blocks all sessions is requested at the beginning of its migration, and none lasts.

@@ -29,6 +29,7 @@ def test_the_first_migration_is_a_file_once_it_is_released():
         assert migrations()[0].text == compose()
 
 
+@pytest.mark.slow
 def test_the_migrations_and_the_sources_end_in_the_same_schema(server, template, empty_database):
     """
     A database that went through all migrations, and one built from src/forebay/sql/schema: the same objects, grants,

@@ -25,6 +25,7 @@ def test_semicolons_end_statements_where_the_server_thinks_so(text, statements):
     assert split_statements(text) == statements
 
 
+@pytest.mark.slow
 def test_every_migration_is_split_into_statements_that_begin_as_statements_do():
     """
     Of the migrations that there are none is cut in the middle.

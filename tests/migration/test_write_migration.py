@@ -98,6 +98,7 @@ def test_without_an_edit_there_is_nothing_to_migrate(checkout: Checkout):
     assert checkout.written() == {}
 
 
+@pytest.mark.slow
 def test_a_line_of_the_hot_claim_is_one_line_to_review(checkout: Checkout):
     """
     The template of what each segment has, edited in one line, makes a migration with the function that makes it, run
@@ -114,6 +115,7 @@ def test_a_line_of_the_hot_claim_is_one_line_to_review(checkout: Checkout):
     assert text.count("create or replace function forebay.") == 9  # With the eight inside of it.
 
 
+@pytest.mark.slow
 def test_a_function_of_segments_gets_a_parameter(checkout: Checkout):
     """
     The old one of each segment is set aside for calls that have begun, and dropped by the post migration.
@@ -130,6 +132,7 @@ def test_a_function_of_segments_gets_a_parameter(checkout: Checkout):
     assert "'forebay_set_aside'::regnamespace and p.proname ~ '^_fetch_[0-9]+$'" in post
 
 
+@pytest.mark.slow
 def test_functions_columns_tables_indexes_and_grants_are_migrated(checkout: Checkout):
     """
     An edit of each kind: the chain ends in what the sources make, what is taken away comes after older workers ended.
@@ -185,6 +188,7 @@ def test_functions_columns_tables_indexes_and_grants_are_migrated(checkout: Chec
     assert "revoke EXECUTE on function forebay.depth(text) from forebay_reader" in post
 
 
+@pytest.mark.slow
 def test_what_has_to_be_thought_about_fails_until_it_is_written(checkout: Checkout):
     """
     A column of another type, and a new one that existing rows can not have: each is named, and nothing migrates.

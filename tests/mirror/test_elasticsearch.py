@@ -365,6 +365,7 @@ class Items:
         return [(name, 1) for name in range(first, self.count)][:limit]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["elasticsearch"], indirect=True)
 async def test_nothing_is_missing_of_what_a_server_only_said_it_took(app, conn, engine, url):
     """

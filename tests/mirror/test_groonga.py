@@ -214,6 +214,7 @@ class Items:
         return [(name, self.versions[name]) for name in names[:limit]]
 
 
+@pytest.mark.slow
 async def test_a_real_search_server_is_kept_in_step(app, conn, target):
     """
     Written, changed, deleted, by jobs and at once; an audit finds nothing wrong, and what was broken by hand.

@@ -165,6 +165,7 @@ async def churn(app, conn, mirror, source, target, count, seconds=40):
     return {name for name in range(count) if target.versions().get(name) != 1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [{"drop": 0.05}, {"half": True}, {"drop": 0.05, "lag_seconds": 0.05}],
@@ -191,6 +192,7 @@ async def test_without_the_read_back_items_are_lost(app, conn, monkeypatch):
         assert await churn(app, conn, mirror, source, target, 400)
 
 
+@pytest.mark.slow
 async def test_what_cannot_be_read_yet_is_not_wrong(app, conn):
     """
     A target that shows its writes late is waited for, and not written to again.
@@ -240,6 +242,7 @@ async def test_broken_off_calls_are_repeated_until_it_is_right(app, conn):
         assert one(conn, "select count(*) from forebay.log where attempt > 0") == 0
 
 
+@pytest.mark.slow
 async def test_a_target_that_never_answers_costs_no_attempt(app, conn):
     """
     A call has its time; then its jobs are postponed, and when the target answers again they are done.
@@ -382,6 +385,7 @@ async def test_a_copy_that_is_newer_than_the_source_is_told_and_left(app, conn):
     assert "version 9, the source 4" in str(app.client().job_history(job)[0].errors)
 
 
+@pytest.mark.slow
 async def test_copies_are_compared_as_was_said(app, conn, tmp_path):
     """
     By hash a changed body is found under the same version; a function decides by itself.
@@ -528,6 +532,7 @@ mirror.close()
 """
 
 
+@pytest.mark.slow
 def test_a_forked_process_writes_for_itself_and_a_closed_one_begins_anew():
     """
     As web servers do that load the application before they fork.
@@ -578,6 +583,7 @@ async def test_every_kind_of_id_and_connection(app, conn, database):
             await wait_for_async(lambda: state(conn, bad) == "dead")
 
 
+@pytest.mark.slow
 async def test_a_table_and_a_search_in_another_database(app, conn, empty_database):
     """
     The whole of it with real stores: written, changed, flagged as deleted, deleted.

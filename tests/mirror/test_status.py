@@ -331,6 +331,7 @@ async def test_the_breaker_of_passes_is_told(app, conn, mirror, source):
 # --- what waits ---
 
 
+@pytest.mark.slow
 async def test_what_waits_is_known_by_tag_and_priority_wherever_it_waits(
     app, database, conn, mirror
 ):
@@ -473,6 +474,7 @@ async def test_the_coverage_of_the_alerts(app, database, conn, mirror):
     assert codes(mirror) == []  # many wait, for a moment
 
 
+@pytest.mark.slow
 async def test_a_job_that_cannot_succeed_is_an_alert_before_it_expires_and_after(
     app, database, conn, mirror, target
 ):
@@ -515,6 +517,7 @@ async def test_samples_are_taken_by_passes_and_by_whoever_asks_once_a_minute(app
     assert one(conn, "select count(*) from forebay.mirror_sample") == 2
 
 
+@pytest.mark.slow
 async def test_a_heartbeat_is_proved_by_both_stores(app, conn, mirror, source, target):
     """
     It is postponed while one of them cannot be asked, fails alone where a scan is broken, and is completed else.
@@ -574,6 +577,7 @@ def shop(database, tmp_path, monkeypatch):
     return "watched_shop:app"
 
 
+@pytest.mark.slow
 def test_the_command_tells_in_words_and_by_its_exit_code(shop, conn, capsys):
     """
     0 when all is well, 1 with an alert, 2 when asked wrongly; one line of JSON for programs.

@@ -206,6 +206,7 @@ async def test_items_that_get_no_turn_are_postponed_and_not_failed(app):
     mirror.close()
 
 
+@pytest.mark.slow
 async def test_closing_a_mirror_costs_no_attempt(app, conn):
     """
     A pass that ``close`` interrupts while it waits for its turn, in a worker that still runs: its job runs again, as the same

@@ -45,6 +45,7 @@ def test_systemd_accepts_the_unit(tmp_path):
     assert answer.returncode == 0, answer.stderr
 
 
+@pytest.mark.slow
 def test_a_worker_starts_from_the_root_folder(database, tmp_path):
     """
     As a process manager starts it that names no working folder.

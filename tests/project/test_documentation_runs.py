@@ -113,6 +113,7 @@ def with_examples() -> Iterator:
                 yield pytest.param(example, id=str(example.relative_to(ROOT)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", list(with_examples()))
 def test_a_reader_runs_everything_in_order_on_one_database(
     file, database, environment, redis_url, tmp_path, monkeypatch
@@ -156,6 +157,7 @@ def test_a_block_that_is_not_run_says_why():
     assert not [str(block) for block in NOT_RUN if not block.argument]
 
 
+@pytest.mark.slow
 def test_a_page_can_be_read_again(database, environment, tmp_path, monkeypatch):
     """
     The README's program and the tutorial's, once more on the same database.

@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("extra", ["embedded", "test", "dev"])
 def test_each_requirement_has_its_version_and_hashes(extra):
     """

@@ -54,6 +54,7 @@ def complaints_of_pyright(path):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("complaints", [complaints_of_mypy, complaints_of_pyright])
 def test_right_uses_are_accepted(complaints):
     """

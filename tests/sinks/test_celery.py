@@ -85,6 +85,7 @@ def read(task):
     return Received(headers["id"], headers["task"], body, headers)
 
 
+@pytest.mark.slow
 def test_a_worker_of_celery_runs_what_was_committed(database, redis_server, far_name):
     url = f"redis://{redis_server}/{DATABASE}"
     found = ends_in_a_worker(

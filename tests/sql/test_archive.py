@@ -64,6 +64,7 @@ def origins(conn, replay_id: int) -> list[int]:
     return [job for (job,) in conn.execute(query, [str(replay_id)])]
 
 
+@pytest.mark.slow
 def test_a_search_agrees_with_a_look_at_every_row(conn, database, request):
     """Random jobs in many segments, with retries and scheduled jobs: each filter finds each matching job once, newest first."""
     seed = request.config.getoption("--seed") or random.randrange(10**6)
@@ -182,6 +183,7 @@ def test_without_the_mark_a_late_row_is_missed(conn, database):
     assert search(conn, {"correlation_id": "late"}) == []
 
 
+@pytest.mark.slow
 def test_blocks_without_a_match_are_not_read(conn):
     """A text that a few blocks have costs the rows of these blocks and of the end of the log."""
     enqueue_many(conn, [{"kind": "work", "tag": f"t{n // 4000}"} for n in range(40_000)])
@@ -193,6 +195,7 @@ def test_blocks_without_a_match_are_not_read(conn):
     assert (looked_at <= 4096, remaining) == (True, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_look_up_reads_no_terms_of_blocks_without_a_match(conn, database, guarded):
     """The terms of a block fill pages of their own."""
@@ -210,6 +213,7 @@ def test_a_look_up_reads_no_terms_of_blocks_without_a_match(conn, database, guar
     assert (pages(conn, query, []) < 50) == guarded
 
 
+@pytest.mark.slow
 def test_the_summaries_of_emptied_segments_are_deleted(conn, database):
     """They go with the jobs; searches do not fail."""
     small_segments(conn, rows=300)
@@ -268,6 +272,7 @@ def test_bad_input_is_refused(conn, arguments):
     assert sqlstate(conn, f"select forebay.search_jobs({arguments})") == "JQ001"
 
 
+@pytest.mark.slow
 def test_a_replay_takes_exactly_the_jobs_of_its_plan_once(conn, database):
     """The dry run equals the effect, in steps, in order, to one group only; the jobs say where they came from."""
     open_group(conn, "mail", "first", "beginning")

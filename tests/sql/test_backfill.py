@@ -112,6 +112,7 @@ def test_a_backfill_belongs_to_the_callers_transaction(conn):
     assert jobs(conn) == []
 
 
+@pytest.mark.slow
 def test_more_rows_than_a_batch_and_large_ones_all_arrive(conn):
     """
     What is written at a time is bounded in number and in bytes, and nothing is lost between two of them.

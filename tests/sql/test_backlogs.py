@@ -99,6 +99,7 @@ def pages(conn, part, after, most) -> int:
     return plan[0]["Plan"]["Shared Hit Blocks"] + plan[0]["Plan"]["Shared Read Blocks"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "rows", [20_000, pytest.param(1_000_000, marks=[pytest.mark.slow, pytest.mark.nightly])]
 )
@@ -205,6 +206,7 @@ async def test_an_expiry_that_is_committed_late_is_swept(database, conn):
         await session.close()
 
 
+@pytest.mark.slow
 def test_idle_lanes_write_little_while_another_queue_is_busy(database, conn):
     """
     Ten minutes with a writer that always has a transaction open, forty idle lanes, and a poll every four seconds: the

@@ -242,6 +242,7 @@ def test_a_count_that_an_open_transaction_keeps_misses_none_of_its_jobs(database
     assert one(conn, "select forebay._waiting('default', %s, -1, null)", group_id) == 160
 
 
+@pytest.mark.slow
 def test_no_enqueue_visits_all_jobs_of_a_queue_that_was_not_counted(database, conn):
     """A group that begins at the beginning of a long queue: an enqueue visits a part, maintenance counts, and then the limit holds."""
     open_group(conn, "default", "first")

@@ -220,12 +220,14 @@ def random_life(database: str, seed: int, steps: int = 150) -> None:
         trim(conn)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("nr", range(6))
 def test_random_lives(database, seed, nr):
     """Retries, lost leases, cancels, pauses and new limits at random: order and limits hold, and nothing is forgotten."""
     random_life(database, seed + nr)
 
 
+@pytest.mark.slow
 def test_random_lives_need_the_limit(database, seed):
     """Without the look at the permits more jobs of a limit key run than may."""
     break_function(
@@ -425,6 +427,7 @@ def test_a_job_that_waits_for_its_limit_key_can_be_cancelled(database, conn):
         assert drained(reader) == []
 
 
+@pytest.mark.slow
 def test_a_retry_and_a_suspect_wait_for_their_limit_key(database, conn):
     """Both keep their place before the other jobs of the ordering key."""
     settled_limits(database, conn, key_concurrency=1)
@@ -519,6 +522,7 @@ def test_every_way_to_enqueue_takes_both_keys(database, conn, how):
     assert depth(conn, "q")["default"][0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", [True, False])
 def test_an_adopted_log_has_each_waiting_job_once(server, database, conn, resume):
     """In a copy of the database, with a job that runs, two that wait for a turn and others behind these."""

@@ -75,6 +75,7 @@ def test_polls_end(database, keys, happens):
     assert happens(database, keys) < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [KEYS[0], KEYS[2]])
 def test_polls_do_not_end_without_the_guard(database, keys):
     """The control. A claim of ordering keys reads old segments, and so its cursor moves anyway."""

@@ -469,6 +469,7 @@ def model_settings(examples: int, *phases: Phase) -> settings:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "examples", [2, pytest.param(8, marks=[pytest.mark.slow, pytest.mark.nightly])]
 )

@@ -72,6 +72,7 @@ def poll_pages(conn: psycopg.Connection, group_id: int) -> int:
     return plan[0]["Plan"]["Shared Hit Blocks"]
 
 
+@pytest.mark.slow
 def test_a_database_with_many_past_lanes_polls_like_a_new_one(database, conn, reader):
     """Thousands of priorities that were used once cost a poll nothing any more."""
     use_once(conn, reader)
@@ -298,6 +299,7 @@ def pass_segments(database: str, conn: psycopg.Connection, reader: Reader, rows:
         pass
 
 
+@pytest.mark.slow
 def test_rows_and_cursors_go_with_the_segments(database, conn):
     """A year of keys and priorities leaves nothing; what is counted, and a lane used again, are right."""
     small_segments(conn, 100)

@@ -326,6 +326,7 @@ def test_closing_releases_the_segments_that_only_the_group_kept(database, conn):
         assert groups(conn) == ["default"]
 
 
+@pytest.mark.slow
 def test_each_way_to_keep_a_segment_is_listed_as_retention_sees_it(database, conn):
     """A cursor behind it, a running job, a job that waits for its key: the list counts the segment for the group that has it."""
     small_segments(conn, rows=100, reserve=1000)
@@ -380,6 +381,7 @@ def test_each_way_to_keep_a_segment_is_listed_as_retention_sees_it(database, con
         assert one(conn, "select emptied from forebay.retain_v1()") is not None
 
 
+@pytest.mark.slow
 def test_retention_reads_the_lanes_of_the_segment_not_all_lanes(database, conn):
     """Two thousand lanes with a cursor each, of which a segment has rows of one."""
     small_segments(conn, rows=3000, reserve=20_000)

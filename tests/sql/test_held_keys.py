@@ -240,6 +240,7 @@ def test_each_group_holds_its_own_key(database, conn):
         assert ran(readers[1]) == []
 
 
+@pytest.mark.slow
 def test_a_hold_outlives_what_is_trimmed(conn, reader):
     """The dead job's segment is emptied, and what is older is trimmed. The key stays held."""
     small_segments(conn, rows=100, reserve=1000)
@@ -348,6 +349,7 @@ def held_keys(database):
     return found
 
 
+@pytest.mark.slow
 def test_doctor_names_the_letter(database, conn, reader):
     """For a job that waits, and after an hour for the database."""
     client = forebay.Client(database)

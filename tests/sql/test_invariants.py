@@ -627,6 +627,7 @@ def test_a_group_sees_a_job_once_however_often_another_group_fails_it(database):
 # -- counters agree ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_counters_agree(database):
     """In every state a job can be in, forebay.depth() equals a count of the rows."""
     with connect(database) as conn, Reader(database, "q", "one") as reader:

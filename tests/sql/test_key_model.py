@@ -344,6 +344,7 @@ def play(acts: list[tuple]) -> None:
         queue.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("function", "guards", "acts"), MUTANTS)
 def test_the_model_notices_a_missing_guard(model_database, function, guards, acts):
     """The same acts: they keep what is promised, and without one guard of the engine they do not."""

@@ -190,6 +190,7 @@ def test_a_handlers_transaction_gives_the_key_its_turn_when_it_commits(database)
     settled_in_a_handler(database)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "guards",
     [
@@ -307,11 +308,13 @@ def announced_too_often(database: str) -> None:
         assert parked(conn) == 0
 
 
+@pytest.mark.slow
 def test_a_key_that_is_announced_more_often_gets_no_more_turns(database):
     """A recheck row counts for one turn: those that others made superfluous are passed over."""
     announced_too_often(database)
 
 
+@pytest.mark.slow
 def test_without_the_number_of_the_turn_it_would(database):
     """The same where every recheck row gives a turn."""
     break_function(
@@ -323,6 +326,7 @@ def test_without_the_number_of_the_turn_it_would(database):
         announced_too_often(database)
 
 
+@pytest.mark.slow
 def test_settlements_of_full_keys_do_not_pile_up_recheck_rows(database, conn):
     """Each job is settled separately; a claim passes all the rows of a key at once, and both keys keep even turns."""
     settled_limits(database, conn, key_concurrency=5)
@@ -594,6 +598,7 @@ def kept_while_parked(database: str, conn: psycopg.Connection) -> None:
         assert one(conn, rows.format("limit_run")) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_history")
 def test_a_segment_with_parked_jobs_is_kept_with_the_state_of_their_key(database, conn):
     """As long as they wait; afterwards nothing of the key is left."""
@@ -617,6 +622,7 @@ def test_without_its_guard_they_would_not_be_kept(database, conn, function, guar
         kept_while_parked(database, conn)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_history")
 def test_a_key_with_jobs_in_flight_keeps_its_state(database, conn):
     """However long they run: no more of it start."""
@@ -656,6 +662,7 @@ def test_a_closed_group_leaves_no_state_of_keys(database, conn):
         assert len(drained(other)) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resume", [True, False])
 def test_an_adopted_log_has_its_parked_jobs_once_or_not_at_all(server, database, conn, resume):
     """In a copy of the database, with a job that runs and jobs that are parked."""
@@ -791,6 +798,7 @@ def pages_with(database: str, conn: psycopg.Connection, keys: int) -> tuple[int,
         return poll, claim
 
 
+@pytest.mark.slow
 def test_a_claim_reads_the_same_with_many_keys_as_with_few(database, conn):
     """It looks at as many keys as it hands out jobs, not at those that wait."""
     few = pages_with(database, conn, 100)
@@ -832,6 +840,7 @@ def trimmed_after_a_cancellation(database: str) -> list[int]:
         return drained(reader)
 
 
+@pytest.mark.slow
 def test_trimming_leaves_the_newest_state_of_a_key(database):
     """It has no numbers of jobs, unlike the one before, by which the key would still wait."""
     assert len(trimmed_after_a_cancellation(database)) == 1

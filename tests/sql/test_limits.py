@@ -230,6 +230,7 @@ def test_a_queue_starts_no_more_per_second_than_its_rate_allows(database, conn):
         assert 4 < waits.total_seconds() <= 5
 
 
+@pytest.mark.slow
 def test_each_key_has_a_bucket_of_its_own(database, conn):
     """Also below one per second; a key that waits for a token does not hold up the others."""
     limit(conn, key_rate=0.5)
@@ -325,6 +326,7 @@ def test_each_free_slot_goes_to_the_key_whose_turn_it_is(database, conn):
         assert claim() == {"slow": 7, "quick": 3}
 
 
+@pytest.mark.slow
 def test_who_comes_again_at_once_does_not_come_first(database, conn):
     """A key whose next job always arrives when the last one is done gets its share and no more."""
     for number in range(4):
@@ -342,6 +344,7 @@ def test_who_comes_again_at_once_does_not_come_first(database, conn):
         assert set(counts.values()) == {20}
 
 
+@pytest.mark.slow
 def test_a_key_that_comes_late_is_served_at_once(database, conn):
     """However much another has waiting."""
     jobs_of(conn, "greedy", 20000)

@@ -383,6 +383,7 @@ def test_promotion_survives_a_clock_that_is_set_back(database, conn):
         assert sorted(i for b in reader.claim_all() for i in b.job_ids) == sorted(ids)
 
 
+@pytest.mark.slow
 def test_retention_frees_what_is_settled_and_job_history_goes_with_it(database, conn):
     """
     Settled segments older than the limit are emptied, oldest first; trimming then takes their

@@ -27,6 +27,7 @@ def claim_of_lanes(reader: Reader) -> list[int]:
     return [job["job_id"] for job in claimed(text)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "claim", [lambda reader: reader.claim(1).job_ids, claim_of_lanes], ids=["one", "lanes"]
 )

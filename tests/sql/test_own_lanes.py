@@ -73,6 +73,7 @@ def test_a_name_whose_number_is_taken_is_refused(database, conn, way):
     assert after == before
 
 
+@pytest.mark.slow
 def test_two_schemas_have_different_secrets(server, database, conn):
     """The numbers of one database say nothing about another's."""
     secret = "select last_value from forebay.lane_secret"

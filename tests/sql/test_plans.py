@@ -100,6 +100,7 @@ def no_call_reads_more_than_stated(dsn: str, rows: int, lanes: int, statistics: 
     assert problems == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("statistics", _STATISTICS)
 def test_no_plan_depends_on_statistics(database, statistics):
     """
@@ -170,6 +171,7 @@ def _claims_of_one_range(dsn: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("break_it", "function"),
     [

@@ -292,6 +292,7 @@ def test_unsubscribed_endpoints_get_nothing_more(conn, router, deliverer):
     assert delivered(deliverer) == []
 
 
+@pytest.mark.slow
 def test_order_of_a_key_is_kept_by_two_routers(database, conn, deliverer):
     endpoint(conn, "e")
     subscribe(conn, "e")
@@ -359,6 +360,7 @@ def test_an_event_whose_transaction_is_open_comes_after_the_start(
     assert [found for _, found in events_of(delivered(deliverer))] == [event]
 
 
+@pytest.mark.slow
 def test_each_event_once_while_subscriptions_are_made(database, conn):
     storm(database, conn)
 
@@ -696,6 +698,7 @@ def test_the_cost_of_events_is_linear_whatever_the_planner_knows(conn, router):
     assert read[500] < 15 * read[50], read
 
 
+@pytest.mark.slow
 def test_a_thousand_filters_of_which_one_matches_cost_as_much_as_ten(conn, router):
     millis = {}
     made = 0

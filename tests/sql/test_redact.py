@@ -170,12 +170,14 @@ def worked(database: str, seed: int) -> None:
         assert [rows for rows in ended if any(args for _, args in rows)] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_is_erased_that_a_worker_may_still_get(database, seed):
     """For each group and with each sort of key, in steps of any size."""
     worked(database, seed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("guard", "without"),
     [

@@ -102,6 +102,7 @@ def written(found: dict[str, dict[str, set[str]]]) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.direct
 def test_every_role_may_do_with_every_object_what_the_matrix_says(database):
     """

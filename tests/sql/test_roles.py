@@ -105,6 +105,7 @@ def allowed_calls(conn) -> dict[str, set[str]]:
     }
 
 
+@pytest.mark.slow
 def test_a_producer_enqueues_and_nothing_else(database, conn):
     """Twelve functions, those of backfills and of subjects, and not one table, sequence or column."""
     calls = {

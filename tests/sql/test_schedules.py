@@ -174,6 +174,7 @@ def test_a_decision_is_all_or_nothing(conn, clock, database):
     assert fire(conn, at, at=known) == ("decided", 1)
 
 
+@pytest.mark.slow
 def test_many_schedulers_at_once(database, conn, clock):
     """Each of twelve schedulers tries to decide each of thirty instants."""
     create(conn, overlap="allow", missed="all")

@@ -24,6 +24,7 @@ pytestmark = pytest.mark.anyio
 # --- connections of the library ---
 
 
+@pytest.mark.slow
 @pytest.mark.direct
 @pytest.mark.usual("it makes the hostile settings and objects itself")
 @pytest.mark.parametrize("by", ["database", "environment"])
@@ -80,6 +81,7 @@ async def test_a_worker_works_whatever_is_set(database, monkeypatch, by):
     assert not [item for item in await examine(database) if "could not be checked" in item.what]
 
 
+@pytest.mark.slow
 @pytest.mark.direct
 def test_a_migration_runs_whatever_is_set(empty_database):
     """

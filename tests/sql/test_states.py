@@ -271,6 +271,7 @@ def test_a_heartbeat_without_running_jobs_is_as_small_as_before(database):
         ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guarded", [True, False])
 def test_the_claim_of_an_old_job_is_found_without_the_claims_after_it(database, conn, guarded):
     """With statistics of a long lane a plan may sort all claims that could have the job: it reads the arrays of each."""

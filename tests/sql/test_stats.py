@@ -63,6 +63,7 @@ class Watched(Life):
     do_fold_again = do_fold
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize(
     "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 12))]
@@ -125,6 +126,7 @@ class Session:
         reader.settle(claim_no, [], ended=[{"offset": 1, "outcome": outcome, **more}])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("points", "of_server"),
     [(6, 3), pytest.param(200, 2, marks=[pytest.mark.slow, pytest.mark.nightly])],
@@ -177,6 +179,7 @@ def exact(conn) -> int:
     return counted
 
 
+@pytest.mark.slow
 def test_the_rows_of_emptied_segments_stay_counted(conn, database):
     """The totals of a segment are kept when it is emptied, and the audit adds them."""
     small_segments(conn, rows=100)

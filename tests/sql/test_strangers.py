@@ -186,6 +186,7 @@ def test_room_to_write(database, stranger):
                 assert enqueue(producer) > ids[-1]
 
 
+@pytest.mark.slow
 def test_room_to_write_without_any_maintenance(empty_database):
     """With nothing but producers, 64 million numbers find room: the schema is made with them."""
     migrate(empty_database)
@@ -198,6 +199,7 @@ def test_room_to_write_without_any_maintenance(empty_database):
             assert reader.claim().job_ids == ids
 
 
+@pytest.mark.slow
 def test_making_segments_holds_up_nobody(database):
     """While segments are made in a transaction that stays open, enqueues and claims go on."""
     with (
@@ -216,6 +218,7 @@ def test_making_segments_holds_up_nobody(database):
         assert one(conn, "select forebay.extend_v1()") > 0
 
 
+@pytest.mark.slow
 def test_emptying_a_segment_waits_briefly_for_its_readers_and_holds_up_nobody(database):
     """A report that reads an old segment delays its emptying; producers and claims go on."""
     with connect(database) as conn, Reader(database) as reader:

@@ -565,6 +565,7 @@ def numbering_does_not_begin_anew(database: str) -> None:
         assert sqlstate(conn, query, busy) == "JQ004"
 
 
+@pytest.mark.slow
 def test_numbering_does_not_begin_anew(database):
     """
     A key's generations are not forgotten while an open transaction makes the next one.
@@ -572,6 +573,7 @@ def test_numbering_does_not_begin_anew(database):
     numbering_does_not_begin_anew(database)
 
 
+@pytest.mark.slow
 def test_numbering_begins_anew_when_nobody_holds_the_predecessor(database):
     """
     Without the lock on the predecessor a second holder gets in.

@@ -66,6 +66,7 @@ def compare(expression: str, zone: str, start: datetime, days: int) -> int:
     return len(wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("zone", ZONES)
 def test_instants_are_those_of_a_search_minute_by_minute(zone):
     """
@@ -128,6 +129,7 @@ OF_YEARS = (
 )
 
 
+@pytest.mark.slow
 def test_the_quick_oracle_is_the_slow_one():
     """
     The one for years looks at whole quarters of an hour where the clock does not change.
@@ -141,6 +143,7 @@ def test_the_quick_oracle_is_the_slow_one():
                 assert quick == oracle.between(start, end)
 
 
+@pytest.mark.slow
 def test_some_zones_over_a_year():
     zones = random.Random(datetime.now(UTC).toordinal()).sample(all_zones(), 12)
     print("zones:", zones)

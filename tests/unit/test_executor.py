@@ -7,6 +7,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import msgspec
+import pytest
 
 import forebay
 from forebay.config import WorkerSettings
@@ -111,6 +112,7 @@ def test_what_was_released_before_it_started_keeps_those_behind_it_waiting():
     assert ran == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_ended_jobs_of_a_key_need_no_garbage_collector():
     """References in a circle would keep each job in memory until a collection, which takes as long as many short jobs."""
     keys = KeyQueues(release=lambda _: None)

@@ -34,6 +34,7 @@ pytest.importorskip("no_such_package")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("required", ["", "1"])
 def test_where_everything_is_required_only_a_fact_about_the_server_leaves_a_test_out(
     tmp_path, required

@@ -104,6 +104,7 @@ async def test_a_cause_is_redriven_or_purged(mail, database, conn):
     assert (acts["dead.redrive"], acts["dead.purge"]) == (odd, even)
 
 
+@pytest.mark.slow
 async def test_deaths_of_a_muted_cause_are_no_errors(mail, database, conn, caplog):
     """
     They are recorded and counted; the worker knows it from its next heartbeat on, also that it is over.

@@ -27,6 +27,7 @@ def crawler(app, body, **options):
     return crawl
 
 
+@pytest.mark.slow
 async def test_apostrophes_survive_in_names_arguments_state_and_errors(app, conn):
     """
     FetchQ pastes values into SQL text: an apostrophe in a payload drops the document silently, one in a message loses the error.
@@ -103,6 +104,7 @@ async def test_an_upsert_changes_the_version(app, conn):
     assert (found.version, found.args) == (1, {"number": 7})
 
 
+@pytest.mark.slow
 async def test_a_failed_run_waits_by_its_backoff_and_not_for_a_lock(app, conn):
     """
     In FetchQ a rejected document keeps the time of its lock: the length of the lock is the pause.
@@ -121,6 +123,7 @@ async def test_a_failed_run_waits_by_its_backoff_and_not_for_a_lock(app, conn):
     assert attempts == [1, 2, 3]
 
 
+@pytest.mark.slow
 async def test_a_new_maximum_of_attempts_holds_for_what_exists(app, conn):
     """
     FetchQ rebuilds two indexes for it, under wrong names: they keep the old maximum.
@@ -134,6 +137,7 @@ async def test_a_new_maximum_of_attempts_holds_for_what_exists(app, conn):
     assert app.client().subject("q", "a").attempts == 2
 
 
+@pytest.mark.slow
 async def test_a_dead_subject_can_be_revived(app, conn):
     """
     FetchQ has no function for it.
@@ -176,6 +180,7 @@ def test_a_long_name_is_refused_and_not_cut(app, conn):
     assert one(conn, "select count(*) from forebay.subject") == 1
 
 
+@pytest.mark.slow
 async def test_counters_never_drift(app, conn, request):
     """
     The article's complete lowers the wrong counter; FetchQ adds older increments to a newer reset, and never counts what is active.

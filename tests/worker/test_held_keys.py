@@ -31,6 +31,7 @@ def declare(app, sort: str, on_dead: str, ran: list[int], dying: set[int]) -> No
             return outcome(ctx.job)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sort", ["thread", "transaction", "batch"])
 async def test_jobs_behind_a_dead_one_wait_until_it_is_redriven(app, conn, sort):
     """One claim has many jobs of the key. Jobs of another key run."""
@@ -51,6 +52,7 @@ async def test_jobs_behind_a_dead_one_wait_until_it_is_redriven(app, conn, sort)
     assert ran == [again, *ids[4:], *later]
 
 
+@pytest.mark.slow
 async def test_jobs_behind_a_dead_one_run_without_the_option(app, conn):
     """The control."""
     ids = [enqueue(conn, ordering_key="k") for _ in range(6)]

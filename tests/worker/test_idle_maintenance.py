@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.direct]
 FOLDED = "select coalesce(max(c.totals[%s]), 0) from forebay.counter c where c.segment_id = -1"
 
 
+@pytest.mark.slow
 async def test_counters_are_folded_soon_after_the_first_job_in_a_long_time(conn, database):
     """
     An enqueue, a claim and a settlement each end the pause of the folds. PostgreSQL's statistics may report the last two ten seconds late.

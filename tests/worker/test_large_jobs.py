@@ -53,6 +53,7 @@ def test_a_worker_holds_the_arguments_of_the_jobs_that_run(conn, workers, effect
     assert peak_bytes(worker.pid) < IDLE_BYTES + 2 * 4 * decoded_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_short_large_jobs_are_not_claimed_far_ahead(app, conn, monkeypatch):
     """As many as fit into two claims wait for a slot, where hundreds of small ones would."""

@@ -127,6 +127,7 @@ async def test_a_claim_without_an_answer_is_given_back(app, conn, database):
     assert revoked_leases(conn) == 0
 
 
+@pytest.mark.slow
 async def test_a_settlement_without_an_answer_is_repeated_under_its_name(app, conn, database):
     """
     Whether it had arrived or not, every job is settled exactly once and none runs again.
@@ -238,6 +239,7 @@ async def test_a_loop_that_is_blocked_too_long_gives_the_lease_up(app, conn, wor
     assert revoked_leases(conn) == 1
 
 
+@pytest.mark.slow
 async def test_workers_of_one_name_are_told_apart(app, conn, monkeypatch):
     """
     Cloned machines with one host name and one process id share nothing: identity is drawn at each start.

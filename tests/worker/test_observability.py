@@ -94,6 +94,7 @@ async def test_attempts_are_counted_by_outcome(database, conn, example):
     assert value("jobs_seconds_count", {"kind": "measured"}) == 3
 
 
+@pytest.mark.slow
 async def test_events_of_a_handler_have_the_scope_of_its_attempt(database, conn, example):
     """
     Each attempt has its own scope: tags, the job and a transaction; none leaks to the next job of the thread.

@@ -23,6 +23,7 @@ def errors(conn, job: int) -> list[str]:
     return [row[0] for row in rows]
 
 
+@pytest.mark.slow
 def test_each_call_runs_in_a_process_that_is_used_again(conn, workers, effects):
     """
     Not in the worker; one after another in the same child, and what they return is kept.
@@ -95,6 +96,7 @@ def test_a_transaction_in_a_process_is_one_commit(conn, workers, effects):
     assert one(conn, "select count(*) from effect") == 4
 
 
+@pytest.mark.slow
 def test_a_cancelled_call_is_asked_to_stop(conn, workers, effects):
     """
     The request reaches the handler in its process.

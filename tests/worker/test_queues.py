@@ -39,6 +39,7 @@ async def test_a_paused_queue_is_not_claimed_until_it_is_resumed(app, conn):
         await wait_for_async(lambda: "held" in ran)
 
 
+@pytest.mark.slow
 async def test_slots_are_shared_between_queues_by_weight(app, conn):
     """
     Three slots of one queue to one of the other, as long as both have work.
@@ -135,6 +136,7 @@ async def test_retries_start_before_new_jobs(app, conn, database, way):
     assert sorted(ran) == list(range(40))
 
 
+@pytest.mark.slow
 async def test_urgent_jobs_do_not_wait_until_a_long_queue_of_others_is_empty(app, conn):
     """
     A worker claims from one lane again and again while that is all there is. Once it has seen another one, it looks for it in between.

@@ -17,6 +17,7 @@ pytestmark = pytest.mark.anyio
 LATER = RetryPolicy(strategy="fixed", base_seconds=3600, cap_seconds=3600, max_attempts=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sort", ["loop", "thread"])
 async def test_a_job_that_runs_longer_than_a_heartbeat_is_shown_as_running(app, conn, sort):
     """

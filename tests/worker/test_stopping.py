@@ -75,6 +75,7 @@ def test_what_outlasts_the_grace_time_is_released(conn, workers, effects):
     print(f"ended after {took:.2f} s")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_it_at_once(conn, workers, effects, number):
     """

@@ -46,6 +46,7 @@ def declare(app, body, flavour="async", **options):
     return crawl
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flavour", ["async", "thread"])
 @pytest.mark.parametrize("transaction", [False, True])
 async def test_a_subject_comes_due_again_with_its_state(app, conn, flavour, transaction):
@@ -162,6 +163,7 @@ def is_gone(app) -> bool:
     return False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transaction", [False, True])
 @pytest.mark.parametrize("how", ["raises", "Retry"])
 async def test_a_failed_attempt_leaves_the_saved_state(app, conn, how, transaction):
@@ -186,6 +188,7 @@ async def test_a_failed_attempt_leaves_the_saved_state(app, conn, how, transacti
     assert look(app).data == {"touched": 2}
 
 
+@pytest.mark.slow
 async def test_the_last_failed_attempt_makes_the_subject_dead(app, conn):
     def body(ctx, url):
         raise RuntimeError("no")
@@ -265,6 +268,7 @@ async def test_an_outcome_of_subjects_is_refused_from_a_job(app, conn):
     assert "is for handlers of subjects" in one(conn, "select message from forebay.failure")
 
 
+@pytest.mark.slow
 async def test_effects_state_and_next_time_are_one_commit(app, conn):
     """
     With transaction=True the settlement, the row of the subject and the effect carry one transaction number; after a failure none is there.
@@ -290,6 +294,7 @@ async def test_effects_state_and_next_time_are_one_commit(app, conn):
     )
 
 
+@pytest.mark.slow
 async def test_two_versions_run_side_by_side(app, conn, database):
     """
     A worker without the handler of a version postpones its runs; one that has both runs each with the handler of its version.
@@ -324,6 +329,7 @@ async def test_two_versions_run_side_by_side(app, conn, database):
     assert sorted(seen, key=str) == [(0, "x"), (0, "y"), (2, {"host": "x"})]
 
 
+@pytest.mark.slow
 async def test_a_killed_run_is_asked_to_stop_and_only_its_state_counts(app, conn):
     """
     The run asks to be due again; the subject stays killed.
@@ -355,6 +361,7 @@ async def test_a_killed_run_is_asked_to_stop_and_only_its_state_counts(app, conn
     )
 
 
+@pytest.mark.slow
 def test_a_handler_in_a_process_saves_its_state(workers, database, conn):
     """
     The child decides what the run means for its subject; the parent settles it.

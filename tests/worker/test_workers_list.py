@@ -120,6 +120,7 @@ def test_concurrency_is_changed_while_the_worker_runs(workers, conn, database):
     assert one(conn, "select count(*) from forebay.worker_setting") == 2
 
 
+@pytest.mark.slow
 def test_bad_numbers_are_refused_and_nothing_is_set(conn, database):
     """
     At the command line, in Python and in SQL.
