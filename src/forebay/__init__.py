@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from forebay.app import App, Handler, JobHandle, SubjectHandler
     from forebay.client import AsyncClient, Client, abackfill, backfill
-    from forebay.drain import Drain
     from forebay.errors import ForebayError
     from forebay.mirror import Mirror
     from forebay.model import (
@@ -50,6 +49,7 @@ if TYPE_CHECKING:
     from forebay.ops.enqueue import Call
     from forebay.ops.events import acting_as
     from forebay.policy.retry import RetryPolicy
+    from forebay.sending import Drain
     from forebay.upgrade.migrate import migrate, migration_sql
 
     __version__: str
@@ -121,7 +121,7 @@ if not TYPE_CHECKING:  # a type checker would accept any attribute of the module
     _NAMES = {
         "forebay.app": ("App", "Handler", "JobHandle", "SubjectHandler"),
         "forebay.client": ("AsyncClient", "Client", "abackfill", "backfill"),
-        "forebay.drain": ("Drain",),
+        "forebay.sending": ("Drain",),
         "forebay.errors": ("ForebayError",),
         "forebay.mirror": ("Mirror",),
         "forebay.model": (

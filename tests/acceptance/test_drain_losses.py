@@ -13,7 +13,7 @@ import redis
 
 import forebay
 from examples.six_sinks import servers
-from forebay.drain import Drain
+from forebay.sending import Drain
 from forebay.sinks import Accepted
 from forebay.sinks.forebay import ForebayDatabase
 from forebay.sinks.kafka import Kafka

@@ -27,8 +27,8 @@ from forebay.cli._main import program
 assert program.get_command(None, "worker")
 import forebay.cli._serving, forebay.worker
 app = forebay.App()
-unused = ["rich", "forebay.client._sync", "forebay.client._async", "forebay.mirror", "forebay.drain",
-          "forebay.endpoints", "forebay.sinks", "forebay.doctor", "forebay.embedded._server", "forebay_bench", "psycopg_pool", "tomllib"]
+unused = ["rich", "forebay.client._sync", "forebay.client._async", "forebay.mirror", "forebay.sending",
+          "forebay.sinks", "forebay.doctor", "forebay.embedded._server", "forebay_bench", "psycopg_pool", "tomllib"]
 found = [name for name in unused if name in sys.modules]
 if found: raise SystemExit(f"loaded: {found}")
 """

@@ -7,8 +7,8 @@ import pytest
 import redis
 
 import forebay
-from forebay.drain import Drain
 from forebay.errors import ConfigError, GroupNotFound
+from forebay.sending import Drain
 from forebay.sinks.redis import RedisList, RedisStream
 from forebay.testing import LyingSink
 from tests.support.drains import draining, enqueue

@@ -13,7 +13,7 @@ import psycopg
 import pytest
 import redis
 
-from forebay.drain import Drain
+from forebay.sending import Drain
 from forebay.sinks.redis import RedisList
 from tests.support.drains import draining, enqueue
 from tests.support.engine import one

@@ -6,9 +6,9 @@ import pytest
 import redis
 
 import forebay
-from forebay.drain import Drain
-from forebay.drain._delivery import Delivery
 from forebay.errors import ConfigError, SinkUnavailable
+from forebay.sending import Drain
+from forebay.sending._delivery import Delivery
 from forebay.sinks import EndpointGone, Rejected, TryLater
 from forebay.sinks.redis import RedisList, RedisStream
 from forebay.testing import LyingSink, make_message
@@ -177,7 +177,7 @@ async def test_a_drain_without_messages_is_ready_after_an_outage():
         clock=lambda: now[0],
     )  # fmt: skip
     await delivery._send([make_message(1)])
-    assert "unavailable for 0 s" in delivery.problem()
+    assert "unavailable for 0 s, next trial in 0 s: away" in delivery.problem()
     now[0] += 4
     assert "unavailable for 4 s" in delivery.problem()
     now[0] += 3
@@ -297,7 +297,7 @@ async def test_whatever_the_sink_does_all_arrive_and_each_key_in_order(
     lying = LyingSink(sink, {lie: 0.2 if lie != "refuse" else 0.02})
     drain = Drain(app, "orders", sink=lying, queue="orders", batch_size=20)
     drain.delivery._breaker._first = drain.delivery._breaker._seconds = 0.01
-    monkeypatch.setattr("forebay.drain._delivery._SNOOZE_SECONDS", 0.05)
+    monkeypatch.setattr("forebay.sending._delivery._SNOOZE_SECONDS", 0.05)
     enqueue(conn, 200, keys=20)
     async with draining(drain, database) as worker:
         await wait_for_async(lambda: worker.stats.done == 200)

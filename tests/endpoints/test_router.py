@@ -9,7 +9,7 @@ import pytest
 
 import forebay
 from forebay.config import WorkerSettings
-from forebay.endpoints import Router
+from forebay.sending import Router
 from tests.support.engine import enqueue, one, shift_clock
 from tests.support.waiting import wait_for_async
 from tests.support.worker_process import FAST

@@ -10,8 +10,8 @@ import pytest
 
 import forebay
 from forebay.config import WorkerSettings
-from forebay.drain import Drain
 from forebay.errors import ConfigError, SinkUnavailable
+from forebay.sending import Drain
 from forebay.sinks import Accepted, Rejected, Sent, Sink, make_sink
 from forebay.sinks.forebay import ForebayDatabase
 from forebay.testing import Received, SinkContract, make_message

@@ -12,9 +12,9 @@ import pytest
 from aiohttp import web
 
 import forebay
-from forebay.drain import Drain
 from forebay.errors import ConfigError, SinkUnavailable
 from forebay.policy.retry import RetryPolicy
+from forebay.sending import Drain
 from forebay.sinks import Accepted, EndpointGone, Rejected, Sink, TryLater, make_sink
 from forebay.sinks._retry_after import retry_after_seconds
 from forebay.sinks.http import Destinations, Http, Secret

@@ -8,8 +8,8 @@ import nats
 import pytest
 
 from examples.six_sinks import servers
-from forebay.drain import Drain
 from forebay.errors import ConfigError, SinkUnavailable
+from forebay.sending import Drain
 from forebay.sinks import Accepted, Rejected, Sent, Sink, make_sink
 from forebay.sinks.nats import JetStream, _Found, _is_lost
 from forebay.testing import Received, SinkContract, make_message

@@ -6,8 +6,8 @@ import contextlib
 import aiormq
 import pytest
 
-from forebay.drain import Drain
 from forebay.errors import ConfigError, SinkUnavailable
+from forebay.sending import Drain
 from forebay.sinks import Accepted, Rejected, Sink, make_sink
 from forebay.sinks.rabbitmq import RabbitMQ
 from forebay.testing import Received, SinkContract, make_message

@@ -5,7 +5,7 @@ import json
 from contextlib import asynccontextmanager
 
 from forebay.config import WorkerSettings
-from forebay.endpoints import Deliverer
+from forebay.sending import Deliverer
 from tests.support.engine import Reader, one
 from tests.support.worker_process import FAST
 

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import forebay
 from forebay.config import WorkerSettings
-from forebay.drain import Drain
+from forebay.sending import Drain
 from forebay.sinks import Accepted, Sink
 from tests.support.waiting import wait_for_async
 from tests.support.worker_process import FAST

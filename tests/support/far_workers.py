@@ -16,8 +16,8 @@ import redis
 
 import forebay
 from forebay.config import WorkerSettings
-from forebay.drain import Drain
 from forebay.errors import SinkUnavailable
+from forebay.sending import Drain
 from forebay.sinks import Accepted, Sink
 from forebay.testing import make_message
 from tests.support.tcp_proxy import TcpProxy

@@ -2,8 +2,8 @@
 
 import pytest
 
-from forebay.endpoints._presets import PRESETS, as_retries
 from forebay.errors import ConfigError
+from forebay.sending._presets import PRESETS, as_retries
 
 
 @pytest.mark.parametrize(

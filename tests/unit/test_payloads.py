@@ -5,9 +5,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from forebay.endpoints._payloads import Payloads
 from forebay.errors import DatabaseUnavailable
 from forebay.ops.deliveries import PublishedEvent
+from forebay.sending._payloads import Payloads
 
 pytestmark = pytest.mark.anyio
 

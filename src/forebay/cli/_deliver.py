@@ -10,8 +10,8 @@ from forebay.cli._serving import delivering_workers, run_and_report, set_up_log
 from forebay.cli._worker import LogForm, LogLevel
 from forebay.cli.options import Dsn, Json, setting_flags
 from forebay.config import load_settings
-from forebay.endpoints import SLOTS_DEFAULT
 from forebay.errors import ConfigError
+from forebay.sending import SLOTS_DEFAULT
 
 _SLOTS_MAX: Final = 10_000
 

@@ -15,8 +15,8 @@ from forebay.cli.exit import ExitCode
 from forebay.cli.options import AppDir, Dsn, Json, setting_flags
 from forebay.cli.output import console, print_json, table
 from forebay.config import load_settings
-from forebay.drain import Drain, drains_of
 from forebay.errors import ConfigError, shown
+from forebay.sending import Drain, drains_of
 from forebay.sinks import make_sink, sink_types
 
 

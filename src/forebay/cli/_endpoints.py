@@ -13,11 +13,11 @@ from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, duration, instant_or_age, json_object
 from forebay.cli.output import ago, console, facts_table, moment, one_line, print_json, table
 from forebay.client import Client
-from forebay.endpoints import PRESETS, as_retries
 from forebay.errors import ConfigError, shown
 from forebay.model.endpoints import Endpoint
 from forebay.model.status import JobStatus
 from forebay.policy.retry import human_duration
+from forebay.sending import PRESETS, as_retries
 
 commands = Commands()
 

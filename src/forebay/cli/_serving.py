@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from forebay.app import App
     from forebay.config import WorkerSettings
-    from forebay.drain import Drain
+    from forebay.sending import Drain
     from forebay.worker import Stats
 
 log = logger("forebay.cli")
@@ -116,7 +116,7 @@ def delivering_workers(
     dsn: str, settings: WorkerSettings, *, slots: int | None = None
 ) -> list[list[Worker]]:
     """Return a router, then a deliverer, and log that they run. None: the default number of slots."""
-    from forebay.endpoints import SLOTS_DEFAULT, Deliverer, Router
+    from forebay.sending import SLOTS_DEFAULT, Deliverer, Router
 
     slots = SLOTS_DEFAULT if slots is None else slots
     workers = [

@@ -18,26 +18,16 @@ import msgspec
 from forebay.errors import SinkUnavailable
 from forebay.model import Dead, Retry, Snooze
 from forebay.model.outcome import Endings, Release
-from forebay.model.spans import sending
 from forebay.model.text import logger
 from forebay.policy.breaker import Breaker
-from forebay.sinks import (
-    Accepted,
-    EndpointGone,
-    Message,
-    Rejected,
-    Sent,
-    Sink,
-    TryLater,
-    message_id,
-)
-from forebay.sinks.answer_checks import check_answers, check_count
+from forebay.sending._sender import Sender, loads_of, message_of
+from forebay.sinks import Accepted, EndpointGone, Rejected, Sent, TryLater
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from forebay.model import Job, Outcome
-    from forebay.sinks import Answer
+    from forebay.sinks import Answer, Message, Sink
 
 log = logger("forebay.drain")
 
@@ -57,9 +47,6 @@ _IDLE_SECONDS: Final = 5.0
 
 #: How often a message that was accepted and is missing is sent again before the sink counts as unavailable.
 _LOSSES_MAX: Final = 5
-
-#: How long a sink may take to close.
-_CLOSE_SECONDS: Final = 5.0
 
 
 class Delivery:
@@ -94,18 +81,15 @@ class Delivery:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._name = name
-        self._sink = sink
+        self._sender = Sender(f"drain {name}", sink, log, call_seconds=call_seconds)
         self._batch_size = batch_size
         self._batch_bytes = batch_bytes
-        self._call_seconds = call_seconds
         self._verify_seconds = verify_seconds
         self._keeps_proofs = keeps_proofs
         self._clock = clock
         self._breaker = Breaker(
             clock, failures=1, seconds=_PAUSE_SECONDS, seconds_max=_PAUSE_SECONDS_MAX
         )
-        self._opening = asyncio.Lock()
-        self._is_open = False
         self._failed_since: float | None = None
         self._problem: str | None = None
         #: What became of messages in this process: accepted, duplicate, lost, rejected, refused, unavailable.
@@ -126,7 +110,10 @@ class Delivery:
         if self._failed_since is None or self._breaker.unused_seconds > _IDLE_SECONDS:
             return None
         seconds = self._clock() - self._failed_since
-        return f"drain {self._name}: the sink is unavailable for {seconds:.0f} s"
+        return (
+            f"drain {self._name}: the sink is unavailable for {seconds:.0f} s,"
+            f" next trial in {self._breaker.wait_seconds:.0f} s: {self._problem}"
+        )
 
     # --- the handler ---
 
@@ -134,7 +121,8 @@ class Delivery:
         """Send the messages of some jobs; return how each job ends."""
         endings: list[Any] = []
         counts: Counter[str] = Counter()
-        for call in self._calls([_message(job) for job in jobs]):
+        messages = [_message(job) for job in jobs]
+        for call in loads_of(messages, self._batch_size, self._batch_bytes):
             if self._breaker.allows():
                 answers = await self._send_and_verify(call, counts)
             else:
@@ -142,7 +130,8 @@ class Delivery:
             endings += [
                 self._ending(answer, message) for answer, message in zip(answers, call, strict=True)
             ]
-            counts.update(_name(answer) for answer in answers)
+            for answer, count in Counter(map(type, answers)).items():
+                counts[_name(answer)] += count
         self.counts += counts
         durable = [
             [name, None, None, count] for name, count in counts.items() if name != "unavailable"
@@ -151,19 +140,6 @@ class Delivery:
             endings,
             counters={"mirror": f"drain.{self._name}", "counts": durable} if durable else None,
         )
-
-    def _calls(self, messages: list[Message]) -> Iterator[list[Message]]:
-        call: list[Message] = []
-        size = 0
-        for message in messages:
-            full = len(call) >= self._batch_size or size + len(message.body) > self._batch_bytes
-            if call and full:
-                yield call
-                call, size = [], 0
-            call.append(message)
-            size += len(message.body)
-        if call:
-            yield call
 
     async def _send_and_verify(
         self, messages: list[Message], counts: Counter[str]
@@ -179,7 +155,7 @@ class Delivery:
             counts["lost"] += len(missing)
             log.warning(
                 "drain %s: %s accepted %d messages and does not have them; sending them again",
-                self._name, self._sink.place, len(missing),
+                self._name, self._sender.sink.place, len(missing),
             )  # fmt: skip
             for place in missing:
                 messages[place] = messages[place].after_loss()
@@ -190,7 +166,8 @@ class Delivery:
         missing = await self._missing(messages, answers, places)
         if missing:
             problem = f"accepts messages and does not keep them, {_LOSSES_MAX + 1} times in a row"
-            unavailable = await self._fail(SinkUnavailable(f"{self._sink.place} {problem}"))
+            unavailable = SinkUnavailable(f"{self._sender.sink.place} {problem}")
+            await self._fail(unavailable)
             for place in missing:
                 answers[place] = unavailable
         return answers
@@ -208,30 +185,19 @@ class Delivery:
             answer = answers[place]
             assert isinstance(answer, Accepted)
             sent.append(Sent(messages[place], answer.proof))
-        try:
-            async with asyncio.timeout(self._call_seconds):
-                found = await self._sink.seen(sent)
-            check_count("seen", found, sent)
-        except Exception as error:
-            unavailable = await self._fail(error)
+        found = await self._sender.seen(sent)
+        if isinstance(found, SinkUnavailable):
+            await self._fail(found)
             for place in places:
-                answers[place] = unavailable
+                answers[place] = found
             return []
         return [place for place, is_there in zip(places, found, strict=True) if is_there is False]
 
     async def _send(self, messages: list[Message]) -> Sequence[Answer]:
-        try:
-            async with asyncio.timeout(self._call_seconds):
-                await self._open()
-                with sending(self._sink, messages):
-                    answers = await self._sink.send(messages)
-            check_count("send", answers, messages)
-            check_answers(answers)
-        except asyncio.CancelledError:
-            self._is_open = False  # Answers of the interrupted call may still arrive.
-            raise
-        except Exception as error:
-            return [await self._fail(error)] * len(messages)
+        answers = await self._sender.send(messages)
+        if isinstance(answers, SinkUnavailable):
+            await self._fail(answers)
+            return [answers] * len(messages)
         unavailable = next((one for one in answers if isinstance(one, SinkUnavailable)), None)
         if unavailable is None:
             self._succeed()
@@ -239,52 +205,34 @@ class Delivery:
             await self._fail(unavailable)
         else:
             self._succeed()
-            if str(unavailable) != self._problem:
+            if unavailable.problem != self._problem:
                 log.warning("drain %s: some messages wait: %s", self._name, unavailable)
-            self._problem = str(unavailable)
+            self._problem = unavailable.problem
         return answers
-
-    async def _open(self) -> None:
-        if not self._is_open:
-            async with self._opening:
-                if not self._is_open:
-                    await self._sink.open()
-                    self._is_open = True
 
     def _succeed(self) -> None:
         self._breaker.succeeded()
         if self._failed_since is not None:
             seconds = self._clock() - self._failed_since
             log.info(
-                "drain %s: %s answers again after %.1f s", self._name, self._sink.place, seconds
+                "drain %s: %s answers again after %.1f s",
+                self._name,
+                self._sender.sink.place,
+                seconds,
             )
             self._problem = None
         self._failed_since = None
 
-    async def _fail(self, error: Exception) -> SinkUnavailable:
-        """Close the sink for some time; return the answer for messages whose fate is unknown."""
+    async def _fail(self, error: SinkUnavailable) -> None:
+        """Close the sink for some time."""
         self._breaker.failed()
-        self._is_open = False
-        if isinstance(error, TimeoutError):
-            error = SinkUnavailable(
-                f"{self._sink.place}: no answer within {self._call_seconds:g} s"
-            )
-        if not isinstance(error, SinkUnavailable):
-            # A defect of the sink. The messages are not at fault as far as anybody knows.
-            log.error("drain %s: %s", self._name, error, exc_info=error)
-            error = SinkUnavailable(f"{self._sink.place}: {type(error).__name__}: {error}")
         if self._failed_since is None:
             self._failed_since = self._clock()
             log.warning("drain %s: %s", self._name, error)
-        elif str(error) != self._problem:
+        elif error.problem != self._problem:
             log.info("drain %s: %s", self._name, error)
-        self._problem = str(error)
-        try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await self._sink.close()
-        except Exception as trouble:
-            log.debug("drain %s: closing the sink: %s", self._name, trouble)
-        return error
+        self._problem = error.problem
+        await self._sender.close()
 
     def _ending(
         self, answer: Answer, message: Message
@@ -319,26 +267,10 @@ _NAMES: Final[dict[type[Any], str]] = {
 }
 
 
-def _name(answer: Answer) -> str:
-    name = _NAMES.get(type(answer))
-    if name is None:  # of a subclass
-        name = next(name for each, name in _NAMES.items() if isinstance(answer, each))
-    return name
+def _name(answer: type[Any]) -> str:
+    return next(name for each, name in _NAMES.items() if issubclass(answer, each))
 
 
 def _message(job: Job) -> Message:
-    return Message(
-        id=message_id(job.job_id, job.enqueued_at, job.group),
-        job_id=job.job_id,
-        kind=job.kind,
-        queue=job.queue,
-        body=msgspec.json.encode(job.args),
-        headers=job.headers,
-        ordering_key=job.ordering_key,
-        correlation_id=job.correlation_id,
-        tag=job.tag,
-        priority=job.priority,
-        enqueued_at=job.enqueued_at,
-        expires_at=job.expires_at,
-        attempt=job.attempt,
-    )
+    body = msgspec.json.encode(job.args)
+    return message_of(job, job.group, body, job.headers, job.ordering_key)

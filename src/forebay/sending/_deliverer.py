@@ -15,12 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from forebay.arguments.kinds import KEEP_SECONDS_DEFAULT, Kind
-from forebay.endpoints._payloads import Payloads
-from forebay.endpoints._reports import Reports
-from forebay.endpoints._sender import NotSent
-from forebay.endpoints._service import QueueService
-from forebay.endpoints._settings import Endpoint, Endpoints
-from forebay.endpoints._sink_types import record_sink_types
 from forebay.errors import DatabaseUnavailable
 from forebay.model import Dead, Retry
 from forebay.model.context import Context
@@ -28,14 +22,22 @@ from forebay.model.outcome import Exhausted, Keep, Release
 from forebay.model.text import logger
 from forebay.ops import deliveries
 from forebay.policy.retry import RetryPolicy
-from forebay.sinks import Accepted, EndpointGone, Message, Rejected, TryLater, message_id
+from forebay.sending._endpoint_calls import NotSent
+from forebay.sending._endpoints import Endpoint, Endpoints
+from forebay.sending._payloads import Payloads
+from forebay.sending._reports import Reports
+from forebay.sending._sender import message_of
+from forebay.sending._service import QueueService
+from forebay.sending._sink_types import record_sink_types
+from forebay.sinks import Accepted, EndpointGone, Rejected, TryLater
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from forebay.endpoints._sender import SendResult
     from forebay.model import Job
     from forebay.ops.deliveries import PublishedEvent
+    from forebay.sending._endpoint_calls import SendResult
+    from forebay.sinks import Message
 
 log = logger("forebay.endpoints")
 
@@ -138,7 +140,7 @@ class Deliverer(QueueService):
             if event is None:
                 return Dead("its event was deleted")
         return _ending(
-            endpoint, job, await endpoint.sender.send(_message(job, endpoint, key, event))
+            endpoint, job, await endpoint.calls.send(_message(job, endpoint, key, event))
         )
 
 
@@ -152,27 +154,11 @@ def _message(
     job: Job, endpoint: Endpoint, key: tuple[int, datetime] | None, event: PublishedEvent | None
 ) -> Message:
     name = endpoint.settings.name
-    number, at = key or (job.job_id, job.enqueued_at)
     if event is not None:
-        body, headers, ordering_key = event.payload, event.headers, event.ordering_key
-    else:
-        body, headers = msgspec.json.encode(job.args["payload"]), job.headers
-        ordering_key = job.ordering_key and job.ordering_key.removeprefix(f"{name}/")
-    return Message(
-        id=message_id(number, at, name),
-        job_id=job.job_id,
-        kind=job.kind,
-        queue=job.queue,
-        body=body,
-        headers=headers,
-        ordering_key=ordering_key,
-        correlation_id=job.correlation_id,
-        tag=job.tag,
-        priority=job.priority,
-        enqueued_at=at,
-        expires_at=job.expires_at,
-        attempt=job.attempt,
-    )
+        return message_of(job, name, event.payload, event.headers, event.ordering_key, event=key)
+    body = msgspec.json.encode(job.args["payload"])
+    ordering_key = job.ordering_key and job.ordering_key.removeprefix(f"{name}/")
+    return message_of(job, name, body, job.headers, ordering_key, event=key)
 
 
 def _ending(endpoint: Endpoint, job: Job, result: SendResult) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import field
+from dataclasses import asdict, field
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay._dataclass import dataclass
@@ -108,20 +108,8 @@ class Counters:
 
     def as_report(self, endpoint_id: int) -> dict[str, Any]:
         """Return an element of the argument of ``forebay.report_deliveries_v1()``."""
-        return {
-            "endpoint_id": endpoint_id,
-            "accepted": self.accepted,
-            "failed": self.failed,
-            "rejected": self.rejected,
-            "latencies": self.latencies,
-            "failures": self.failures,
-            "answered": self.answered,
-            "error": None
-            if self.error is None
-            else bounded_text(self.error, bytes_max=_ERROR_BYTES_MAX),
-            "pause_seconds": self.pause_seconds,
-            "gone": self.gone,
-        }
+        error = self.error and bounded_text(self.error, bytes_max=_ERROR_BYTES_MAX)
+        return asdict(self) | {"endpoint_id": endpoint_id, "error": error}
 
 
 class Reports:

@@ -11,13 +11,13 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.arguments.kinds import Kind
-from forebay.endpoints._service import QueueService
 from forebay.errors import DatabaseUnavailable, QueueFull
 from forebay.model import Dead, Job, Retry
 from forebay.model.outcome import Endings, Release
 from forebay.model.text import logger
 from forebay.ops import routing
 from forebay.policy.retry import RetryPolicy
+from forebay.sending._service import QueueService
 
 if TYPE_CHECKING:
     import contextlib

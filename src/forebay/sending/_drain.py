@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from forebay.arguments.kinds import BATCH_SIZE_MAX, Kind, Kinds, OneHandler
-from forebay.config import WorkerSettings
-from forebay.drain._audit import DrainAudit, audit
-from forebay.drain._delivery import Delivery
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import Job, checks
 from forebay.policy.retry import RetryPolicy
+from forebay.sending._audit import DrainAudit, audit
+from forebay.sending._delivery import Delivery
+from forebay.sending._service import QueueService
 from forebay.sinks import Sink
-from forebay.worker import OneHandlerApplication, Worker
 
 if TYPE_CHECKING:
     import contextlib
@@ -27,7 +25,7 @@ BATCH_BYTES_DEFAULT: Final = 1_000_000
 TIMEOUT_SECONDS_DEFAULT: Final = 30.0
 
 
-class Drain(OneHandlerApplication):
+class Drain(QueueService):
     """Sends every job of a queue to a sink instead of running a handler.
 
     Each drain reads its queue as a consumer group, so several drains can send the same jobs to several sinks, and none waits for
@@ -109,8 +107,6 @@ class Drain(OneHandlerApplication):
         self.name = name
         self.sink = sink
         self.queue = str(queue)
-        self.group = group
-        self.concurrency = concurrency
         seconds = _seconds(where, "timeout", timeout)
         verify_seconds = _verify_seconds(where, sink, verify)
         if keep_proofs is not None:
@@ -144,36 +140,19 @@ class Drain(OneHandlerApplication):
             # The calls of a batch have their own timeouts; this one ends what does not obey them.
             hard_timeout_seconds=min(86_400.0, calls * (seconds + (verify_seconds or 0)) + 60),
         )
-        super().__init__(kind)
+        super().__init__(
+            kind,
+            title=f"drain {name} to {sink.place} ({sink.type})",
+            concurrency=concurrency,
+            group=group,
+            intake=self.delivery,
+        )
         self._has_retry = retry is not None
         self._app = app
         app._internals.add_drain(self)
 
     def __repr__(self) -> str:
         return f"<drain {self.name!r} of queue {self.queue!r} to {self.sink.place}>"
-
-    def worker(
-        self, dsn: str, settings: WorkerSettings | None = None, *, answers_probes: bool = True
-    ) -> Worker:
-        """Return a worker that sends the messages: one for each drain, so that a sink holds up its own messages only.
-
-        Args:
-            dsn: the database.
-            settings: as of a worker of handlers; the concurrency is that of the drain.
-            answers_probes: whether it answers probes; False if several workers of a process do so together.
-        """
-        return Worker(
-            self,
-            dsn,
-            queues={self.queue: 1},
-            settings=replace(
-                settings or WorkerSettings(), concurrency=self.concurrency, queue=None
-            ),
-            group=self.group,
-            intake=self.delivery,
-            answers_probes=answers_probes,
-            title=f"drain {self.name} to {self.sink.place} ({self.sink.type})",
-        )
 
     async def audit(self, dsn: str, *, repair: bool = True) -> DrainAudit:
         """Read back every message whose proof is kept, and send again what the far side has lost since.

@@ -1,4 +1,4 @@
-"""The calls of one endpoint's sink in one process."""
+"""``EndpointCalls``: which messages of an endpoint are sent together, and when none is sent."""
 
 from __future__ import annotations
 
@@ -10,25 +10,21 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from forebay._dataclass import dataclass
 from forebay.errors import SinkUnavailable
-from forebay.model.spans import sending
 from forebay.model.text import logger
+from forebay.sending._sender import Load, Sender
 from forebay.sinks import Accepted, EndpointGone, Rejected, TryLater
-from forebay.sinks.answer_checks import check_answers, check_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
     from datetime import datetime
 
-    from forebay.endpoints._reports import Counters, Reports
+    from forebay.sending._reports import Counters, Reports
     from forebay.sinks import Answer, Message, Sink
 
 log = logger("forebay.endpoints")
 
 #: The most calls at once of a sink that sends several messages together.
 _CALLS_MAX: Final = 4
-
-#: How long a sink may take to close.
-_CLOSE_SECONDS: Final = 5.0
 
 #: The longest pause for which an endpoint can ask. A longer one delays only the message that was refused.
 PAUSE_SECONDS_MAX: Final = 3600.0
@@ -51,40 +47,10 @@ class NotSent:
 SendResult: TypeAlias = "Answer | NotSent"
 
 
-class _Line:
-    """A sink and whether it is open. It is closed after its last call, once it was replaced."""
+class EndpointCalls:
+    """The calls of one endpoint in this process.
 
-    def __init__(self, sink: Sink) -> None:
-        self.sink = sink
-        self.calls = 0
-        self.is_retired = False
-        self._is_open = False
-        self._opening = asyncio.Lock()
-
-    async def open(self) -> None:
-        if not self._is_open:
-            async with self._opening:
-                if not self._is_open:
-                    await self.sink.open()
-                    self._is_open = True
-
-    def spoil(self) -> None:
-        """Let the next call open it again: answers of an interrupted call may still arrive."""
-        self._is_open = False
-
-    async def close(self) -> None:
-        self._is_open = False
-        try:
-            async with asyncio.timeout(_CLOSE_SECONDS):
-                await self.sink.close()
-        except Exception as trouble:
-            log.debug("closing the sink of %s: %s", self.sink.place, trouble)
-
-
-class Sender:
-    """Sends the messages of one endpoint in this process.
-
-    Owns the sink, the messages that wait for a call, and the calls. It guarantees that each message gets one answer, that what a call
+    Owns the sender, the messages that wait for a call, and the calls. It guarantees that each message gets one answer, that what a call
     found is counted once, whether or not the caller still waits, and that nothing is sent between the failure that should open the
     breaker and the answer of the database to its report. For one event loop.
 
@@ -119,7 +85,7 @@ class Sender:
         self._reports = reports
         self._clock = clock
         self._wall = wall
-        self._line = _Line(sink)
+        self._sender = self._sender_of(sink)
         self._waiting: deque[tuple[Message, asyncio.Future[SendResult]]] = deque()
         self._calls: set[asyncio.Task[None]] = set()
         #: Failures in a row that this process saw.
@@ -148,10 +114,9 @@ class Sender:
 
     def replace(self, sink: Sink) -> None:
         """Use another sink from the next call on."""
-        line, self._line = self._line, _Line(sink)
-        line.is_retired = True
-        if not line.calls:
-            self._start(line.close())
+        before, self._sender = self._sender, self._sender_of(sink)
+        if not before.calls:
+            self._start(before.close())
 
     def begin_with(self, opened_at: datetime | None) -> None:
         """Take the state from before the first message."""
@@ -193,7 +158,7 @@ class Sender:
         for task in self._calls:
             task.cancel()
         await asyncio.gather(*self._calls, return_exceptions=True)
-        await self._line.close()
+        await self._sender.close()
 
     # --- calls ---
 
@@ -201,8 +166,8 @@ class Sender:
         while self._waiting and not self._is_held and self._may_call():
             messages, futures = self._next_call()
             if messages:
-                self._line.calls += 1
-                self._start(self._call(self._line, messages, futures))
+                self._sender.calls += 1
+                self._start(self._call(self._sender, messages, futures))
 
     def _start(self, what: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(what)
@@ -210,72 +175,48 @@ class Sender:
         task.add_done_callback(self._calls.discard)
 
     def _may_call(self) -> bool:
-        line = self._line
-        if line.sink.is_single or not line.calls:
+        sender = self._sender
+        if sender.sink.is_single or not sender.calls:
             return True
         # Another call for a full load only: else the messages that come meanwhile make the next call fuller.
-        return line.calls < _CALLS_MAX and len(self._waiting) >= line.sink.messages_max
+        return sender.calls < _CALLS_MAX and len(self._waiting) >= sender.sink.messages_max
 
     def _next_call(self) -> tuple[list[Message], list[asyncio.Future[SendResult]]]:
-        sink, waiting = self._line.sink, self._waiting
-        messages: list[Message] = []
+        sink, waiting = self._sender.sink, self._waiting
+        load = Load(1 if sink.is_single else sink.messages_max, sink.bytes_max)
         futures: list[asyncio.Future[SendResult]] = []
-        most = 1 if sink.is_single else sink.messages_max
-        size = 0
-        while waiting and len(messages) < most:
+        while waiting:
             message, future = waiting[0]
-            size += len(message.body)
-            if messages and size > sink.bytes_max:
-                break
-            waiting.popleft()
             if not future.done():
-                messages.append(message)
+                if not load.add(message):
+                    break
                 futures.append(future)
-        return messages, futures
+            waiting.popleft()
+        return load.messages, futures
 
     async def _call(
-        self, line: _Line, messages: list[Message], futures: list[asyncio.Future[SendResult]]
+        self, sender: Sender, messages: list[Message], futures: list[asyncio.Future[SendResult]]
     ) -> None:
         answers: Sequence[SendResult] | None = None
         try:
-            found = await self._send(line, messages)
+            found = await sender.send(messages)
+            if isinstance(found, SinkUnavailable):
+                await sender.close()
+                found = [found] * len(messages)
             self._count(messages, found)
             answers = found
         finally:
-            line.calls -= 1
+            sender.calls -= 1
             for place, future in enumerate(futures):
                 if not future.done():
                     future.set_result(answers[place] if answers else NotSent("the call was ended"))
             if answers is not None:
                 self._pump()
-                if line.is_retired and not line.calls:
-                    await line.close()
+                if sender is not self._sender and not sender.calls:
+                    await sender.close()
 
-    async def _send(self, line: _Line, messages: list[Message]) -> Sequence[Answer]:
-        sink = line.sink
-        try:
-            async with asyncio.timeout(sink.call_seconds):
-                await line.open()
-                with sending(sink, messages):
-                    answers = await sink.send(messages)
-            check_count("send", answers, messages)
-            check_answers(answers)
-        except asyncio.CancelledError:
-            line.spoil()
-            raise
-        except Exception as error:
-            problem = self._unavailable(sink, error)
-            await line.close()
-            return [problem] * len(messages)
-        return answers
-
-    def _unavailable(self, sink: Sink, error: Exception) -> SinkUnavailable:
-        if isinstance(error, SinkUnavailable):
-            return error
-        if isinstance(error, TimeoutError):
-            return SinkUnavailable(f"{sink.place}: no answer within {sink.call_seconds:g} s")
-        log.error("endpoint %s: %s", self.name, error, exc_info=error)  # a defect of the sink
-        return SinkUnavailable(f"{sink.place}: {type(error).__name__}: {error}")
+    def _sender_of(self, sink: Sink) -> Sender:
+        return Sender(f"endpoint {self.name}", sink, log)
 
     def _count(self, messages: Sequence[Message], answers: Sequence[Answer]) -> None:
         """Count the answers, and report at once what changes the state of the endpoint."""

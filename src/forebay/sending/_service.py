@@ -1,4 +1,4 @@
-"""``QueueService``: a worker of one internal queue, with database sessions beside those of the worker."""
+"""``QueueService``: a worker of one queue with one handler, and database sessions beside those of the worker."""
 
 from __future__ import annotations
 
@@ -11,22 +11,36 @@ from forebay.worker import OneHandlerApplication, Worker
 
 if TYPE_CHECKING:
     from forebay.arguments.kinds import Kind
+    from forebay.worker.ground.application import Intake
 
 
 class QueueService(OneHandlerApplication):
-    """What a worker of an internal queue runs.
+    """What a worker of one queue runs, with one handler for its jobs.
 
     Args:
         kind: the handler, with the queue.
         title: what the worker does, for people.
         concurrency: slots of the worker.
+        group: the consumer group of the queue.
+        intake: bounds the claims; None: only the slots do.
         call_seconds: the deadline of a call of the database; a call waits for a lock for at most a quarter of it.
     """
 
-    def __init__(self, kind: Kind, *, title: str, concurrency: int, call_seconds: float) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        *,
+        title: str,
+        concurrency: int,
+        group: str = "default",
+        intake: Intake | None = None,
+        call_seconds: float = 20.0,
+    ) -> None:
         super().__init__(kind)
+        self.group = group
+        self.concurrency = concurrency
         self._title = title
-        self._concurrency = concurrency
+        self._intake = intake
         self._call_seconds = call_seconds
         self._dsn = ""
         self._name = ""
@@ -35,7 +49,7 @@ class QueueService(OneHandlerApplication):
     def worker(
         self, dsn: str, settings: WorkerSettings | None = None, *, answers_probes: bool = True
     ) -> Worker:
-        """Return the worker; call it once.
+        """Return a worker: each service has its own, so that one that hangs holds up its own jobs only.
 
         Args:
             dsn: the database.
@@ -44,13 +58,15 @@ class QueueService(OneHandlerApplication):
         """
         self._dsn = dsn
         self._settings = replace(
-            settings or WorkerSettings(), concurrency=self._concurrency, queue=None
+            settings or WorkerSettings(), concurrency=self.concurrency, queue=None
         )
         worker = Worker(
             self,
             dsn,
             queues={self._kind.queue: 1},
             settings=self._settings,
+            group=self.group,
+            intake=self._intake,
             answers_probes=answers_probes,
             title=self._title,
         )

@@ -1,4 +1,4 @@
-"""The endpoints as this process knows them: their settings, sinks and senders."""
+"""The endpoints as this process knows them: their settings, sinks and calls."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import contextlib
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.endpoints._presets import as_retries
-from forebay.endpoints._sender import Sender
 from forebay.errors import ConfigError, DatabaseUnavailable
 from forebay.model.text import logger
+from forebay.sending._endpoint_calls import EndpointCalls
+from forebay.sending._presets import as_retries
 from forebay.sinks import Sink, make_sink, sink_settings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-    from forebay.endpoints._presets import Retries
-    from forebay.endpoints._reports import Reports
     from forebay.ops.deliveries import ChangedSettings, EndpointSettings, EndpointState
+    from forebay.sending._presets import Retries
+    from forebay.sending._reports import Reports
     from forebay.sinks import Answer, Message
 
 log = logger("forebay.endpoints")
@@ -55,11 +55,11 @@ class BrokenSink(Sink):
 
 
 class Endpoint:
-    """An endpoint with its settings and the sender of this process.
+    """An endpoint with its settings and the calls of this process.
 
     Attributes:
         settings: as last read.
-        sender: sends its messages.
+        calls: send its messages.
         retries: when failed deliveries are tried again.
     """
 
@@ -67,26 +67,26 @@ class Endpoint:
         self.settings = settings
         self.retries = self._retries(settings)
         self._sink_facts, sink = _made_sink(settings, datetime.now(UTC))
-        self.sender = Sender(
+        self.calls = EndpointCalls(
             settings.endpoint_id, settings.name, sink, reports, threshold=settings.breaker_threshold
         )
-        self.sender.begin_with(settings.opened_at)
+        self.calls.begin_with(settings.opened_at)
 
     def change(self, settings: EndpointSettings) -> None:
         """Take new settings. The sink is replaced only if what it was made of changed."""
         before, self.settings = self.settings, settings
         self.retries = self._retries(settings)
-        self.sender.threshold = settings.breaker_threshold
+        self.calls.threshold = settings.breaker_threshold
         self.renew_sink()
         if before.opened_at != settings.opened_at:
-            self.sender.set_state(settings.opened_at, is_newest=False)
+            self.calls.set_state(settings.opened_at, is_newest=False)
 
     def renew_sink(self) -> None:
         """Replace the sink if its settings changed, or a retired secret has expired."""
         now = datetime.now(UTC)
         if _sink_facts(self.settings, now) != self._sink_facts:
             self._sink_facts, sink = _made_sink(self.settings, now)
-            self.sender.replace(sink)
+            self.calls.replace(sink)
 
     def _retries(self, settings: EndpointSettings) -> Retries:
         try:
@@ -99,11 +99,11 @@ class Endpoint:
 class Endpoints:
     """The endpoints of this process, by id.
 
-    Owns them and their senders. It guarantees that a change that was committed is known here within about a second.
+    Owns them and their calls. It guarantees that a change that was committed is known here within about a second.
 
     Args:
         read: reads what changed since a version.
-        reports: where the senders count.
+        reports: where the calls count.
     """
 
     def __init__(self, read: Callable[[int], Awaitable[ChangedSettings]], reports: Reports) -> None:
@@ -137,7 +137,7 @@ class Endpoints:
         endpoint = self._by_id.get(endpoint_id)
         if endpoint is not None:
             opened_at = None if state is None else state.opened_at
-            endpoint.sender.set_state(opened_at, is_newest=is_newest)
+            endpoint.calls.set_state(opened_at, is_newest=is_newest)
 
     async def run(self) -> None:
         """Read changed settings until cancelled."""
@@ -162,7 +162,7 @@ class Endpoints:
                 endpoint.change(settings)
         self._version = found.version
         for gone in self._by_id.keys() - found.ids:
-            task = asyncio.create_task(self._by_id.pop(gone).sender.close())
+            task = asyncio.create_task(self._by_id.pop(gone).calls.close())
             self._closing.add(task)
             task.add_done_callback(self._closing.discard)
         for endpoint in self._by_id.values():
@@ -173,7 +173,7 @@ class Endpoints:
 
     async def close(self) -> None:
         """End all calls and close the sinks."""
-        closing = [endpoint.sender.close() for endpoint in self._by_id.values()]
+        closing = [endpoint.calls.close() for endpoint in self._by_id.values()]
         with contextlib.suppress(Exception):
             await asyncio.gather(*closing, *self._closing, return_exceptions=True)
 
