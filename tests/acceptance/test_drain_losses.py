@@ -29,6 +29,8 @@ from tests.support.waiting import wait_for, wait_for_async
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
 MANY = pytest.param(200_000, marks=pytest.mark.nightly)
+#: Without a proof messages are lost. One test of them shows in CI that these tests see it.
+CONTROL = pytest.param(False, marks=pytest.mark.nightly)
 
 
 def stage(conn, count):
@@ -80,7 +82,7 @@ async def test_a_stream_that_drops_what_it_accepted(
         assert lost(conn) == 0
 
 
-@pytest.mark.parametrize("verify", [True, False], ids=["verify", "control"])
+@pytest.mark.parametrize("verify", [True, CONTROL], ids=["verify", "control"])
 @pytest.mark.parametrize("count", [3_000, MANY])
 async def test_another_database_behind_something_that_drops(
     database, conn, server, template, count, verify
@@ -138,7 +140,7 @@ class ForgetfulStream(JetStream):
         ]
 
 
-@pytest.mark.parametrize("verify", [True, False], ids=["verify", "control"])
+@pytest.mark.parametrize("verify", [True, CONTROL], ids=["verify", "control"])
 @pytest.mark.parametrize("count", [3_000, MANY])
 async def test_a_stream_that_loses_messages_whose_ids_it_still_knows(
     database, conn, nats_server, far_name, count, verify
@@ -167,7 +169,7 @@ async def test_a_stream_that_loses_messages_whose_ids_it_still_knows(
         assert lost(conn) == 0
 
 
-@pytest.mark.parametrize("audit", [True, False], ids=["audit", "control"])
+@pytest.mark.parametrize("audit", [True, CONTROL], ids=["audit", "control"])
 @pytest.mark.parametrize("count", [3_000, MANY])
 async def test_a_broker_that_is_killed_and_forgets_everything(
     database, conn, tmp_path, far_name, count, audit

@@ -152,8 +152,15 @@ def wait_until(at: float) -> None:
     wait_for(lambda: time.monotonic() >= at, at - time.monotonic() + 5)
 
 
-@pytest.mark.parametrize("hangs", [False, True], ids=["stopped", "never answers"])
-@pytest.mark.parametrize("kind", ["redis", "rabbitmq"])
+@pytest.mark.parametrize(
+    ("kind", "hangs"),
+    [
+        pytest.param("redis", False, id="redis, stopped"),
+        pytest.param("redis", True, id="redis, never answers", marks=pytest.mark.nightly),
+        pytest.param("rabbitmq", False, id="rabbitmq, stopped", marks=pytest.mark.nightly),
+        pytest.param("rabbitmq", True, id="rabbitmq, never answers"),
+    ],
+)
 @pytest.mark.parametrize(
     ("before", "outage", "is_measured"),
     [

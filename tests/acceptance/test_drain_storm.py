@@ -112,7 +112,7 @@ def check(written: list[int], received: list[Received], killed: int) -> None:
     ("size", "seconds", "kills"),
     [
         pytest.param(2, 9, True, id="two"),
-        pytest.param(2, 4, False, id="without kills"),
+        pytest.param(2, 4, False, id="without kills", marks=pytest.mark.nightly),
         pytest.param(2, 60, True, id="two for a minute", marks=pytest.mark.nightly),
         pytest.param(10, 60, True, id="ten for a minute", marks=pytest.mark.nightly),
     ],

@@ -135,6 +135,7 @@ def test_fifty_keys_get_even_shares_of_four_processes(conn, database, workers, e
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_rate_below_one_per_second_is_kept_over_a_minute(
     conn, database, workers, effects, is_long
 ):

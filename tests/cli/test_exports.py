@@ -86,7 +86,7 @@ def written(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("step", ["page", "sync", "name", "directory", "mark", "marked"])
 def test_a_run_that_is_killed_between_two_steps_is_run_again(
     forebay, conn, database, tmp_path, segments, step, count

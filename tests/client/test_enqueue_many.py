@@ -114,6 +114,7 @@ def test_a_generator_is_sent_in_chunks_and_nothing_is_kept(conn):
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_million_jobs_from_an_iterator(database, conn):
     """
     The same holds for a million: the process grows by some megabytes at most. They are all there

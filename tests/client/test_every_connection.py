@@ -25,7 +25,18 @@ app = App()
 def send_welcome(user_id: int, locale: str = "en", note: str = "") -> None: ...
 
 
-@pytest.fixture(params=ALL, ids=lambda kind: kind.__name__)
+#: One of each library; with the others the tests are slow.
+QUICK = ("Psycopg", "AsyncPsycopg", "Asyncpg", "SQLAlchemySession", "DjangoConnection")
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(
+            kind, id=kind.__name__, marks=[] if kind.__name__ in QUICK else pytest.mark.slow
+        )
+        for kind in ALL
+    ]
+)
 def driver(request, database):
     driver = request.param(database)
     yield driver

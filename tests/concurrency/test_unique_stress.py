@@ -234,7 +234,15 @@ class UniqueStress:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", list(MODES))
+@pytest.mark.parametrize(
+    "mode",
+    [
+        mode
+        if mode in ("idempotent", "debounce")
+        else pytest.param(mode, marks=pytest.mark.nightly)
+        for mode in MODES
+    ],
+)
 def test_the_truth_table_holds_at_every_sampled_instant(
     database, mode, seed, stress_seconds, is_long
 ):

@@ -76,6 +76,7 @@ async def test_thousands_due_in_the_same_second_run_once_and_not_early(app, conn
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_a_hundred_thousand_due_at_once_are_promoted_in_bounded_calls(conn, database, is_long):
     """
     In calls of five thousand, five thousand a second and more, whatever else has to be done has its turn in between:
@@ -163,6 +164,7 @@ async def test_ten_idle_workers_ask_little_more_than_one_and_start_a_job_once(ap
 
 
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_very_many_keys_and_one_with_most_of_the_jobs(conn, database, is_long):
     """
     Nearly every job has an ordering key of its own, one key has a tenth of them all, and a claim holds that one: the

@@ -202,7 +202,10 @@ def test_a_restored_log_runs_nothing_until_it_is_adopted(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("direction", "resume"), [("ahead", True), ("behind", False)])
+@pytest.mark.parametrize(
+    ("direction", "resume"),
+    [pytest.param("ahead", True, marks=pytest.mark.nightly), ("behind", False)],
+)
 def test_a_restored_log_in_a_cluster_of_quite_other_xids(
     server, database, own_server, tmp_path, place, direction, resume
 ):

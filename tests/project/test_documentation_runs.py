@@ -45,29 +45,7 @@ FILES = [
         ]
     )
 ]
-#: Pages that start many workers, or wait as their reader would.
-LONG = {
-    "README.md",
-    "docs/howto/backfill.md",
-    "docs/howto/dead-letters.md",
-    "docs/howto/django.md",
-    "docs/howto/guard-against-long-transactions.md",
-    "docs/howto/limits.md",
-    "docs/howto/logging-and-sentry.md",
-    "docs/howto/reconcile.md",
-    "docs/howto/restore-a-dump.md",
-    "docs/howto/run-workers.md",
-    "docs/howto/several-groups.md",
-    "docs/howto/testing.md",
-    "docs/tutorial/first-job.md",
-    "docs/tutorial/subjects.md",
-}
 NOT_RUN = [block for file in FILES for block in read_blocks(file) if block.directive == "not run"]
-
-
-def a_page(file: Path):
-    name = str(file.relative_to(ROOT))
-    return pytest.param(file, id=name, marks=[pytest.mark.slow] if name in LONG else [])
 
 
 @pytest.fixture(scope="module")
@@ -103,14 +81,18 @@ def environment(database, tmp_path) -> dict[str, str]:
     }
 
 
+def a_param(file: Path):
+    return pytest.param(file, id=str(file.relative_to(ROOT)))
+
+
 def with_examples() -> Iterator:
     """The pages, and after the tutorial the examples, as a newcomer takes them."""
     for file in FILES:
         if read_blocks(file):
-            yield a_page(file)
+            yield a_param(file)
         if file == FIRST[-1]:
             for example in EXAMPLES:
-                yield pytest.param(example, id=str(example.relative_to(ROOT)))
+                yield a_param(example)
 
 
 @pytest.mark.slow

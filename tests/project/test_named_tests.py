@@ -89,3 +89,21 @@ def broken_links(page: Path) -> list[str]:
         if not file.exists() or (anchor and anchor not in anchors_of(file)):
             broken.append(f"{target}#{anchor}" if anchor else target)
     return broken
+
+
+def test_every_file_with_tests_of_the_night_has_its_twins_named():
+    """
+    CI leaves out what is marked nightly: tests/README.md says which shorter test checks the same promise there.
+    """
+    text = (ROOT / "tests/README.md").read_text(encoding="utf-8")
+    table = text.partition("| only at night |")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines()[1:] if line.startswith("|")]
+    named = {name for row in rows for name in re.findall(r"`([\w/]+\.py)`", row)}
+    nightly = {
+        str(file.relative_to(ROOT / "tests"))
+        for file in (ROOT / "tests").rglob("test_*.py")
+        if "pytest.mark." + "nightly" in file.read_text(encoding="utf-8")
+    }
+    assert named == nightly
+    twins = re.findall(r"`(\w+/test_\w+\.py)`", table)
+    assert [name for name in twins if not (ROOT / "tests" / name).exists()] == []

@@ -437,7 +437,14 @@ def stress(database: str, seed: int, *, keys: int = 8, rounds: int = 400) -> Non
 
 
 @pytest.mark.parametrize(
-    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
+    "seed",
+    [
+        0,
+        *(
+            pytest.param(seed, marks=[pytest.mark.slow, pytest.mark.nightly])
+            for seed in range(1, 4)
+        ),
+    ],
 )
 def test_whatever_happens_each_key_runs_in_order(database, seed):
     """Retries, snoozes, jobs released, suspects, lost leases, small segments: each job is done once, in its key's order."""

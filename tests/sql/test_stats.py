@@ -66,7 +66,7 @@ class Watched(Life):
 @pytest.mark.slow
 @pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize(
-    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 12))]
+    "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(2, 12))]
 )
 def test_stats_are_the_sum_over_the_states_of_all_jobs(database, conn, seed, keyed):
     """After every random act, for two groups, kinds, tags, priorities and keys: stats() agrees with job() and with a full count."""

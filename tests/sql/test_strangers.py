@@ -127,7 +127,7 @@ class Watch:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "strangers",
-    [*([s] for s in STRANGERS), STRANGERS],
+    [*(pytest.param([s], marks=pytest.mark.nightly) for s in STRANGERS), STRANGERS],
     ids=lambda s: "+".join(x.__name__ for x in s),
 )
 def test_no_strangers_stall(database, strangers):
