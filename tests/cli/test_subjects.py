@@ -18,6 +18,7 @@ def crawl(forebay, conn):
     forebay("subjects", "push", "crawl", "a.org", '{"url": "a.org/x"}', "--queue", "q", "--delay", "1h")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_life_of_a_subject(forebay, conn):
     assert forebay("subjects", "list", "q").out == "No subjects.\n"
     push = ("subjects", "push", "crawl", "a.org", '{"url": "x"}', "--queue", "q", "--delay", "1h")

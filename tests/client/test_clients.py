@@ -475,6 +475,7 @@ def test_both_faces_have_the_same_methods():
         assert as_synchronous == str(inspect.signature(twin))
 
 
+@pytest.mark.slow
 def test_the_generated_files_are_up_to_date():
     """
     The synchronous client is what the tool makes of the asynchronous one, to the last character.

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.engine import one
 
 #: A server that loads the application, enqueues, and forks its workers.
@@ -38,6 +40,7 @@ app.run_worker(until_idle=True)
 """
 
 
+@pytest.mark.slow
 def test_forked_processes_share_no_connection(conn, database):
     """
     Enqueued and worked before the fork and after it, in parent and children at once: every job is there, runs once, and

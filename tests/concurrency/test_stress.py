@@ -16,6 +16,7 @@ def short_history(dsn: str) -> None:
         conn.execute("select forebay.configure('retention_days', 0)")
 
 
+@pytest.mark.slow
 def test_nothing_is_lost_or_doubled_under_stress(database, seed, stress_seconds):
     """
     Writers commit, roll back, take savepoints and prepare in random order; readers of two groups
@@ -67,6 +68,7 @@ def keyed_run(dsn: str, seed: int, seconds: float, **options) -> Ledger:
     return ledger
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("claim_bytes", [2_097_152, 60])
 def test_no_job_with_an_ordering_key_is_lost_or_doubled_under_stress(
     database, seed, stress_seconds, claim_bytes
@@ -91,6 +93,7 @@ def test_no_job_with_an_ordering_key_is_lost_or_doubled_under_stress(
         assert one(conn, emptied) > 0
 
 
+@pytest.mark.slow
 def test_the_stress_run_sees_jobs_of_a_segment_that_no_claim_reads(database, seed):
     """
     The same where a claim chooses the segments that it reads some time before the snapshot at which

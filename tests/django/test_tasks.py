@@ -33,6 +33,7 @@ def work():
     return app.run_worker(queues={"default": 1, "mail": 1}, until_idle=True)
 
 
+@pytest.mark.slow
 def test_a_task_runs(tasks):
     """
     Plain and coroutine functions, with positional and keyword arguments and with a context.

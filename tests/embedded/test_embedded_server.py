@@ -86,6 +86,7 @@ print(server.pid, server.dsn(), flush=True)
 """
 
 
+@pytest.mark.slow
 def test_a_second_command_finds_the_running_server(folder, pg_bin):
     """
     The server outlives the command that started it; the next one gets the same server.
@@ -116,6 +117,7 @@ def test_commands_that_start_at_once_share_one_server(folder, pg_bin):
     assert all(command.returncode == 0 for command in commands)
 
 
+@pytest.mark.slow
 def test_one_command_may_stop_what_another_started(started, pg_bin):
     """
     Two commands may take turns in starting and stopping; each sees what the other did.
@@ -218,6 +220,7 @@ def test_a_pid_given_out_again_does_not_pass_for_the_server(started, whose):
         other.wait()
 
 
+@pytest.mark.slow
 def test_a_long_path_gets_a_short_socket(folder, pg_bin):
     """
     A socket's path holds about a hundred bytes; a data folder may lie deeper than that.
@@ -233,6 +236,7 @@ def test_a_long_path_gets_a_short_socket(folder, pg_bin):
     assert not server.socket_dir.exists()
 
 
+@pytest.mark.slow
 def test_a_temporary_server_leaves_nothing(pg_bin):
     """
     At the end its processes and its folder are gone, even when it was killed before.
@@ -267,6 +271,7 @@ with temporary_server(sys.argv[1] or None) as server:
     )
 
 
+@pytest.mark.slow
 def test_a_refused_start_shows_what_the_server_said(folder, pg_bin):
     """
     The error carries the end of the log, and the folder can be started once the cause is gone.
@@ -330,6 +335,7 @@ def test_data_of_another_major_version_is_refused(started):
     assert started.start()
 
 
+@pytest.mark.slow
 def test_a_half_made_data_folder_is_made_again(folder, pg_bin):
     """
     An initdb that was killed leaves a draft, never a data folder that cannot start.
@@ -342,6 +348,7 @@ def test_a_half_made_data_folder_is_made_again(folder, pg_bin):
     assert not draft.exists()
 
 
+@pytest.mark.slow
 def test_the_environment_does_not_steer_the_server(folder, pg_bin, monkeypatch):
     """
     PGDATA, PGPORT and the locale of the caller change nothing.
@@ -453,6 +460,7 @@ def test_a_data_folder_the_lent_account_cannot_reach_is_refused(folder):
     assert [path.name for path in private.iterdir()] == ["data.lock"]
 
 
+@pytest.mark.slow
 def test_the_servers_account_cannot_read_the_callers_environment(folder, pg_bin, monkeypatch):
     """
     Every process of that account may read it in /proc: it holds no secret of the caller.

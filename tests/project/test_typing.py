@@ -63,6 +63,7 @@ def test_right_uses_are_accepted(complaints):
     assert complaints(HERE / "accepted.py") == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("complaints", [complaints_of_mypy, complaints_of_pyright])
 def test_wrong_uses_are_refused(complaints, refused):
     """

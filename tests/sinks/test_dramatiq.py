@@ -63,6 +63,7 @@ def read(message):
     return Received(message["message_id"], message["actor_name"], body, headers)
 
 
+@pytest.mark.slow
 def test_a_worker_of_dramatiq_runs_what_was_committed(database, redis_server, far_name):
     url = f"redis://{redis_server}/{DATABASE}"
     found = ends_in_a_worker(

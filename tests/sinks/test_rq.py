@@ -108,6 +108,7 @@ def read(client, name):
     return Received(meta["forebay-id"], function, body, meta)
 
 
+@pytest.mark.slow
 def test_a_worker_of_rq_runs_what_was_committed(database, redis_server, far, far_name):
     sink = RQ(far, far_name, tasks={"shop.ship": "rq_tasks.ship", ORDER: "rq_tasks.ship"})
     found = ends_in_a_worker(

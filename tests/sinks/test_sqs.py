@@ -85,6 +85,7 @@ class _Queue(SinkContract):
 class TestSqs(_Queue):
     bulk = 200
 
+    @pytest.mark.slow
     def test_several_requests_at_once_bring_every_message(self):
         self.requests = 8
         messages = [make_message(number) for number in range(1, 201)]
@@ -128,6 +129,7 @@ class TestSqs(_Queue):
         assert isinstance(first, Accepted)
         assert isinstance(third, Accepted)
 
+    @pytest.mark.slow
     def test_characters_that_are_not_of_xml(self):
         message = make_message(
             1, body='{"text":"\uffff\ufffe\\u0001"}', headers={"odd": "\x01\uffff"}
@@ -251,6 +253,7 @@ class TestFifo(_Queue):
     suffix = ".fifo"
     attributes = {"FifoQueue": "true"}  # noqa: RUF012
 
+    @pytest.mark.slow
     def test_a_repetition_is_dropped(self):
         async def use():
             return await self.answers(make_message(1)), await self.answers(make_message(1))

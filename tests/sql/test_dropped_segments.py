@@ -129,6 +129,7 @@ def test_the_first_claim_of_a_lane_touches_no_segment_that_was_emptied(database,
         assert [b.job_ids for b in reader.claim_all()] == [[job]]
 
 
+@pytest.mark.slow
 def test_a_long_life_leaves_few_tables(database, conn):
     """
     Emptied segments are dropped with their functions and registry rows. Nothing waiting, open or enqueued later is lost, for

@@ -85,6 +85,7 @@ def exports(conn):
     ).fetchall()
 
 
+@pytest.mark.slow
 def test_a_segment_is_emptied_when_each_export_has_written_it(database, conn):
     """Two exports; a segment goes when the second has marked it."""
 
@@ -212,6 +213,7 @@ def test_a_segment_that_was_emptied_meanwhile_is_not_marked(database, conn):
         refuses()
 
 
+@pytest.mark.slow
 def test_a_segment_in_use_is_not_ready(database, conn):
     """A running job holds it; the segments behind it are found all the same."""
     one(conn, "select forebay.create_export('a')::text")

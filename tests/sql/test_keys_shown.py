@@ -282,6 +282,7 @@ def test_a_call_for_a_key_names_one_key(conn, reader):
     assert conn.execute("select * from forebay.key('none', limit_key => 'a')").fetchall() == []
 
 
+@pytest.mark.slow
 def test_the_list_reads_no_more_pages_than_its_header_states(database, conn, reader):
     """For each waiting key and each waiting job a few pages."""
     limit(conn, key_concurrency=1)

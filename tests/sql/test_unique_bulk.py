@@ -155,6 +155,7 @@ def what_it_does(conn, call, jobs: list[Job]) -> Any:
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [("a",), ("a", "b"), ()])
 def test_one_call_for_many_keys_does_what_a_call_for_each_does(database, conn, seed, groups):
     """
@@ -347,6 +348,7 @@ def numbering_goes_on_in_bulk(database: str) -> None:
             assert sqlstate(conn, query, busy) == "JQ004"
 
 
+@pytest.mark.slow
 def test_numbering_goes_on_in_bulk(database):
     """
     Generations are not forgotten while an open bulk call makes the next ones.

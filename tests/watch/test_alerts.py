@@ -98,6 +98,7 @@ async def steady(app, conn, well, watch):
     assert await watch.codes() == set()
 
 
+@pytest.mark.slow
 async def test_a_producer_that_stops_fires_a1_only(app, conn, watch, work):
     well, _ = work
     await steady(app, conn, well, watch)
@@ -110,6 +111,7 @@ async def test_a_producer_that_stops_fires_a1_only(app, conn, watch, work):
     assert watch.events() == [("alerts.fired", "A1", "mail"), ("alerts.cleared", "A1", "mail")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("guarded", [True, False])
 async def test_completed_jobs_are_those_of_the_counters(database, conn, watch, guarded):
     """All of the last 15 minutes, in whatever number of batches, also when older folds were deleted; the control knows the newest batches."""
@@ -153,6 +155,7 @@ async def test_completed_jobs_are_those_of_the_counters(database, conn, watch, g
         assert completed() == [7]
 
 
+@pytest.mark.slow
 async def test_a_consumer_that_stops_fires_a1_of_the_three(app, conn, watch, work):
     """Nobody serves the queue, and its oldest job waits: the other two alerts say so."""
     well, _ = work
@@ -165,6 +168,7 @@ async def test_a_consumer_that_stops_fires_a1_of_the_three(app, conn, watch, wor
     assert await watch.wait(180) == set()
 
 
+@pytest.mark.slow
 async def test_a_producer_that_outpaces_its_consumer_fires_a2_of_the_three(app, conn, watch, work):
     well, _ = work
     await steady(app, conn, well, watch)
@@ -177,6 +181,7 @@ async def test_a_producer_that_outpaces_its_consumer_fires_a2_of_the_three(app, 
     assert await watch.wait(180, A) == set()
 
 
+@pytest.mark.slow
 async def test_a_job_that_can_never_succeed_fires_a3_only(app, conn, watch, work):
     well, broken = work
     await steady(app, conn, well, watch)
@@ -188,6 +193,7 @@ async def test_a_job_that_can_never_succeed_fires_a3_only(app, conn, watch, work
     assert await watch.wait(180) == set()
 
 
+@pytest.mark.slow
 async def test_the_first_hour_of_an_installation_has_no_false_alarm(database, conn, watch):
     """
     Jobs wait and no worker was ever started; then the hour is over. Nobody has checked yet, and that is no alert either.
@@ -212,6 +218,7 @@ async def test_alerts_that_nobody_checks_are_an_alert(database, conn, watch):
     assert conn.execute("select * from forebay.alerts()").fetchall() == []
 
 
+@pytest.mark.slow
 async def test_dead_letters_that_become_more(app, conn, watch, work):
     _, broken = work
     conn.execute("select forebay.set_threshold('dead_lately_most', 4)")
@@ -271,6 +278,7 @@ class Store:
         return [] if after else [(1, 1)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["pass", "direct"])
 async def test_the_breaker_of_a_mirror_whose_store_is_away(app, conn, watch, how):
     """Of the passes of a worker, and of direct writes where no worker runs; it clears when the store is back."""
@@ -309,6 +317,7 @@ async def test_the_breaker_of_a_mirror_whose_store_is_away(app, conn, watch, how
     assert [kind for act, kind, _ in watch.events() if act == "alerts.fired"] == ["breaker"]
 
 
+@pytest.mark.slow
 async def test_a_schedule_that_no_worker_decides(app, conn, watch, work):
     """Before its instant comes: no worker runs, or none with schedules; a worker that decides them ends it."""
     conn.execute(
@@ -332,6 +341,7 @@ async def test_a_schedule_that_no_worker_decides(app, conn, watch, work):
     assert await watch.wait(180) == set()
 
 
+@pytest.mark.slow
 async def test_an_export_that_lags_and_one_that_has_missed_a_segment(database, conn, watch):
     """Segments wait; then one is emptied unwritten, which is an error for a day."""
     small_segments(conn, rows=100, reserve=1000)
@@ -384,6 +394,7 @@ async def test_the_drift_of_a_mirror(database, conn, watch):
     assert await watch.wait(180) == set()
 
 
+@pytest.mark.slow
 async def test_a_schedule_that_nobody_runs(database, conn, watch):
     conn.execute(
         "select forebay.create_schedule('nightly', 'report', cron => '* * * * *', queue => 'mail')"

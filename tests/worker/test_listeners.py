@@ -194,6 +194,7 @@ async def test_a_listener_must_be_a_function(app):
         app.on_failed("report")  # type: ignore[type-var]
 
 
+@pytest.mark.slow
 async def test_a_lost_worker_is_reported(app, conn, workers):
     """
     The worker that finds another one silent calls ``on_worker_lost`` with its name and the number of its jobs.

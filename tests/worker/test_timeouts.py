@@ -85,6 +85,7 @@ async def test_at_the_soft_timeout_a_handler_is_asked_to_stop(app, conn):
     assert sorted(seen) == [("finished", True), ("loop", True), ("thread", True)]
 
 
+@pytest.mark.slow
 async def test_at_the_hard_timeout_the_slot_is_free_whatever_the_handler_does(app, conn):
     """
     One slot; three handlers that will not go: each loses its attempt, and the next job runs.
