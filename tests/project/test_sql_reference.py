@@ -1,6 +1,7 @@
 """The reference of SQL functions and the functions themselves say the same."""
 
 import re
+import shutil
 from pathlib import Path
 
 import psycopg
@@ -101,3 +102,27 @@ def test_every_sqlstate_that_sql_raises_has_its_error():
         for code in re.findall(r"errcode = '(JQ\d{3})'", source.read_text(encoding="utf-8"))
     }
     assert {code for code in SQLSTATES if code.startswith("JQ")} == raised
+
+
+@pytest.mark.parametrize(
+    ("comment", "folder", "problem"),
+    [
+        ("", "enqueue", "extra has no comment"),
+        ("-- Errors: none.\n-- other\n", "enqueue", "'other' is not a part of Errors"),
+        ("-- Do it.\n", "nowhere", "no part of sql.md has extra"),
+    ],
+)
+def test_a_function_that_the_page_would_not_have_is_refused(
+    comment, folder, problem, tmp_path, monkeypatch
+):
+    """
+    Nobody forgets the comment of a function, or the place of a new folder.
+    """
+    copy = Path(shutil.copytree(write_sql_reference.FUNCTIONS, tmp_path / "functions"))
+    (copy / folder).mkdir(exist_ok=True)
+    (copy / folder / "extra.sql").write_text(
+        f"-- grant: reader\n\n{comment}create function forebay.extra()\nreturns int\nlanguage sql stable\n"
+    )
+    monkeypatch.setattr(write_sql_reference, "FUNCTIONS", copy)
+    with pytest.raises(ValueError, match=problem):
+        write_sql_reference.page(PAGE)

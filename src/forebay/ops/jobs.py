@@ -92,7 +92,7 @@ def jobs(
 
 
 def depth(queue: str | None = None) -> Operation[list[Depth]]:
-    """Return the call that counts waiting and running jobs; it visits every waiting job."""
+    """Return the call that counts waiting and running jobs: it continues from the last counts."""
     return Operation(_DEPTH, lambda rows: rows_as(Depth, rows), {"queue": queue})
 
 
