@@ -17,9 +17,7 @@ LOCAL = {"allow": ["127.0.0.1", "localhost"], "https_only": False, "ports": None
 async def delivering(dsn: str, *, slots: int = 500, **settings):
     """Run a deliverer in this loop, and stop it at the end."""
     deliverer = Deliverer(slots=slots)
-    worker = deliverer.worker(
-        dsn, WorkerSettings(**(FAST | {"grace_seconds": 0.0} | settings)), answers_probes=False
-    )
+    worker = deliverer.worker(dsn, WorkerSettings(**(FAST | {"grace_seconds": 0.0} | settings)))
     task = asyncio.create_task(worker.run())
     try:
         await worker.started.wait()

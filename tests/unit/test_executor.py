@@ -13,6 +13,7 @@ import forebay
 from forebay.config import WorkerSettings
 from forebay.ops.claimed import ClaimedJob
 from forebay.ops.protocol import ReadyLane
+from forebay.worker.ground.common import Common
 from forebay.worker.ground.held import Batch, HeldJob, Lease
 from forebay.worker.run._key_queues import KeyQueues
 from forebay.worker.run.executor import Executor
@@ -37,22 +38,24 @@ class Outcomes:
     def settled_by_handler(self, job, ended):
         raise AssertionError(job)
 
+    def progress(self, jobs, done, note):
+        raise AssertionError(jobs)
+
+    def lease_lost(self, lease):
+        raise AssertionError(lease)
+
 
 def executor_of(app, outcomes, *, concurrency):
     """Return an executor without a worker around it."""
-    return Executor(
-        app.kinds,
-        WorkerSettings(concurrency=concurrency),
-        outcomes,
+    common = Common(
+        SimpleNamespace(kinds=app.kinds, middleware=()),
         dsn="",
-        name="unit",
+        settings=WorkerSettings(concurrency=concurrency),
         group="default",
-        resources={},
-        middleware=(),
-        on_free=lambda: None,
-        on_lease_lost=lambda _: None,
-        on_progress=lambda *_: None,
+        name="unit",
+        weights={},
     )
+    return Executor(common, outcomes, {}, lambda: None)
 
 
 def claimed(lease, *numbers):
@@ -146,7 +149,7 @@ def test_a_transaction_in_a_process_waits_for_the_settlement_before_it():
     async def story():
         executor = executor_of(forebay.App(), Outcomes(), concurrency=2)
         runner = executor._run.__self__
-        runner._processes = SimpleNamespace(run_call=run_call)
+        runner._places = SimpleNamespace(processes=SimpleNamespace(run_call=run_call))
         runner._reporter = SimpleNamespace(finish_committed=lambda *_: None)
         runner._record_duration = lambda *_: None
         lease = Lease(1, float("inf"))

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from forebay.db.session import Session
-from forebay.worker.maintain.maintenance import Maintenance
+from forebay.worker.maintain.maintenance import Leading, Maintenance
 from tests.support.engine import Reader, enqueue, one
 from tests.support.waiting import wait_for_async
 
@@ -20,7 +20,7 @@ async def test_counters_are_folded_soon_after_the_first_job_in_a_long_time(conn,
     An enqueue, a claim and a settlement each end the pause of the folds. PostgreSQL's statistics may report the last two ten seconds late.
     """
     session = Session(database, name="test")
-    maintenance = Maintenance(session, leader_id=1)
+    maintenance = Maintenance(session, leading=Leading(1))
 
     def pause():
         maintenance._folding.every_seconds = 300.0
@@ -52,7 +52,7 @@ async def test_a_fold_that_found_nothing_pauses_for_longer_and_longer(conn, data
     At least 500 times its duration, twice the last pause, and at most five minutes.
     """
     session = Session(database, name="test")
-    maintenance = Maintenance(session, leader_id=1)
+    maintenance = Maintenance(session, leading=Leading(1))
     try:
         duty = maintenance._folding
         await maintenance._fold(duty)

@@ -241,6 +241,16 @@ class Internals:
         return self.middlewares.all
 
     @property
+    def intake(self) -> None:
+        """None: only the free slots of a worker bound its claims."""
+        return
+
+    @property
+    def title(self) -> None:
+        """None: its workers show where it can be imported."""
+        return
+
+    @property
     def kinds(self) -> Kinds:
         """The declared kinds; a kind without a retry policy gets that of the settings."""
         if not self._retries_known:

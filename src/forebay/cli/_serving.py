@@ -84,7 +84,6 @@ def workers_of(
             settings=settings,
             group=group,
             location=location,
-            answers_probes=False,
         )
         announce(app, made, place)
         phases.append([made])
@@ -100,7 +99,7 @@ def _in_this_process(settings: WorkerSettings) -> WorkerSettings:
 
 def announced(drain: Drain, dsn: str, settings: WorkerSettings) -> Worker:
     """Return the worker of a drain, and log what it sends."""
-    worker = drain.worker(dsn, settings, answers_probes=False)
+    worker = drain.worker(dsn, settings)
     log.info(
         "worker %s: sending queue %s to %s (%s), as group %s",
         worker.name,
@@ -120,8 +119,7 @@ def delivering_workers(
 
     slots = SLOTS_DEFAULT if slots is None else slots
     workers = [
-        made.worker(dsn, _in_this_process(settings), answers_probes=False)
-        for made in (Router(), Deliverer(slots=slots))
+        made.worker(dsn, _in_this_process(settings)) for made in (Router(), Deliverer(slots=slots))
     ]
     log.info(
         "workers %s: expanding published events, and sending %s at a time to endpoints",

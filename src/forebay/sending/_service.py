@@ -36,25 +36,20 @@ class QueueService(OneHandlerApplication):
         intake: Intake | None = None,
         call_seconds: float = 20.0,
     ) -> None:
-        super().__init__(kind)
+        super().__init__(kind, title, intake)
         self.group = group
         self.concurrency = concurrency
-        self._title = title
-        self._intake = intake
         self._call_seconds = call_seconds
         self._dsn = ""
         self._name = ""
         self._settings = WorkerSettings()
 
-    def worker(
-        self, dsn: str, settings: WorkerSettings | None = None, *, answers_probes: bool = True
-    ) -> Worker:
+    def worker(self, dsn: str, settings: WorkerSettings | None = None) -> Worker:
         """Return a worker: each service has its own, so that one that hangs holds up its own jobs only.
 
         Args:
             dsn: the database.
             settings: as of a worker of handlers; the concurrency is that of the service.
-            answers_probes: whether it answers probes; False if several workers of a process do so together.
         """
         self._dsn = dsn
         self._settings = replace(
@@ -66,9 +61,6 @@ class QueueService(OneHandlerApplication):
             queues={self._kind.queue: 1},
             settings=self._settings,
             group=self.group,
-            intake=self._intake,
-            answers_probes=answers_probes,
-            title=self._title,
         )
         self._name = worker.name
         return worker

@@ -165,8 +165,8 @@ async def run_until_idle_async(
             queues=chosen,
             settings=settings,
             group=group,
-            on_attempt=found.record,
         )
+        worker.on_attempt = found.record
         await worker.run(until_idle=True)
         if not with_scheduled or (found.failures and raise_on_failure):
             break

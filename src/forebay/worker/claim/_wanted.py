@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING
 from forebay.policy.claims import claim_size
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable
+    from collections.abc import Collection
 
-    from forebay.arguments.kinds import Kind
-    from forebay.config import WorkerSettings
-    from forebay.worker.ground.application import Intake
+    from forebay.worker.ground.common import Common
     from forebay.worker.run.executor import Executor
 
 #: Up to this many queues the slowest one decides how many jobs are claimed in advance.
@@ -24,26 +22,16 @@ class Wanted:
     Owns nothing, and leaves nothing behind. It guarantees that no more jobs are in hand than the intake allows.
 
     Args:
-        kinds: the handlers.
-        settings: the slots, and the limits of claims.
-        queues: the queues of the worker.
+        common: the handlers, the queues, the slots, the limits of claims, and what else bounds the number.
         executor: knows what runs and what waits for a slot.
-        intake: bounds the number; None: only the free slots do.
     """
 
-    def __init__(
-        self,
-        kinds: Iterable[Kind],
-        settings: WorkerSettings,
-        queues: Container[str],
-        executor: Executor,
-        intake: Intake | None,
-    ) -> None:
-        self._kinds = kinds
-        self._settings = settings
-        self._queues = queues
+    def __init__(self, common: Common, executor: Executor) -> None:
+        self._kinds = common.app.kinds
+        self._settings = common.settings
+        self._queues = common.weights
+        self._intake = common.app.intake
         self._executor = executor
-        self._intake = intake
 
     def jobs(self, *, coming: int = 0) -> int:
         """Return how many jobs to claim.

@@ -20,48 +20,28 @@ from forebay.errors import (
 )
 from forebay.model.text import logger
 from forebay.ops import protocol
-from forebay.ops.claimed import RawKinds
 from forebay.policy.backoff import reconnect_seconds
-from forebay.policy.claims import (
-    ClaimOrder,
-    LaneName,
-    LaneSizes,
-    is_full_claim,
-)
 from forebay.worker.claim._announcements import DELAY_SECONDS, Announcements
-from forebay.worker.claim._claim_calls import ClaimCalls
-from forebay.worker.claim._linger import Linger
+from forebay.worker.claim._lane_claims import LaneClaims
 from forebay.worker.claim._ready_lanes import ReadyLanes
 from forebay.worker.claim._wanted import Wanted
-from forebay.worker.ground.held import HeldJob
 from forebay.worker.ground.lock_warnings import holders_after_timeout
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable
 
-    from forebay.arguments.kinds import Kind
-    from forebay.config import WorkerSettings
     from forebay.db.session import Session
     from forebay.ops.protocol import ReadyLane
     from forebay.worker.claim.polling import PollLeadership
-    from forebay.worker.ground.application import Application, Intake
+    from forebay.worker.ground.common import Common
     from forebay.worker.ground.held import Batch, Lease
-    from forebay.worker.ground.signals import Signals
-    from forebay.worker.ground.stats import Stats
     from forebay.worker.lease.leases import LeaseKeeper
-    from forebay.worker.run.executor import Executor
-    from forebay.worker.run.suspects import Suspects
+    from forebay.worker.run.runners import Runners
 
 log = logger("forebay.worker")
 
 #: Pause after a ready lane gave no job because another worker was faster.
 _EMPTY_CLAIM_PAUSE_SECONDS = 0.002
-
-#: For how long, and how many jobs at a time, a worker claims from one lane without a poll while jobs of other lanes come too, and for
-#: how long it remembers that they do. Their producers do not notify a worker that is busy.
-_SHARED_SECONDS = 0.01
-_SHARED_ROWS = 250
-_SHARED_MEMORY_SECONDS = 10.0
 
 #: How long a call that is under way may take once the worker stops.
 _LAST_CALL_SECONDS = 1.0
@@ -77,76 +57,51 @@ class Claimer:
     After a crash the claimed jobs stay under the open leases. They come back when these are revoked.
 
     Args:
-        app: the application with the handlers.
+        common: the poll interval, the queues with their weights, and the signals that wake and end the loop.
         session: the connection for claims.
-        settings: the poll interval and other limits of claims.
-        weights: the queues with their weights.
         leases: provides the current lease.
-        executor: runs claimed jobs.
-        suspects: runs claimed suspects.
+        runners: run claimed jobs.
         leadership: decides when to poll again.
-        signals: wake and end the loop.
-        stats: counts the claims.
         on_claimed: called after a claim that returned jobs.
-        is_finished: called when no lane was ready; true ends the loop. None: the loop runs until it is stopped.
-        intake: bounds the claims; None: only the free slots do.
     """
 
     def __init__(
         self,
-        app: Application,
+        common: Common,
         session: Session,
-        settings: WorkerSettings,
-        weights: Mapping[str, int],
-        *,
         leases: LeaseKeeper,
-        executor: Executor,
-        suspects: Suspects,
+        runners: Runners,
         leadership: PollLeadership,
-        signals: Signals,
-        stats: Stats,
+        *,
         on_claimed: Callable[[], None],
-        is_finished: Callable[[], Awaitable[bool]] | None = None,
-        intake: Intake | None = None,
     ) -> None:
-        self._app = app
         self._session = session
-        self._settings = settings
-        self._weights = weights
+        self._settings = common.settings
+        self._weights = common.weights
+        self._signals = common.signals
+        self._stats = common.stats
+        self._intake = common.app.intake
         self._leases = leases
-        self._executor = executor
-        self._suspects = suspects
+        self._runners = runners
         self._leadership = leadership
-        self._signals = signals
-        self._stats = stats
-        self._is_finished = is_finished
-        self._intake = intake
-        self._order = ClaimOrder(weights, settings.starving_share, random.random)
         #: Until this time (monotonic clock) no poll is needed: producers notify of new jobs.
         self._polled_until = 0.0
-        #: The lanes of the last poll that found any, and until when (monotonic clock) jobs of several are expected.
-        self._last_names: set[LaneName] = set()
-        self._shared_until = 0.0
         #: Whether this worker claimed all that was ready at the last poll, or was announced since.
         self._is_drained = False
         self._notified = Announcements()
         #: Lanes whose limits may admit more jobs, because some of their jobs were settled.
         self._freed: dict[int, ReadyLane] = {}
-        self._sizes, self._linger = LaneSizes(), Linger(app.kinds)
-        raw = [kind for kind in app.kinds if kind.takes_raw]
-        raw_kinds = RawKinds({kind.name for kind in raw}, {kind.queue for kind in raw})
-        self._calls = ClaimCalls(
-            session, self._sizes, self._linger, stats, on_claimed, raw_kinds=raw_kinds
+        self._wanted = Wanted(common, runners.executor)
+        self._ready = ReadyLanes(session, leases, leadership, common.signals, common.weights)
+        self._lanes = LaneClaims(
+            common, session, runners, ready=self._ready, wanted=self._wanted, on_claimed=on_claimed
         )
-        self._wanted = Wanted(app.kinds, settings, weights, executor, intake)
-        self._ready = ReadyLanes(session, leases, leadership, signals, weights)
+        #: Set the maximum attempts by queue, as of the last heartbeat; the database decides by its own.
+        self.set_queue_attempts = self._lanes.set_queue_attempts
         self._must_check_batches = False
+        self._is_finished: Callable[[], Awaitable[bool]] | None = None
         #: Whether the worker stopped without an answer from the database.
         self.was_cut = False
-
-    def set_queue_attempts(self, attempts: Mapping[str, int]) -> None:
-        """Set the maximum attempts by queue, as of the last heartbeat; the database decides by its own."""
-        self._calls.queue_attempts = attempts
 
     def notify(self, queue: str) -> None:
         """Record the notification of a producer for a queue."""
@@ -178,8 +133,13 @@ class Claimer:
                 self._freed[batch.lane.lane] = batch.lane
         self.look()
 
-    async def run(self) -> None:
-        """Claim until stopped; a call that is under way then has one second to return."""
+    async def run(self, is_finished: Callable[[], Awaitable[bool]] | None = None) -> None:
+        """Claim until stopped; a call that is under way then has one second to return.
+
+        Args:
+            is_finished: called when no lane was ready; true ends the loop. None: the loop runs until it is stopped.
+        """
+        self._is_finished = is_finished
         claiming = asyncio.create_task(self._claim_until_stopped())
         stopped = asyncio.create_task(self._signals.stop_event.wait())
         try:
@@ -271,7 +231,7 @@ class Claimer:
             await self._leadership.resign_when_saturated()
             await self._signals.sleep(settings.poll_seconds if self._leadership.held else None)
             return True
-        idle = self._executor.is_idle
+        idle = self._runners.executor.is_idle
         lanes = await self._ready.next(wanted, self._notified if self._is_drained else None)
         self._is_drained = not lanes
         if not lanes:
@@ -281,68 +241,15 @@ class Claimer:
             if self._is_finished is None or not idle:
                 await self._signals.sleep(self._leadership.idle_seconds())
             return False
-        claimed = await self._claim_planned(lease, lanes, wanted)
+        claimed = await self._lanes.planned(lease, lanes, wanted)
         await self._leadership.resign_when_saturated()
         if claimed == 0:
+            executor = self._runners.executor
             # Without a free slot only suspects are left: the next free slot wakes this loop.
-            is_full = self._executor.busy >= self._executor.slots.concurrency
-            pause = self._linger.pause_seconds(lanes, _EMPTY_CLAIM_PAUSE_SECONDS)
+            is_full = executor.busy >= executor.slots.concurrency
+            pause = self._lanes.pause_after_nothing(lanes, _EMPTY_CLAIM_PAUSE_SECONDS)
             await self._signals.sleep(settings.poll_seconds if is_full else pause)
         return True
-
-    async def _claim_planned(self, lease: Lease, lanes: Sequence[ReadyLane], wanted: int) -> int:
-        """Claim up to ``wanted`` jobs from ready lanes, by weight and priority; return how many were claimed."""
-        settings = self._settings
-        names = {*map(_name, lanes)}
-        if len(names | self._last_names) > 1:
-            self._shared_until = time.monotonic() + _SHARED_MEMORY_SECONDS
-        self._last_names = names
-        open_lanes = self._linger.open(lanes)
-        if self._executor.is_decoding_behind:
-            # More large jobs would only take the places of small ones.
-            open_lanes = _without_large(open_lanes, self._sizes)
-            if not open_lanes:
-                await self._signals.sleep(settings.poll_seconds)
-                return 0
-        shares = _smallest_first(self._order.shares(open_lanes, wanted), self._sizes)
-        # A single lane, or the shards of one queue, need not give way to other lanes: claim from it again until the next
-        # poll is due.
-        alone = len({*map(_name, open_lanes)}) == 1 and not any(lane.is_private for lane in lanes)
-        again_until = self._repeat_until() if alone or len(lanes) == 1 else 0.0
-        claimed = 0
-        if len(shares) > 1:
-            taken_jobs, shares = await self._calls.together(lease, shares)
-            for lane, batch, rows in taken_jobs:
-                claimed += len(rows)
-                self._executor.take([HeldJob(row, batch, lane) for row in rows])
-        return claimed + await self._claim_shares(lease, shares, again_until)
-
-    async def _claim_shares(
-        self,
-        lease: Lease,
-        shares: Iterable[tuple[list[ReadyLane], int]],
-        again_until: float = 0.0,
-    ) -> int:
-        """Claim the shares lane by lane; each lane gets what those of its name before it left. Return how many were claimed."""
-        claimed = 0
-        for lanes, count in shares:
-            left = count
-            for lane in lanes:
-                if left <= 0 or self._signals.is_stopping or lease.lost:
-                    break
-                left -= await self._claim_lane(lease, lane, left, again_until)
-            claimed += count - left
-        return claimed
-
-    def _rows(self, lane: ReadyLane, count: int) -> int:
-        """Return how many of the wanted jobs one claim asks for."""
-        most = _SHARED_ROWS if time.monotonic() < self._shared_until else count
-        return self._sizes.rows(lane.lane, self._linger.rows(lane, min(count, most)))
-
-    def _repeat_until(self) -> float:
-        """Return until when (monotonic clock) to claim from a single ready lane without a poll."""
-        now, seconds = time.monotonic(), self._settings.poll_seconds
-        return now + (min(seconds, _SHARED_SECONDS) if now < self._shared_until else seconds)
 
     async def _claim_notified(self, lease: Lease) -> bool:
         """Claim from queues that had a notification, without a poll; return whether that took all their jobs.
@@ -356,7 +263,7 @@ class Claimer:
         # The jobs just claimed start here, so that their slots no longer count as free.
         await asyncio.sleep(0)
         wanted, total = self._wanted.jobs(), sum(self._weights.values())
-        if wanted <= 0 or not (self._leadership.held and self._suspects.is_idle):
+        if wanted <= 0 or not (self._leadership.held and self._runners.suspects.is_idle):
             return False
         if self._is_drained and time.monotonic() < self._polled_until:
             total = sum(self._weights[queue] for queue in notified)
@@ -368,7 +275,7 @@ class Claimer:
                 was_all = False
                 continue
             count = max(1, (wanted * self._weights[queue] // total + 1) // 2)
-            taken = await self._claim_lane(lease, lanes[0], count, again_until=0.0)
+            taken = await self._lanes.lane(lease, lanes[0], count, again_until=0.0)
             was_all &= self._notified.explain(queue, notified[queue], taken) and taken < count
         return was_all
 
@@ -382,111 +289,5 @@ class Claimer:
         if time.monotonic() < self._ready.until and self._ready.last <= freed.keys():
             await asyncio.sleep(0)
             if (wanted := self._wanted.jobs()) > 0:
-                shares = self._order.shares(freed.values(), wanted)
-                taken = await self._claim_shares(lease, shares)
+                taken = await self._lanes.freed(lease, freed.values(), wanted)
         return taken > 0
-
-    async def _claim_lane(
-        self, lease: Lease, lane: ReadyLane, count: int, again_until: float
-    ) -> int:
-        """Claim from a lane, and repeat while each claim is full, from ``again_until`` on only if no other lane is ready.
-
-        Return how many jobs were claimed. With 0.0 it claims once.
-        """
-        if lane.is_suspect:
-            return await self._claim_suspects(lease, lane, count)
-        if lane.is_limited:
-            return await self._claim_limited(lease, lane, count)
-        taken = 0
-        count = self._rows(lane, count)
-        if count <= 0:
-            return 0
-        claim = asyncio.create_task(self._calls.one(lease, lane, count))
-        try:
-            while True:
-                batch, rows = await claim
-                taken += len(rows)
-                is_full = is_full_claim(count, jobs=len(rows), size=sum(row.size for row in rows))
-                is_due = is_full and 0 < again_until <= time.monotonic()
-                if is_due and not self._executor.is_decoding_behind:
-                    again_until = await self._ready.only_until(lease, lane)
-                    again_until = min(again_until, self._repeat_until())
-                if is_full and time.monotonic() < again_until:
-                    # More jobs are likely: the server looks for them while the executor takes these.
-                    count = self._rows(lane, self._wanted.jobs(coming=len(rows)))
-                    again = count > 0 and not (self._signals.is_stopping or lease.lost)
-                else:
-                    again = False
-                if again:
-                    claim = asyncio.create_task(self._calls.one(lease, lane, count))
-                    await asyncio.sleep(0)
-                if batch is not None and not lease.lost:
-                    self._executor.take([HeldJob(row, batch, lane) for row in rows])
-                if not again:
-                    return taken
-        finally:
-            claim.cancel()
-
-    async def _claim_limited(self, lease: Lease, lane: ReadyLane, count: int) -> int:
-        """Claim from a lane whose queue has limits on starts; return how many jobs were claimed.
-
-        It claims nothing in advance, except for calls of batch handlers: a job that waits here for a slot would use its
-        limits without running.
-        """
-        taken = 0
-        until = time.monotonic() + self._settings.poll_seconds
-        if not _has_only_batches(self._app.kinds, lane.queue):
-            free = self._executor.slots.concurrency - self._executor.busy - self._executor.buffered
-            count = min(count, free)
-        while taken < count and not (self._signals.is_stopping or lease.lost):
-            asked = self._sizes.rows(lane.lane, count - taken)
-            batch, rows = await self._calls.one(lease, lane, asked)
-            if batch is None or lease.lost:
-                break
-            taken += len(rows)
-            self._executor.take([HeldJob(row, batch, lane) for row in rows])
-            if len(rows) < asked or time.monotonic() > until:
-                break  # The limits admit no more, or other lanes are to be served.
-        return taken
-
-    async def _claim_suspects(self, lease: Lease, lane: ReadyLane, count: int) -> int:
-        taken = 0
-        while (
-            taken < count
-            and self._executor.busy < self._executor.slots.concurrency
-            and not (self._signals.is_stopping or lease.lost)
-        ):
-            batch, rows = await self._calls.one(lease, lane, 1)
-            if batch is None or lease.lost:
-                break
-            taken += 1
-            await self._suspects.start(HeldJob(rows[0], batch, lane, alone=True))
-        return taken
-
-
-def _has_only_batches(kinds: Iterable[Kind], queue: str) -> bool:
-    """Return whether the queue has handlers, and all of them are batch handlers."""
-    sizes = [kind.batch_size for kind in kinds if kind.queue == queue]
-    return bool(sizes) and all(sizes)
-
-
-def _name(lane: ReadyLane) -> LaneName:
-    return LaneName(lane.queue, lane.priority)
-
-
-def _without_large(lanes: Iterable[ReadyLane], sizes: LaneSizes) -> list[ReadyLane]:
-    """Return the lanes of the names whose jobs are not known to be large."""
-    lanes = list(lanes)
-    large = {_name(lane) for lane in lanes if sizes.mean(lane.lane)}
-    return [lane for lane in lanes if _name(lane) not in large]
-
-
-def _smallest_first(
-    shares: list[tuple[list[ReadyLane], int]], sizes: LaneSizes
-) -> list[tuple[list[ReadyLane], int]]:
-    """Return the shares of a plan with queues of small jobs first: a claim of large jobs takes long. The order within a queue stays."""
-    largest: dict[str, int] = {}
-    for lanes, _ in shares:
-        for lane in lanes:
-            largest[lane.queue] = max(largest.get(lane.queue, 0), sizes.mean(lane.lane))
-    return sorted(shares, key=lambda share: largest[share[0][0].queue])

@@ -40,6 +40,14 @@ class Application(Protocol):
         """What runs around attempts and settlements, outermost first."""
 
     @property
+    def intake(self) -> Intake | None:
+        """What bounds the claims; None: only the free slots do."""
+
+    @property
+    def title(self) -> str | None:
+        """What `forebay workers list` shows of an application without a location."""
+
+    @property
     def listeners(self) -> Mapping[str, Sequence[Callable[[Any], Any]]]:
         """The functions to call after an event, by its name: failed, dead, done, worker_lost."""
 
@@ -58,10 +66,14 @@ class OneHandlerApplication:
 
     Args:
         kind: the handler.
+        title: what `forebay workers list` shows; None: nothing.
+        intake: what bounds the claims; None: only the free slots do.
     """
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, title: str | None = None, intake: Intake | None = None) -> None:
         self._kind = kind
+        self.title = title
+        self.intake = intake
 
     @property
     def kinds(self) -> Kinds:

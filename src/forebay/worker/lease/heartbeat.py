@@ -22,7 +22,9 @@ from forebay.worker.lease.identity import resident_kb
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from forebay.config import WorkerSettings
     from forebay.ops.protocol import HeartbeatAnswer
+    from forebay.worker.ground.common import Common
 
 log = logger("forebay.worker")
 
@@ -53,51 +55,41 @@ class Heartbeat:
     """Sends heartbeats for all leases of the process.
 
     Args:
-        dsn: the database.
-        name: application_name of the connection.
-        heartbeat_seconds: pause between heartbeats.
-        idle_seconds: the same while no job runs and there are few workers.
-        idle_seconds_max: longest pause while no job runs. The pause grows with the number of idle workers.
-        stall_seconds: heartbeats stop if the worker's loop does not respond for this long.
+        common: the database, the pauses between heartbeats, and whether the database can be used.
         held: called in the worker's loop; returns what the process holds.
         on_answer: called in the worker's loop with each answer, the leases of the heartbeat, when it was sent and when
             it was answered.
-        on_failure: called in the worker's loop with each error that means the database cannot be used.
-        pooler: see ``Session``.
     """
 
     def __init__(
         self,
-        dsn: str,
-        *,
-        name: str,
-        heartbeat_seconds: float,
-        idle_seconds: float,
-        idle_seconds_max: float,
-        stall_seconds: float,
+        common: Common,
         held: Callable[[], Held],
         on_answer: Callable[[HeartbeatAnswer, Sequence[int], float, float], None],
-        on_failure: Callable[[Exception], None] = lambda _: None,
-        pooler: str = "auto",
     ) -> None:
+        settings = common.settings
         self._session = Session(
-            dsn,
-            name=name,
+            common.dsn,
+            name=common.application_name,
             connect_seconds=3.0,
             call_seconds=3.0,
             lock_timeout="2s",
-            pooler=pooler,
+            pooler=settings.pooler,
         )
-        self._heartbeat_seconds = heartbeat_seconds
-        self._idle_seconds = idle_seconds
-        self._idle_seconds_max = idle_seconds_max
+        trusted = settings.lease_seconds - settings.lease_margin_seconds
+        self._heartbeat_seconds = settings.heartbeat_seconds
+        #: The pause while no job runs and there are few workers.
+        self._idle_seconds = _idle_seconds(settings)
+        #: The longest pause while no job runs. It grows with the number of idle workers.
+        self._idle_seconds_max = trusted / 3
+        #: Heartbeats stop if the worker's loop does not respond for this long.
+        self._stall_seconds = trusted
         self._extra_seconds = 0.0
         self._is_in_long_pause = False
         self._hurried = False
-        self._stall_seconds = stall_seconds
         self._held = held
         self._on_answer = on_answer
-        self._on_failure = on_failure
+        self._outage = common.signals.outage
         self._loop = asyncio.get_running_loop()
         self._snapshot = Held([], [], [], is_busy=False)
         self._seen_at = time.monotonic()
@@ -170,7 +162,7 @@ class Heartbeat:
                 except DatabaseUnavailable as error:
                     was_down = True
                     with contextlib.suppress(RuntimeError):
-                        self._loop.call_soon_threadsafe(self._on_failure, error)
+                        self._loop.call_soon_threadsafe(self._outage.failed, "heartbeat", error)
                 except RuntimeError:
                     return
                 except Exception as error:
@@ -200,6 +192,12 @@ class Heartbeat:
     def _take_snapshot(self) -> None:
         self._seen_at = time.monotonic()
         self._snapshot = self._held()
+
+
+def _idle_seconds(settings: WorkerSettings) -> float:
+    """Return the pause between heartbeats of an idle worker among few: at most three times the usual pause."""
+    most = min(settings.suspect_seconds, settings.lease_seconds - settings.lease_margin_seconds) / 2
+    return max(settings.heartbeat_seconds, min(3 * settings.heartbeat_seconds, most))
 
 
 async def _wait(event: asyncio.Event, seconds: float) -> None:

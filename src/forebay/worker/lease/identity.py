@@ -10,40 +10,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from forebay.config import WorkerSettings
+    from forebay.worker.ground.common import Common
+
 
 _QUEUES_MAX: Final = 100
 _TEXT_MAX: Final = 200
 
 
 def identity(
-    settings: WorkerSettings,
-    location: tuple[str, str, bool] | None,
-    group: str,
-    queues: Iterable[str],
-    title: str | None = None,
-    *,
-    schedules: bool = True,
+    common: Common, location: tuple[str, str, bool] | None, *, schedules: bool = True
 ) -> Callable[[], dict[str, Any]]:
     """Return a function that describes this process; its age counts from now.
 
     Args:
-        settings: of the worker.
+        common: settings, group and queues of the worker, and the title that stands where an app without a location has its name.
         location: of the app.
-        group: its consumer group.
-        queues: its queues.
-        title: stands where an app without a location has its name.
         schedules: whether it decides the instants of schedules.
     """
+    settings, title = common.settings, common.app.title
     began = time.monotonic()
     app = title if location is None else f"{location[0]}:{location[1]}"
     described = {
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "group": group,
-        "queues": list(queues)[:_QUEUES_MAX],
+        "group": common.group,
+        "queues": list(common.weights)[:_QUEUES_MAX],
         "app": app and (app[:_TEXT_MAX] if location is None else app[-_TEXT_MAX:]),
         "app_version": settings.app_version and settings.app_version[:_TEXT_MAX],
         "version": _version(),

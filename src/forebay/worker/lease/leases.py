@@ -15,11 +15,9 @@ from forebay.worker.ground.held import Lease
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from forebay.config import WorkerSettings
     from forebay.db.session import Session
     from forebay.ops.protocol import HeartbeatAnswer
-    from forebay.worker.ground.signals import Signals
-    from forebay.worker.ground.stats import Stats
+    from forebay.worker.ground.common import Common
     from forebay.worker.run.executor import Executor
     from forebay.worker.settle.settler import Settler
 
@@ -47,54 +45,37 @@ class LeaseKeeper:
     jobs come back as suspects.
 
     Args:
+        common: the queues, the group, the kinds and how long leases last.
         session: the connection for claims.
-        settings: how long leases last.
         executor: drops the jobs of lost leases.
         settler: reports whether all ended jobs are settled.
-        signals: end the worker, and wake its claim loop.
-        stats: counts lost leases.
-        name: the worker's name.
-        queues: the queues that it serves.
-        kinds: the kinds of its application, with their queues.
-        holding: the kinds whose dead letters hold their ordering key.
-        group: the consumer group that it serves in each queue.
         describe: returns what the worker reports of itself with each lease.
         on_groups: called with the ids of its groups once they are known.
-        waits_for_schema: wait while the schema is missing or too old; else raise.
     """
 
     def __init__(
         self,
+        common: Common,
         session: Session,
-        settings: WorkerSettings,
-        *,
         executor: Executor,
         settler: Settler,
-        signals: Signals,
-        stats: Stats,
-        name: str,
-        queues: Collection[str],
-        kinds: Mapping[str, str],
-        holding: Collection[str],
-        group: str,
+        *,
         describe: Callable[[], Mapping[str, object]],
         on_groups: Callable[[Collection[int]], None],
-        waits_for_schema: bool,
     ) -> None:
-        self._session = session
+        settings = common.settings
+        self._common = common
         self._settings = settings
+        self._signals = common.signals
+        self._stats = common.stats
+        self._name = common.name
+        self._session = session
         self._executor = executor
         self._settler = settler
-        self._signals = signals
-        self._stats = stats
-        self._name = name
-        self._queues = queues
-        self._kinds = kinds
-        self._holding = holding
-        self._group = group
         self._describe = describe
         self._on_groups = on_groups
-        self._waits_for_schema = waits_for_schema
+        #: Whether it waits while the schema is missing or too old; else that is an error.
+        self._waits_for_schema = settings.without_schema == "wait" and not common.until_idle
         self._groups: dict[int, str] = {}
         #: All leases that are not known to be closed, by id.
         self.open_leases: dict[int, Lease] = {}
@@ -175,18 +156,23 @@ class LeaseKeeper:
         """Open the worker's groups and record its kinds, with each lease: both may have been lost with their server."""
         found = await self._session.run(schema_version())
         require_version(found, newer_is_fine=True)
+        kinds = self._common.app.kinds
         for kind, queue, before in await self._session.run(
-            protocol.record_kinds(self._name, self._kinds, self._holding)
+            protocol.record_kinds(
+                self._name,
+                {kind.name: kind.queue for kind in kinds},
+                [kind.name for kind in kinds if kind.holds_key],
+            )
         ):
             log.info(
                 "jobs of %s enqueued without a queue go to %s now, not to %s", kind, queue, before
             )
         groups: dict[int, str] = {}
-        queues = list(self._queues)
+        queues = list(self._common.weights)
         # A part at a time: a new group makes others wait that open one, until the commit.
         for first in range(0, len(queues), _GROUPS_PER_CALL):
             part = queues[first : first + _GROUPS_PER_CALL]
-            ids = await self._session.run(protocol.open_groups(part, self._group))
+            ids = await self._session.run(protocol.open_groups(part, self._common.group))
             groups.update(zip(ids, part, strict=True))
         if groups != self._groups:
             self._groups = groups

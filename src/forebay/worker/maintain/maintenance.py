@@ -15,6 +15,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from forebay._dataclass import dataclass
 from forebay.errors import DatabaseUnavailable
 from forebay.model.attempts import LostWorker
 from forebay.model.text import logger
@@ -37,6 +38,10 @@ if TYPE_CHECKING:
     from forebay.model.alerts import AlertChange
 
 log = logger("forebay.maintenance")
+
+#: Pause between checks for due jobs; it delays a due job by half of this on average. Pause between checks for lost leases.
+_PROMOTE_SECONDS: Final = 0.1
+_REVOKE_SECONDS: Final = 1.0
 
 #: Jobs promoted by one call; after a full call the next one follows at once.
 _PROMOTE_ROWS = 5000
@@ -135,18 +140,29 @@ _LEAD_SECONDS = 1.6
 _REST_SECONDS = 2.0
 
 
+@dataclass(slots=True, frozen=True)
+class Leading:
+    """How a worker leads.
+
+    Attributes:
+        leader_id: the id under which it leads.
+        duties: other duties that it leads beside maintenance.
+        is_announced: returns whether this worker is notified when a job is added that is due soon.
+    """
+
+    leader_id: int
+    duties: Collection[int] = ()
+    is_announced: Callable[[], bool] = lambda: False
+
+
 class Maintenance:
     """The maintenance tasks of one process, on one connection.
 
     Args:
         session: a connection that no other part uses.
         on_work: called when jobs became claimable.
-        promote_seconds: pause between checks for due jobs; it delays a due job by half of this on average.
-        revoke_seconds: pause between checks for lost leases.
         outage: wakes the attempts to lead; None: only their pauses do.
-        leader_id: the id under which this worker leads. None: do the maintenance without leadership.
-        duties: other duties that it leads beside maintenance.
-        is_announced: returns whether this worker is notified when a job is added that is due soon.
+        leading: how this worker leads. None: do the maintenance without leadership.
     """
 
     def __init__(
@@ -155,15 +171,11 @@ class Maintenance:
         *,
         on_work: Callable[[], None] = lambda: None,
         on_worker_lost: Callable[[LostWorker], None] = lambda _: None,
-        promote_seconds: float = 0.1,
-        revoke_seconds: float = 1.0,
         outage: Outage | None = None,
-        leader_id: int | None = None,
-        duties: Collection[int] = (),
-        is_announced: Callable[[], bool] = lambda: False,
+        leading: Leading | None = None,
     ) -> None:
-        self._looks = Looks(promote_seconds, time.monotonic)
-        self._is_announced = is_announced
+        self._looks = Looks(_PROMOTE_SECONDS, time.monotonic)
+        self._leading = leading
         #: For how long the server's clock was seen to run evenly, and when it was read last.
         self._observed: tuple[float | None, float] = None, 0.0
         #: Grows with each job. What it was at the last answer, and when trimming began to come often.
@@ -172,9 +184,9 @@ class Maintenance:
         self._session = session
         self._on_work = on_work
         self._on_worker_lost = on_worker_lost
-        self._leader_id = leader_id
+        self._leader_id = None if leading is None else leading.leader_id
         self._leadership = Leadership(
-            [MAINTENANCE, *duties],
+            [MAINTENANCE, *(() if leading is None else leading.duties)],
             seconds=_LEAD_SECONDS,
             clock=time.monotonic,
             draw=random.random,
@@ -193,9 +205,9 @@ class Maintenance:
         self._lanes_due_at = 0.0
         self._swept_lanes = 0
         self._promotion = Duty(
-            "promote", promote_seconds, self._promote, _PROMOTE_ROWS, is_urgent=True
+            "promote", _PROMOTE_SECONDS, self._promote, _PROMOTE_ROWS, is_urgent=True
         )
-        self._revocation = Duty("revoke", revoke_seconds, self._revoke, is_urgent=True)
+        self._revocation = Duty("revoke", _REVOKE_SECONDS, self._revoke, is_urgent=True)
         self._sealing = Duty("seal", 1.0, self._seal, is_urgent=True)
         self._folding = Duty(
             "fold", _FOLD_SECONDS, self._fold, due_at=time.monotonic() + _FOLD_SECONDS
@@ -340,7 +352,9 @@ class Maintenance:
                 duties=self._leadership.wanted,
                 seconds=self._leadership.seconds,
                 observed_seconds=None if observed is None else observed + called_at - observed_at,
-                sleep_millis=self._looks.begin(is_announced=self._is_announced()),
+                sleep_millis=self._looks.begin(
+                    is_announced=self._leading is not None and self._leading.is_announced()
+                ),
             )
         )
         self._leadership.answered(answer.held, called_at, renewal_share=0.75)

@@ -26,10 +26,12 @@ async def run_workers(
     If one ends with an error, the others are stopped and the error is raised. The process is ready while all of them are.
 
     Args:
-        workers: made with ``answers_probes=False``.
+        workers: those to run; the process answers probes for them.
         settings: where the process answers probes.
         until_idle: each ends when it has nothing to do.
     """
+    for worker in workers:
+        worker.answers_probes = False
     async with contextlib.AsyncExitStack() as stack:
         health = FleetHealth([worker.health for worker in workers])
         exporter = exporter_of(workers[0].dsn, health, [worker.stats for worker in workers])

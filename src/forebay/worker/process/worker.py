@@ -36,22 +36,20 @@ from forebay.ops.maintenance import DUE
 from forebay.policy.leadership import LEADER_IDS, MAINTENANCE, SCHEDULES
 from forebay.worker.claim.claimer import Claimer
 from forebay.worker.claim.polling import PollLeadership
+from forebay.worker.ground.common import Common
 from forebay.worker.ground.job_log import JobLog
-from forebay.worker.ground.signals import Signals
-from forebay.worker.ground.stats import Stats
 from forebay.worker.lease.heartbeat import Heartbeat, Held
 from forebay.worker.lease.identity import identity
 from forebay.worker.lease.leases import LeaseKeeper
-from forebay.worker.maintain.maintenance import Maintenance
+from forebay.worker.maintain.maintenance import Leading, Maintenance
 from forebay.worker.maintain.scheduler import decides_schedules, firing
 from forebay.worker.process._deaths import log_deaths
 from forebay.worker.process._health import HealthCheck
 from forebay.worker.process._loop_watch import LoopWatch
 from forebay.worker.process._metrics import exporter_of
 from forebay.worker.process.probes import answer_probes
-from forebay.worker.run.children import Children, start_of
-from forebay.worker.run.executor import Executor
-from forebay.worker.run.suspects import Suspects
+from forebay.worker.run.children import start_of
+from forebay.worker.run.runners import Runners
 from forebay.worker.settle.events import Announcer
 from forebay.worker.settle.listeners import Listeners, require_middleware
 from forebay.worker.settle.outcomes import RecordedOutcomes
@@ -66,8 +64,9 @@ if TYPE_CHECKING:
     from forebay.config import Queues
     from forebay.model.attempts import AttemptEnded
     from forebay.ops.protocol import HeartbeatAnswer
-    from forebay.worker.ground.application import Application, Intake
+    from forebay.worker.ground.application import Application
     from forebay.worker.ground.held import Lease
+    from forebay.worker.ground.stats import Stats
     from forebay.worker.run.messages import Start
 
 log = logger("forebay.worker")
@@ -90,10 +89,10 @@ class Worker:
         group: the consumer group to serve in each queue.
         location: where a child process imports the app from: (module, attribute, is_script); None means the app's own
             location. Without a location suspects run in this process.
+
+    Attributes:
         on_attempt: called with the end of each attempt, on the event loop; for tests.
-        intake: bounds the claims; None: only the free slots do.
-        answers_probes: whether it answers probes; False if the caller does so for several workers.
-        title: what `forebay workers list` shows instead of the location of the app; None for the location.
+        answers_probes: whether it answers probes itself; set it before it runs.
 
     Raises:
         ConfigError: no queue to serve, or an argument is refused.
@@ -108,44 +107,38 @@ class Worker:
         settings: WorkerSettings | None = None,
         group: str = "default",
         location: tuple[str, str, bool] | None = None,
-        on_attempt: Callable[[AttemptEnded], None] | None = None,
-        intake: Intake | None = None,
-        answers_probes: bool = True,
-        title: str | None = None,
     ) -> None:
         require_address_text(dsn)
+        settings = settings or WorkerSettings()
         self._app = app
-        self._dsn = dsn
-        self._settings = settings or WorkerSettings()
-        self._weights = _weights_of(app, self._settings.queue if queues is None else queues)
-        self._group = checked_group(group)
-        self.name = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._application_name = f"forebay {self.name}"[:63]
+        self._settings = settings
+        self._common = common = Common(
+            app,
+            dsn,
+            settings,
+            checked_group(group),
+            f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}",
+            _weights_of(app, settings.queue if queues is None else queues),
+        )
+        self._signals = common.signals
         self._location = location or app.location()
         self._describe = identity(
-            self._settings,
-            self._location,
-            self._group,
-            self._weights,
-            title,
-            schedules=decides_schedules(app, self._settings),
+            common, self._location, schedules=decides_schedules(app, settings)
         )
-        self._on_attempt = on_attempt
-        self._intake = intake
-        self._answers_probes = answers_probes
-        self.stats = Stats()
-        self._signals = Signals()
+        self.on_attempt: Callable[[AttemptEnded], None] | None = None
+        self.answers_probes = True
+        self.name = common.name
+        self.stats = common.stats
         #: Whether the worker lives, and whether it is ready.
-        self.health = HealthCheck(self._signals, self._settings, intake=intake)
+        self.health = HealthCheck(self._signals, settings, intake=app.intake)
         #: Set when the worker has its lease and looks for work.
         self.started = self._signals.started
         self._leader_id = secrets.randbelow(LEADER_IDS)
-        self._until_idle = False
 
     @property
     def dsn(self) -> str:
         """The database."""
-        return self._dsn
+        return self._common.dsn
 
     def stop(self) -> None:
         """Stop claiming, finish running jobs within the grace time, release the rest."""
@@ -167,17 +160,16 @@ class Worker:
             ForeignCluster: the schema was restored from another cluster and not adopted.
             ConfigError: the process cannot listen at the address of the setting ``health``.
         """
-        self._until_idle = until_idle
-        name = self._application_name
-        start = _child_start(self._location, self._dsn, name, self._group, self._settings)
-        _require_location(start, self._app.kinds, self._settings)
-        require_middleware(self._app.kinds, self._app.middleware)
+        app, common, outage = self._app, self._common, self._signals.outage
+        common.until_idle = until_idle
+        start = None if self._location is None else start_of(common, self._location)
+        _require_location(start, app.kinds, self._settings)
+        require_middleware(app.kinds, app.middleware)
         self._make_sessions()
         self._progress = ProgressReports()
-        outage = self._signals.outage
         outage.pause_seconds_max = self._settings.reconnect_seconds_max
         outage.on_end = self._on_outage_end
-        self._listeners = Listeners(self._app.listeners, self._app.middleware, self.stats)
+        self._listeners = Listeners(app.listeners, app.middleware, self.stats)
         self._settler = Settler(
             SettlementSession(self._settles, self._claims),
             self._on_lease_lost,
@@ -185,41 +177,36 @@ class Worker:
             outage=outage,
             listeners=self._listeners,
         )
+        leading = Leading(
+            self._leader_id,
+            [SCHEDULES] if decides_schedules(app, self._settings) else [],
+            lambda: self._leadership.is_announced,
+        )
         self._maintenance = Maintenance(
             self._maintenance_session,
             on_work=lambda: self._claimer.look(),
             on_worker_lost=self._listeners.worker_lost,
             outage=outage,
-            leader_id=None if until_idle else self._leader_id,
-            duties=[SCHEDULES] if decides_schedules(self._app, self._settings) else [],
-            is_announced=lambda: self._leadership.is_announced,
-        )
-        self._children = Children(start, self._settings, self._progress.record)
-        # Separate from the children for suspects, so that neither waits for the other.
-        self._processes = Children(
-            start, self._settings, self._progress.record, kept=self._settings.processes or 0
+            leading=None if until_idle else leading,
         )
         async with contextlib.AsyncExitStack() as stack:
             self.health.begin()
-            if self._answers_probes:
-                text = exporter_of(self._dsn, self.health, [self.stats]).atext
+            if self.answers_probes:
+                text = exporter_of(common.dsn, self.health, [self.stats]).atext
                 probes = answer_probes(self.health, self.name, self._settings.health, text)
                 await stack.enter_async_context(probes)
-            self._make_parts(await self._app.open_resources(stack))
+            self._make_parts(await app.open_resources(stack), start)
             self.health.watch(self._leases)
-            heartbeat = self._heartbeat = self._make_heartbeat()
+            heartbeat, claimer = self._heartbeat, self._claimer
             loop_watch = LoopWatch(self._executor.coroutine_calls)
-            claimer = self._make_claimer(heartbeat)
             tasks: list[asyncio.Task[None]] = []
             try:
                 await self._leases.open(first=True)
-                self._executor.transactions.is_pooled = self._claims.is_pooled
-                if start is not None:
-                    start.is_pooled = self._claims.is_pooled
+                self._runners.set_pooled(self._claims.is_pooled)
                 heartbeat.start()
                 loop_watch.start()
                 tasks += [asyncio.create_task(_supervised(service)) for service in self._services()]
-                await claimer.run()
+                await claimer.run(self._is_finished if until_idle else None)
                 await self._finish()
                 await self._listeners.drained()
             finally:
@@ -238,9 +225,7 @@ class Worker:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await heartbeat.join(0.5)
-        await self._children.close()
-        await self._processes.close()
-        await self._executor.close()
+        await self._runners.close()
         self._listeners.close()
         for session in sessions:
             await session.close()
@@ -250,8 +235,8 @@ class Worker:
     def _make_sessions(self) -> None:
         def new_session(lock_timeout: str) -> Session:
             return Session(
-                self._dsn,
-                name=self._application_name,
+                self._common.dsn,
+                name=self._common.application_name,
                 lock_timeout=lock_timeout,
                 connect_seconds=self._settings.connect_timeout_seconds,
                 call_seconds=_CALL_SECONDS,
@@ -262,98 +247,46 @@ class Worker:
         self._claims, self._settles = new_session("5s"), new_session("5s")
         self._maintenance_session = new_session("1s")
 
-    def _make_parts(self, resources: Mapping[str, Any]) -> None:
-        """Create the parts that run jobs and the leases."""
-        settings = self._settings
+    def _make_parts(self, resources: Mapping[str, Any], start: Start | None) -> None:
+        """Create the parts that claim and run jobs, and those that keep the leases."""
+        common = self._common
         self._job_log = JobLog(self._app.kinds)
         announcer = Announcer(
             self._listeners,
-            self._on_attempt,
+            self.on_attempt,
             kinds=self._app.kinds,
-            group=self._group,
+            group=common.group,
             worker=self.name,
         )
         outcomes = RecordedOutcomes(
             self._settler,
+            self._progress,
             self.stats,
             self._job_log,
             on_end=announcer.ended if announcer.is_needed else None,
         )
-        self._executor = Executor(
-            self._app.kinds,
-            settings,
-            outcomes,
-            dsn=self._dsn,
-            name=self._application_name,
-            group=self._group,
-            resources=resources,
-            middleware=self._app.middleware,
-            on_free=self._signals.wake.set,
-            on_lease_lost=self._on_lease_lost,
-            on_progress=self._progress.record,
-            processes=self._processes,
-        )
-        self._suspects = Suspects(
-            self._claims,
-            self._children,
-            self._executor,
-            outcomes,
-            group=self._group,
-            on_lease_lost=self._on_lease_lost,
-        )
+        self._runners = Runners(common, self._claims, outcomes, resources, start)
+        self._executor = self._runners.executor
         self._leadership = PollLeadership(
-            self._claims, settings, self._leader_id, alone=self._until_idle
+            self._claims, self._settings, self._leader_id, alone=common.until_idle
         )
         self._leases = LeaseKeeper(
+            common,
             self._claims,
-            settings,
-            executor=self._executor,
-            settler=self._settler,
-            signals=self._signals,
-            stats=self.stats,
-            name=self.name,
-            queues=self._weights,
-            kinds={kind.name: kind.queue for kind in self._app.kinds},
-            holding=[kind.name for kind in self._app.kinds if kind.holds_key],
-            group=self._group,
+            self._executor,
+            self._settler,
             describe=self._describe,
             on_groups=self._on_groups,
-            waits_for_schema=settings.without_schema == "wait" and not self._until_idle,
         )
-
-    def _make_heartbeat(self) -> Heartbeat:
-        settings = self._settings
-        trusted = settings.lease_seconds - settings.lease_margin_seconds
-        return Heartbeat(
-            self._dsn,
-            name=self._application_name,
-            heartbeat_seconds=settings.heartbeat_seconds,
-            idle_seconds=_idle_heartbeat_seconds(settings),
-            idle_seconds_max=trusted / 3,
-            stall_seconds=trusted,
-            held=self._held,
-            on_answer=self._on_heartbeat,
-            on_failure=lambda error: self._signals.outage.failed("heartbeat", error),
-            pooler=settings.pooler,
-        )
-
-    def _make_claimer(self, heartbeat: Heartbeat) -> Claimer:
-        self._claimer = claimer = Claimer(
-            self._app,
+        self._heartbeat = Heartbeat(common, self._held, self._on_heartbeat)
+        self._claimer = Claimer(
+            common,
             self._claims,
-            self._settings,
-            self._weights,
-            leases=self._leases,
-            executor=self._executor,
-            suspects=self._suspects,
-            leadership=self._leadership,
-            signals=self._signals,
-            stats=self.stats,
-            on_claimed=heartbeat.hurry,
-            is_finished=self._is_finished if self._until_idle else None,
-            intake=self._intake,
+            self._leases,
+            self._runners,
+            self._leadership,
+            on_claimed=self._heartbeat.hurry,
         )
-        return claimer
 
     def _services(self) -> list[Callable[[], Awaitable[None]]]:
         """Return the services that run beside the claimer until the worker ends."""
@@ -368,9 +301,9 @@ class Worker:
         if not self._leadership.without_notifications:
             self._claims.listen(protocol.CHANNEL, self._notified, self._claimer.look)
             self._claimer.look()
-        if self._settings.processes is not None:
-            services.append(self._processes.keep_ready)
-        if not self._until_idle:
+        if self._runners.keep_ready is not None:
+            services.append(self._runners.keep_ready)
+        if not self._common.until_idle:
             leads = self._maintenance.leads
             services += firing(
                 self._app,
@@ -396,8 +329,8 @@ class Worker:
         duties = self._maintenance.leaderless + self._leadership.missing
         return Held(
             [lease.lease_id for lease in leases],
-            self._executor.running_job_ids() + self._children.running_job_ids(),
-            [] if self._until_idle or self._signals.is_stopping else duties,
+            self._runners.running_job_ids(),
+            [] if self._common.until_idle or self._signals.is_stopping else duties,
             is_busy=any(lease.batches for lease in leases),
         )
 
@@ -416,8 +349,7 @@ class Worker:
         self._job_log.muted = answer.muted_causes
         self._claimer.set_queue_attempts(answer.queue_attempts)
         if answer.cancelled_jobs:
-            self._executor.cancel(answer.cancelled_jobs)
-            self._children.cancel(set(answer.cancelled_jobs))
+            self._runners.cancel(answer.cancelled_jobs)
         if answer.leaderless:
             self._assume_leaderless(answer.leaderless)
 
@@ -431,7 +363,7 @@ class Worker:
             self._claimer.look()
 
     def _notified(self, message: str) -> None:
-        if message in self._weights:
+        if message in self._common.weights:
             self._claimer.notify(message)
         elif message == DUE:
             self._maintenance.promote_soon()
@@ -442,7 +374,7 @@ class Worker:
     # --- the end ---
 
     def _is_quiet(self) -> bool:
-        return self._executor.is_idle and self._suspects.is_idle
+        return self._runners.is_idle
 
     async def _is_finished(self) -> bool:
         """After a poll without work: return whether all work is finished."""
@@ -466,7 +398,7 @@ class Worker:
             signals.wake.clear()
             await signals.sleep(min(0.2, max(0.0, until - time.monotonic())))
         released += self._executor.release_running()
-        await self._suspects.stop()
+        await self._runners.suspects.stop()
         if released:
             log.info("%s jobs released", released)
         is_short = signals.at_once or self._claimer.was_cut
@@ -474,24 +406,8 @@ class Worker:
             log.warning("some jobs could not be settled; they come back when the lease is revoked")
             return
         await self._progress.flush(self._maintenance_session)  # A closed lease records nothing.
-        if await self._leases.close_all() and not self._until_idle:
+        if await self._leases.close_all() and not self._common.until_idle:
             await self._leadership.resign()
-
-
-def _child_start(
-    location: tuple[str, str, bool] | None,
-    dsn: str,
-    name: str,
-    group: str,
-    settings: WorkerSettings,
-) -> Start | None:
-    """Return what a child process needs to start; None if it could not import the app."""
-    if location is None:
-        return None
-    module, attribute, is_script = location
-    return start_of(
-        module, attribute, is_script=is_script, dsn=dsn, name=name, group=group, settings=settings
-    )
 
 
 def _require_location(start: Start | None, kinds: Kinds, settings: WorkerSettings) -> None:
@@ -509,12 +425,6 @@ def _require_location(start: Start | None, kinds: Kinds, settings: WorkerSetting
             "runs in a child process, which cannot import the app",
             hint="Make the app a global variable of a module that can be imported.",
         )
-
-
-def _idle_heartbeat_seconds(settings: WorkerSettings) -> float:
-    """Return the pause between heartbeats of an idle worker among few: at most three times the usual pause."""
-    most = min(settings.suspect_seconds, settings.lease_seconds - settings.lease_margin_seconds) / 2
-    return max(settings.heartbeat_seconds, min(3 * settings.heartbeat_seconds, most))
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:

@@ -21,13 +21,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from forebay.arguments.kinds import Kind
-    from forebay.worker.ground.held import HeldJob, Lease
-    from forebay.worker.ground.threads import Threads
+    from forebay.worker.ground.held import HeldJob
     from forebay.worker.run._key_queues import KeyQueues
+    from forebay.worker.run._places import Places
     from forebay.worker.run._slots import Slots
-    from forebay.worker.run._transactions import HandlerTransactions
     from forebay.worker.run.call import Call
-    from forebay.worker.run.children import Children
     from forebay.worker.run.messages import ChildReport
     from forebay.worker.run.reporter import OutcomeReporter
 
@@ -41,33 +39,23 @@ class CallRunner:
         slots: the running calls.
         reporter: receives the outcomes.
         keys: jobs that wait for an earlier job of their ordering key.
-        threads: for plain functions.
-        transactions: for handlers in transactions.
-        processes: for handlers that need a child process.
+        places: threads, transactions and child processes.
         on_free: called when a slot became free.
-        on_lease_lost: called when a handler's transaction finds that the lease is lost.
     """
 
     def __init__(
         self,
         slots: Slots,
         reporter: OutcomeReporter,
-        *,
         keys: KeyQueues,
-        threads: Threads,
-        transactions: HandlerTransactions,
-        processes: Children | None,
+        places: Places,
         on_free: Callable[[], None],
-        on_lease_lost: Callable[[Lease], None],
     ) -> None:
         self._slots = slots
         self._reporter = reporter
         self._keys = keys
-        self._threads = threads
-        self._transactions = transactions
-        self._processes = processes
+        self._places = places
         self._on_free = on_free
-        self._on_lease_lost = on_lease_lost
         #: Running mean of handler durations, by queue, in seconds.
         self.mean_seconds: dict[str, float] = {}
 
@@ -78,14 +66,14 @@ class CallRunner:
             if call.in_child:
                 await self._run_in_process(call, helds)
             elif kind.transaction:
-                endeds = await self._transactions.run(call, helds)
+                endeds = await self._places.transactions.run(call, helds)
                 self._record_duration(helds, endeds)
                 self._reporter.finish_committed(helds, endeds)
             else:
                 if kind.is_async:
                     result = await run_on_loop(call)
                 else:
-                    result = await run_in_thread(call, self._threads)
+                    result = await run_in_thread(call, self._places.threads)
                 endeds = endings.endings(call, result)
                 self._record_duration(helds, endeds)
                 if isinstance(result, Endings) and result.counters and not helds[0].ended:
@@ -111,7 +99,8 @@ class CallRunner:
                 self._on_free()
 
     async def _run_in_process(self, call: Call, helds: list[HeldJob]) -> None:
-        assert self._processes is not None
+        processes = self._places.processes
+        assert processes is not None
         kind = call.kind
         call.started = True
         if kind.transaction:
@@ -120,14 +109,14 @@ class CallRunner:
         def on_start() -> None:
             self._slots.begin_in_child(call)
 
-        answers = await self._processes.run_call(helds, kind, call.jobs, on_start=on_start)
+        answers = await processes.run_call(helds, kind, call.jobs, on_start=on_start)
         for held, job, answer in zip(helds, call.jobs, answers, strict=True):
             if not answer.died:
                 self._take_report(held, kind, answer)
                 continue
             if not held.ended:
                 # One of these jobs killed the process. Running each alone shows which.
-                (alone,) = await self._processes.run_call([held], kind, [job], on_start=on_start)
+                (alone,) = await processes.run_call([held], kind, [job], on_start=on_start)
                 self._take_report(held, kind, alone)
         endeds = [answer.ended for answer in answers if not answer.died]
         self._record_duration(helds, endeds)
@@ -136,7 +125,7 @@ class CallRunner:
         if held.ended:
             return
         if answer.lease_lost:
-            self._on_lease_lost(held.lease)
+            self._reporter.lease_lost(held.lease)
         elif answer.settled:
             self._reporter.finish_committed([held], [answer.ended])
         else:
@@ -145,7 +134,7 @@ class CallRunner:
     def _fail(self, call: Call, helds: list[HeldJob], error: BaseException) -> None:
         if isinstance(error, LeaseLost | UnknownBatch) and call.kind.transaction:
             if isinstance(error, LeaseLost) and not helds[0].ended:
-                self._on_lease_lost(helds[0].lease)
+                self._reporter.lease_lost(helds[0].lease)
             for held in helds:
                 held.ended = True
                 self._keys.release_behind(held)

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import msgspec
 
 from forebay.config import WorkerSettings
+from forebay.worker.ground.common import Common
 from forebay.worker.ground.held import Batch, HeldJob, Lease
 from forebay.worker.ground.log_format import log_to_stderr
 from forebay.worker.run._resource_limits import limit_resources
@@ -117,6 +118,9 @@ class _PipeToParent:
     def settled_by_handler(self, job: HeldJob, ended: Ended | None) -> None:
         self.send(ChildReport(offset=job.row.offset, settled=True, ended=ended))
 
+    def lease_lost(self, lease: Lease) -> None:
+        """Its jobs are reported when their call has ended."""
+
 
 def _taken(job: HeldJob) -> list[dict[str, Any]]:
     """Return the counters of the call; the first report carries them."""
@@ -149,18 +153,9 @@ async def _main(descriptor: int) -> None:
     raw_kinds = {kind.name for kind in app.kinds if kind.takes_raw}
     pipe = _PipeToParent(writer)
     async with contextlib.AsyncExitStack() as stack:
+        common = Common(app, start.dsn, settings, start.group, start.name, weights={})
         executor = Executor(
-            app.kinds,
-            settings,
-            pipe,
-            dsn=start.dsn,
-            name=start.name,
-            group=start.group,
-            resources=await app.open_resources(stack),
-            middleware=app.middleware,
-            on_free=pipe.answer_missing,
-            on_lease_lost=lambda _lease: None,
-            on_progress=pipe.progress,
+            common, pipe, await app.open_resources(stack), on_free=pipe.answer_missing
         )
         executor.transactions.is_pooled = start.is_pooled
         process_state = _ProcessState()

@@ -23,14 +23,12 @@ from forebay.worker.run.endings import failures
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping
 
     from forebay.arguments.kinds import Kind
-    from forebay.config import WorkerSettings
-    from forebay.model.middleware import Middleware
+    from forebay.worker.ground.common import Common
     from forebay.worker.ground.held import HeldJob
-    from forebay.worker.ground.threads import Threads
-    from forebay.worker.run.children import Children
+    from forebay.worker.run._places import Places
     from forebay.worker.run.reporter import OutcomeReporter
 
 log = logger("forebay.worker")
@@ -48,45 +46,37 @@ class Slots:
     After a crash the jobs of these calls are claimed and not settled; child processes end themselves.
 
     Args:
-        settings: the number of slots, and default timeouts.
-        reporter: receives the outcomes of interrupted calls.
-        threads: where plain functions run.
-        processes: child processes for handlers that need one; None in a child process.
-        group: name of the group, as the jobs show it.
+        common: the number of slots, default timeouts, the group and the middlewares.
+        reporter: receives the outcomes of interrupted calls, and progress.
+        places: threads and child processes.
         resources: shared objects for the contexts of handlers.
-        middleware: what runs around handlers.
         on_free: called when the slot of a call that still runs was freed, and when there are more slots.
-        on_progress: called with the progress that a handler reports, in any thread.
     """
 
     def __init__(
         self,
-        settings: WorkerSettings,
+        common: Common,
         reporter: OutcomeReporter,
-        threads: Threads,
-        processes: Children | None,
-        *,
-        group: str,
+        places: Places,
         resources: Mapping[str, Any],
-        middleware: Sequence[Middleware],
         on_free: Callable[[], None],
-        on_progress: Callable[[Sequence[HeldJob], float, str], None],
     ) -> None:
-        self._settings = settings
+        middleware = common.app.middleware
+        self._settings = common.settings
+        self._group = common.group
         self._reporter = reporter
-        self._threads = threads
-        self._processes = processes
-        self._group = group
+        self._threads = places.threads
+        self._processes = places.processes
         self._resources = resources
         self._around_plain = around_attempts(middleware, is_async=False)
         self._around_coroutines = around_attempts(middleware, is_async=True)
         self._on_free = on_free
-        self._on_progress = on_progress
+        #: Whether the calls of a kind run in child processes of this one.
+        self.runs_in_child = places.runs_in_child
         #: The running calls with their jobs. Removing a call frees its slot.
         self.calls: dict[Call, list[HeldJob]] = {}
         #: The number of slots.
-        self.concurrency = settings.slots
-        self._all_in_children = settings.processes is not None
+        self.concurrency = common.settings.slots
         #: Slots of calls that run in child processes outside this class.
         self.reserved = 0
 
@@ -122,7 +112,7 @@ class Slots:
                 jobs=call.jobs,
                 deadline=None if hard is None else now + hard,
                 resources=self._resources,
-                report=lambda done, note: self._on_progress(helds, done, note),
+                report=lambda done, note: self._reporter.progress(helds, done, note),
             )
         self.calls[call] = helds
         for held in helds:
@@ -148,10 +138,6 @@ class Slots:
         if hard is not None:
             loop = call.task.get_loop()
             call.timers = [loop.call_later(hard, self._on_hard, call, hard)]
-
-    def runs_in_child(self, kind: Kind) -> bool:
-        """Whether the calls of a kind run in child processes of this one."""
-        return self._processes is not None and (self._all_in_children or kind.in_process)
 
     def running_job_ids(self) -> list[int]:
         """Ids of the jobs whose handlers run."""

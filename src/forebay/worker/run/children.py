@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from forebay.arguments.kinds import Kind
     from forebay.config import WorkerSettings
     from forebay.model.job import Job
+    from forebay.worker.ground.common import Common
     from forebay.worker.ground.held import HeldJob
 
 log = logger("forebay.worker")
@@ -368,25 +369,17 @@ def _working_folder() -> Path | None:
         return None
 
 
-def start_of(
-    module: str,
-    attribute: str,
-    *,
-    is_script: bool,
-    dsn: str,
-    name: str,
-    group: str,
-    settings: WorkerSettings,
-) -> Start:
-    """Return the message that a child needs to start."""
+def start_of(common: Common, location: tuple[str, str, bool]) -> Start:
+    """Return what a child needs to start: it imports the app from the location, as ``Application.location`` has it."""
+    module, attribute, is_script = location
     return Start(
         module,
         attribute,
         is_script,
         list(sys.path),
-        dsn,
-        name,
-        group,
-        settings_of(settings),
+        common.dsn,
+        common.name,
+        common.group,
+        settings_of(common.settings),
         log=log_choice(),
     )

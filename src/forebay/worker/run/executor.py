@@ -19,6 +19,7 @@ from forebay.worker.run._call_queue import CallQueue
 from forebay.worker.run._call_runner import CallRunner
 from forebay.worker.run._key_queues import KeyQueues
 from forebay.worker.run._loop_share import LoopShare
+from forebay.worker.run._places import Places
 from forebay.worker.run._slots import Slots
 from forebay.worker.run._transactions import HandlerTransactions
 from forebay.worker.run.reporter import OutcomeReporter
@@ -26,9 +27,8 @@ from forebay.worker.run.reporter import OutcomeReporter
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from forebay.arguments.kinds import Kind, Kinds
-    from forebay.config import WorkerSettings
-    from forebay.model.middleware import Middleware
+    from forebay.arguments.kinds import Kind
+    from forebay.worker.ground.common import Common
     from forebay.worker.ground.held import HeldJob, Lease
     from forebay.worker.run._call_queue import WaitingCall
     from forebay.worker.run.call import Call
@@ -60,67 +60,38 @@ class Executor:
     After a crash its jobs are claimed and not settled: they come back when the lease is revoked.
 
     Args:
-        kinds: the handlers.
-        settings: concurrency and default timeouts.
-        outcomes: receives the outcome of each job.
-        dsn: the database, for handlers in transactions.
-        name: application_name of their connections.
-        group: name of the group, as the jobs show it.
-        middleware: what runs around handlers.
+        common: the handlers and their middlewares, concurrency and default timeouts, and the database for handlers in transactions.
+        outcomes: receives the outcome of each job, and progress.
+        resources: shared objects for the contexts of handlers.
         on_free: called when a slot or a waiting place became free.
-        on_lease_lost: called when a handler's transaction finds that the lease is lost.
-        on_progress: called with the progress that a handler reports, in any thread.
         processes: child processes for handlers that need one; None in a child process.
     """
 
     def __init__(
         self,
-        kinds: Kinds,
-        settings: WorkerSettings,
+        common: Common,
         outcomes: Outcomes,
-        *,
-        dsn: str,
-        name: str,
-        group: str,
         resources: Mapping[str, Any],
-        middleware: Sequence[Middleware],
         on_free: Callable[[], None],
-        on_lease_lost: Callable[[Lease], None],
-        on_progress: Callable[[Sequence[HeldJob], float, str], None],
         processes: Children | None = None,
     ) -> None:
-        self._processes = processes
-        self._kinds = kinds
-        self._group = group
+        self._kinds = common.app.kinds
+        self._group = common.group
         self._on_free = on_free
         self._reporter = OutcomeReporter(outcomes, self._start_next_of_key)
         self._waiting = CallQueue()
         self._decoding = LoopShare(_DECODING_SHARE, self._start_waiting)
         #: Jobs that wait for an earlier job of their ordering key in the same lease.
         self._keys = KeyQueues(self._release)
-        self._threads = Threads(settings.slots)
-        self.transactions = HandlerTransactions(dsn, name, self._threads, self._waiting.is_next)
-        self.slots = Slots(
-            settings,
-            self._reporter,
-            self._threads,
-            processes,
-            group=group,
-            resources=resources,
-            middleware=middleware,
-            on_free=self._on_slot_free,
-            on_progress=on_progress,
+        self._threads = Threads(common.settings.slots)
+        self.transactions = HandlerTransactions(
+            common.dsn, common.application_name, self._threads, self._waiting.is_next
         )
-        runner = CallRunner(
-            self.slots,
-            self._reporter,
-            keys=self._keys,
-            threads=self._threads,
-            transactions=self.transactions,
-            processes=processes,
-            on_free=on_free,
-            on_lease_lost=on_lease_lost,
+        places = Places(
+            self._threads, self.transactions, processes, common.settings.processes is not None
         )
+        self.slots = Slots(common, self._reporter, places, resources, self._on_slot_free)
+        runner = CallRunner(self.slots, self._reporter, self._keys, places, on_free)
         self._run = runner.run
         #: Running mean of handler durations, by queue, in seconds.
         self.mean_seconds = runner.mean_seconds
@@ -196,7 +167,7 @@ class Executor:
     def _found(self, held: HeldJob) -> tuple[Kind, Any] | Ended:
         """Return the handler of a job and its decoded arguments, None for those that are decoded later or in a child process."""
         name = held.row.kind
-        if self._processes is not None and name in self._kinds:
+        if name in self._kinds:
             kind = self._kinds.get(name)
             if self.slots.runs_in_child(kind):
                 return kind, None

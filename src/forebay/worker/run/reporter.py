@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from forebay.ops.protocol import Ended
-    from forebay.worker.ground.held import HeldJob
+    from forebay.worker.ground.held import HeldJob, Lease
     from forebay.worker.run.call import Call
 
 
@@ -18,6 +18,12 @@ class Outcomes(Protocol):
     def done(self, jobs: Sequence[HeldJob]) -> None: ...
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None: ...
     def settled_by_handler(self, job: HeldJob, ended: Ended | None) -> None: ...
+
+    def progress(self, jobs: Sequence[HeldJob], done: float, note: str) -> None:
+        """The handler of these jobs reports how far it is; from any thread."""
+
+    def lease_lost(self, lease: Lease) -> None:
+        """The database says that a lease is lost."""
 
 
 class OutcomeReporter:
@@ -36,6 +42,8 @@ class OutcomeReporter:
     ) -> None:
         self._outcomes = outcomes
         self._on_key_free = on_key_free
+        self.progress = outcomes.progress
+        self.lease_lost = outcomes.lease_lost
 
     def finish(self, held: HeldJob, ended: Ended | None, *, solo: bool = False) -> None:
         """End a job, None for done; then the next job of its ordering key may start."""

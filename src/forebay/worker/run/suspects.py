@@ -11,12 +11,10 @@ from forebay.ops import protocol
 from forebay.worker.ground.held import job_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from forebay.arguments.kinds import Kind
     from forebay.db.session import Session
     from forebay.model.job import Job
-    from forebay.worker.ground.held import HeldJob, Lease
+    from forebay.worker.ground.held import HeldJob
     from forebay.worker.run.children import Children
     from forebay.worker.run.executor import Executor
     from forebay.worker.run.reporter import Outcomes
@@ -38,7 +36,6 @@ class Suspects:
         executor: provides the slots.
         outcomes: receives the outcomes.
         group: name of the group, as the jobs show it.
-        on_lease_lost: called when the database reports that a lease is lost.
     """
 
     def __init__(
@@ -47,16 +44,13 @@ class Suspects:
         children: Children,
         executor: Executor,
         outcomes: Outcomes,
-        *,
         group: str,
-        on_lease_lost: Callable[[Lease], None],
     ) -> None:
         self._session = session
         self._children = children
         self._executor = executor
         self._outcomes = outcomes
         self._group = group
-        self._on_lease_lost = on_lease_lost
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -109,14 +103,14 @@ class Suspects:
             if answer.settled:
                 self._outcomes.settled_by_handler(held, answer.ended)
             elif answer.lease_lost:
-                self._on_lease_lost(lease)
+                self._outcomes.lease_lost(lease)
             elif answer.ended is not None:
                 answer.ended.offset = held.row.offset
                 self._outcomes.end(held, answer.ended, solo=answer.solo)
             else:
                 self._outcomes.done([held])
         except LeaseLost:
-            self._on_lease_lost(lease)
+            self._outcomes.lease_lost(lease)
         except Exception as error:
             self._release(held, error)
         finally:

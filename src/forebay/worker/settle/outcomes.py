@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from forebay.worker.ground.held import HeldJob
     from forebay.worker.ground.job_log import JobLog
     from forebay.worker.ground.stats import Stats
+    from forebay.worker.settle.progress import ProgressReports
     from forebay.worker.settle.settler import Settler
 
 
@@ -26,12 +27,15 @@ class RecordedOutcomes:
     def __init__(
         self,
         settler: Settler,
+        progress: ProgressReports,
         stats: Stats,
         job_log: JobLog,
         *,
         on_end: Callable[[HeldJob, Ended | None], None] | None = None,
     ) -> None:
         self._settler = settler
+        self.progress = progress.record
+        self.lease_lost = settler.lease_lost
         self._stats = stats
         self._log = job_log
         self._on_end = on_end

@@ -62,7 +62,7 @@ class Settler:
         self._listeners = listeners
         self._outage = outage or Outage()
         self._session = session
-        self._on_lease_lost = on_lease_lost
+        self.lease_lost = on_lease_lost
         self._on_freed = on_freed
         self._dirty: dict[Batch, None] = {}
         self._solo: list[tuple[Batch, Flush]] = []
@@ -227,7 +227,7 @@ class Settler:
             )
         except LeaseLost as error:
             log.warning("LeaseLost: %s; %s settlements had no effect", error, len(items))
-            self._on_lease_lost(lease)
+            self.lease_lost(lease)
             for batch, flush in items:
                 self._announce(batch, flush, is_recorded=False)
             return
