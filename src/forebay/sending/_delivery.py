@@ -121,7 +121,11 @@ class Delivery:
         """Send the messages of some jobs; return how each job ends."""
         endings: list[Any] = []
         counts: Counter[str] = Counter()
-        messages = [_message(job) for job in jobs]
+        body = msgspec.json.encode
+        messages = [
+            message_of(job, job.group, body(job.args), job.headers, job.ordering_key)
+            for job in jobs
+        ]
         for call in loads_of(messages, self._batch_size, self._batch_bytes):
             if self._breaker.allows():
                 answers = await self._send_and_verify(call, counts)
@@ -269,8 +273,3 @@ _NAMES: Final[dict[type[Any], str]] = {
 
 def _name(answer: type[Any]) -> str:
     return next(name for each, name in _NAMES.items() if issubclass(answer, each))
-
-
-def _message(job: Job) -> Message:
-    body = msgspec.json.encode(job.args)
-    return message_of(job, job.group, body, job.headers, job.ordering_key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Final
 
 from forebay.errors import SinkUnavailable
 from forebay.model.spans import sending
@@ -12,13 +12,11 @@ from forebay.sinks.answer_checks import check_answers, check_count
 
 if TYPE_CHECKING:
     import logging
-    from collections.abc import Coroutine, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from datetime import datetime
 
     from forebay.model import Job
     from forebay.sinks import Answer, Sent, Sink
-
-T = TypeVar("T")
 
 #: How long a sink may take to close.
 _CLOSE_SECONDS: Final = 5.0
@@ -57,26 +55,27 @@ class Sender:
 
     async def send(self, messages: Sequence[Message]) -> Sequence[Answer] | SinkUnavailable:
         """Send messages in one call; return an answer for each, or why the fate of all is unknown: close the sink then."""
-
-        async def call() -> Sequence[Answer]:
-            await self._open()
-            with sending(self.sink, messages):
-                answers = await self.sink.send(messages)
+        try:
+            async with asyncio.timeout(self._call_seconds):
+                if not self._is_open:
+                    await self._open()
+                with sending(self.sink, messages):
+                    answers = await self.sink.send(messages)
             check_count("send", answers, messages)
             check_answers(answers)
-            return answers
-
-        return await self._bounded(call())
+        except BaseException as error:
+            return self._failed(error)
+        return answers
 
     async def seen(self, sent: Sequence[Sent]) -> Sequence[bool | None] | SinkUnavailable:
         """Read messages back; see ``Sink.seen``. An error is returned: close the sink then."""
-
-        async def call() -> Sequence[bool | None]:
-            found = await self.sink.seen(sent)
+        try:
+            async with asyncio.timeout(self._call_seconds):
+                found = await self.sink.seen(sent)
             check_count("seen", found, sent)
-            return found
-
-        return await self._bounded(call())
+        except BaseException as error:
+            return self._failed(error)
+        return found
 
     async def close(self) -> None:
         """Close the sink. The next call opens it again."""
@@ -88,32 +87,23 @@ class Sender:
             self._log.debug("%s: closing the sink: %s", self._name, trouble)
 
     async def _open(self) -> None:
-        if not self._is_open:
-            async with self._opening:
-                if not self._is_open:
-                    await self.sink.open()
-                    self._is_open = True
+        async with self._opening:
+            if not self._is_open:
+                await self.sink.open()
+                self._is_open = True
 
-    async def _bounded(self, call: Coroutine[None, None, T]) -> T | SinkUnavailable:
-        try:
-            async with asyncio.timeout(self._call_seconds):
-                return await call
-        except asyncio.CancelledError:
-            self._is_open = False
-            raise
-        except Exception as error:
-            self._is_open = False
-            return self._unavailable(error)
-
-    def _unavailable(self, error: Exception) -> SinkUnavailable:
-        place = self.sink.place
+    def _failed(self, error: BaseException) -> SinkUnavailable:
+        """Let the next call open the sink; return why this one failed. A cancellation is raised."""
+        self._is_open = False
         if isinstance(error, SinkUnavailable):
             return error
         if isinstance(error, TimeoutError):
-            return SinkUnavailable(f"{place}: no answer within {self._call_seconds:g} s")
+            return SinkUnavailable(f"{self.sink.place}: no answer within {self._call_seconds:g} s")
+        if not isinstance(error, Exception):
+            raise error
         # A defect of the sink. The messages are not at fault as far as anybody knows.
         self._log.error("%s: %s", self._name, error, exc_info=error)
-        return SinkUnavailable(f"{place}: {type(error).__name__}: {error}")
+        return SinkUnavailable(f"{self.sink.place}: {type(error).__name__}: {error}")
 
 
 class Load:
@@ -138,16 +128,18 @@ class Load:
         return True
 
 
-def loads_of(messages: Sequence[Message], most: int, bytes_max: int) -> Iterator[list[Message]]:
-    """Yield messages in the loads of calls, in their order."""
+def loads_of(messages: list[Message], most: int, bytes_max: int) -> Iterator[list[Message]]:
+    """Yield messages, at least one, in the loads of calls, in their order."""
+    if len(messages) <= most and sum([len(message.body) for message in messages]) <= bytes_max:
+        yield messages
+        return
     load = Load(most, bytes_max)
     for message in messages:
         if not load.add(message):
             yield load.messages
             load = Load(most, bytes_max)
             load.add(message)
-    if load.messages:
-        yield load.messages
+    yield load.messages
 
 
 def message_of(
