@@ -1,6 +1,6 @@
 """Write the tables of docs/reference whose text stands in the code.
 
-Settings, errors, SQLSTATEs, metrics, and the methods of the client.
+Settings, errors, SQLSTATEs, metrics, methods of the client, and attributes of classes.
 
 A table stands between the lines ``<!-- table: NAME -->`` and ``<!-- end of table -->``. All other
 text of the pages is written by hand and kept.
@@ -141,7 +141,9 @@ def methods(part: type) -> str:
         for name, each in vars(part).items()
         if inspect.isfunction(each) and not name.startswith("_")
     ]
-    rows = table("method, meaning", ((called(name, each), said(each)) for name, each in found))
+    rows = table(
+        "method, meaning", ((called(name, each), cell(description(each))) for name, each in found)
+    )
     results = dict.fromkeys(
         cls for _, each in found for cls in results_in(get_type_hints(each)["return"])
     )
@@ -164,10 +166,14 @@ def called(name: str, method: Callable[..., Any]) -> str:
     )
 
 
-def said(method: Callable[..., Any]) -> str:
-    """Return what a docstring says before its sections."""
-    text = re.split(r"\n\n(?=\w+:\n)", inspect.getdoc(method) or "")[0]
-    return plain(text).replace("|", "\\|")
+def description(method: Callable[..., Any] | property) -> str:
+    """Return what a docstring says before its sections and examples."""
+    return plain(re.split(r"\n\n(?=\w+:\n|>>> )", inspect.getdoc(method) or "")[0])
+
+
+def cell(text: str) -> str:
+    """Return a text for a cell."""
+    return text.replace("|", "\\|")
 
 
 def results_in(annotation: Any) -> Iterable[type]:
@@ -177,6 +183,36 @@ def results_in(annotation: Any) -> Iterable[type]:
     for each in get_args(annotation):
         yield from results_in(each)
 
+
+def attributes_of(cls: type) -> str:
+    """Return the attributes that a class's docstring lists, its properties and its methods.
+
+    Raises:
+        ValueError: one of them has no text.
+    """
+    text = inspect.getdoc(cls) or ""
+    listed = text.partition("Attributes:\n")[2].partition("\n\n")[0]
+    rows = [
+        (f"`{name}`", cell(plain(said)).rstrip("."))
+        for name, said in re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", listed, re.MULTILINE)
+    ]
+    for base in reversed(cls.__mro__[:-1]):
+        for name, each in vars(base).items():
+            if name.startswith("_") or not (inspect.isfunction(each) or isinstance(each, property)):
+                continue
+            shown = called(name, each) if inspect.isfunction(each) else f"`{name}`"
+            rows.append((shown, cell(description(each)).rstrip(".")))
+    if not all(text for _, text in rows):
+        raise ValueError(f"{cls.__name__}: an attribute has no text")
+    return table("name, meaning", rows)
+
+
+#: Classes of values, whose docstrings have all attributes.
+DOCUMENTED: Final = (
+    "Attempt", "AttemptEnded", "BackfillPlan", "BackfillProgress", "Call", "ChangePlan",
+    "ChangeResult", "JobFilter", "JobId", "LostWorker", "NewJob", "QueueDifference", "Schedule",
+    "ScheduleDifference", "SubjectResult", "SubjectStatus", "UpgradeProgress",
+)  # fmt: skip
 
 #: The client and its parts: each has a table of its methods.
 CLIENT: Final = [
@@ -190,6 +226,10 @@ TABLES: Final[dict[str, Callable[[], str]]] = {
     "SQLSTATEs": sqlstates,
     "metrics of the database": lambda: metrics(DATABASE_METRICS),
     "metrics of a worker": lambda: metrics(WORKER_METRICS),
+    **{
+        f"class: {name}": lambda name=name: attributes_of(getattr(forebay, name))
+        for name in DOCUMENTED
+    },
     **{f"client: {cls.__name__}": lambda cls=cls: methods(cls) for cls in CLIENT},
     **{f"settings of {group}": lambda group=group: settings(group) for group in GROUPS},
 }

@@ -27,8 +27,8 @@ class NewJob:
     Attributes:
         kind: the name of its kind.
         args: its arguments as JSON text.
-        options: its options, without the headers.
-        headers: its headers, at most 64 entries of text, 8 kB in total.
+        options: its options, without the headers; a middleware may replace them.
+        headers: its headers, at most 64 entries of text, 8 kB in total; a middleware may change them.
         job_id: its id after the ``yield``; None before it, and for jobs of ``enqueue_many``.
     """
 

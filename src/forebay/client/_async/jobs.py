@@ -42,9 +42,9 @@ class AsyncJobs(AsyncClientBase):
         An entry has a ``cause`` for programs, an ``answer`` in one sentence, a ``hint`` with the next step, and the
         ``steps`` that led there.
 
-        A job that is not visible gets one entry with the cause ``"unknown"``. The call reads every waiting job of the
-        queue: seconds for millions of jobs. It needs the rights of an operator or reader. ``forebay doctor --job`` also
-        looks for trouble of the database.
+        A job that is not visible gets one entry with the cause ``"unknown"``. The call counts at most 10,001 of the jobs
+        that come first. It needs the rights of an operator or reader. ``forebay doctor --job`` also looks for trouble of
+        the database.
         """
         return await self._run(conn, explain.explain_job(job_id))
 
