@@ -386,6 +386,7 @@ def test_first_users_of_a_lane_break_with_a_unique_registry(stage):
         test_first_users_of_a_lane(stage)
 
 
+@pytest.mark.slow
 def test_promote_and_late_deferred_commit(stage):
     """A deferred job that commits before, between or after promotions is promoted once."""
 
@@ -604,6 +605,7 @@ def test_seal_and_slow_writer(stage):
     seal_and_slow_writer(stage)
 
 
+@pytest.mark.slow
 def test_seal_and_slow_writer_breaks_when_sealed_with_a_snapshots_xmin(stage):
     """Some order loses the slow writer's job when the seal is the oldest running xid."""
     break_function(
@@ -762,11 +764,13 @@ def claim_and_move(stage: Stage) -> None:
     )
 
 
+@pytest.mark.slow
 def test_claim_and_move(stage):
     """Of a claim and two operators that move the same ready jobs each job is claimed once, in every order."""
     claim_and_move(stage)
 
 
+@pytest.mark.slow
 def test_claim_and_move_breaks_without_the_lock_of_the_lane(stage):
     break_function(
         stage.dsn,

@@ -22,6 +22,7 @@ def version(dsn):
         return conn.execute("select max(version) from forebay.schema_migration").fetchone()[0]
 
 
+@pytest.mark.slow
 def test_migrate_installs_the_schema(empty):
     """
     In the order of Django's migrations, and recorded as Forebay's own; `forebay migrate` finds nothing to do.
@@ -33,6 +34,7 @@ def test_migrate_installs_the_schema(empty):
     call_command("makemigrations", "forebay", check=True, dry_run=True, verbosity=0)
 
 
+@pytest.mark.slow
 def test_the_schema_is_part_of_djangos_migration(empty):
     """
     If that is rolled back nothing of it is there.

@@ -59,6 +59,7 @@ def far(redis_server):
         yield client
 
 
+@pytest.mark.slow
 def test_drain_runs_the_drains_of_an_application(run, conn, far, far_name):
     enqueue(conn, 3)
     enqueue(conn, 1, queue="mail", kind="send")

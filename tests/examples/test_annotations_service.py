@@ -59,6 +59,7 @@ def service(served) -> Browser:
     return Browser(served)
 
 
+@pytest.mark.slow
 def test_an_annotation_is_saved_found_changed_deleted_and_brought_back(service):
     """
     Each answer says that the index has it by then, and a search says the same.
@@ -87,6 +88,7 @@ def test_an_annotation_is_saved_found_changed_deleted_and_brought_back(service):
     assert note["id"] in [each["id"] for each in page["annotations"]]
 
 
+@pytest.mark.slow
 def test_what_is_deleted_is_never_shown_even_if_the_index_has_it(service, place):
     """
     An index that is behind can match wrongly; what is shown comes from the annotations.
@@ -102,6 +104,7 @@ def test_what_is_deleted_is_never_shown_even_if_the_index_has_it(service, place)
     assert service.found("okapi") == []
 
 
+@pytest.mark.slow
 def test_strange_requests_are_refused_and_nothing_is_written(service, place):
     """
     Wrong types, lengths, pages and ids; what no form of another site could send is asked for.
@@ -135,6 +138,7 @@ def test_strange_requests_are_refused_and_nothing_is_written(service, place):
         assert conn.execute("select count(*), max(version) from annotation").fetchone() == before
 
 
+@pytest.mark.slow
 def test_another_site_can_neither_act_nor_read_through_the_browser_of_a_person(service):
     """
     A form of another site, a name of another site with our address, a frame of another site.
@@ -167,6 +171,7 @@ def test_another_site_can_neither_act_nor_read_through_the_browser_of_a_person(s
         assert page.headers["x-frame-options"] == "DENY"
 
 
+@pytest.mark.slow
 def test_long_bodies_and_deep_queries_are_refused(service):
     """
     With and without a length; a query that PostgreSQL cannot parse is the caller's error.
@@ -188,6 +193,7 @@ def test_long_bodies_and_deep_queries_are_refused(service):
     assert service.ask("GET", f"/api/search?q={'-' * 3000}")[0] == 400
 
 
+@pytest.mark.slow
 def test_a_change_of_something_that_was_changed_meanwhile_is_refused(service):
     """
     Of two who change the same version one is told.
@@ -200,6 +206,7 @@ def test_a_change_of_something_that_was_changed_meanwhile_is_refused(service):
     assert statuses == [200, 409, 409, 409]
 
 
+@pytest.mark.slow
 def test_indexing_again_enqueues_for_exactly_what_was_chosen(service, place):
     """
     By page, user, group, ids and time, with both ends included; a dry run counts and enqueues nothing.
@@ -326,6 +333,7 @@ def test_with_a_black_hole_for_an_index_people_go_on_and_searches_say_so(place, 
         asyncio.run(go(socket, proxy))
 
 
+@pytest.mark.slow
 def test_every_module_of_the_application_can_be_loaded_by_itself(place):
     """
     Without warnings, and without starting anything.
@@ -346,6 +354,7 @@ def test_every_module_of_the_application_can_be_loaded_by_itself(place):
     assert (answer.returncode, answer.stdout + answer.stderr) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_token_indexes_exactly_what_was_counted_or_nothing(service):
     """
     Between counting and doing somebody writes one more: nothing is enqueued, and that is said.

@@ -96,23 +96,27 @@ def plain_jobs(database, conn, form) -> None:
         assert depth(conn, "q") == {"default": (0, 0, 0)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_a_claim_ends_at_two_megabytes_and_nothing_is_lost_at_the_cut(database, conn, form):
     plain_jobs(database, conn, form)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_the_same_where_the_shortcut_does_not_apply(database, conn, form):
     without_shortcut(database)
     plain_jobs(database, conn, form)
 
 
+@pytest.mark.slow
 def test_without_the_bound_of_the_shortcut_a_claim_is_larger(database, conn):
     break_shortcut(database, ("forebay._claim_bytes() / p_limit + 1024", "100000000"))
     with violation():
         plain_jobs(database, conn, incompressible)
 
 
+@pytest.mark.slow
 def test_a_cut_that_counts_as_the_end_of_the_window_loses_jobs(database, conn):
     """The mutant shows that the tests above see jobs that are lost at the cut."""
     source = one(conn, "select pg_get_functiondef('forebay._take'::regproc)")
@@ -123,6 +127,7 @@ def test_a_cut_that_counts_as_the_end_of_the_window_loses_jobs(database, conn):
         plain_jobs(database, conn, incompressible)
 
 
+@pytest.mark.slow
 def test_a_claim_of_one_job_always_gives_it(database, conn):
     """Even if it is larger than a claim may be."""
     one(conn, "select forebay.configure('args_bytes_max', 8000000)")
@@ -135,6 +140,7 @@ def test_a_claim_of_one_job_always_gives_it(database, conn):
             assert batch.job_ids == [jobs.pop(0)]
 
 
+@pytest.mark.slow
 def test_the_cut_may_lie_at_any_border(database, conn):
     """Between segments, between the current window and the next, and beside a transaction that commits late."""
     small_segments(conn, rows=300)
@@ -153,6 +159,7 @@ def test_the_cut_may_lie_at_any_border(database, conn):
         assert [job for job in seen if job in set(late_jobs)] == late_jobs
 
 
+@pytest.mark.slow
 def test_jobs_of_a_private_lane_are_bounded_as_well(database, conn):
     with Reader(database, "q") as reader:
         lane = lane_of("q", conn)
@@ -168,6 +175,7 @@ def test_jobs_of_a_private_lane_are_bounded_as_well(database, conn):
         assert flat(drained(reader, lane_of("q", conn, audience=reader.group_id))) == jobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_jobs_of_limit_keys_are_bounded_as_well(database, conn, form):
     with Reader(database, "q") as reader:
@@ -178,6 +186,7 @@ def test_jobs_of_limit_keys_are_bounded_as_well(database, conn, form):
         assert seen == jobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("keys", [1, 3, 20])
 def test_jobs_with_ordering_keys_are_bounded_and_stay_in_order(database, conn, form, keys):
@@ -195,6 +204,7 @@ def test_jobs_with_ordering_keys_are_bounded_and_stay_in_order(database, conn, f
         assert [job for job in seen if job in set(jobs)] == jobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keys", [3, 12])
 def test_large_jobs_that_wait_behind_their_key_are_bounded_as_well(database, conn, keys):
     """Another lease has the keys, so the jobs are parked; once it is done they come in parts and in order."""
@@ -217,6 +227,7 @@ def test_large_jobs_that_wait_behind_their_key_are_bounded_as_well(database, con
     assert len(seen) == 3 * keys
 
 
+@pytest.mark.slow
 def test_returned_large_jobs_come_before_others_of_their_keys(database, conn):
     """The first jobs of many keys return while more wait behind them: what does not fit comes later, in order."""
     keys = range(12)

@@ -436,6 +436,7 @@ def stress(database: str, seed: int, *, keys: int = 8, rounds: int = 400) -> Non
         assert depth(conn, "q") == {"default": (0, 0, 0)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "seed",
     [
@@ -810,6 +811,7 @@ def test_a_segment_with_a_job_that_waits_for_its_key_is_kept(database, conn):
         assert one(conn, query) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_history")
 def test_a_retry_of_long_ago_still_holds_its_key(database, conn):
     """Its first row left the archive long before it comes back; what is enqueued meanwhile waits for it all the same."""
@@ -910,12 +912,14 @@ def cancelled_retry_is_trimmed(database: str) -> None:
         assert drained(reader) == [new]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_history")
 def test_a_key_whose_retry_was_cancelled_is_free_after_trimming(database):
     """Trimming takes the oldest key runs first, so that the newest one has the state of the key."""
     cancelled_retry_is_trimmed(database)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_history")
 def test_a_key_would_wait_for_ever_if_a_younger_run_went_first(database):
     """A key run without jobs has no numbers; it must not go before those that are older."""

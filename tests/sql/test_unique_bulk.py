@@ -356,6 +356,7 @@ def test_numbering_goes_on_in_bulk(database):
     numbering_goes_on_in_bulk(database)
 
 
+@pytest.mark.slow
 def test_numbering_in_bulk_begins_anew_when_nobody_holds_the_predecessors(database):
     """
     Without the locks on the predecessors second holders get in.
@@ -376,6 +377,7 @@ AGREE = """
 """
 
 
+@pytest.mark.slow
 def test_many_key_states_are_those_of_each(database, conn, seed):
     """
     Read together or one by one, from a few batches or from many hundreds, also for late committers, the stages are the same.

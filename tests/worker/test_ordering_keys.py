@@ -42,6 +42,7 @@ def put(conn, count: int, **options) -> dict[str, list[int]]:
     return ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sort", ["coroutine", "thread", "transaction", "batch"])
 async def test_each_key_runs_in_order_with_failures_and_snoozes(app, conn, sort):
     """Every fifth job fails first, every seventh snoozes: those behind it wait for it."""

@@ -148,6 +148,7 @@ def test_a_malformed_row_is_a_job_without_arguments_beside_text():
     assert bad.args is None
 
 
+@pytest.mark.slow
 def test_child_processes_get_the_text(conn, workers):
     """
     As written, and each job has its outcome; a job of a malformed row would have none of them.
