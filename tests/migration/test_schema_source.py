@@ -56,6 +56,20 @@ def test_every_body_is_one_that_postgresql_accepts(server, template):
         conn.rollback()
 
 
+def test_no_function_is_longer_than_a_reader_can_keep_in_mind():
+    """
+    200 lines, with what it includes. Functions of segments count one by one, not as the text of the function that makes them.
+    """
+    function = re.compile(r"^create function (\w+\.\w+).*?\$\$.*?\$\$;", re.MULTILINE | re.DOTALL)
+    sources = [compose(), *segment_functions(SCHEMA).values()]
+    lines = {
+        made[1]: made[0].count("\n") + 1 for source in sources for made in function.finditer(source)
+    }
+    lines.pop("forebay._make_segment_functions")
+    assert len(lines) > 500
+    assert {name: count for name, count in lines.items() if count > 200} == {}
+
+
 def test_each_segment_has_a_function_of_each_file(server, template):
     """
     The files of functions/claim/segment and the functions of the first segment have the same names.

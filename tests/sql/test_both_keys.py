@@ -231,7 +231,7 @@ def test_random_lives(database, seed, nr):
 def test_random_lives_need_the_limit(database, seed):
     """Without the look at the permits more jobs of a limit key run than may."""
     break_function(
-        database, "_take_keyed", ("i.place > s.permits - case", "false and i.place > case")
+        database, "_choose_keyed", ("i.place > s.permits - case", "false and i.place > case")
     )
     with violation():
         for nr in range(10):
@@ -402,7 +402,7 @@ def test_a_turn_that_a_paused_key_cannot_use_goes_to_the_next(database):
     ("function", "guard", "without"),
     [
         ("_record_keyed_limits", "or s.limit_key = any (p_granted)", ""),
-        ("_take_keyed", "or t.waits_at <= s.taken_up_to", ""),
+        ("_choose_keyed", "or t.waits_at <= s.taken_up_to", ""),
     ],
 )
 def test_a_turn_that_is_not_used_must_go_on(database, function, guard, without):

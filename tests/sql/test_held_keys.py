@@ -293,7 +293,7 @@ def test_a_lost_lease_would_forget_them(database, conn, reader):
 
 MUTANTS = [
     pytest.param(
-        "_take_keyed",
+        "_decide_keyed",
         [
             ("'{r,l,s,u,h,k,y}'", "'{r,l,s,u,h,k}'"),
             ("or v_holds and exists", "or false and exists"),
@@ -332,7 +332,7 @@ def test_a_redriven_job_loses_its_place_where_the_hold_does_not_end(database, co
     """The control of taking a redriven job: the key would wait for it for ever."""
     break_function(
         database,
-        "_take_keyed",
+        "_choose_keyed",
         ("and d.holds_key and d.redriven_as", "and false and d.redriven_as"),
     )
     first, *rest = keyed(conn, 2)

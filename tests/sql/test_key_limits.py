@@ -310,7 +310,7 @@ def test_else_a_claim_that_did_not_pass_the_limiter_would_not_count(database):
     """The same without the count from the leases, of all keys and of the key with the new limits."""
     seeds = "v_seeds := v.has_new_limits or v.seed_until >= v.at;"
     break_function(database, "_claim_limited", (seeds, "v_seeds := false;"))
-    break_function(database, "_take_keyed", ("v.seed_until >= v.at", "false"))
+    break_function(database, "_decide_keyed", ("v.seed_until >= v.at", "false"))
     break_function(database, "_limit_states", ("t.limits_no is distinct from o.no as", "false as"))
     with violation():
         claimed_meanwhile(database, True)

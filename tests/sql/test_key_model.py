@@ -191,7 +191,7 @@ DIES = [(0, "dead")]
 #: A function, its guard, what is there instead, and acts that show that it is missing.
 MUTANTS = [
     pytest.param(
-        "_take_keyed",
+        "_decide_keyed",
         [("not exists (select from last l where l.waits)", "true")],
         [
             ("enqueue_and_commit", [A, A, A]),
@@ -215,7 +215,7 @@ MUTANTS = [
         id="a dead letter holds its key",
     ),
     pytest.param(
-        "_take_keyed",
+        "_keyed_candidates",
         [("or s.waits or s.is_paused as is_taken", "or s.waits as is_taken")],
         [
             ("pause", ("ordering", "a"), 0, None),
@@ -292,7 +292,7 @@ MUTANTS = [
         id="the end of a pause is looked at",
     ),
     pytest.param(
-        "_take_keyed",
+        "_decide_keyed",
         [("where b.continues or b.open > 0", "where b.open > 0")],
         [
             ("enqueue_and_commit", [A, A, A]),

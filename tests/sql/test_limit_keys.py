@@ -319,7 +319,7 @@ def test_without_the_number_of_the_turn_it_would(database):
     """The same where every recheck row gives a turn."""
     break_function(
         database,
-        "_take_limited",
+        "_plan_limited",
         ("and (i.turn is null or i.turn = s.turn & 2147483647)", ""),
     )
     with violation():

@@ -717,8 +717,8 @@ def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, se
         ),
         (
             test_keys_of_very_different_backlogs_get_even_shares,
-            "_take_limited",
-            [("greatest(1, v_limit / greatest(1, count(*) filter (where u.jobs > 0)))", "v_limit")],
+            "_plan_limited",
+            [("greatest(1, p_limit / greatest(1, count(*) filter (where u.jobs > 0)))", "v_limit")],
         ),
         (
             test_who_comes_again_at_once_does_not_come_first,

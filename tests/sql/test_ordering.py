@@ -470,19 +470,19 @@ GUARDS = {
         "if v_keys <> '{}' then",
         "if false then",
     ),
-    "what is not taken is parked": ("_take_keyed", "where i.class = 4 or", "where"),
+    "what is not taken is parked": ("_choose_keyed", "where i.class = 4 or", "where"),
     "a key has a single holder": (
-        "_take_keyed",
+        "_decide_keyed",
         "b.lease_id <> p_lease_id or b.is_suspect",
         "false",
     ),
     "also where something waits": (
-        "_take_keyed",
+        "_keyed_candidates",
         "s.is_busy and not s.continues or s.waits",
         "s.waits",
     ),
     "a job on its way comes before all that follow": (
-        "_take_keyed",
+        "_keyed_candidates",
         "not s.continues or s.waits",
         "not s.continues",
     ),
@@ -536,20 +536,26 @@ def test_who_has_a_key_does_not_go_on_with_it_when_something_went_wrong(database
 
 
 @pytest.mark.parametrize(
-    ("scenario", "guard", "instead"),
+    ("scenario", "function", "guard", "instead"),
     [
         (
             suspect_alone,
+            "_keyed_candidates",
             "and s.holder = p_lease_id and not s.is_suspect",
             "and s.holder = p_lease_id",
         ),
-        (suspect_alone, "(b.lease_id <> p_lease_id or b.is_suspect)", "b.lease_id <> p_lease_id"),
-        (retry_holds, "where b.continues or", "where"),
+        (
+            suspect_alone,
+            "_decide_keyed",
+            "(b.lease_id <> p_lease_id or b.is_suspect)",
+            "b.lease_id <> p_lease_id",
+        ),
+        (retry_holds, "_decide_keyed", "where b.continues or", "where"),
     ],
 )
-def test_without_its_guard_it_would(database, scenario, guard, instead):
+def test_without_its_guard_it_would(database, scenario, function, guard, instead):
     """One of the looks at what went wrong taken out, in the short way or in the long one."""
-    break_function(database, "_take_keyed", (guard, instead))
+    break_function(database, function, (guard, instead))
     with violation():
         # The way depends on the order of the lanes, and their numbers are random.
         for number in range(20):

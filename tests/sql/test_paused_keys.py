@@ -118,8 +118,8 @@ def test_jobs_of_a_paused_key_wait_in_order_and_others_run(database, sort):
     ("sort", "function", "guard"),
     [
         ("limit_key", "_limits_met", ("states[v_nr].permits := 0;", "")),
-        ("ordering_key", "_take_keyed", ("if c.audience = 0 and v_paused = '{}' and", "if c.audience = 0 and")),
-        ("ordering_key", "_take_keyed", ("or s.waits or s.is_paused as is_taken", "or s.waits as is_taken")),
+        ("ordering_key", "_decide_keyed", ("if p_audience = 0 and v_paused = '{}' and", "if p_audience = 0 and")),
+        ("ordering_key", "_keyed_candidates", ("or s.waits or s.is_paused as is_taken", "or s.waits as is_taken")),
         ("limit_key", "_announce_key", ("for v_group in", "return; for v_group in")),
         ("ordering_key", "_announce_key", ("for v_group in", "return; for v_group in")),
     ],
@@ -212,7 +212,7 @@ def test_a_job_that_comes_back_while_its_key_is_paused_waits(database, sort, out
 @pytest.mark.parametrize(
     ("function", "guard"),
     [
-        ("_take_keyed", ("where u.seq <> all (v_held)", "")),
+        ("_keyed_candidates", ("where u.seq <> all (p_held)", "")),
         ("_hold_keys", ("v_key.lane || v_key.waiting_lanes", "v_key.waiting_lanes")),
         ("_hold_keys", ("v_key.seq || v_key.waiting_seqs, min", "v_key.seq || '{}'::bigint[], min")),
     ],
@@ -260,17 +260,17 @@ def test_a_suspect_of_a_paused_key_waits_and_comes_alone(database, sort):
 
 
 @pytest.mark.parametrize(
-    "guard",
+    ("function", "guard"),
     [
-        ("not s.is_busy and not s.is_paused", "not s.is_busy"),
-        ("(s.is_busy or s.is_paused)", "s.is_busy"),
-        ("interval '10 seconds'", "interval '0.2 seconds'"),
+        ("_keyed_candidates", ("not s.is_busy and not s.is_paused", "not s.is_busy")),
+        ("_keyed_candidates", ("(s.is_busy or s.is_paused)", "s.is_busy")),
+        ("_choose_keyed", ("interval '10 seconds'", "interval '0.2 seconds'")),
     ],
     ids=["would run", "would be lost", "would spin"],
 )
-def test_without_a_guard_a_suspect_would_not(database, guard):
+def test_without_a_guard_a_suspect_would_not(database, function, guard):
     """The same without what a claim of ordering keys does for it."""
-    break_function(database, "_take_keyed", guard)
+    break_function(database, function, guard)
     with violation():
         suspect_of_a_paused_key(database, "ordering_key")
 

@@ -36,9 +36,7 @@ begin
     select forebay._snapshot_of_others() as now, forebay._now() as at,
            g.start_after, g.queue, forebay._paused_since(g.paused_at, g.resume_at) as paused_at, l.audience, l.priority,
            f.xid as seal_xid,
-           array(select s.segment_id from forebay.segment s
-                 where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
-                 order by s.lo) as unsealed,
+           -- include: unsealed_segments
            b.no, b.snap_from, b.snap_to, b.pos_segment, b.pos_xid, b.pos_seq, b.high_seq,
            b.handed_total, b.skipped_total, b.claimed_at, w.start, w.stop
     into c
@@ -72,19 +70,13 @@ begin
     if c.snap_to is not null then
         v_window := forebay._window(p_lane, forebay._xid_ranges(v_from, v_to), c.pos_segment, c.pos_xid, c.pos_seq, v_limit,
                                     c.unsealed, c.seal_xid, forebay._claim_bytes());
-        v_rows := v_window.rows;
-        v_segments := v_window.segments;
-        v_looked := v_window.looked;
+        -- include: add_window
         v_old := cardinality(v_rows);
-        v_bytes := v_window.bytes;
     end if;
     if v_old < v_limit and v_bytes < forebay._claim_bytes() then
         v_window := forebay._window(p_lane, forebay._xid_ranges(v_to, c.now), 0, '0', 0, v_limit - v_old, c.unsealed, c.seal_xid,
                                     forebay._claim_bytes() - v_bytes);
-        v_rows := v_rows || v_window.rows;
-        v_segments := v_segments || v_window.segments;
-        v_looked := v_looked + v_window.looked;
-        v_bytes := v_bytes + v_window.bytes;
+        -- include: add_window
     end if;
     v_count := cardinality(v_rows);
     v_used_up := v_count < v_limit and v_bytes < forebay._claim_bytes();
@@ -93,11 +85,7 @@ begin
 
     if v_count = 0 then
         if c.snap_to is not null or v_looked > 2 or forebay._should_move(v_from, c.now, c.claimed_at) or forebay._is_old_cursor(v_from) then
-            insert into forebay.batch (
-                group_id, lane, no, snap_from, pos_segment, pos_xid, pos_seq, high_seq,
-                handed_total, skipped_total, claimed_at)
-            values (p_group_id, p_lane, coalesce(c.no, 0) + 1, c.now, 0, '0', 0, coalesce(c.high_seq, 0),
-                    coalesce(c.handed_total, 0), coalesce(c.skipped_total, 0), c.at);
+            perform forebay._move_idle_cursor(p_group_id, p_lane, c.no, c.now, c.high_seq, c.handed_total, c.skipped_total, c.at);
         end if;
         return '{}';
     end if;

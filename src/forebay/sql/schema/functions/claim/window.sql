@@ -19,14 +19,7 @@ begin
     segments := '{}';
     looked := 0;
     bytes := 0;
-    if p_last_seal > p_ranges[1].low then
-        v_needed := array(
-            select s.segment_id from forebay.seal s join forebay.segment i using (segment_id)
-            where s.segment_id >= p_pos_segment and i.removed_at is null
-              and s.segment_id <> all (p_unsealed)  -- Sealed since the caller looked: read once.
-              and s.xid > p_ranges[1].low
-            order by s.segment_id) || v_needed;
-    end if;
+    -- include: sealed_segments
     foreach v_segment in array v_needed loop
         continue when v_segment < p_pos_segment;
         looked := looked + 1;
@@ -36,12 +29,7 @@ begin
                   case when v_segment = p_pos_segment then p_pos_xid else '0'::xid8 end,
                   case when v_segment = p_pos_segment then p_pos_seq else 0 end,
                   p_limit - cardinality(rows), p_bytes - bytes;
-        if cardinality(v_piece.rows) > 0 then
-            rows := rows || v_piece.rows;
-            bytes := bytes + v_piece.bytes;
-            segments := segments || array_fill(v_segment, array[cardinality(v_piece.rows)]);
-            exit when cardinality(rows) >= p_limit or bytes >= p_bytes;
-        end if;
+        -- include: add_piece
     end loop;
 end
 $$;
@@ -73,4 +61,17 @@ create function forebay._is_old_cursor(p_from pg_snapshot) returns boolean
 language sql stable
 as $$
     select coalesce(pg_snapshot_xmax(p_from) < (select f.xid from forebay.seal f order by f.segment_id desc offset 1 limit 1), false)
+$$;
+
+
+-- Move a cursor to now over rows that no claim took; p_edge and p_low: see batch.edge_from, null for a lane without ordering keys.
+create function forebay._move_idle_cursor(
+    p_group_id bigint, p_lane bigint, p_no bigint, p_now pg_snapshot, p_high_seq bigint, p_handed_total bigint, p_skipped_total bigint,
+    p_at timestamptz, p_edge xid8 default null, p_low bigint default null) returns void
+language sql volatile
+as $$
+    insert into forebay.batch (
+        group_id, lane, no, snap_from, pos_segment, pos_xid, pos_seq, high_seq, handed_total, skipped_total, claimed_at, edge_from, low_from)
+    values (p_group_id, p_lane, coalesce(p_no, 0) + 1, p_now, 0, '0', 0, coalesce(p_high_seq, 0), coalesce(p_handed_total, 0),
+            coalesce(p_skipped_total, 0), p_at, p_edge, p_low)
 $$;

@@ -64,3 +64,22 @@ begin
     end if;
 end
 $$;
+
+
+-- The states of limit keys without the permits that jobs of ordering keys have: the states lack claims that were in progress when the limits
+-- were set.
+create function forebay._less_in_flight(p_group_id bigint, p_states forebay._limit_state[]) returns forebay._limit_state[]
+language sql stable
+-- planner: arrays
+as $$
+    select array(
+        select row(s.limit_key, s.no, s.turn, s.waiting, s.parked_up_to, s.taken_up_to, s.taken_seq, s.taken_jobs, s.is_full, s.tat,
+                   s.leases, s.claims, s.offsets, least(s.permits, s.concurrency - coalesce(f.jobs, 0)),
+                   s.tokens, s.rate, s.burst, s.concurrency, s.limits_no, s.has_new_limits)::forebay._limit_state
+        from unnest(p_states) s
+        left join (select u.key, count(*) as jobs
+                   from forebay._in_flight(p_group_id) i cross join lateral unnest(i.limit_keys) with ordinality u (key, place)
+                   where not exists (select from forebay.settlement e
+                                     where e.lease_id = i.lease_id and e.claim_no = i.claim_no and u.place::smallint = any (e.offsets))
+                   group by u.key) f on f.key = s.limit_key)
+$$;

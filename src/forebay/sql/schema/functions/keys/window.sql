@@ -40,12 +40,7 @@ begin
         execute 'select * from forebay._read_keyed_' || v_segment || '($1, $2, $3, $4, $5, $6, $7, $8)'
             into v_piece
             using p_lane, p_from, p_low, p_to, v_late, p_pos_seq, p_limit - cardinality(rows), p_bytes - bytes;
-        if cardinality(v_piece.rows) > 0 then
-            rows := rows || v_piece.rows;
-            bytes := bytes + v_piece.bytes;
-            segments := segments || array_fill(v_segment, array[cardinality(v_piece.rows)]);
-            exit when cardinality(rows) >= p_limit or bytes >= p_bytes;
-        end if;
+        -- include: add_piece
     end loop;
 end
 $$;

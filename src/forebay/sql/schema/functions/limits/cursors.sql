@@ -34,9 +34,7 @@ begin
     foreach v_lane in array v_lanes loop
         -- A later statement than the locks.
         select f.xid as seal_xid, forebay._paused_since(g.paused_at, g.resume_at) as paused_at,
-               array(select s.segment_id from forebay.segment s
-                     where s.lo >= coalesce(f.hi, 0) and s.lo <= coalesce(pg_sequence_last_value('forebay.log_seq'), 0)
-                     order by s.lo) as unsealed,
+               -- include: unsealed_segments
                row(v_lane, coalesce(b.no, 0), coalesce(b.snap_from, w.first), coalesce(b.snap_to, b.snap_from, w.first), b.snap_to is not null,
                    b.pos_segment, b.pos_xid, b.pos_seq, coalesce(b.high_seq, 0), coalesce(b.handed_total, 0), coalesce(b.skipped_total, 0),
                    b.claimed_at, forebay._snapshot_of_others(), 0, 0, false, 0)::forebay._limit_cursor as cursor

@@ -31,15 +31,14 @@ declare
     v_states  forebay._limit_state[];
     v_paused  text[] := '{}';            -- paused keys, and the ends of the pauses
     v_ends    timestamptz[] := '{}';
-    v_plan    record;
-    v_pieces  record;
+    v_plan    forebay._limit_plan;
+    v_pieces  forebay._limit_pieces;
+    v_all     record;                    -- the pieces, where all that is read may be taken
     v_is_plain boolean := false;
     v_used    integer;                   -- how many of the items are used
     v_rows    forebay.log[];
     v_nrs     bigint[];
     v_taken   record;
-    v_after   record;
-    v_granted record;                    -- pieces of jobs with ordering keys, as arrays
 begin
     select l.queue, l.priority, l.audience into v_here from forebay.lane l where l.lane = p_lane limit 1;
     v_suspect := v_here.audience < 0;
@@ -72,106 +71,25 @@ begin
                bool_and(i.jobs > 0 and s.waiting = 0 and s.permits >= i.of_key)
                and (max(i.ordinality) = cardinality(v_items) and not exists (select from unnest(v_cursors) c where c.is_more)
                     or max(i.of_key) <= greatest(1, v_limit / cardinality(v_keys))) as is_plain
-        into v_pieces
+        into v_all
         from (select u.*, row_number() over (order by u.key_at, u.ordinality) as nr, sum(u.jobs) over (partition by u.limit_key) as of_key
               from (select r.*, min(r.ordinality) over (partition by r.limit_key) as key_at, sum(r.jobs) over (order by r.ordinality) as up_to
                     from unnest(v_items) with ordinality r) u
               where u.up_to <= v_limit) i
         join unnest(v_states) s on s.limit_key = i.limit_key;
-        if v_pieces.is_plain then
-            v_used := v_pieces.used;
+        if v_all.is_plain then
+            v_used := v_all.used;
             select f.nrs, f.jobs into v_nrs, v_rows
-            from forebay._fetch_limited(v_pieces.nrs, v_pieces.lanes, v_pieces.xids, v_pieces.afters, v_pieces.seqs_to, v_pieces.takes) f;
+            from forebay._fetch_limited(v_all.nrs, v_all.lanes, v_all.xids, v_all.afters, v_all.seqs_to, v_all.takes) f;
             v_is_plain := (select sum(forebay._job_bytes(r.args, r.headers)) from unnest(v_rows) r) < forebay._claim_bytes();
         end if;
     end if;
 
-    select null::bigint[] as nrs, null::text[] as keys, null::text[] as limit_keys, null::bigint[] as seqs into v_granted;
     if not v_is_plain then
-        -- How many items are used, and how many jobs each key gets: first an even part, then what is left in the order of the turns.
-        with item as materialized (
-            select i.jobs, i.turn, i.ordinality as pos, k.nr
-            from unnest(v_items) with ordinality i
-            join unnest(v_keys) with ordinality k (key, nr) on k.key = i.limit_key
-        ), state as materialized (
-            select s.ordinality as nr, case when v_suspect then 0 else s.waiting end as waiting, s.turn, greatest(s.permits, 0) as permits
-            from unnest(v_states) with ordinality s
-        ), met as materialized (
-            select s.nr, s.waiting, s.permits,
-                   min(i.pos) filter (where i.jobs = 0 and s.waiting > 0 and (i.turn is null or i.turn = s.turn & 2147483647)) as turn_at,
-                   min(i.pos) filter (where i.jobs > 0) as first_at
-            from state s join item i on i.nr = s.nr
-            group by s.nr, s.waiting, s.permits
-        ), cut as materialized (
-            select coalesce((select c.at - 1
-                             from (select case when m.waiting > 0 then m.turn_at else m.first_at end as at from met m where m.permits > 0) c
-                             where c.at is not null order by c.at offset v_limit limit 1), cardinality(v_items))::integer as at
-        ), wish as materialized (
-            select m.nr, coalesce(m.turn_at <= c.at, false) as has_turn, least(coalesce(m.turn_at, m.first_at), coalesce(m.first_at, m.turn_at)) as at,
-                   least(m.permits, case when m.waiting = 0 then coalesce(n.jobs, 0)
-                                         when m.turn_at <= c.at then m.waiting + coalesce(n.jobs, 0) else 0 end) as jobs
-            from met m cross join cut c
-            left join lateral (select sum(i.jobs) as jobs from item i where i.nr = m.nr and i.pos <= c.at) n on true
-        ), part as materialized (
-            select w.nr, w.jobs, w.at, least(w.jobs, q.quota) as first
-            from wish w, (select greatest(1, v_limit / greatest(1, count(*) filter (where u.jobs > 0))) as quota from wish u) q
-        ), given as materialized (
-            select p.nr, p.first + least(p.jobs - p.first, greatest(0, v_limit - sum(p.first) over ()
-                - coalesce(sum(p.jobs - p.first) over (order by p.at, p.nr rows between unbounded preceding and 1 preceding), 0))) as jobs, p.at
-            from part p
-        )
-        select (select c.at from cut c) as used,
-               (select array_agg(g.jobs::bigint order by g.nr) from given g) as jobs,
-               (select array_agg(g.at order by g.nr) from given g) as places,
-               (select array_agg(w.has_turn order by w.nr) from wish w) as has_turn
-        into v_plan;
-
-        -- The pieces of runs to take: of each key its parked ones, then those just read.
-        with key as materialized (
-            select k.nr, k.jobs, k.at, k.has_turn, s.limit_key, s.parked_up_to, s.taken_up_to, s.taken_seq, s.taken_jobs
-            from unnest(v_plan.jobs, v_plan.places, v_plan.has_turn) with ordinality k (jobs, at, has_turn, nr)
-            join unnest(v_states) with ordinality s on s.ordinality = k.nr
-            where k.jobs > 0
-        ), piece as (
-            select k.nr, k.jobs as most, k.at, 1 as class, p.parked_no as place, p.lane, p.xid,
-                   case when p.is_first then greatest(p.seq - 1, k.taken_seq) else p.seq - 1 end as after, p.seq_to,
-                   p.jobs - case when p.is_first then k.taken_jobs else 0 end as jobs, p.ordering_key
-            from key k cross join lateral (
-                select i.*, row_number() over (order by i.parked_no) = 1 as is_first
-                from forebay.limit_parked i
-                where i.group_id = p_group_id and i.limit_key = k.limit_key and i.parked_no > k.taken_up_to and i.parked_no <= k.parked_up_to
-                order by i.parked_no limit k.jobs) p
-            where k.has_turn
-            union all
-            select k.nr, k.jobs, k.at, 2, i.ordinality, i.lane, i.xid, i.seq - 1, i.seq_to, i.jobs, null
-            from key k join unnest(v_items) with ordinality i on i.limit_key = k.limit_key
-            where i.jobs > 0 and i.ordinality <= v_plan.used
-        ), chosen as materialized (
-            select p.*, row_number() over (order by p.at, p.nr, p.class, p.place) as piece_no, least(p.jobs, p.most - p.before) as take
-            from (select q.*, coalesce(sum(q.jobs) over (partition by q.nr order by q.class, q.place rows between unbounded preceding and 1 preceding), 0) as before
-                  from piece q) p
-            where p.before < p.most
-        )
-        select coalesce(array_agg(c.piece_no order by c.piece_no), '{}') as nrs, array_agg(c.nr order by c.piece_no) as keys,
-               array_agg(c.class order by c.piece_no) as classes, array_agg(c.place order by c.piece_no) as places,
-               array_agg(c.lane order by c.piece_no) as lanes, array_agg(c.xid order by c.piece_no) as xids,
-               array_agg(c.after order by c.piece_no) as afters, array_agg(c.seq_to order by c.piece_no) as seqs_to,
-               array_agg(c.jobs::bigint order by c.piece_no) as jobs, array_agg(c.take::bigint order by c.piece_no) as takes,
-               coalesce(array_agg(c.ordering_key order by c.piece_no), '{}') as ordering_keys
-        into v_pieces
-        from chosen c;
+        v_plan := forebay._plan_limited(v_items, v_keys, v_states, v_limit, v_suspect);
+        v_pieces := forebay._limited_pieces(p_group_id, v_plan, v_items, v_states);
         v_used := v_plan.used;
-        select array_agg(u.nr) as nrs, array_agg(u.ordering_key) as keys, array_agg(v_keys[u.key]) as limit_keys, array_agg(u.seq) as seqs
-        into v_granted
-        from unnest(v_pieces.nrs, v_pieces.ordering_keys, v_pieces.keys, v_pieces.seqs_to) u (nr, ordering_key, key, seq)
-        where u.ordering_key is not null;
-        select f.nrs, f.jobs into v_nrs, v_rows
-        from (select array_agg(u.nr) as nrs, array_agg(u.lane) as lanes, array_agg(u.xid) as xids, array_agg(u.after) as afters,
-                     array_agg(u.seq_to) as seqs_to, array_agg(u.take) as takes
-              from unnest(v_pieces.nrs, v_pieces.lanes, v_pieces.xids, v_pieces.afters, v_pieces.seqs_to, v_pieces.takes, v_pieces.ordering_keys)
-                   u (nr, lane, xid, after, seq_to, take, ordering_key)
-              where u.ordering_key is null) u
-        cross join lateral forebay._fetch_limited(u.nrs, u.lanes, u.xids, u.afters, u.seqs_to, u.takes) f;
+        select f.nrs, f.jobs into v_nrs, v_rows from forebay._fetch_pieces(v_pieces) f;
     end if;
 
     -- What becomes of each job. A claim ends with the job that brings their texts to the limit.
@@ -183,8 +101,9 @@ begin
         from (select unnest(v_nrs) as piece_no, unnest(v_rows) as job, null::text as ordering_key, null::bigint as seq, null::text as limit_key
               union all
               -- Of a job with an ordering key too: the key gets the turn, the job is not taken here.
-              select u.nr, null, u.key, u.seq, u.limit_key
-              from unnest(v_granted.nrs, v_granted.keys, v_granted.seqs, v_granted.limit_keys) u (nr, key, seq, limit_key)) r
+              select u.nr, null, u.ordering_key, u.seq, v_keys[u.key]
+              from unnest(v_pieces.nrs, v_pieces.ordering_keys, v_pieces.keys, v_pieces.seqs_to) u (nr, ordering_key, key, seq)
+              where u.ordering_key is not null) r
         left join lateral (
             select i.reason from forebay.tombstone i
             where pg_sequence_last_value('forebay.tombstone_seq') is not null and i.job_id = coalesce((r.job).job_id, (r.job).seq)
@@ -241,10 +160,9 @@ begin
 
     if v_suspect then
         if v_pieces.nrs = '{}' then
-            perform forebay._continue_job(r, r.lane, coalesce(r.attempt, 0), coalesce(r.pauses, 0),
-                                          v.at + case when v_items[1].limit_key = any (v_paused) then interval '10 seconds' else interval '1 second' end)
-            from forebay._row(v_items[1].lane, v_items[1].xid, v_items[1].seq) r;
-            perform forebay._record_row_left(v_here.queue, p_group_id, v_here.priority, forebay._row(v_items[1].lane, v_items[1].xid, v_items[1].seq), 'm');
+            perform forebay._append_again(
+                v_here.queue, p_group_id, v_here.priority, forebay._row(v_items[1].lane, v_items[1].xid, v_items[1].seq),
+                v.at + case when v_items[1].limit_key = any (v_paused) then interval '10 seconds' else interval '1 second' end);
         end if;
         v_plan.used := 0;  -- Nothing is parked, whatever comes.
     end if;
@@ -260,74 +178,11 @@ begin
         join unnest(v_states) s on s.limit_key = r.key
         where s.rate is not null or s.has_new_limits or s.concurrency is not null and not v.is_bare;
     else
-        with piece as materialized (
-            select p.key, p.class, p.place, p.jobs, coalesce(k.jobs, 0) as kept, k.seq,
-                   row_number() over (partition by p.key, p.class order by p.place) = 1 as is_first
-            from unnest(v_pieces.nrs, v_pieces.keys, v_pieces.classes, v_pieces.places, v_pieces.jobs) p (piece_no, key, class, place, jobs)
-            left join unnest(v_taken.kept_nrs, v_taken.kept_jobs, v_taken.kept_seqs) k (piece_no, jobs, seq) on k.piece_no = p.piece_no
-        ), parking as (
-            insert into forebay.limit_parked (group_id, limit_key, lane, xid, seq, seq_to, jobs)
-            select p_group_id, i.limit_key, i.lane, i.xid, coalesce(p.seq + 1, i.seq), i.seq_to, i.jobs - coalesce(p.kept, 0)
-            from unnest(v_items) with ordinality i
-            left join piece p on p.class = 2 and p.place = i.ordinality
-            where i.jobs > coalesce(p.kept, 0) and i.ordinality <= v_plan.used
-            order by i.ordinality
-            returning limit_key, parked_no, jobs
-        ), parked as materialized (
-            select p.limit_key, max(p.parked_no) as last, sum(p.jobs) as jobs from parking p group by p.limit_key
-        ), progress as materialized (
-            select p.key, sum(p.kept) as jobs, max(p.place) filter (where p.kept = p.jobs) as whole,
-                   max(p.seq) filter (where p.kept between 1 and p.jobs - 1) as seq,
-                   max(p.kept) filter (where p.kept between 1 and p.jobs - 1) as rest,
-                   coalesce(bool_or(p.is_first) filter (where p.kept between 1 and p.jobs - 1), false) as is_first
-            from piece p where p.class = 1 group by p.key
-        ), next as materialized (
-            -- A key that waits and has no turn stays as it is; its newer jobs were parked behind.
-            select s.limit_key, s.no, s.turn, s.waiting, s.is_full, s.leases, s.claims, s.offsets, s.parked_up_to,
-                   s.waiting > 0 and not w.has_turn or v_suspect as is_behind, coalesce(r.jobs, 0)::integer as run, r.first, r.low, r.high,
-                   d.last, d.jobs as newly, g.jobs as went, coalesce(o.jobs, 0)::integer as granted, s.waiting - coalesce(g.jobs, 0) + coalesce(d.jobs, 0) as left,
-                   coalesce(g.whole, s.taken_up_to) as up_to,
-                   case when g.seq is not null then g.seq when g.whole is not null then 0 else s.taken_seq end as seq,
-                   case when g.seq is not null then g.rest + case when g.is_first then s.taken_jobs else 0 end
-                        when g.whole is not null then 0 else s.taken_jobs end as jobs,
-                   case when r.jobs > 0 then forebay._tat_after(s.tat, s.rate, v.at, r.jobs::integer) else s.tat end as tat,
-                   s.tokens - coalesce(r.jobs, 0) - coalesce(o.jobs, 0) as tokens,
-                   coalesce(cardinality(s.leases) + coalesce(r.jobs, 0) + coalesce(o.jobs, 0) >= s.concurrency, false) as fills,
-                   s.rate, s.burst, s.concurrency, s.limits_no, s.has_new_limits
-            from unnest(v_states) with ordinality s
-            join unnest(v_plan.has_turn) with ordinality w (has_turn, nr) on w.nr = s.ordinality
-            left join unnest(v_taken.run_keys, v_taken.run_jobs, v_taken.run_firsts, v_taken.run_lows, v_taken.run_highs) r (key, jobs, first, low, high)
-                   on r.key = s.limit_key
-            left join parked d on d.limit_key = s.limit_key
-            left join progress g on g.key = s.ordinality
-            left join (select u as key, count(*) as jobs from unnest(v_taken.granted_limits) u group by u) o on o.key = s.limit_key
-        ), written as (
-            insert into forebay.limit_run (
-                group_id, limit_key, no, lease_id, claim_no, place, jobs, high_seq, low_seq, turn, waiting, parked_up_to, taken_up_to, taken_seq,
-                taken_jobs, is_full, tat, decided_at, leases, claims, offsets, limits_no)
-            select p_group_id, n.limit_key, n.no + 1,
-                   case when n.run > 0 then p_lease_id end, case when n.run > 0 then p_claim_no end, n.first, nullif(n.run, 0)::smallint,
-                   coalesce(n.high, 0), n.low, nullif(n.turn + case when n.is_behind then 0 else 1 end, 0), nullif(n.left, 0),
-                   nullif(coalesce(n.last, n.parked_up_to), 0), nullif(n.up_to, 0), nullif(n.seq, 0), nullif(n.jobs, 0),
-                   case when n.is_behind then n.is_full else n.left > 0 and n.fills end, n.tat, case when n.tat is not null then v.at end,
-                   nullif(n.leases, '{}'), nullif(n.claims, '{}'), nullif(n.offsets, '{}'), n.limits_no
-            from next n
-            where n.newly > 0 or n.went > 0 or n.waiting > 0 and not n.is_behind
-               or n.run > 0 and (n.rate is not null or n.has_new_limits or n.concurrency is not null and not v.is_bare)
-            returning limit_key, turn
-        )
-        select array_agg(w.limit_key order by w.limit_key) as keys, array_agg(w.turn order by w.limit_key) as turns,
-               array_agg(n.fills order by w.limit_key) as fills, array_agg(n.tokens order by w.limit_key) as tokens,
-               -- A key with an ordering key that got the turn takes its job soon.
-               array_agg(case when n.granted > 0 then forebay._tat_after(n.tat, n.rate, v.at, n.granted) else n.tat end
-                         order by w.limit_key) as tats,
-               array_agg(n.rate order by w.limit_key) as rates, array_agg(n.burst order by w.limit_key) as bursts
-        into v_after
-        from written w join next n on n.limit_key = w.limit_key
-        where n.left > 0 and not n.is_behind;
-        perform forebay._grant_turns(v_here.queue, v_here.priority, p_group_id, v_taken.granted_keys, v_taken.granted_limits, v_taken.granted_seqs);
-        perform forebay._give_turns(v, v_here.queue, v_here.priority, p_group_id, v_after.keys, v_after.turns, v_after.fills, v_after.tokens,
-                                    v_after.tats, v_after.rates, v_after.bursts, v_paused, v_ends);
+        perform forebay._record_limit_turns(
+            p_lease_id, p_claim_no, p_group_id, v_here.queue, v_here.priority, v_items, v_states, v_plan, v_pieces,
+            row(v_taken.run_keys, v_taken.run_jobs, v_taken.run_firsts, v_taken.run_lows, v_taken.run_highs, v_taken.kept_nrs, v_taken.kept_jobs,
+                v_taken.kept_seqs, v_taken.granted_keys, v_taken.granted_limits, v_taken.granted_seqs)::forebay._limit_runs,
+            v_suspect, v_paused, v_ends, v);
     end if;
 
     v_items := v_items[:case when v_suspect then 1 else v_used end];
