@@ -17,7 +17,8 @@ PYTHON = f"""#!/usr/bin/env bash
 case "$*" in
     *"--last-failed"*) echo "passed alone" ;;
     "-m pytest"*) echo "$*" >>calls; cp failures.json "$FOREBAY_TESTS_RECORD"; exit 1 ;;
-    "-m compileall"*) ;;
+    "-m compileall"* | "-m pip"*) ;;
+    "-m venv"*) mkdir -p "$3/bin" && cp "$0" "$3/bin/python" && cp tools/right "$3/bin/forebay" ;;
     *) exec {sys.executable} "$@" ;;
 esac
 """
@@ -53,7 +54,9 @@ def checkout(tmp_path):
     python.write_text(PYTHON)
     python.chmod(0o755)
     installed = (ROOT / "pyproject.toml").read_text() + (ROOT / "bench/pyproject.toml").read_text()
-    (tmp_path / ".venv/.installed-test").write_text(installed)
+    for extra in ("test", "dev"):
+        (tmp_path / f".venv/.installed-{extra}").write_text(installed)
+    shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
     return tmp_path
 
 
@@ -118,7 +121,6 @@ def test_a_part_of_the_nightly_run_leaves_a_record(checkout):
     """
     It says which commit was tested with which seed, and what came of each suite; the seed is the one that the suites got.
     """
-    shutil.copytree(ROOT / ".ci", checkout / ".ci")
     (checkout / ".gitignore").write_text("*\n")
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
     for words in (["init", "-q"], [*identity, "commit", "-q", "--allow-empty", "-m", "first"]):
@@ -137,6 +139,40 @@ def test_a_part_of_the_nightly_run_leaves_a_record(checkout):
         ["tests/unit/test_x.py::test_it"]
     ]
     assert f"--seed {record['seed']} " in (checkout / "calls").read_text()
+
+
+@pytest.mark.parametrize(
+    ("broken", "named", "are_tested"),
+    [
+        (None, None, True),
+        ("ruff", "lint", False),
+        ("mypy", "types: mypy", True),
+        ("mkdocs", "documentation site", True),
+        ("tests", "tests", True),
+    ],
+)
+def test_each_section_of_ci_can_fail_the_run(checkout, broken, named, are_tested):
+    """
+    All output is shown, what came of the tests last. Only lint and imports keep the tests from being run.
+    """
+    tools = checkout / "tools"
+    tools.mkdir()
+    for name, code in (("right", 0), ("wrong", 1)):
+        (tools / name).write_text(f"#!/bin/sh\necho output of $(basename $0)\nexit {code}\n")
+        (tools / name).chmod(0o755)
+    for name in ("ruff", "lint-imports", "mypy", "pyright", "mkdocs"):
+        shutil.copy(tools / ("wrong" if name == broken else "right"), checkout / ".venv/bin" / name)
+    (checkout / "scripts/test").write_text(
+        "#!/bin/sh\necho == tests on X\necho much\necho ==== 3 passed in 1.00s ====\n"
+        f"echo passed only when run alone: a, on X\nexit {int(broken == 'tests')}\n"
+    )
+    done = run(checkout, ".ci/run")
+    assert done.returncode == int(broken is not None), done.stdout + done.stderr
+    assert done.stderr.endswith(f"FAILED: {named}\n" if named else "")
+    digest = ["== tests on X", "==== 3 passed in 1.00s ====", "passed only when run alone: a, on X"]
+    assert ("\n".join(digest) in done.stdout) == are_tested
+    for name in ("mypy", "pyright", "mkdocs"):
+        assert (f"output of {name}" in done.stdout) == are_tested
 
 
 @pytest.mark.parametrize(
