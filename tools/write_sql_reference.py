@@ -36,6 +36,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from forebay.sql.composer import with_fields
+
 ROOT: Final = Path(__file__).parents[1]
 FUNCTIONS: Final = ROOT / "src" / "forebay" / "sql" / "schema" / "functions"
 TARGET: Final = ROOT / "docs" / "reference" / "sql.md"
@@ -137,7 +139,7 @@ def is_below(file: Path, path: str) -> bool:
 
 def functions(file: Path) -> Iterator[Function]:
     """Yield the functions of a file that others may call."""
-    text = file.read_text(encoding="utf-8")
+    text = with_fields(file.read_text(encoding="utf-8"))
     grant = _GRANT.search(text)
     roles = grant[1].split(", ") if grant and grant[1] != "none" else []
     here = list(_FUNCTION.finditer(text))

@@ -127,7 +127,8 @@ def test_a_fragment_stands_where_it_is_included(schema: Path):
     It is indented like the line that names it, comes without its head, and has to exist. One that stands in one place only
     belongs there.
     """
-    sources = "".join(file.read_text() for file in functions_of(schema))
+    files = [*functions_of(schema), *(schema / "tables").glob("*.sql")]
+    sources = "".join(file.read_text() for file in files)
     for fragment in (schema / "fragments").glob("*.sql"):
         assert sources.count(f"-- include: {fragment.stem}\n") > 1, fragment
     (schema / "fragments" / "extra.sql").write_text("-- About it.\n\nselect 1;\nselect 2;\n")
@@ -137,6 +138,36 @@ def test_a_fragment_stands_where_it_is_included(schema: Path):
 
     file.write_text("-- include: missing\n")
     with pytest.raises(ValueError, match=r"missing\.sql"):
+        compose(schema)
+
+
+def test_lists_of_the_fields_of_a_job_are_made_of_their_declaration(schema: Path):
+    """
+    A new line of job_columns.sql is in every list that does not leave it out; a name that is no field is refused.
+    """
+    columns = schema / "fragments" / "job_columns.sql"
+    columns.write_text(columns.read_text() + "region         text,\n")
+    file = schema / "first_rows.sql"
+    but = "but kind, args, max_attempts, tag, correlation_id, headers"
+    file.write_text(
+        f"{{job {but}}}; {{job of (r.job) {but}}}; {{options passed of o {but}}}; {{options keys {but}}};\n"
+        f"{{job types {but}}}; {{options parameters {but}, limit_key, region}}; {{options of o but region}};\n"
+    )
+    made = compose(schema)
+    assert (
+        "ordering_key, limit_key, region; (r.job).ordering_key, (r.job).limit_key, (r.job).region;"
+        " ordering_key => o.ordering_key, limit_key => o.limit_key, region => o.region;"
+        " 'ordering_key', 'limit_key', 'region';\n"
+        "ordering_key text, limit_key text, region text; ordering_key text default null;"
+        " o.max_attempts, o.tag, o.correlation_id, o.headers, o.ordering_key, o.limit_key;\n"
+    ) in made
+    written = re.findall(r"insert into forebay\.(?:log|deferred) \(([^)]+)\)", made)
+    jobs = [names for names in written if "correlation_id" in names]
+    assert len(jobs) > 15
+    assert all("region" in names for names in jobs)
+
+    file.write_text("{job but region, colour}\n")
+    with pytest.raises(ValueError, match="a job has no field colour"):
         compose(schema)
 
 

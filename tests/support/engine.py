@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import zip_longest
 from typing import Any, Self
 
 import psycopg
@@ -17,6 +18,19 @@ from forebay.sql import latest_version
 Row = dict[str, Any]
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+#: The members of a claimed job after its arguments.
+MORE_NAMES = (
+    "job_id",
+    "ordering_key",
+    "expires_at",
+    "attempt",
+    "pauses",
+    "max_attempts",
+    "tag",
+    "correlation_id",
+    "headers",
+)
 
 
 def connect(dsn: str) -> psycopg.Connection[tuple[Any, ...]]:
@@ -138,28 +152,23 @@ def claimed(text: str | None) -> list[Row]:
     jobs = []
     for offset, item in enumerate(json.loads(f"[{text or ''}]"), 1):
         seq, kind, enqueued, args, *more = item
-        job_id, expires, attempt, limit, pauses, tag, correlation_id, headers, *key = (
-            more or [None] * 8
-        )
+        row: Row = dict(zip_longest(MORE_NAMES, more))
         enqueued_at = EPOCH + timedelta(microseconds=enqueued)
+        expires = row["expires_at"]
         jobs.append(
             {
+                **row,
                 "batch_offset": offset,
                 "seq": seq,
-                "job_id": job_id or seq,
+                "job_id": row["job_id"] or seq,
                 "kind": kind,
                 "args": args,
-                "attempt": attempt or 0,
-                "max_attempts": limit,
-                "pauses": pauses or 0,
+                "attempt": row["attempt"] or 0,
+                "pauses": row["pauses"] or 0,
                 "enqueued_at": enqueued_at,
                 "expires_at": enqueued_at + timedelta(days=30)
                 if expires is None
                 else EPOCH + timedelta(microseconds=expires),
-                "tag": tag,
-                "correlation_id": correlation_id,
-                "headers": headers,
-                "ordering_key": key[0] if key else None,
             }
         )
     return jobs

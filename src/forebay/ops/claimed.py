@@ -29,6 +29,8 @@ NO_RAW_KINDS: Final = RawKinds()
 class ClaimedJob(msgspec.Struct, array_like=True):
     """One claimed row, as ``forebay._job_json()`` and ``forebay._keyed_json()`` write it.
 
+    The fields after ``pauses`` are in the order of ``sql/schema/fragments/job_columns.sql``.
+
     Attributes:
         enqueued_micros, expires_micros: microseconds since 1970; an expiry of None means 30 days after the enqueue.
         args: the arguments as decoded JSON; of a large claim as text, until ``decode_args``.
@@ -42,14 +44,14 @@ class ClaimedJob(msgspec.Struct, array_like=True):
     enqueued_micros: int
     args: Any
     job_id: int = 0
+    ordering_key: str | None = None
     expires_micros: int | None = None
     attempt: int | None = None
-    max_attempts: int | None = None
     pauses: int | None = None
+    max_attempts: int | None = None
     tag: str | None = None
     correlation_id: str | None = None
     headers: dict[str, str] | None = None
-    ordering_key: str | None = None
     offset: int = 0
     size: int = 0
 
@@ -180,7 +182,5 @@ def _converted(item: msgspec.Raw, raw_kinds: Collection[str]) -> ClaimedJob:
         return msgspec.json.decode(item, type=RawJob) if job.kind in raw_kinds else job
     except msgspec.ValidationError:
         seq, kind, enqueued_micros, *_ = values
-        job_id, ordering_key = (values[place] if len(values) > place else None for place in (4, 12))
-        return ClaimedJob(
-            seq, kind, enqueued_micros, None, job_id or seq, ordering_key=ordering_key
-        )
+        job_id, ordering_key = (values[place] if len(values) > place else None for place in (4, 5))
+        return ClaimedJob(seq, kind, enqueued_micros, None, job_id or seq, ordering_key)

@@ -17,6 +17,17 @@ A line of this form is replaced:
     The text of ``fragments/no_such_group.sql``, without its header, which ends at the first empty line.
 ``-- planner: hot``
     The settings of that name in ``planner.sql``.
+
+Within a line, ``{job}`` is the list of the fields of a job, and ``{options}`` that of those an enqueue may leave out, as
+``fragments/job_columns.sql`` declares them. Both have these forms, each of which may end in ``but NAME, NAME``:
+
+``{job}``                    ``kind, args, tag``
+``{job of d}``               ``d.kind, d.args, d.tag``
+``{options passed of d}``    ``tag => d.tag``
+``{options keys}``           ``'tag'``
+``{options marked}``         ``tag`` in backquotes, for comments
+``{options parameters}``     ``tag text default null``
+``{job types}``              ``kind text, args jsonb, tag text``
 """
 
 from __future__ import annotations
@@ -37,6 +48,10 @@ _GRANT: Final = re.compile(r"^-- grant: (.+)$", re.MULTILINE)
 _FUNCTION: Final = re.compile(r"^create function forebay\.(\w+)", re.MULTILINE)
 _BUILD: Final = re.compile(r"^( *)-- build: (.+)\n", re.MULTILINE)
 _INCLUDE: Final = re.compile(r"^( *)-- include: (.+)\n", re.MULTILINE)
+_FIELDS: Final = re.compile(
+    r"\{(job|options)(?: (passed|keys|marked|parameters|types))?(?: of ([^{}]+?))?(?: but ([a-z_, ]+))?\}"
+)
+_COLUMN: Final = re.compile(r"^(\w+) +(\w+)([^,]*),", re.MULTILINE)
 _PLANNER: Final = re.compile(r"^-- planner: (.+)\n", re.MULTILINE)
 _PLANNER_SET: Final = re.compile(r"^-- ([a-z ]+): .*\n((?:set .*\n)+)", re.MULTILINE)
 _SEGMENT_FUNCTIONS: Final = "functions/claim/segment"
@@ -152,7 +167,49 @@ def _composed(file: Path, schema: Path, settings: Mapping[str, str]) -> str:
                 raise ValueError(f"{file}: build: unknown part {other}")
 
     text = _INCLUDE.sub(included, file.read_text(encoding="utf-8"))
+    text = with_fields(text, schema)
     return _BUILD.sub(made, _PLANNER.sub(settings_of, text))
+
+
+def with_fields(text: str, schema: Path = SCHEMA) -> str:
+    """Return a source with its lists of the fields of a job written out."""
+    return _FIELDS.sub(lambda place: _field_list(place, schema), text)
+
+
+def job_columns(schema: Path = SCHEMA) -> dict[str, tuple[str, bool]]:
+    """Return the fields of a job: the type of each, and whether it may be left out."""
+    _head, _, text = (schema / "fragments" / "job_columns.sql").read_text("utf-8").partition("\n\n")
+    return {name: (kind, "not null" not in rest) for name, kind, rest in _COLUMN.findall(text)}
+
+
+def _field_list(place: re.Match[str], schema: Path) -> str:
+    group, form, of, but = place.groups()
+    left_out = but.split(", ") if but else []
+    columns = job_columns(schema)
+    if unknown := set(left_out) - set(columns):
+        raise ValueError(f"{place[0]}: a job has no field {', '.join(sorted(unknown))}")
+
+    def one(name: str, kind: str) -> str:
+        value = f"{of}.{name}" if of else name
+        match form:
+            case "passed":
+                return f"{name} => {value}"
+            case "keys":
+                return f"'{name}'"
+            case "marked":
+                return f"`{name}`"
+            case "parameters":
+                return f"{name} {kind} default null"
+            case "types":
+                return f"{name} {kind}"
+            case _:
+                return value
+
+    return ", ".join(
+        one(name, kind)
+        for name, (kind, is_option) in columns.items()
+        if name not in left_out and (is_option or group == "job")
+    )
 
 
 def _grants(schema: Path) -> str:

@@ -14,8 +14,8 @@ end if;
 if v_jobs is null then
     v_rows := forebay._take(p_lease_id, p_claim_no, p_floor, p_group_id, p_lane, p_limit, false);
     select string_agg(forebay._job_json(
-               u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
-               u.tag, u.correlation_id, u.headers), ',' order by u.ordinality)
+               u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.pauses,
+               {job of u but ordering_key, limit_key}), ',' order by u.ordinality)
     into v_jobs
     from unnest(v_rows) with ordinality u;
 end if;

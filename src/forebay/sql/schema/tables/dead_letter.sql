@@ -10,15 +10,8 @@ create table forebay.dead_letter (
     enqueued_at    timestamptz not null,
     expires_at     timestamptz,
     attempt        integer not null,     -- the last attempt, from 1; 0: the job never ran
-    max_attempts   integer,
-    kind           text not null,
-    args           jsonb not null,
-    tag            text,
-    correlation_id text,
-    headers        jsonb,
-    ordering_key   text collate "C",
+    -- include: job_columns
     unique_key     text,
-    limit_key      text collate "C",
     errors         jsonb not null,       -- oldest first
     redriven_at    timestamptz,
     redriven_as    bigint,               -- job_id of the new job

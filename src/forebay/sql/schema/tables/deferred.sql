@@ -10,16 +10,9 @@ create table forebay.deferred (
     job_id         bigint not null,
     expires_at     timestamptz,
     attempt        integer,
-    max_attempts   integer,
     pauses         integer,
-    kind           text not null,
-    args           jsonb not null,
-    tag            text,
-    correlation_id text,
-    headers        jsonb,
-    ordering_key   text collate "C",
-    unique_key     text,
-    limit_key      text collate "C"
+    -- include: job_columns
+    unique_key     text
 );
 create unique index deferred_due on forebay.deferred (run_at, deferred_id);
 create index deferred_by_xid on forebay.deferred (xid);

@@ -101,11 +101,8 @@ create table forebay.published (
     xid            xid8 not null,                -- of the transaction that published it, or in which it became due
     event_type     text collate "C" not null,
     payload        jsonb not null,
-    headers        jsonb,
-    tag            text,
     priority       integer not null,
-    ordering_key   text collate "C",
-    correlation_id text,
+    {options types but max_attempts, limit_key},
     expires_at     timestamptz not null,
     keep_until     timestamptz not null,
     routed_at      timestamptz not null,
@@ -132,5 +129,5 @@ create index replay_by_end on forebay.replay (ended_at) where ended_at is not nu
 
 -- A delivery that is to be written: an event and an endpoint. nr orders them.
 create type forebay._new_delivery as (
-    nr bigint, endpoint_id bigint, event_id bigint, published_at timestamptz, event_type text, priority integer, ordering_key text,
-    correlation_id text, tag text, expires_at timestamptz);
+    nr bigint, endpoint_id bigint, event_id bigint, published_at timestamptz, event_type text, priority integer,
+    expires_at timestamptz, {options types but max_attempts, limit_key, headers});

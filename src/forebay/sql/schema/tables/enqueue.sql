@@ -1,4 +1,3 @@
--- One job of a bulk enqueue, decoded.
+-- A job that is to be enqueued, decoded.
 create type forebay._job_input as (
-    kind text, args jsonb, queue text, priority integer, delay double precision, run_at timestamptz,
-    expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb, ordering_key text, limit_key text);
+    queue text, priority integer, delay double precision, run_at timestamptz, expires_at timestamptz, {job types});

@@ -15,16 +15,9 @@ create table forebay.log (
     job_id         bigint,               -- null: the first row of its job, whose id is seq
     expires_at     timestamptz,          -- null: 30 days after enqueued_at
     attempt        integer,              -- attempts used before this row; null: none
-    max_attempts   integer,              -- null: what the handler's retry policy says
     pauses         integer,              -- snoozes and unknown-kind pauses since the last failed attempt; null: none
-    kind           text not null,
-    args           jsonb not null,
-    tag            text,
-    correlation_id text,
-    headers        jsonb,
-    ordering_key   text collate "C",
-    unique_key     text,
-    limit_key      text collate "C"
+    -- include: job_columns
+    unique_key     text
 ) partition by range (seq);
 alter table forebay.log replica identity full;
 

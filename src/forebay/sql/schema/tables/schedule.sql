@@ -7,7 +7,7 @@ create table forebay.schedule (
     args             jsonb not null,
     queue            text,                       -- null: forebay.queue_of() the kind, or default
     priority         integer not null,
-    options          jsonb not null,             -- tag, correlation_id, headers, max_attempts, limit_key, expires_in (seconds)
+    options          jsonb not null,             -- {options but ordering_key}, expires_in (seconds)
     cron             text,                       -- five fields, or six with seconds
     every            interval,                   -- exactly one of the two; whole seconds
     tz               text not null,

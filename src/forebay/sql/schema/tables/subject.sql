@@ -29,7 +29,7 @@ create table forebay.subject_state (
     priority   integer not null,
     args       jsonb not null,
     data       jsonb,                        -- the state that handlers change; null: none yet
-    options    jsonb not null,               -- tag, correlation_id, headers, max_attempts, limit_key, ordering_key, expires_at
+    options    jsonb not null,               -- {options}, expires_at
     iterations bigint not null,              -- runs that ended well
     last_at    timestamptz,                  -- when the last of these ended
     -- The run that part 0 issued; or a run that may not have ended when this row replaced it.

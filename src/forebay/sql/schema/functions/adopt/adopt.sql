@@ -181,10 +181,8 @@ begin
     select * into v_position from forebay.promotion p order by p.no desc limit 1;
     if p_resume then
         insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
-            ordering_key, unique_key, limit_key)
-        select d.run_at, d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.max_attempts, d.pauses, d.kind,
-               d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.unique_key, d.limit_key
+            run_at, lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, {job})
+        select d.run_at, d.lane, d.enqueued_at, d.job_id, d.expires_at, d.attempt, d.pauses, d.unique_key, {job of d}
         from forebay.deferred d
         where age(d.xmin) >= age(v_border) and d.kind <> ''
           and not (v_position.no is not null and pg_visible_in_snapshot(d.xid, v_position.snap)

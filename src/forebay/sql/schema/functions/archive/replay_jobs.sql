@@ -281,10 +281,10 @@ begin
             'with m as materialized (
                  select (u ->> ''lane'')::bigint as lane, array(select t::bigint from jsonb_array_elements_text(u -> ''to'') t) as lanes
                  from jsonb_array_elements($5) u)
-             insert into forebay.log (lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
-             select m.lanes[1 + j.seq %% cardinality(m.lanes)], $3, j.max_attempts, j.kind, j.args, j.tag, j.correlation_id,
+             insert into forebay.log (lane, enqueued_at, headers, {job but headers})
+             select m.lanes[1 + j.seq %% cardinality(m.lanes)], $3,
                     coalesce(j.headers, ''{}'') || jsonb_build_object(''forebay-replayed-from'', coalesce(j.job_id, j.seq)::text, ''forebay-replay'', $4::text),
-                    j.ordering_key, j.limit_key
+                    {job of j but headers}
              from forebay.log_%s j join m on m.lane = j.lane
              where j.seq >= $1 and j.seq < $2 and j.seq + 0 = any ($6)
              order by j.seq', v_segment.segment_id)

@@ -20,8 +20,7 @@ return coalesce(nullif(current_setting('role'), 'none'), session_user)::name;
 --            arguments, and the other columns are options of each job: `ordering_key`, `limit_key`,
 --            `unique_as`, `priority`, `delay`, ...
 --   options  of all jobs: `queue`, `priority` (1000), `tag` (`backfill`), `delay` and `expires_in`
---            in seconds, `run_at`, `expires_at`, `max_attempts`, `correlation_id`, `headers`,
---            `ordering_key`, `limit_key`; and `args`, arguments of all jobs, which a row may
+--            in seconds, `run_at`, `expires_at`, {options marked but tag}; and `args`, arguments of all jobs, which a row may
 --            override
 --   token    from forebay.backfill_plan: enqueue exactly the jobs that it counted, or nothing
 --

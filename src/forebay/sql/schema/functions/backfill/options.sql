@@ -5,8 +5,7 @@ create function forebay._backfill_options(p_kind text, p_options jsonb) returns 
 language plpgsql stable
 as $$
 declare
-    v_keys constant text[] := array['args', 'queue', 'priority', 'delay', 'run_at', 'expires_at', 'expires_in', 'max_attempts',
-                                    'tag', 'correlation_id', 'headers', 'ordering_key', 'limit_key'];
+    v_keys constant text[] := array['args', 'queue', 'priority', 'delay', 'run_at', 'expires_at', 'expires_in', {options keys}];
     v_given jsonb;
 begin
     if p_options is null or jsonb_typeof(p_options) <> 'object' then

@@ -12,18 +12,15 @@ language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    v_names  constant text[] := array['queue', 'priority', 'delay', 'run_at', 'expires_at', 'max_attempts', 'tag',
-                                      'correlation_id', 'headers', 'unique_as', 'ordering_key', 'limit_key'];
+    v_names  constant text[] := array['queue', 'priority', 'delay', 'run_at', 'expires_at', 'unique_as', {options keys}];
     v_kind   constant text := backfill_write_v1.kind;
     v_key    constant text := backfill_write_v1.key;
     v_options constant jsonb := forebay._backfill_options(backfill_write_v1.kind, backfill_write_v1.options);
     v_rows   jsonb[] := backfill_write_v1.rows;
     v_common constant jsonb := v_options -> 'args';
-    v_priority integer;
+    v_job    forebay._job_input;
     v_delay  interval;
-    v_run_at timestamptz;
     v_expires_at timestamptz;
-    v_max_attempts integer;
 begin
     jobs := cardinality(v_rows);
     if is_digested then
@@ -35,13 +32,11 @@ begin
     end if;
     begin
         -- This loop writes nothing: a subtransaction for each batch would soon exceed what a snapshot can list.
-        v_priority := (v_options ->> 'priority')::integer;
-        v_delay := make_interval(secs => (v_options ->> 'delay')::double precision);
-        v_run_at := (v_options ->> 'run_at')::timestamptz;
-        v_max_attempts := (v_options ->> 'max_attempts')::integer;
+        v_job := jsonb_populate_record(null::forebay._job_input, v_options);
+        v_delay := make_interval(secs => v_job.delay);
         v_expires_at := coalesce(
-            (v_options ->> 'expires_at')::timestamptz,
-            coalesce(v_run_at, forebay._now() + coalesce(v_delay, interval '0'))
+            v_job.expires_at,
+            coalesce(v_job.run_at, forebay._now() + coalesce(v_delay, interval '0'))
             + make_interval(secs => (v_options ->> 'expires_in')::double precision));
     exception when data_exception then
         raise exception using errcode = 'JQ001', column = 'options',
@@ -52,10 +47,8 @@ begin
             v_rows := array(select v_common || r.row from unnest(v_rows) r (row));
         end if;
         perform forebay.enqueue_many(
-            v_kind, v_rows, queue => v_options ->> 'queue', priority => v_priority, delay => v_delay, run_at => v_run_at,
-            expires_at => v_expires_at, max_attempts => v_max_attempts, tag => v_options ->> 'tag',
-            correlation_id => v_options ->> 'correlation_id', headers => v_options -> 'headers',
-            ordering_key => v_options ->> 'ordering_key', limit_key => v_options ->> 'limit_key');
+            v_kind, v_rows, queue => v_job.queue, priority => v_job.priority, delay => v_delay, run_at => v_job.run_at,
+            expires_at => v_expires_at, {options passed of v_job});
         return;
     end if;
     perform forebay.enqueue_many((

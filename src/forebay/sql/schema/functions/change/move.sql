@@ -36,17 +36,14 @@ begin
         returning d.*
     ), later as (
         insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
-            ordering_key, unique_key, limit_key)
+            run_at, lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, {job})
         select coalesce(v_run_at, g.run_at), coalesce(v_to[array_position(v_from, g.lane)], g.lane), g.enqueued_at, g.job_id, g.expires_at, g.attempt,
-               g.max_attempts, g.pauses, g.kind, g.args, g.tag, g.correlation_id, g.headers, g.ordering_key, g.unique_key, g.limit_key
+               g.pauses, g.unique_key, {job of g}
         from gone g where not v_is_due order by g.run_at, g.deferred_id
     ), now as (
         insert into forebay.log (
-            lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
-            ordering_key, unique_key, limit_key)
-        select g.lane, g.enqueued_at, g.job_id, g.expires_at, g.attempt, g.max_attempts, g.pauses, g.kind, g.args, g.tag, g.correlation_id,
-               g.headers, g.ordering_key, g.unique_key, g.limit_key
+            lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, {job})
+        select g.lane, g.enqueued_at, g.job_id, g.expires_at, g.attempt, g.pauses, g.unique_key, {job of g}
         from gone g where v_is_due order by g.run_at, g.deferred_id
     )
     select array_agg(distinct g.job_id) as jobs, array_agg(distinct g.lane) filter (where v_is_due) as due_lanes,

@@ -73,9 +73,8 @@ begin
                                                      case when t.is_limited then '' end) as lane
             from (select distinct l.priority, l.ordering_key is not null as is_keyed, l.limit_key is not null as is_limited from lost l) t
         ), written as (
-            insert into forebay.log (
-                lane, enqueued_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
-            select t.lane, forebay._now(), l.max_attempts, l.kind, l.args, l.tag, l.correlation_id, l.headers, l.ordering_key, l.limit_key
+            insert into forebay.log (lane, enqueued_at, {job})
+            select t.lane, forebay._now(), {job of l}
             from lost l
             join target t on t.priority = l.priority and t.is_keyed = (l.ordering_key is not null) and t.is_limited = (l.limit_key is not null)
             order by l.seq

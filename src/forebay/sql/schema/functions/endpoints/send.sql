@@ -16,8 +16,8 @@
 -- Locks: as forebay.enqueue().
 create function forebay.send(
     endpoint text, payload jsonb, kind text default 'message', priority integer default 100, delay interval default null,
-    run_at timestamptz default null, expires_at timestamptz default null, tag text default null, correlation_id text default null,
-    headers jsonb default null, unique_as jsonb default null, ordering_key text default null)
+    run_at timestamptz default null, expires_at timestamptz default null, {options parameters but max_attempts, limit_key},
+    unique_as jsonb default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -42,8 +42,8 @@ begin
         send.kind, jsonb_build_object('payload', send.payload, 'endpoint', v_endpoint.endpoint_id), 'forebay.deliver', send.priority,
         send.delay, send.run_at,
         least(send.expires_at, coalesce(send.run_at, forebay._now() + coalesce(send.delay, interval '0')) + v_endpoint.max_age),
-        null, send.tag, send.correlation_id, send.headers, send.unique_as,
-        forebay._delivery_key(v_endpoint.name, send.ordering_key), v_endpoint.name);
+        unique_as => send.unique_as, ordering_key => forebay._delivery_key(v_endpoint.name, send.ordering_key), limit_key => v_endpoint.name,
+        {options passed of send but max_attempts, limit_key, ordering_key});
 end
 $$;
 

@@ -32,13 +32,12 @@ begin
     end if;
 
     with written as (
-        insert into forebay.log (
-            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
+        insert into forebay.log (lane, enqueued_at, expires_at, {job})
         select case when u.ordering_key is not null then forebay._keyed_lane_id(u.queue, u.priority, 0)
                     when u.limit_key is not null then forebay._limited_lane_id(u.queue, u.priority, 0)
                     when u.queue = v_queue and u.priority = v_priority then v_lanes[1 + u.ordinality % cardinality(v_lanes)]
-                    else forebay._lane_for_place(u.queue, u.priority, u.ordinality, v_shards) end, v_now, u.expires_at, u.max_attempts,
-               u.kind, u.args, u.tag, u.correlation_id, u.headers, u.ordering_key, u.limit_key
+                    else forebay._lane_for_place(u.queue, u.priority, u.ordinality, v_shards) end, v_now, u.expires_at,
+               {job of u}
         from unnest(p_jobs) with ordinality u
         where coalesce(u.run_at, v_now + make_interval(secs => u.delay), v_now) <= v_now
         order by u.ordinality
@@ -50,16 +49,14 @@ begin
     end if;
 
     with written as (
-        insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key,
-            limit_key)
+        insert into forebay.deferred (run_at, lane, enqueued_at, job_id, expires_at, {job})
         select d.start,
                case when d.ordering_key is not null then forebay._keyed_lane_id(d.queue, d.priority, 0)
                     when d.limit_key is not null then forebay._limited_lane_id(d.queue, d.priority, 0)
                     when d.queue = v_queue and d.priority = v_priority then v_lanes[1 + d.ordinality % cardinality(v_lanes)]
                     else forebay._lane_for_place(d.queue, d.priority, d.ordinality, v_shards) end, v_now, nextval('forebay.log_seq'),
-               coalesce(d.expires_at, d.start + interval '30 days'), d.max_attempts,
-               d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.limit_key
+               coalesce(d.expires_at, d.start + interval '30 days'),
+               {job of d}
         from (select u.*, coalesce(u.run_at, v_now + make_interval(secs => u.delay)) as start
               from unnest(p_jobs) with ordinality u
               where coalesce(u.run_at, v_now + make_interval(secs => u.delay)) > v_now

@@ -1,59 +1,55 @@
--- The problem with one job's options, or null. One line, lower case, with the value.
-create function forebay._job_problem(
-    p_kind text, p_args jsonb, p_queue text, p_priority integer, p_delay interval, p_run_at timestamptz,
-    p_expires_at timestamptz, p_max_attempts integer, p_tag text, p_correlation_id text, p_headers jsonb,
-    p_ordering_key text, p_limit_key text default null)
-returns text
+-- The problem with one job, or null. One line, lower case, with the value. Its delay is p_delay.
+create function forebay._job_problem(p_job forebay._job_input, p_delay interval default null) returns text
 language plpgsql stable
 as $$
 declare
     v_name constant text := '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$';
     v_starts timestamptz;
 begin
-    if p_kind is null or p_kind !~ v_name then
-        return format('kind %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(p_kind, 40)), 'null'));
-    elsif p_queue is null or p_queue !~ v_name then
-        return format('queue %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(p_queue, 40)), 'null'));
-    elsif p_args is null or jsonb_typeof(p_args) <> 'object' then
-        return format('args must be a JSON object, not %s', coalesce(jsonb_typeof(p_args), 'null'));
-    elsif p_priority is null or p_priority not between -32768 and 32767 then
-        return format('priority %s is outside -32768 to 32767', coalesce(p_priority::text, 'null'));
-    elsif p_delay is not null and p_run_at is not null then
+    if p_job.kind is null or p_job.kind !~ v_name then
+        return format('kind %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(p_job.kind, 40)), 'null'));
+    elsif p_job.queue is null or p_job.queue !~ v_name then
+        return format('queue %s is not a name: letters, digits and _ . : - only, at most 128', coalesce(quote_literal(left(p_job.queue, 40)), 'null'));
+    elsif p_job.args is null or jsonb_typeof(p_job.args) <> 'object' then
+        return format('args must be a JSON object, not %s', coalesce(jsonb_typeof(p_job.args), 'null'));
+    elsif p_job.priority is null or p_job.priority not between -32768 and 32767 then
+        return format('priority %s is outside -32768 to 32767', coalesce(p_job.priority::text, 'null'));
+    elsif p_delay is not null and p_job.run_at is not null then
         return 'delay and run_at exclude each other';
     elsif p_delay is not null and (p_delay < interval '0' or p_delay > interval '100 years') then
         return format('delay %s is outside 0 to 100 years', p_delay);
-    elsif p_run_at is not null and not isfinite(p_run_at) then
-        return format('run_at %s is not a finite time', p_run_at);
-    elsif p_run_at is not null and p_run_at > forebay._now() + interval '100 years' then
-        return format('run_at %s is more than 100 years away', p_run_at);
-    elsif p_expires_at is not null and (not isfinite(p_expires_at) or p_expires_at > forebay._now() + interval '200 years') then
-        return format('expires_at %s is not a time within 200 years', p_expires_at);
-    elsif p_max_attempts is not null and p_max_attempts not between 1 and 10000 then
-        return format('max_attempts %s is outside 1 to 10000', p_max_attempts);
-    elsif p_tag is not null and (length(p_tag) not between 1 and 200 or p_tag ~ E'[\x01-\x1f\x7f]') then
-        return format('tag %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_tag, 40)));
-    elsif p_correlation_id is not null and (length(p_correlation_id) not between 1 and 200 or p_correlation_id ~ E'[\x01-\x1f\x7f]') then
-        return format('correlation_id %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_correlation_id, 40)));
-    elsif p_ordering_key is not null and (length(p_ordering_key) not between 1 and 200 or p_ordering_key ~ E'[\x01-\x1f\x7f]') then
-        return format('ordering_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_ordering_key, 40)));
-    elsif p_limit_key is not null and (length(p_limit_key) not between 1 and 200 or p_limit_key ~ E'[\x01-\x1f\x7f]') then
-        return format('limit_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_limit_key, 40)));
+    elsif p_job.run_at is not null and not isfinite(p_job.run_at) then
+        return format('run_at %s is not a finite time', p_job.run_at);
+    elsif p_job.run_at is not null and p_job.run_at > forebay._now() + interval '100 years' then
+        return format('run_at %s is more than 100 years away', p_job.run_at);
+    elsif p_job.expires_at is not null and (not isfinite(p_job.expires_at) or p_job.expires_at > forebay._now() + interval '200 years') then
+        return format('expires_at %s is not a time within 200 years', p_job.expires_at);
+    elsif p_job.max_attempts is not null and p_job.max_attempts not between 1 and 10000 then
+        return format('max_attempts %s is outside 1 to 10000', p_job.max_attempts);
+    elsif p_job.tag is not null and (length(p_job.tag) not between 1 and 200 or p_job.tag ~ E'[\x01-\x1f\x7f]') then
+        return format('tag %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_job.tag, 40)));
+    elsif p_job.correlation_id is not null and (length(p_job.correlation_id) not between 1 and 200 or p_job.correlation_id ~ E'[\x01-\x1f\x7f]') then
+        return format('correlation_id %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_job.correlation_id, 40)));
+    elsif p_job.ordering_key is not null and (length(p_job.ordering_key) not between 1 and 200 or p_job.ordering_key ~ E'[\x01-\x1f\x7f]') then
+        return format('ordering_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_job.ordering_key, 40)));
+    elsif p_job.limit_key is not null and (length(p_job.limit_key) not between 1 and 200 or p_job.limit_key ~ E'[\x01-\x1f\x7f]') then
+        return format('limit_key %s must have 1 to 200 characters, none of them a control character', quote_literal(left(p_job.limit_key, 40)));
     end if;
-    if p_headers is not null then
-        if jsonb_typeof(p_headers) <> 'object' then
-            return format('headers must be a JSON object of strings, not %s', jsonb_typeof(p_headers));
-        elsif octet_length(p_headers::text) > 8192 then
-            return format('headers take %s bytes, the limit is 8192', octet_length(p_headers::text));
-        elsif (select count(*) from jsonb_object_keys(p_headers)) > 64 then
+    if p_job.headers is not null then
+        if jsonb_typeof(p_job.headers) <> 'object' then
+            return format('headers must be a JSON object of strings, not %s', jsonb_typeof(p_job.headers));
+        elsif octet_length(p_job.headers::text) > 8192 then
+            return format('headers take %s bytes, the limit is 8192', octet_length(p_job.headers::text));
+        elsif (select count(*) from jsonb_object_keys(p_job.headers)) > 64 then
             return 'headers have more than 64 entries';
-        elsif exists (select from jsonb_each(p_headers) h where jsonb_typeof(h.value) <> 'string') then
+        elsif exists (select from jsonb_each(p_job.headers) h where jsonb_typeof(h.value) <> 'string') then
             return 'headers must have string values';
         end if;
     end if;
-    if p_expires_at is not null then
-        v_starts := coalesce(p_run_at, forebay._now() + coalesce(p_delay, interval '0'));
-        if p_expires_at <= v_starts then
-            return format('expires_at %s is not after the job''s start %s', p_expires_at, v_starts);
+    if p_job.expires_at is not null then
+        v_starts := coalesce(p_job.run_at, forebay._now() + coalesce(p_delay, interval '0'));
+        if p_job.expires_at <= v_starts then
+            return format('expires_at %s is not after the job''s start %s', p_job.expires_at, v_starts);
         end if;
     end if;
     return null;

@@ -24,7 +24,9 @@ begin
     end if;
     if p_queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' is not true then
         raise exception using errcode = 'JQ001',
-            message = forebay._job_problem('_', '{}', p_queue, p_priority, null, null, null, null, null, null, null, null),
+            message = forebay._job_problem(jsonb_populate_record(
+                null::forebay._job_input,
+                jsonb_build_object('kind', '_', 'args', '{}'::jsonb, 'queue', p_queue, 'priority', p_priority))),
             hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
     end if;
     return case when p_ordering_key is not null then forebay._record_keyed_lane(p_queue, p_priority, 0)
@@ -79,8 +81,7 @@ $$;
 create function forebay.enqueue(
     kind text, args jsonb default '{}', queue text default null, priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
-    max_attempts integer default null, tag text default null, correlation_id text default null,
-    headers jsonb default null, unique_as jsonb default null, ordering_key text default null, limit_key text default null)
+    {options parameters}, unique_as jsonb default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -102,8 +103,7 @@ begin
              and enqueue.queue is not null and enqueue.priority between -32768 and 32767
              and (octet_length(enqueue.args::text) <= 124
                   or pg_column_size(enqueue.args || '{}') <= 500 and octet_length(enqueue.args::text) <= 500)
-             and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.max_attempts, enqueue.tag,
-                              enqueue.correlation_id, enqueue.headers, enqueue.unique_as, enqueue.ordering_key, enqueue.limit_key) = 0
+             and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.unique_as, {options of enqueue}) = 0
         then forebay._lane_id(enqueue.queue, enqueue.priority, 0) end;
 
     -- The lowest bit: a queue was sharded, or has had a max_waiting.
@@ -114,13 +114,11 @@ begin
             if enqueue.unique_as is not null then
                 return (forebay.enqueue_unique(
                     enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
-                    enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
-                    enqueue.ordering_key, enqueue.limit_key)).job_id;
+                    enqueue.expires_at, {options passed of enqueue})).job_id;
             end if;
             v_problem := forebay._job_problem(
-                enqueue.kind, enqueue.args, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
-                enqueue.expires_at, enqueue.max_attempts, enqueue.tag, enqueue.correlation_id, enqueue.headers,
-                enqueue.ordering_key, enqueue.limit_key);
+                row(enqueue.queue, enqueue.priority, null, enqueue.run_at, enqueue.expires_at, {job of enqueue})::forebay._job_input,
+                enqueue.delay);
             if v_problem is not null then
                 raise exception using errcode = 'JQ001', message = v_problem,
                     hint = 'Nothing was enqueued. See the function forebay.enqueue in the reference.';
@@ -139,24 +137,18 @@ begin
             end if;
         end if;
         if v_start > v_now then
-            insert into forebay.deferred (
-                run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key,
-                limit_key)
+            insert into forebay.deferred (run_at, lane, enqueued_at, job_id, expires_at, {job})
             values (
                 v_start, v_lane, v_now, nextval('forebay.log_seq'),
-                coalesce(enqueue.expires_at, v_start + interval '30 days'), enqueue.max_attempts,
-                enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key, enqueue.limit_key)
+                coalesce(enqueue.expires_at, v_start + interval '30 days'), {job of enqueue})
             returning job_id into v_job_id;
             perform forebay._announce_due(v_start);
             return v_job_id;
         end if;
     end if;
 
-    insert into forebay.log (
-        lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
-    values (
-        v_lane, coalesce(v_now, forebay._now()), enqueue.expires_at, enqueue.max_attempts,
-        enqueue.kind, enqueue.args, enqueue.tag, enqueue.correlation_id, enqueue.headers, enqueue.ordering_key, enqueue.limit_key);
+    insert into forebay.log (lane, enqueued_at, expires_at, {job})
+    values (v_lane, coalesce(v_now, forebay._now()), enqueue.expires_at, {job of enqueue});
     if forebay._is_awaited(enqueue.queue) then
         perform forebay._notify(enqueue.queue);
     end if;

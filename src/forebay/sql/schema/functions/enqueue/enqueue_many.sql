@@ -18,7 +18,7 @@ begin
                and jsonb_typeof(u.args) = 'object'
                and u.priority between -32768 and 32767
                and pg_column_size(u.args) <= 500 and octet_length(u.args::text) <= 500
-               and num_nonnulls(u.delay, u.run_at, u.expires_at, u.max_attempts, u.tag, u.correlation_id, u.headers, u.limit_key) = 0
+               and num_nonnulls(u.delay, u.run_at, u.expires_at, {options of u but ordering_key}) = 0
                and (u.ordering_key is null or length(u.ordering_key) between 1 and 200 and u.ordering_key !~ E'[\x01-\x1f\x7f]')
               ) is not true
         order by u.ordinality
@@ -26,10 +26,7 @@ begin
         if v_odd.delay is not null and (v_odd.delay < 0 or v_odd.delay > 3155760000 or v_odd.delay = 'NaN') then
             v_problem := format('delay %s is outside 0 to 100 years', v_odd.delay);
         else
-            v_problem := forebay._job_problem(
-                v_odd.kind, v_odd.args, v_odd.queue, v_odd.priority, make_interval(secs => v_odd.delay), v_odd.run_at,
-                v_odd.expires_at, v_odd.max_attempts, v_odd.tag, v_odd.correlation_id, v_odd.headers, v_odd.ordering_key,
-                v_odd.limit_key);
+            v_problem := forebay._job_problem(p_jobs[v_odd.ordinality], make_interval(secs => v_odd.delay));
         end if;
         if v_problem is not null then
             raise exception using errcode = 'JQ001',
@@ -52,8 +49,7 @@ create function forebay._enqueue_json(p_jobs jsonb, out ids bigint[], out news b
 language plpgsql volatile
 as $$
 declare
-    v_keys constant text[] := array['kind', 'args', 'queue', 'priority', 'delay', 'run_at', 'expires_at',
-                                    'max_attempts', 'tag', 'correlation_id', 'headers', 'unique_as', 'ordering_key', 'limit_key'];
+    v_keys constant text[] := array['kind', 'args', 'queue', 'priority', 'delay', 'run_at', 'expires_at', {options keys}, 'unique_as'];
     v_bad  record;
     v_jobs forebay._job_input[];
 begin
@@ -80,15 +76,12 @@ begin
 
     begin
         select array_agg(
-            row(r.kind, coalesce(r.args, '{}'), coalesce(r.queue, (select k.queue from forebay.kind_queue k where k.kind = r.kind), 'default'), coalesce(r.priority, 100), r.delay,
-                r.run_at, r.expires_at, r.max_attempts, r.tag, r.correlation_id, r.headers, r.ordering_key, r.limit_key)::forebay._job_input
+            row(coalesce(r.queue, (select k.queue from forebay.kind_queue k where k.kind = r.kind), 'default'), coalesce(r.priority, 100), r.delay,
+                r.run_at, r.expires_at, {job of g})::forebay._job_input
             order by r.ordinality)
         into v_jobs
-        from rows from (jsonb_to_recordset(p_jobs) as (
-                kind text, args jsonb, queue text, priority integer, delay double precision, run_at timestamptz,
-                expires_at timestamptz, max_attempts integer, tag text, correlation_id text, headers jsonb,
-                ordering_key text, limit_key text))
-             with ordinality r;
+        from jsonb_populate_recordset(null::forebay._job_input, p_jobs) with ordinality r
+             cross join lateral (select coalesce(r.args, '{}') as args, {job of r but args}) g;
     exception when data_exception then
         raise exception using errcode = 'JQ001',
             message = format('an option of a job has the wrong type: %s', sqlerrm),
@@ -110,8 +103,8 @@ $$;
 
 
 -- Enqueue many jobs; returns their ids in input order. `jobs` is an array of objects with the keys
--- `kind`, `args`, `queue`, `priority`, `delay` (in seconds), `run_at`, `expires_at`,
--- `max_attempts`, `tag`, `correlation_id`, `headers`, `unique_as`, `ordering_key`, `limit_key`;
+-- `kind`, `args`, `queue`, `priority`, `delay` (in seconds), `run_at`, `expires_at`, `unique_as`,
+-- {options marked};
 -- only `kind` is required. This is the fastest way to enqueue: pass some thousand jobs per call.
 -- Unique keys are taken one by one, in the order of queue, uniqueness mode and key.
 --
@@ -164,8 +157,7 @@ $$;
 create function forebay.enqueue_many(
     kind text, args jsonb[], queue text default null, priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
-    max_attempts integer default null, tag text default null, correlation_id text default null,
-    headers jsonb default null, ordering_key text default null, limit_key text default null)
+    {options parameters})
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -183,10 +175,11 @@ begin
         return 0;
     end if;
     enqueue_many.queue := coalesce(enqueue_many.queue, forebay.queue_of(enqueue_many.kind), 'default');
-    v_problem := forebay._job_problem(
-        enqueue_many.kind, '{}', enqueue_many.queue, enqueue_many.priority, enqueue_many.delay, enqueue_many.run_at,
-        enqueue_many.expires_at, enqueue_many.max_attempts, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
-        enqueue_many.ordering_key, enqueue_many.limit_key);
+    select forebay._job_problem(
+               row(enqueue_many.queue, enqueue_many.priority, null, enqueue_many.run_at, enqueue_many.expires_at, {job of g})::forebay._job_input,
+               enqueue_many.delay)
+    into v_problem
+    from (select '{}'::jsonb as args, {job of enqueue_many but args}) g;
     for v_odd in
         select a.args, a.nr - 1 as index
         from unnest(enqueue_many.args) with ordinality a (args, nr)
@@ -219,21 +212,16 @@ begin
         perform forebay._require_below_max_waiting(enqueue_many.queue, cardinality(enqueue_many.args));
     end if;
     if v_start > v_now then
-        insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key,
-            limit_key)
+        insert into forebay.deferred (run_at, lane, enqueued_at, job_id, expires_at, args, {job but args})
         select v_start, v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, nextval('forebay.log_seq'),
-               coalesce(enqueue_many.expires_at, v_start + interval '30 days'), enqueue_many.max_attempts,
-               enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
-               enqueue_many.ordering_key, enqueue_many.limit_key
+               coalesce(enqueue_many.expires_at, v_start + interval '30 days'), a.args,
+               {job of enqueue_many but args}
         from unnest(enqueue_many.args) with ordinality a (args, nr);
         perform forebay._announce_due(v_start);
     else
-        insert into forebay.log (
-            lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
-        select v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, enqueue_many.expires_at, enqueue_many.max_attempts,
-               enqueue_many.kind, a.args, enqueue_many.tag, enqueue_many.correlation_id, enqueue_many.headers,
-               enqueue_many.ordering_key, enqueue_many.limit_key
+        insert into forebay.log (lane, enqueued_at, expires_at, args, {job but args})
+        select v_lanes[1 + a.nr % cardinality(v_lanes)], v_now, enqueue_many.expires_at, a.args,
+               {job of enqueue_many but args}
         from unnest(enqueue_many.args) with ordinality a (args, nr);
         perform forebay._notify(enqueue_many.queue);
     end if;

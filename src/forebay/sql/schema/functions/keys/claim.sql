@@ -1,17 +1,16 @@
--- A job of a keyed lane as a claim returns it: like any other, with its ordering key at the end.
+-- A job of a keyed lane as a claim returns it: like any other, with its ordering key.
 create function forebay._keyed_json(
-    p_seq bigint, p_job_id bigint, p_enqueued_at timestamptz, p_expires_at timestamptz, p_attempt integer,
-    p_max_attempts integer, p_pauses integer, p_kind text, p_args jsonb, p_tag text, p_correlation_id text, p_headers jsonb,
-    p_ordering_key text) returns text
+    p_seq bigint, p_job_id bigint, p_enqueued_at timestamptz, p_expires_at timestamptz, p_attempt integer, p_pauses integer,
+    {job types but limit_key})
+returns text
 language sql stable
 as $$
-    select '[' || p_seq || ',"' || p_kind || '",' || (date_part('epoch', p_enqueued_at) * 1000000)::bigint || ',' || p_args
-           || case when num_nonnulls(p_job_id, p_expires_at, p_attempt, p_max_attempts, p_pauses, p_tag, p_correlation_id, p_headers) = 0
-                   then ',0,null,null,null,null,null,null,null,'
-                   else ',' || btrim(json_build_array(
-                       coalesce(p_job_id, p_seq), (date_part('epoch', p_expires_at) * 1000000)::bigint, p_attempt, p_max_attempts,
-                       p_pauses, p_tag, p_correlation_id, p_headers)::text, '[]') || ',' end
-           || to_json(p_ordering_key) || ']'
+    select '[' || p_seq || ',"' || kind || '",' || (date_part('epoch', p_enqueued_at) * 1000000)::bigint || ',' || args
+           || case when num_nonnulls(p_job_id, p_expires_at, p_attempt, p_pauses, {options but ordering_key, limit_key}) = 0
+                   then ',0,' || to_json(ordering_key) || ']'
+                   else ',' || ltrim(json_build_array(
+                       coalesce(p_job_id, p_seq), ordering_key, (date_part('epoch', p_expires_at) * 1000000)::bigint, p_attempt, p_pauses,
+                       {options but ordering_key, limit_key})::text, '[') end
 $$;
 
 
@@ -27,8 +26,8 @@ declare
 begin
     -- The order is that of the array, as nothing else happens to its rows.
     return (select string_agg(forebay._keyed_json(
-                       u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.max_attempts, u.pauses, u.kind, u.args,
-                       u.tag, u.correlation_id, u.headers, u.ordering_key), ',')
+                       u.seq, u.job_id, u.enqueued_at, u.expires_at, u.attempt, u.pauses,
+                       {job of u but limit_key}), ',')
             from unnest(v_rows) u);
 end
 $$;

@@ -76,9 +76,8 @@ $$;
 --                         of a job that a redrive made: the job that died, and its dead letter
 -- pages: 400 + 60 a segment
 create function forebay.job(id bigint)
-returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
-               attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
-               expires_at timestamptz, tag text, correlation_id text, headers jsonb, cancel_requested boolean,
+returns table (job_id bigint, group_name text, state text, queue text, priority integer, attempt integer, enqueued_at timestamptz,
+               run_at timestamptz, expires_at timestamptz, {job types but ordering_key, limit_key}, cancel_requested boolean,
                worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint,
                redriven_from_dead_id bigint, dead_id bigint)
 language plpgsql stable security definer
@@ -141,10 +140,9 @@ begin
 
         if v_wait.job_id is not null then
             priority := v_wait.lane_priority;
-            kind := v_wait.kind; args := v_wait.args; attempt := coalesce(v_wait.attempt, 0) + 1;
-            max_attempts := v_wait.max_attempts; enqueued_at := v_wait.enqueued_at; run_at := v_wait.run_at;
+            select {job of v_wait but ordering_key, limit_key} into {job but ordering_key, limit_key};
+            attempt := coalesce(v_wait.attempt, 0) + 1; enqueued_at := v_wait.enqueued_at; run_at := v_wait.run_at;
             expires_at := coalesce(v_wait.expires_at, v_wait.enqueued_at + interval '30 days');
-            tag := v_wait.tag; correlation_id := v_wait.correlation_id; headers := v_wait.headers;
             state := forebay._state_of_deferred(v_wait.attempt, v_wait.pauses);
             if cancel_requested then
                 state := 'cancelled';
@@ -158,10 +156,10 @@ begin
         continue when v_row.audience = 0 and v_group.start_after is not null
                       and pg_visible_in_snapshot(v_row.xid, v_group.start_after);
         priority := v_row.lane_priority;
-        kind := v_row.kind; args := v_row.args; attempt := coalesce(v_row.attempt, 0) + 1; enqueued_at := v_row.enqueued_at;
-        max_attempts := coalesce(v_row.max_attempts, forebay._attempts_known(v_id, v_group.group_id, v_row.enqueued_at));
+        select {job of v_row but ordering_key, limit_key} into {job but ordering_key, limit_key};
+        attempt := coalesce(v_row.attempt, 0) + 1; enqueued_at := v_row.enqueued_at;
+        max_attempts := coalesce(max_attempts, forebay._attempts_known(v_id, v_group.group_id, v_row.enqueued_at));
         expires_at := coalesce(v_row.expires_at, v_row.enqueued_at + interval '30 days');
-        tag := v_row.tag; correlation_id := v_row.correlation_id; headers := v_row.headers;
 
         select b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq into v_cur
         from forebay.batch b left join forebay.segment s on s.segment_id = b.pos_segment

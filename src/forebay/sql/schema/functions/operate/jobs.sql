@@ -19,9 +19,8 @@
 create function forebay.jobs(
     only_queue text default null, only_kind text default null, only_state text default null,
     most integer default 50, before bigint default null, filter jsonb default null)
-returns table (job_id bigint, group_name text, state text, queue text, priority integer, kind text, args jsonb,
-               attempt integer, max_attempts integer, enqueued_at timestamptz, run_at timestamptz,
-               expires_at timestamptz, tag text, correlation_id text, headers jsonb, cancel_requested boolean,
+returns table (job_id bigint, group_name text, state text, queue text, priority integer, attempt integer, enqueued_at timestamptz,
+               run_at timestamptz, expires_at timestamptz, {job types but ordering_key, limit_key}, cancel_requested boolean,
                worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint,
                redriven_from_dead_id bigint, dead_id bigint, place bigint)
 language plpgsql stable security definer
@@ -41,7 +40,7 @@ declare
     v_left  integer := jobs.most;
     v_examined integer := 0;
     v_found record;
-    v_row   record;
+    v_count bigint;
 begin
     if jobs.most is null or jobs.most not between 1 and 1000 then
         raise exception using errcode = 'JQ001', column = 'most',
@@ -68,17 +67,10 @@ begin
             continue when v_found.job_id = any (v_seen);
             v_seen := v_seen || v_found.job_id;
             v_examined := v_examined + 1;
-            for v_row in
-                select j.* from forebay.job(v_found.job_id) j
-                where (jobs.only_state is null or j.state = jobs.only_state)
-            loop
-                return query select v_row.job_id, v_row.group_name, v_row.state, v_row.queue, v_row.priority,
-                    v_row.kind, v_row.args, v_row.attempt, v_row.max_attempts, v_row.enqueued_at, v_row.run_at,
-                    v_row.expires_at, v_row.tag, v_row.correlation_id, v_row.headers, v_row.cancel_requested,
-                    v_row.worker, v_row.claimed_at, v_row.ended_at, v_row.redriven_from, v_row.redriven_as,
-                    v_row.redriven_from_dead_id, v_row.dead_id, v_found.place;
-                v_left := v_left - 1;
-            end loop;
+            return query select j.*, v_found.place from forebay.job(v_found.job_id) j
+                where jobs.only_state is null or j.state = jobs.only_state;
+            get diagnostics v_count = row_count;
+            v_left := v_left - v_count;
             if v_left <= 0 or v_examined >= 2000 then
                 return;
             end if;

@@ -62,9 +62,9 @@ begin
         d.headers := forebay._redrive_subject(d, v_job_id, v_lane);
     end if;
     insert into forebay.log (
-        seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
+        seq, lane, enqueued_at, expires_at, {job})
     values (v_job_id, v_lane, forebay._now(), case when d.headers ? 'forebay-subject' then greatest(d.expires_at, forebay._now() + interval '30 days') end,
-            d.max_attempts, d.kind, d.args, d.tag, d.correlation_id, d.headers, d.ordering_key, d.limit_key);
+            {job of d});
     update forebay.dead_letter i set redriven_at = forebay._now(), redriven_as = v_job_id where i.dead_id = d.dead_id;
     perform forebay._notify(d.queue);
     d.redriven_as := v_job_id;

@@ -70,8 +70,8 @@ begin
         select p.* from forebay.published p
         where p.event_type = s.event_type and p.route_no > s.routed_to and p.route_no <= p_bound order by p.route_no limit p_most)
     select count(*), max(l.route_no),
-           array_agg(row(l.route_no, s.endpoint_id, l.event_id, l.published_at, l.event_type, l.priority, l.ordering_key, l.correlation_id,
-                         l.tag, l.expires_at)::forebay._new_delivery order by l.route_no)
+           array_agg(row(l.route_no, s.endpoint_id, l.event_id, l.published_at, l.event_type, l.priority, l.expires_at, {options of l but max_attempts, limit_key, headers})::forebay._new_delivery
+                     order by l.route_no)
                filter (where l.expires_at > forebay._now() and (s.filter is null or l.payload @> s.filter)
                          and forebay._is_admitted(l.published_at, l.xid, s.start_at, s.start_after))
     into v_seen, v_last, v_new from looked l;

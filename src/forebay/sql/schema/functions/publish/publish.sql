@@ -25,8 +25,8 @@
 -- pages: 150 + 8 a subscription
 create function forebay.publish(
     event_type text, payload jsonb default '{}', priority integer default 100, delay interval default null,
-    run_at timestamptz default null, expires_at timestamptz default null, tag text default null, correlation_id text default null,
-    headers jsonb default null, unique_as jsonb default null, ordering_key text default null,
+    run_at timestamptz default null, expires_at timestamptz default null, {options parameters but max_attempts, limit_key},
+    unique_as jsonb default null,
     out event_id bigint, out subscriptions integer)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -41,8 +41,8 @@ begin
     end if;
     event_id := forebay.enqueue(
         kind => publish.event_type, args => publish.payload, queue => 'forebay.publish', priority => publish.priority, delay => publish.delay,
-        run_at => publish.run_at, expires_at => publish.expires_at, tag => publish.tag, correlation_id => publish.correlation_id,
-        headers => publish.headers, unique_as => publish.unique_as, ordering_key => publish.ordering_key);
+        run_at => publish.run_at, expires_at => publish.expires_at, unique_as => publish.unique_as,
+        {options passed of publish but max_attempts, limit_key});
     subscriptions := (
         select count(*) from (
             select from forebay.subscription s join forebay.endpoint e using (endpoint_id)
@@ -63,8 +63,7 @@ set search_path = pg_catalog, pg_temp
 -- planner: indexed
 as $$
 declare
-    v_keys constant text[] := array['event_type', 'payload', 'priority', 'delay', 'run_at', 'expires_at', 'tag', 'correlation_id',
-                                    'headers', 'unique_as', 'ordering_key'];
+    v_keys constant text[] := array['event_type', 'payload', 'priority', 'delay', 'run_at', 'expires_at', {options keys but max_attempts, limit_key}, 'unique_as'];
     v_bad  record;
 begin
     if jsonb_typeof(publish_many.events) is distinct from 'array' then

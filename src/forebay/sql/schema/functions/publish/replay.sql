@@ -29,9 +29,8 @@ begin
     values (v_endpoint_id, replay_endpoint.since, v_until, 0,
             coalesce(pg_sequence_last_value(pg_get_serial_sequence('forebay.published', 'route_no')::regclass), 0), forebay._now())
     returning replay_id into v_id;
-    v_job_id := (forebay._enqueue_jobs(array[row(
-        'forebay.replay', jsonb_build_object('replay', v_id), 'forebay.publish', 0, null, null, null, null, null, null, null, null,
-        null)::forebay._job_input]))[1];
+    v_job_id := (forebay._enqueue_jobs(array[jsonb_populate_record(null::forebay._job_input, jsonb_build_object(
+        'kind', 'forebay.replay', 'args', jsonb_build_object('replay', v_id), 'queue', 'forebay.publish', 'priority', 0))]))[1];
     perform forebay._record_event('endpoints.replay', 'forebay.deliver', p_subject_id => v_job_id, p_detail => replay_endpoint.name,
                                   p_new => jsonb_build_object('since', replay_endpoint.since, 'until', v_until));
     return v_job_id;

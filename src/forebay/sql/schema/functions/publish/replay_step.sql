@@ -42,8 +42,8 @@ begin
         where s.endpoint_id = r.endpoint_id
         order by p.route_no limit v_most)
     select count(*), max(l.route_no),
-           array_agg(row(l.route_no, r.endpoint_id, l.event_id, l.published_at, l.event_type, l.priority, l.ordering_key, l.correlation_id,
-                         l.tag, v_ends)::forebay._new_delivery order by l.route_no)
+           array_agg(row(l.route_no, r.endpoint_id, l.event_id, l.published_at, l.event_type, l.priority, v_ends, {options of l but max_attempts, limit_key, headers})::forebay._new_delivery
+                     order by l.route_no)
                filter (where l.published_at >= r.since and l.published_at < r.until and (l.filter is null or l.payload @> l.filter))
     into v_seen, v_last, v_new from looked l;
     -- By their places, since a join with the events may read all of the table.

@@ -37,7 +37,7 @@ begin
     -- A later statement than the lock: it sees the subscriptions that were activated.
     with event as materialized (
         select row_number() over (order by r.xid, r.seq) as nr, coalesce(r.job_id, r.seq) as event_id, r.enqueued_at as published_at, r.xid,
-               r.kind as event_type, r.args as payload, r.headers, r.tag, l.priority, r.ordering_key, r.correlation_id,
+               r.kind as event_type, r.args as payload, l.priority, {options of r but max_attempts, limit_key},
                coalesce(r.expires_at, r.enqueued_at + interval '30 days') as expires_at
         from unnest(v_rows) r
         join forebay.event_type t on t.name = r.kind
@@ -61,16 +61,16 @@ begin
         from event e),
     written as (
         insert into forebay.published (
-            event_id, published_at, xid, event_type, payload, headers, tag, priority, ordering_key, correlation_id, expires_at, keep_until,
+            event_id, published_at, xid, event_type, payload, priority, {options but max_attempts, limit_key}, expires_at, keep_until,
             routed_at, deliveries)
-        select e.event_id, e.published_at, e.xid, e.event_type, e.payload, e.headers, e.tag, e.priority, e.ordering_key, e.correlation_id,
+        select e.event_id, e.published_at, e.xid, e.event_type, e.payload, e.priority, {options of e but max_attempts, limit_key},
                e.expires_at, greatest(e.expires_at, e.published_at + forebay._retention(1)), forebay._now(), cardinality(e.endpoints)
         from matched e
         order by e.nr
         on conflict do nothing
         returning event_id, published_at)
-    select array_agg(row(e.nr, p.endpoint_id, e.event_id, e.published_at, e.event_type, e.priority, e.ordering_key, e.correlation_id, e.tag,
-                         e.expires_at)::forebay._new_delivery order by e.nr, p.endpoint_id)
+    select array_agg(row(e.nr, p.endpoint_id, e.event_id, e.published_at, e.event_type, e.priority, e.expires_at, {options of e but max_attempts, limit_key, headers})::forebay._new_delivery
+                     order by e.nr, p.endpoint_id)
     into v_new
     from matched e
     cross join lateral unnest(e.endpoints) p (endpoint_id)
@@ -168,14 +168,16 @@ begin
     bounded as (
         select r.endpoint_id, count(*) filter (where r.place > r.free) as dropped
         from ranked r where r.place is not null group by r.endpoint_id)
-    select (select array_agg(row(
-                r.event_type,
-                jsonb_build_object('event', jsonb_build_array(r.event_id, to_char(r.published_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
-                                   'endpoint', r.endpoint_id),
-                'forebay.deliver', r.priority, null, null, r.ends_at, null, r.tag, r.correlation_id, null,
-                case when r.ordering_key is not null then forebay._delivery_key(r.name, r.ordering_key) end, r.name)::forebay._job_input
-                order by r.nr, r.endpoint_id)
-            from ranked r where (r.place > r.free) is not true and r.ends_at > v_now),
+    select (select array_agg(row('forebay.deliver', r.priority, null, null, r.ends_at, {job of j})::forebay._job_input order by r.nr, r.endpoint_id)
+            from ranked r
+            cross join lateral (
+                select r.event_type as kind,
+                       jsonb_build_object('event', jsonb_build_array(r.event_id, to_char(r.published_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')),
+                                          'endpoint', r.endpoint_id) as args,
+                       case when r.ordering_key is not null then forebay._delivery_key(r.name, r.ordering_key) end as ordering_key,
+                       null::integer as max_attempts, null::jsonb as headers, r.name as limit_key,
+                       {options of r but max_attempts, headers, ordering_key, limit_key}) j
+            where (r.place > r.free) is not true and r.ends_at > v_now),
            (select array_agg(b.endpoint_id order by b.endpoint_id) from bounded b),
            (select array_agg(b.dropped order by b.endpoint_id) from bounded b)
     into v_jobs, v_bounded, v_dropped;

@@ -72,9 +72,8 @@ begin
         end if;
         return v_before.subscription_id;
     end if;
-    perform forebay._enqueue_jobs(array[row(
-        'forebay.activate', jsonb_build_object('subscription', v_id), 'forebay.publish', 0, null, null, null, null, null, null, null, null,
-        null)::forebay._job_input]);
+    perform forebay._enqueue_jobs(array[jsonb_populate_record(null::forebay._job_input, jsonb_build_object(
+        'kind', 'forebay.activate', 'args', jsonb_build_object('subscription', v_id), 'queue', 'forebay.publish', 'priority', 0))]);
     perform forebay._record_event('subscriptions.create', p_kind => subscribe.event_type, p_subject_id => v_id,
                                   p_new => jsonb_build_object('endpoint', subscribe.endpoint, 'filter', v_filter, 'start', subscribe.start));
     return v_id;

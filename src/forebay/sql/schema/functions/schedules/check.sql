@@ -6,7 +6,7 @@ create function forebay._check_schedule(s forebay.schedule) returns void
 language plpgsql stable
 as $$
 declare
-    v_options constant text[] := array['tag', 'correlation_id', 'headers', 'max_attempts', 'limit_key', 'expires_in'];
+    v_options constant text[] := array[{options keys but ordering_key}, 'expires_in'];
     v_problem text;
     v_field   text;
 begin
@@ -71,9 +71,8 @@ begin
         v_field := 'options';
         v_problem := 'headers that begin with forebay- are reserved';
     else
-        v_problem := forebay._job_problem(
-            s.kind, s.args, coalesce(s.queue, 'default'), s.priority, null, null, null, (s.options ->> 'max_attempts')::integer, s.options ->> 'tag',
-            s.options ->> 'correlation_id', s.options -> 'headers', null, s.options ->> 'limit_key');
+        v_problem := forebay._job_problem(jsonb_populate_record(null::forebay._job_input, s.options || jsonb_build_object(
+            'kind', s.kind, 'args', s.args, 'queue', coalesce(s.queue, 'default'), 'priority', s.priority)));
     end if;
     if v_problem is not null then
         raise exception using errcode = 'JQ001', column = coalesce(v_field, 'schedule'), message = v_problem,

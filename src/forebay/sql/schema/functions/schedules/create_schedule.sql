@@ -22,8 +22,7 @@
 --   catch_up          missed instants older than this are not enqueued; at most 366 days
 --   missed_max        with missed `all`: maximum number of jobs, the newest instants; 1 to 10000
 --   starts_at         no instant before it; null: now, or as it is
---   options           of the jobs: `tag`, `correlation_id`, `headers`, `max_attempts`, `limit_key`,
---                     `expires_in` in seconds
+--   options           of the jobs: {options marked but ordering_key}, `expires_in` in seconds
 --   pause_on_failure  pause the schedule before its next instant when one of its jobs is dead
 --
 -- Errors: JQ001 a bad parameter, JQ002 and JQ003 args too large or too deep.

@@ -191,14 +191,14 @@ as $$
         kind => s.kind, args => s.args, queue => s.queue, priority => s.priority,
         run_at => case when p_run_at > n.at then p_run_at end,
         expires_at => greatest(p_run_at, n.at) + make_interval(secs => (s.options ->> 'expires_in')::double precision),
-        max_attempts => (s.options ->> 'max_attempts')::integer, tag => s.options ->> 'tag', correlation_id => s.options ->> 'correlation_id',
-        headers => coalesce(s.options -> 'headers', '{}') || jsonb_build_object(
+        {options passed of o but headers, ordering_key},
+        headers => coalesce(o.headers, '{}') || jsonb_build_object(
             'forebay-schedule', s.name,
             'forebay-scheduled-for', to_char(p_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"+00:00"'),
             'forebay-occurrence', p_no::text,
             'forebay-late-by', round(extract(epoch from n.at - p_at), 3)::text),
-        ordering_key => case when s.overlap = 'queue' then 'schedule:' || s.name end, limit_key => s.options ->> 'limit_key')
-    from (select forebay._now() as at offset 0) n
+        ordering_key => case when s.overlap = 'queue' then 'schedule:' || s.name end)
+    from (select forebay._now() as at offset 0) n, jsonb_populate_record(null::forebay._job_input, s.options) o
 $$;
 
 

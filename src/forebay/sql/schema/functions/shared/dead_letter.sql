@@ -14,14 +14,14 @@ language sql volatile
 as $$
     select forebay._end_subject(p_row, 'x', null, p_reason) where p_row.headers ? 'forebay-subject';
     insert into forebay.dead_letter (
-        group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, expires_at, attempt, max_attempts,
-        kind, args, tag, correlation_id, headers, ordering_key, unique_key, limit_key, cause, place, holds_key, errors)
+        group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, expires_at, attempt,
+        unique_key, args, headers, {job but args, headers}, cause, place, holds_key, errors)
     select
         p_group_id, coalesce(p_row.job_id, p_row.seq), p_row.seq, p_reason, forebay._now(), p_queue, p_priority,
         p_row.enqueued_at, coalesce(p_row.expires_at, p_row.enqueued_at + interval '30 days'), p_attempt,
-        p_row.max_attempts, p_row.kind, case when v.event is null then p_row.args else p_row.args || jsonb_build_object('payload', v.event -> 'payload') end,
-        p_row.tag, p_row.correlation_id, case when v.event is null then p_row.headers else nullif(v.event -> 'headers', 'null') end,
-        p_row.ordering_key, p_row.unique_key, p_row.limit_key,
+        p_row.unique_key, case when v.event is null then p_row.args else p_row.args || jsonb_build_object('payload', v.event -> 'payload') end,
+        case when v.event is null then p_row.headers else nullif(v.event -> 'headers', 'null') end,
+        {job of p_row but args, headers},
         coalesce(last.cause, forebay._cause(p_row.kind, coalesce(last.error_type, p_reason))), last.place,
         p_holds and forebay._begin_hold(p_group_id, p_queue, p_row), coalesce((select jsonb_agg(jsonb_build_object(
                              'attempt', f.attempt, 'failed_at', f.failed_at, 'outcome', f.outcome,

@@ -31,20 +31,16 @@ declare
 begin
     if p_run_at is null then
         insert into forebay.log (
-            lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
-            ordering_key, unique_key, limit_key)
+            lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, {job})
         values (
             p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
-            p_row.max_attempts, nullif(p_pauses, 0), p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
-            p_row.ordering_key, p_row.unique_key, p_row.limit_key);
+            nullif(p_pauses, 0), p_row.unique_key, {job of p_row});
     else
         insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, attempt, max_attempts, pauses, kind, args, tag, correlation_id, headers,
-            ordering_key, unique_key, limit_key)
+            run_at, lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, {job})
         values (
             p_run_at, p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
-            p_row.max_attempts, nullif(p_pauses, 0), p_row.kind, p_row.args, p_row.tag, p_row.correlation_id, p_row.headers,
-            p_row.ordering_key, p_row.unique_key, p_row.limit_key);
+            nullif(p_pauses, 0), p_row.unique_key, {job of p_row});
         perform forebay._announce_due(p_run_at);
     end if;
 end

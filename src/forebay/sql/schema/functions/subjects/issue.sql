@@ -223,17 +223,16 @@ begin
         from run r),
     written as (
         insert into forebay.log (
-            seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, ordering_key, limit_key)
+            seq, lane, enqueued_at, expires_at, kind, args, headers, {options but headers})
         select k.seq, k.target, v_now,
                -- A subject does not expire unless told, and neither do its runs.
-               coalesce((k.options ->> 'expires_at')::timestamptz, v_now + interval '100 years'),
-               (k.options ->> 'max_attempts')::integer, k.kind || case when k.version > 0 then '.v' || k.version else '' end, k.args,
-               k.options ->> 'tag', k.options ->> 'correlation_id',
-               coalesce(k.options -> 'headers', '{}') || jsonb_build_object('forebay-subject', jsonb_build_object(
+               coalesce(o.expires_at, v_now + interval '100 years'),
+               k.kind || case when k.version > 0 then '.v' || k.version else '' end, k.args,
+               coalesce(o.headers, '{}') || jsonb_build_object('forebay-subject', jsonb_build_object(
                    'id', k.subject_id, 'no', k.no + 1, 'subject', k.subject, 'iterations', k.iterations_now, 'version', k.version,
                    'state', k.data_now, 'due_at', forebay._iso(k.due_at), 'last_at', forebay._iso(k.last_now))::text),
-               k.options ->> 'ordering_key', k.options ->> 'limit_key'
-        from known k order by k.seq)
+               {options of o but headers}
+        from known k cross join lateral jsonb_populate_record(null::forebay._job_input, k.options) o order by k.seq)
     insert into forebay.subject_state (
         subject_id, no, part, state, at, due_at, kind, version, priority, args, data, options, iterations, last_at, job_id, run_no, lane,
         job_xid)

@@ -10,7 +10,7 @@
 --   queue          null: forebay.queue_of() the kind, or `default`
 --   delay, run_at  when it is due first: seconds, or a time; neither: now
 --   version        of the arguments of its runs, 0 to 9999
---   priority, tag, correlation_id, headers, max_attempts, limit_key, ordering_key
+--   priority, {options}
 --                  of its runs
 --   expires_at     the subject is killed instead of being issued at or after this; null: it never
 --                  expires
@@ -64,7 +64,7 @@ $$;
 
 
 -- Create one subject; returns `created` or `skipped`. See forebay.push_subjects(). `options` of its
--- runs: `tag`, `correlation_id`, `headers`, `max_attempts`, `limit_key`, `ordering_key`,
+-- runs: {options marked},
 -- `expires_at`.
 --
 -- Errors: as forebay.push_subjects().
@@ -112,7 +112,7 @@ as $$
 begin
     if jsonb_typeof(p_options) <> 'object' or p_options ?| array['kind', 'subject', 'args', 'queue', 'delay', 'run_at', 'priority', 'version'] then
         raise exception using errcode = 'JQ001', column = 'options',
-            message = 'options must be a JSON object of tag, correlation_id, headers, max_attempts, limit_key, ordering_key and expires_at';
+            message = 'options must be a JSON object of {options} and expires_at';
     end if;
     return jsonb_strip_nulls(jsonb_build_object(
         'kind', p_kind, 'subject', coalesce(p_subject, ''), 'queue', p_queue, 'delay', extract(epoch from p_delay), 'run_at', p_run_at,
@@ -129,7 +129,7 @@ create function forebay._subject_inputs(p_subjects jsonb) returns forebay._subje
 language plpgsql volatile
 as $$
 declare
-    v_options constant text[] := array['tag', 'correlation_id', 'headers', 'max_attempts', 'limit_key', 'ordering_key', 'expires_at'];
+    v_options constant text[] := array[{options keys}, 'expires_at'];
     v_keys    constant text[] := array['kind', 'subject', 'args', 'queue', 'delay', 'run_at', 'priority', 'version'] || v_options;
     v_now     constant timestamptz := forebay._now();
     v_all     forebay._subject_input[];
@@ -173,11 +173,11 @@ begin
                            format('delay %s is outside 0 to 100 years', e.value ->> 'delay')
                        when e.value ?& array['delay', 'run_at'] then 'delay and run_at exclude each other'
                        else forebay._job_problem(
-                           coalesce(u.kind, 'kind'), coalesce(u.args, '{}'), u.queue, coalesce(u.priority, 100), null,
-                           case when e.value ? 'run_at' then u.start_at end, (u.options ->> 'expires_at')::timestamptz,
-                           (u.options ->> 'max_attempts')::integer, u.options ->> 'tag', u.options ->> 'correlation_id', u.options -> 'headers',
-                           u.options ->> 'ordering_key', u.options ->> 'limit_key') end as problem, u.args
+                           row(u.queue, coalesce(u.priority, 100), null, case when e.value ? 'run_at' then u.start_at end, o.expires_at,
+                               {job of j})::forebay._job_input) end as problem, u.args
             from unnest(v_all) u join jsonb_array_elements(p_subjects) with ordinality e on e.ordinality = u.nr
+            cross join lateral jsonb_populate_record(null::forebay._job_input, u.options) o
+            cross join lateral (select coalesce(u.kind, 'kind') as kind, coalesce(u.args, '{}') as args, {options of o}) j
             order by u.nr
         loop
             if v_one.problem is not null then

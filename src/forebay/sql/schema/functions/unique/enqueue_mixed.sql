@@ -104,18 +104,13 @@ begin
         end if;
     end loop;
     -- Their numbers were drawn after their xid, with the generations.
-    insert into forebay.log (
-        seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, ordering_key,
-        limit_key)
-    select i.stands_for, i.its_lane, i.since, i.ends, j.max_attempts, j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word,
-           j.ordering_key, j.limit_key
+    insert into forebay.log (seq, lane, enqueued_at, expires_at, unique_key, {job})
+    select i.stands_for, i.its_lane, i.since, i.ends, i.word, {job of j}
     from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
     where i.is_new and (i.starts_at > i.since) is not true;
-    insert into forebay.deferred (
-        run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, ordering_key,
-        limit_key)
-    select i.starts_at, i.its_lane, i.since, i.stands_for, coalesce(i.ends, i.starts_at + interval '30 days'), j.max_attempts,
-           j.kind, j.args, j.tag, j.correlation_id, j.headers, i.word, j.ordering_key, j.limit_key
+    insert into forebay.deferred (run_at, lane, enqueued_at, job_id, expires_at, unique_key, {job})
+    select i.starts_at, i.its_lane, i.since, i.stands_for, coalesce(i.ends, i.starts_at + interval '30 days'), i.word,
+           {job of j}
     from unnest(v_first, v_taken) i join unnest(p_jobs) with ordinality j on j.ordinality = i.nr
     where i.is_new and i.starts_at > i.since;
     perform forebay._announce_due(min(i.starts_at)) from unnest(v_first, v_taken) i where i.is_new and i.starts_at > i.since;
@@ -145,8 +140,7 @@ begin
             from unnest(
                 array(select j.ordinality from unnest(p_jobs, p_unique_as) with ordinality j where j.unnest is null order by j.ordinality),
                 forebay._enqueue_jobs(array(
-                    select row(j.kind, j.args, j.queue, j.priority, j.delay, j.run_at, j.expires_at, j.max_attempts, j.tag,
-                               j.correlation_id, j.headers, j.ordering_key, j.limit_key)::forebay._job_input
+                    select row(j.queue, j.priority, j.delay, j.run_at, j.expires_at, {job of j})::forebay._job_input
                     from unnest(p_jobs, p_unique_as) with ordinality j where j.unnest is null order by j.ordinality))) p (nr, job_id)
         loop
             v_ids[v_row.nr] := v_row.job_id;

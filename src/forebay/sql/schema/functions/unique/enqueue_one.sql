@@ -91,21 +91,14 @@ begin
         perform forebay._require_below_max_waiting(p_job.queue, 1);
     end if;
     if v_start > v_now then
-        insert into forebay.deferred (
-            run_at, lane, enqueued_at, job_id, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key,
-            ordering_key, limit_key)
+        insert into forebay.deferred (run_at, lane, enqueued_at, job_id, expires_at, unique_key, {job})
         values (
-            v_start, v_lane, v_now, job_id, coalesce(p_job.expires_at, v_start + interval '30 days'), p_job.max_attempts,
-            p_job.kind, p_job.args, p_job.tag, p_job.correlation_id, p_job.headers, v_key, p_job.ordering_key, p_job.limit_key);
+            v_start, v_lane, v_now, job_id, coalesce(p_job.expires_at, v_start + interval '30 days'), v_key, {job of p_job});
         perform forebay._announce_due(v_start);
     else
         -- Its number was drawn after its xid, with the generation.
-        insert into forebay.log (
-            seq, lane, enqueued_at, expires_at, max_attempts, kind, args, tag, correlation_id, headers, unique_key, ordering_key,
-            limit_key)
-        values (
-            job_id, v_lane, v_now, p_job.expires_at, p_job.max_attempts, p_job.kind, p_job.args, p_job.tag,
-            p_job.correlation_id, p_job.headers, v_key, p_job.ordering_key, p_job.limit_key);
+        insert into forebay.log (seq, lane, enqueued_at, expires_at, unique_key, {job})
+        values (job_id, v_lane, v_now, p_job.expires_at, v_key, {job of p_job});
         perform forebay._notify(p_job.queue);
     end if;
 end

@@ -38,23 +38,22 @@
 create function forebay.enqueue_unique(
     kind text, args jsonb, unique_as jsonb, queue text default null, priority integer default 100,
     delay interval default null, run_at timestamptz default null, expires_at timestamptz default null,
-    max_attempts integer default null, tag text default null, correlation_id text default null,
-    headers jsonb default null, ordering_key text default null, limit_key text default null, out job_id bigint, out is_new boolean, out replaced bigint)
+    {options parameters}, out job_id bigint, out is_new boolean, out replaced bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
 as $$
 #variable_conflict use_column
 declare
+    v_job     forebay._job_input;
     v_problem text;
     v_made    record;
 begin
     enqueue_unique.queue := coalesce(enqueue_unique.queue, forebay.queue_of(enqueue_unique.kind), 'default');
+    v_job := row(enqueue_unique.queue, enqueue_unique.priority, null, enqueue_unique.run_at, enqueue_unique.expires_at,
+                 {job of enqueue_unique})::forebay._job_input;
     v_problem := coalesce(
-        forebay._job_problem(
-            enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, enqueue_unique.delay,
-            enqueue_unique.run_at, enqueue_unique.expires_at, enqueue_unique.max_attempts, enqueue_unique.tag,
-            enqueue_unique.correlation_id, enqueue_unique.headers, enqueue_unique.ordering_key, enqueue_unique.limit_key),
+        forebay._job_problem(v_job, enqueue_unique.delay),
         forebay._unique_problem(enqueue_unique.unique_as, enqueue_unique.delay, enqueue_unique.run_at, enqueue_unique.expires_at));
     if v_problem is not null then
         raise exception using errcode = 'JQ001', message = v_problem,
@@ -63,10 +62,7 @@ begin
     perform forebay._check_args(enqueue_unique.args, null);
     select u.* into v_made
     from forebay._enqueue_unique(
-        row(enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.priority, null, null,
-            enqueue_unique.expires_at, enqueue_unique.max_attempts, enqueue_unique.tag, enqueue_unique.correlation_id,
-            enqueue_unique.headers, enqueue_unique.ordering_key, enqueue_unique.limit_key)::forebay._job_input,
-        coalesce(enqueue_unique.run_at, forebay._now() + enqueue_unique.delay), enqueue_unique.unique_as, '') u;
+        v_job, coalesce(enqueue_unique.run_at, forebay._now() + enqueue_unique.delay), enqueue_unique.unique_as, '') u;
     job_id := v_made.job_id;
     is_new := v_made.is_new;
     replaced := v_made.replaced;

@@ -57,8 +57,8 @@ begin
             from (select unnest(cur.ranges) as xids) r, lateral (
             select j.seq, j.xid, j.expires_at, j.enqueued_at, coalesce(j.job_id, j.seq) as job_id,
                    case when pg_column_size(j.args) <= cur.share
-                        then forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
-                                               j.kind, j.args, j.tag, j.correlation_id, j.headers) end as job
+                        then forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.pauses,
+                                               {job of j but ordering_key, limit_key}) end as job
             from forebay.log_{segment} j
             where j.lane = p_lane
               and (j.xid, j.seq) > (greatest((r.xids).low, cur.pos_xid), case when cur.pos_xid >= (r.xids).low then cur.pos_seq else -1 end)

@@ -62,8 +62,8 @@ begin
                 from (select unnest(c.ranges) as xids) r, lateral (
                     select j.seq, j.xid, j.expires_at, j.enqueued_at, coalesce(j.job_id, j.seq) as job_id,
                            case when pg_column_size(j.args) <= c.share
-                                then forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.max_attempts, j.pauses,
-                                                       j.kind, j.args, j.tag, j.correlation_id, j.headers) end as job
+                                then forebay._job_json(j.seq, j.job_id, j.enqueued_at, j.expires_at, j.attempt, j.pauses,
+                                                       {job of j but ordering_key, limit_key}) end as job
                     from forebay.log_{segment} j
                     where j.lane = c.lane
                       and (j.xid, j.seq) > (greatest((r.xids).low, c.pos_xid), case when c.pos_xid >= (r.xids).low then c.pos_seq else -1 end)
