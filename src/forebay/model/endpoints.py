@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, TypedDict
 
 from forebay._dataclass import dataclass
-from forebay.model.unique import Unique
+from forebay.model.options import MessageOptions
 
 Breaker = Literal["closed", "open", "half-open"]
 
@@ -42,18 +42,8 @@ class EndpointOptions(TypedDict, total=False):
     keeps_response: bool
 
 
-class SendOptions(TypedDict, total=False):
+class SendOptions(MessageOptions, total=False):
     """The keywords of ``send``; see ``JobOptions``."""
-
-    priority: int | None
-    tag: str | None
-    run_at: datetime | None
-    delay: float | timedelta | None
-    expires_at: datetime | None
-    correlation_id: str | None
-    headers: dict[str, str] | None
-    unique: Unique | None
-    ordering_key: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

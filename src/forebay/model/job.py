@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -51,6 +51,10 @@ class JobState(StrEnum):
 
 
 _FINAL = frozenset({JobState.DONE, JobState.CANCELLED, JobState.EXPIRED, JobState.DEAD})
+
+
+#: Options that a job has for life, and its handler reads.
+CARRIED: Final = ("tag", "correlation_id", "headers", "ordering_key")
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):

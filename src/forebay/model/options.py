@@ -16,20 +16,25 @@ if TYPE_CHECKING:
     from typing import Self
 
 
-class JobOptionChanges(TypedDict, total=False):
-    """The keywords of ``using`` and of ``JobOptions.merged``."""
+class MessageOptions(TypedDict, total=False):
+    """The options of a job that an event, or a message to an endpoint, has too."""
 
-    queue: str | None
     priority: int | None
     tag: str | None
     run_at: datetime | None
     delay: float | timedelta | None
     expires_at: datetime | None
-    max_attempts: int | None
     correlation_id: str | None
     headers: dict[str, str] | None
     unique: Unique | None
     ordering_key: str | None
+
+
+class JobOptionChanges(MessageOptions, total=False):
+    """The keywords of ``using`` and of ``JobOptions.merged``."""
+
+    queue: str | None
+    max_attempts: int | None
     limit_key: str | None
 
 
@@ -179,3 +184,10 @@ class JobOptions:
 
 
 OPTION_NAMES = tuple(field.name for field in fields(JobOptions))
+
+#: Options that a job keeps as they are given: not those of where and when it runs.
+KEPT_OPTION_NAMES = tuple(
+    name
+    for name in OPTION_NAMES
+    if name not in ("queue", "priority", "run_at", "delay", "expires_at", "unique")
+)

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
-from typing import Any, TypedDict
+from datetime import datetime
+from typing import Any
 
 from forebay._dataclass import dataclass
-from forebay.model.unique import Unique
+from forebay.model.options import MessageOptions
 
 
-class PublishOptions(TypedDict, total=False):
+class PublishOptions(MessageOptions, total=False):
     """The keywords of ``publish``; see ``JobOptions``. Deliveries have priority, tag, correlation id and expiry of their event.
 
     Keys:
         ordering_key: events with the same key are sent to each endpoint in the order in which they were published.
     """
-
-    priority: int | None
-    tag: str | None
-    run_at: datetime | None
-    delay: float | timedelta | None
-    expires_at: datetime | None
-    correlation_id: str | None
-    headers: dict[str, str] | None
-    unique: Unique | None
-    ordering_key: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from forebay._dataclass import dataclass
 from forebay.errors import InvalidJob, shown
 from forebay.model import checks
+from forebay.model.options import KEPT_OPTION_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +24,7 @@ EVERY_SECONDS_MAX: Final = 366 * 86_400
 JITTER_SECONDS_MAX: Final = 86_400
 MISSED_MAX: Final = 10_000
 #: The options of a schedule's jobs.
-OPTIONS: Final = ("tag", "correlation_id", "headers", "max_attempts", "limit_key", "expires_in")
+OPTIONS: Final = (*(name for name in KEPT_OPTION_NAMES if name != "ordering_key"), "expires_in")
 
 _NAME_HEADER: Final = "forebay-schedule"
 _FOR_HEADER: Final = "forebay-scheduled-for"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from datetime import date, datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from forebay._dataclass import dataclass
 from forebay.model.job import JobState
@@ -13,6 +13,10 @@ from forebay.model.job import JobState
 #: What a cancellation means for a job: it will not start; a worker has it and is requested to stop; it ended before;
 #: no such job.
 CancelAnswer = Literal["cancelled", "requested", "already ended", "unknown"]
+
+
+#: Options of a job that people see with it and its dead letter, if they are set.
+SHOWN_OPTIONS: Final = ("tag", "correlation_id", "headers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,7 +28,7 @@ BUDGET: Final = 200_000
 _SEARCH: Final = f"""\
 select json_build_object(
     'next', s.next, 'looked_at', s.looked_at, 'remaining', s.remaining,
-    'jobs', (select coalesce(json_agg({STATUS}) order by u.nr), '[]')
+    'jobs', (select coalesce(jsonb_agg({STATUS} order by u.nr), '[]')
              from unnest(s.job_ids) with ordinality u (job_id, nr) cross join lateral forebay.job(u.job_id) j))::text
 from forebay.search_jobs(%(filter)s::jsonb, only_state => %(state)s, contains => %(contains)s, most => %(limit)s::integer,
                          before => %(before)s::bigint, budget => %(budget)s::integer) s"""
@@ -71,7 +71,7 @@ def checked_state(state: JobState | str | None) -> str | None:
 _REPLAY_STEP: Final = 20_000
 
 _PLAN: Final = """\
-select json_build_object('token', p.token, 'jobs', p.jobs, 'oldest_at', p.oldest_at, 'newest_at', p.newest_at)::text
+select to_jsonb(p)::text
 from forebay.plan_replay(%(filter)s::jsonb, %(options)s::jsonb) p"""
 
 _REPLAY: Final = """\
@@ -79,8 +79,7 @@ select r.replay_id, r.total, r.is_over
 from forebay.replay_jobs(%(filter)s::jsonb, %(options)s::jsonb, %(token)s, %(most)s::integer, %(replay_id)s::bigint) r"""
 
 _AT: Final = """\
-select json_build_object('job_id', a.job_id, 'group', a.group_name, 'queue', a.queue, 'state', a.state, 'kind', a.kind, 'attempt', a.attempt,
-                         'enqueued_at', a.enqueued_at, 'worker', a.worker, 'claimed_at', a.claimed_at)::text
+select to_jsonb(a)::text
 from forebay.jobs_at(%(at)s::timestamptz, %(queue)s, %(limit)s::integer) a"""
 
 

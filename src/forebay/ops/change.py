@@ -22,8 +22,7 @@ _STEP_OF_MOVES: Final = 1_000
 _IDS_MAX: Final = 10_000
 
 _PLAN: Final = """\
-select json_build_object('token', p.token, 'answer', p.answer, 'state', p.state, 'jobs', p.jobs,
-                         'oldest_at', p.oldest_at, 'newest_at', p.newest_at)::text
+select to_jsonb(p)::text
 from forebay.plan_change(%(act)s, %(filter)s::jsonb, %(options)s::jsonb) p"""
 
 _STEP_SQL: Final = """\

@@ -17,16 +17,9 @@ Reason = Literal["exhausted", "permanent", "expired", "worker lost"]
 REASONS: Final[tuple[str, ...]] = get_args(Reason)
 
 _LETTER: Final = """\
-select json_build_object(
-    'dead_id', d.dead_id, 'job_id', d.job_id, 'group', g.name, 'reason', d.reason,
-    'died_at', d.died_at, 'queue', d.queue, 'priority', d.priority, 'kind', d.kind,
-    'args', d.args, 'attempt', d.attempt, 'max_attempts',
-    coalesce(d.max_attempts, (d.errors -> -1 ->> 'max_attempts')::integer),
-    'enqueued_at', d.enqueued_at,
-    'expires_at', case when d.expires_at < '9999-01-01' then d.expires_at end, 'tag', d.tag,
-    'correlation_id', d.correlation_id, 'headers', d.headers, 'errors', d.errors,
-    'redriven_at', d.redriven_at, 'redriven_as', d.redriven_as, 'cause', d.cause, 'place', d.place,
-    'ordering_key', d.ordering_key, 'holds_key', d.holds_key)::text
+select (to_jsonb(d) || jsonb_build_object(
+    'group', g.name, 'max_attempts', coalesce(d.max_attempts, (d.errors -> -1 ->> 'max_attempts')::integer),
+    'expires_at', case when d.expires_at < '9999-01-01' then d.expires_at end))::text
 from forebay.dead_letter d
 join (select group_id, name from forebay.queue_group
       union all select group_id, name from forebay.closed_group) g on g.group_id = d.group_id"""
@@ -175,7 +168,7 @@ def dead_groups(
 ) -> Operation[list[DeadGroup]]:
     """Return the call that groups dead letters by cause, the newest death first."""
     return Operation(
-        "select row_to_json(g)::text from forebay.dead_groups("
+        "select to_jsonb(g)::text from forebay.dead_groups("
         "only_queue => %(queue)s, only_kind => %(kind)s, only_cause => %(cause)s) g",
         lambda rows: rows_as(DeadGroup, rows),
         {"queue": queue, "kind": kind, "cause": cause},
@@ -229,7 +222,7 @@ def keep_dead(
 def dead_summary(queue: str | None = None) -> Operation[list[DeadSummary]]:
     """Return the call that counts dead letters by queue, kind, reason and error."""
     return Operation(
-        "select row_to_json(s)::text from forebay.dead_summary(only_queue => %(queue)s) s",
+        "select to_jsonb(s)::text from forebay.dead_summary(only_queue => %(queue)s) s",
         lambda rows: rows_as(DeadSummary, rows),
         {"queue": queue},
     )

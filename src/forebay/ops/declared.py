@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from forebay.model.declared import Queue
 
 _DIFFERENCES: Final = """\
-select row_to_json(d)::text
+select to_jsonb(d)::text
 from forebay.{function}(app => %(app)s, queues => %(queues)s::jsonb, overwrite => %(overwrite)s::boolean) d"""
 
 

@@ -11,7 +11,7 @@ from forebay.arguments.json_guard import encode_args
 from forebay.errors import EndpointNotFound, InvalidJob, shown
 from forebay.model import checks
 from forebay.model.endpoints import Endpoint
-from forebay.ops.enqueue import message_parameters
+from forebay.ops.enqueue import MESSAGE, message_parameters
 from forebay.ops.operation import Operation, ResultRows, boolean, nothing, number
 from forebay.ops.records import rows_as
 
@@ -51,12 +51,8 @@ _SHOWN: Final = (
     )
 )
 
-_SEND: Final = """\
-select forebay.send(
-    %(endpoint)s, %(payload)s::jsonb, kind => %(kind)s, priority => %(priority)s::integer,
-    delay => make_interval(secs => %(delay)s::double precision), run_at => %(run_at)s::timestamptz,
-    expires_at => %(expires_at)s::timestamptz, tag => %(tag)s, correlation_id => %(correlation_id)s,
-    headers => %(headers)s::jsonb, unique_as => %(unique_as)s::jsonb, ordering_key => %(ordering_key)s)"""
+_SEND: Final = f"""\
+select forebay.send(%(endpoint)s, %(payload)s::jsonb, kind => %(kind)s, {MESSAGE})"""
 
 
 def create_endpoint(

@@ -6,7 +6,7 @@ The text of the statements is fixed, so that drivers can reuse prepared statemen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -15,6 +15,7 @@ import msgspec
 
 from forebay.errors import EnqueueError, InvalidJob, shown
 from forebay.model import JobId, JobOptions, checks
+from forebay.model.options import KEPT_OPTION_NAMES, OPTION_NAMES
 from forebay.ops.operation import Operation, ResultRows, scalar
 
 #: Jobs per statement. Even 1,000 are within a few percent of the best rate.
@@ -24,7 +25,23 @@ CHUNK_MAX: Final = 100_000
 #: Most text of one statement; a chunk of large arguments ends here.
 CHUNK_BYTES: Final = 8_000_000
 
-_ENQUEUE: Final = """\
+#: Options that an endpoint decides for its deliveries.
+_OF_ENDPOINTS: Final = ("queue", "limit_key", "max_attempts")
+
+_SQL_TYPES: Final = {"max_attempts": "integer", "headers": "jsonb"}
+
+
+def _named(names: Iterable[str]) -> str:
+    return ", ".join(f"{name} => %({name})s::{_SQL_TYPES.get(name, 'text')}" for name in names)
+
+
+#: The parameters of an event, or of a message to an endpoint; see ``message_parameters``.
+MESSAGE: Final = f"""\
+priority => %(priority)s::integer, delay => make_interval(secs => %(delay)s::double precision),
+    run_at => %(run_at)s::timestamptz, expires_at => %(expires_at)s::timestamptz, unique_as => %(unique_as)s::jsonb,
+    {_named(name for name in KEPT_OPTION_NAMES if name not in _OF_ENDPOINTS)}"""
+
+_ENQUEUE: Final = f"""\
 select forebay.enqueue(
     %(kind)s, %(args)s::jsonb, queue => %(queue)s, priority => %(priority)s::integer,
     delay => make_interval(secs => %(delay)s::double precision), run_at => %(run_at)s::timestamptz,
@@ -32,8 +49,7 @@ select forebay.enqueue(
         coalesce(%(run_at)s::timestamptz,
                  clock_timestamp() + make_interval(secs => coalesce(%(delay)s::double precision, 0)))
         + make_interval(secs => %(expires_in)s::double precision)),
-    max_attempts => %(max_attempts)s::integer, tag => %(tag)s, correlation_id => %(correlation_id)s,
-    headers => %(headers)s::jsonb, ordering_key => %(ordering_key)s, limit_key => %(limit_key)s)"""
+    {_named(KEPT_OPTION_NAMES)})"""
 
 #: With a unique key; also returns whether the job is new.
 _ENQUEUE_UNIQUE: Final = (
@@ -42,13 +58,12 @@ _ENQUEUE_UNIQUE: Final = (
 )
 
 #: For jobs that differ only in their arguments.
-_ENQUEUE_ALIKE: Final = """\
+_ENQUEUE_ALIKE: Final = f"""\
 select forebay.enqueue_many(
     %(kind)s, array(select jsonb_array_elements(%(args)s::jsonb)), queue => %(queue)s,
     priority => %(priority)s::integer, delay => make_interval(secs => %(delay)s::double precision),
     run_at => %(run_at)s::timestamptz, expires_at => %(expires_at)s::timestamptz,
-    max_attempts => %(max_attempts)s::integer, tag => %(tag)s, correlation_id => %(correlation_id)s,
-    headers => %(headers)s::jsonb, ordering_key => %(ordering_key)s, limit_key => %(limit_key)s)"""
+    {_named(KEPT_OPTION_NAMES)})"""
 
 _ENQUEUE_MANY: Final = "select cardinality(forebay.enqueue_many(%(jobs)s::jsonb))"
 
@@ -57,9 +72,6 @@ _ENQUEUE_MANY: Final = "select cardinality(forebay.enqueue_many(%(jobs)s::jsonb)
 _ENQUEUE_EACH: Final = "select job_id, is_new from forebay.enqueue_each(%(jobs)s::jsonb)"
 
 _NO_OPTIONS: Final = JobOptions()
-
-#: Options that an endpoint decides for its deliveries.
-_OF_ENDPOINTS: Final = ("queue", "limit_key", "max_attempts")
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,19 +107,16 @@ def _parameters(kind: str, options: JobOptions) -> dict[str, Any]:
 
 
 def _of_options(options: JobOptions) -> dict[str, Any]:
-    return {
-        "queue": options.queue,
-        "priority": checks.PRIORITY_DEFAULT if options.priority is None else options.priority,
-        "delay": options.delay_seconds,
-        "run_at": _instant(options.run_at),
-        "expires_at": _instant(options.expires_at),
-        "max_attempts": options.max_attempts,
-        "tag": options.tag,
-        "correlation_id": options.correlation_id,
-        "headers": None if options.headers is None else _json(options.headers),
-        "ordering_key": options.ordering_key,
-        "limit_key": options.limit_key,
-    }
+    parameters = {name: getattr(options, name) for name in OPTION_NAMES}
+    del parameters["unique"]
+    parameters["delay"] = options.delay_seconds
+    for name in ("run_at", "expires_at"):
+        parameters[name] = _instant(parameters[name])
+    if options.priority is None:
+        parameters["priority"] = checks.PRIORITY_DEFAULT
+    if options.headers is not None:
+        parameters["headers"] = _json(options.headers)
+    return parameters
 
 
 def message_parameters(options: Mapping[str, Any], refused: str) -> dict[str, Any]:

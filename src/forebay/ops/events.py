@@ -26,10 +26,7 @@ _ACTOR: ContextVar[str | None] = ContextVar("forebay_actor", default=None)
 _SET_ACTOR: Final = "select pg_catalog.set_config('forebay.actor', %(forebay_actor)s, true)"
 
 _EVENTS: Final = """\
-select json_build_object(
-    'event_id', e.event_id, 'at', e.at, 'role', e.role, 'actor', e.actor, 'act', e.act, 'queue', e.queue,
-    'group', e.group_name, 'kind', e.kind, 'subject_id', e.subject_id, 'old', e.old, 'new', e.new,
-    'count', e.count, 'detail', e.detail)::text
+select to_jsonb(e)::text
 from forebay.events(only_queue => %(queue)s, only_act => %(act)s, since => %(since)s::timestamptz,
                     until => %(until)s::timestamptz, most => %(limit)s::integer) e"""
 

@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 PAGE_MAX: Final = 10_000
 
 _EXPORTS: Final = """\
-select json_build_object(
-    'name', e.name, 'hold_hours', e.hold_hours, 'created_at', e.created_at, 'exported', e.exported, 'exported_at', e.exported_at,
-    'waiting', e.waiting, 'due', e.due, 'due_at', e.due_at, 'missed', e.missed, 'missed_at', e.missed_at)::text
+select to_jsonb(e)::text
 from forebay.exports() e"""
 
 _JOBS: Final = f"""\
-select {STATUS})::text
+select ({STATUS})::text
 from forebay.jobs_to_export(%(segment_id)s::bigint, %(first)s::bigint, %(last)s::bigint) with ordinality e (job_id, nr)
 cross join lateral forebay.job(e.job_id) j
 where j.state in ('done', 'cancelled', 'expired', 'dead') order by e.nr"""

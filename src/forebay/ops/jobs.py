@@ -15,30 +15,20 @@ from forebay.ops.records import rows_as
 #: Most rows of a list.
 LIST_MAX: Final = 1000
 
-#: A JSON object with the members of ``JobStatus``, of a row ``j`` of ``forebay.job``; the caller closes the bracket.
+#: A row ``j`` of ``forebay.job`` with the members of ``JobStatus``.
 STATUS: Final = """\
-json_build_object(
-    'job_id', j.job_id, 'group', j.group_name, 'state', j.state, 'queue', j.queue,
-    'priority', j.priority, 'kind', j.kind, 'args', j.args, 'attempt', j.attempt,
-    'max_attempts', j.max_attempts, 'enqueued_at', j.enqueued_at, 'run_at', j.run_at,
-    'expires_at', case when j.expires_at < '9999-01-01' then j.expires_at end, 'tag', j.tag,
-    'correlation_id', j.correlation_id, 'headers', j.headers,
-    'cancel_requested', j.cancel_requested, 'worker', j.worker, 'claimed_at', j.claimed_at,
-    'ended_at', j.ended_at, 'redriven_from', j.redriven_from, 'redriven_as', j.redriven_as,
-    'redriven_from_dead_id', j.redriven_from_dead_id, 'dead_id', j.dead_id"""
+to_jsonb(j) || jsonb_build_object(
+    'group', j.group_name, 'expires_at', case when j.expires_at < '9999-01-01' then j.expires_at end)"""
 
-_JOB: Final = f"select {STATUS})::text from forebay.job(%(job_id)s::bigint) j"
+_JOB: Final = f"select ({STATUS})::text from forebay.job(%(job_id)s::bigint) j"
 
 _JOBS: Final = f"""\
-select {STATUS}, 'place', j.place)::text
+select ({STATUS})::text
 from forebay.jobs(only_queue => %(queue)s, only_kind => %(kind)s, only_state => %(state)s,
                   most => %(limit)s::integer, before => %(before)s::bigint, filter => %(filter)s::jsonb) j"""
 
 _DEPTH: Final = """\
-select json_build_object(
-    'queue', d.queue, 'priority', d.priority, 'group', d.group_name,
-    'scheduled', d.scheduled, 'ready', d.ready, 'claimed', d.claimed, 'running', d.running,
-    'retrying', d.retrying)::text
+select to_jsonb(d)::text
 from forebay.depth(only_queue => %(queue)s) d"""
 
 

@@ -9,21 +9,12 @@ from forebay.model.limits import KeyLimits
 from forebay.ops.operation import Operation, scalar
 from forebay.ops.records import rows_as
 
-#: Members of a key in JSON, beside its queue and group, from the row ``k``.
-KEY_FIELDS: Final = ", ".join(
-    f"'{name}', k.{name}"
-    for name in (
-        "sort", "key", "waiting", "running", "reason", "until", "blocking_jobs", "blocking_workers", "held_by", "first_job_id",
-        "waits_for", "pause_at", "resume_at", "limits",
-    )
-)  # fmt: skip
-
-_KEYS: Final = f"""\
-select json_build_object('queue', k.queue, 'group', k.group_name, {KEY_FIELDS})::text
+_KEYS: Final = """\
+select to_jsonb(k)::text
 from forebay.keys(only_queue => %(queue)s, most => %(most)s::integer) with ordinality k order by k.ordinality"""
 
-_KEY: Final = f"""\
-select json_build_object('queue', %(queue)s::text, 'group', k.group_name, {KEY_FIELDS})::text
+_KEY: Final = """\
+select (to_jsonb(k) || jsonb_build_object('queue', %(queue)s::text))::text
 from forebay.key(
     queue => %(queue)s, ordering_key => %(ordering_key)s, limit_key => %(limit_key)s) k order by k.group_name"""
 

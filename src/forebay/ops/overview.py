@@ -11,11 +11,9 @@ from forebay.ops.operation import Operation
 from forebay.ops.records import rows_as
 
 _QUEUES: Final = """\
-select json_build_object(
-    'queue', d.queue, 'priority', d.priority, 'group', d.group_name,
-    'scheduled', d.scheduled, 'ready', d.ready, 'claimed', d.claimed, 'running', d.running,
-    'retrying', d.retrying, 'done', coalesce(t.done, 0), 'failed', coalesce(t.failed, 0), 'dead', x.dead, 'claimed_at', c.claimed_at,
-    'paused_at', g.paused_at, 'resume_at', g.resume_at)::text
+select (to_jsonb(d) || to_jsonb(x) || jsonb_build_object(
+    'done', coalesce(t.done, 0), 'failed', coalesce(t.failed, 0), 'claimed_at', c.claimed_at, 'paused_at', g.paused_at,
+    'resume_at', g.resume_at))::text
 from forebay.depth(only_queue => %(queue)s) d
 left join (
     select s.queue, s.priority, s.group_name, sum(s.done)::bigint as done, sum(s.failed)::bigint as failed

@@ -11,26 +11,20 @@ from forebay.arguments.json_guard import encode_args
 from forebay.errors import InvalidJob, shown
 from forebay.model import checks
 from forebay.model.publishing import EventType, Publication, Subscription
-from forebay.ops.enqueue import message_parameters
+from forebay.ops.enqueue import MESSAGE, message_parameters
 from forebay.ops.operation import Operation, ResultRows, boolean, number, scalar
 from forebay.ops.records import rows_as
 
-_PUBLISH: Final = """\
-select json_build_object('event_id', p.event_id, 'subscriptions', p.subscriptions)::text
-from forebay.publish(
-    %(event_type)s, %(payload)s::jsonb, priority => %(priority)s::integer,
-    delay => make_interval(secs => %(delay)s::double precision), run_at => %(run_at)s::timestamptz,
-    expires_at => %(expires_at)s::timestamptz, tag => %(tag)s, correlation_id => %(correlation_id)s,
-    headers => %(headers)s::jsonb, unique_as => %(unique_as)s::jsonb, ordering_key => %(ordering_key)s) p"""
+_PUBLISH: Final = f"""\
+select to_jsonb(p)::text
+from forebay.publish(%(event_type)s, %(payload)s::jsonb, {MESSAGE}) p"""
 
 _TYPES: Final = """\
-select json_build_object('name', t.name, 'description', t.description, 'subscriptions', t.subscriptions, 'created_at', t.created_at)::text
+select to_jsonb(t)::text
 from forebay.event_types() t order by t.name"""
 
 _SUBSCRIPTIONS: Final = """\
-select json_build_object(
-    'subscription_id', s.subscription_id, 'endpoint', s.endpoint, 'event_type', s.event_type, 'filter', s.filter,
-    'starts_at', s.starts_at, 'is_from_beginning', s.is_from_beginning, 'is_active', s.is_active, 'created_at', s.created_at)::text
+select to_jsonb(s)::text
 from forebay.subscriptions(%(endpoint)s) s order by s.endpoint, s.event_type"""
 
 

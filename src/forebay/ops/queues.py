@@ -18,16 +18,11 @@ from forebay.ops.records import rows_as
 Start = Literal["beginning", "now"]
 
 _GROUPS: Final = """\
-select json_build_object(
-    'queue', g.queue, 'group', g.group_name, 'is_implied', g.is_implied, 'is_served', g.is_served,
-    'created_at', g.created_at, 'paused_at', g.paused_at, 'resume_at', g.resume_at, 'closing_at', g.closing_at,
-    'unread', g.unread, 'oldest_unread_at', g.oldest_unread_at, 'running', g.running,
-    'open_batches', g.open_batches, 'held_segments', g.held_segments,
-    'held_bytes', g.held_bytes, 'claimed_at', g.claimed_at)::text
+select to_jsonb(g)::text
 from forebay.groups(only_queue => %(queue)s) g order by g.queue, g.group_name"""
 
 _CLOSE_GROUP: Final = """\
-select row_to_json(c)::text
+select to_jsonb(c)::text
 from forebay.close_group(
     queue => %(queue)s, name => %(name)s, force => %(force)s::boolean,
     dry_run => %(dry_run)s::boolean) c"""

@@ -28,12 +28,12 @@ from forebay.result(%(job_id)s::bigint, %(group)s, %(wait)s::integer) r"""
 
 #: The history of a job, one row for each group.
 HISTORY: Final = """\
-select json_build_object(
-    'group', h.group_name, 'errors', h.errors,
-    'progress', case when h.recorded_at is not null then json_build_object(
+select (to_jsonb(h) || jsonb_build_object(
+    'group', h.group_name,
+    'progress', case when h.recorded_at is not null then jsonb_build_object(
         'done', h.done, 'note', h.note, 'recorded_at', h.recorded_at) end,
-    'result', case when h.kept_at is not null then json_build_object(
-        'value', h.value, 'problem', h.problem, 'kept_at', h.kept_at, 'kept_until', h.kept_until) end)::text
+    'result', case when h.kept_at is not null then jsonb_build_object(
+        'value', h.value, 'problem', h.problem, 'kept_at', h.kept_at, 'kept_until', h.kept_until) end))::text
 from forebay.job_history(%(job_id)s::bigint) h"""
 
 _ENDED: Final = frozenset({"done", "cancelled", "expired", "dead"})

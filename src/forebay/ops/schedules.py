@@ -101,7 +101,7 @@ def apply_schedules(
         for each in schedules
     ]
     return Operation(
-        "select row_to_json(d)::text from forebay.apply_schedules(app => %(app)s, schedules => %(schedules)s::jsonb,"
+        "select to_jsonb(d)::text from forebay.apply_schedules(app => %(app)s, schedules => %(schedules)s::jsonb,"
         " overwrite => %(overwrite)s::boolean, dry_run => %(dry_run)s::boolean) d",
         lambda rows: rows_as(ScheduleDifference, rows),
         {
@@ -165,7 +165,7 @@ def run_schedule(name: str) -> Operation[int]:
 def schedules(name: str | None = None) -> Operation[list[ScheduleStatus]]:
     """Return the call that lists the schedules, or the one of a name."""
     return Operation(
-        "select row_to_json(s)::text from forebay.schedules(%(name)s) s order by s.name",
+        "select to_jsonb(s)::text from forebay.schedules(%(name)s) s order by s.name",
         lambda rows: rows_as(ScheduleStatus, rows),
         {"name": name},
     )
@@ -176,7 +176,7 @@ def schedule_history(
 ) -> Operation[list[Occurrence]]:
     """Return the call that lists decisions of a schedule, newest first."""
     return Operation(
-        "select row_to_json(h)::text from forebay.schedule_history(%(name)s, %(limit)s::integer, %(before)s::timestamptz) h"
+        "select to_jsonb(h)::text from forebay.schedule_history(%(name)s, %(limit)s::integer, %(before)s::timestamptz) h"
         " order by h.scheduled_for desc",
         lambda rows: rows_as(Occurrence, rows),
         {"name": name, "limit": limit, "before": checks.instant_text(before, "before")},
@@ -186,7 +186,7 @@ def schedule_history(
 def schedule_starts(name: str, instants: Sequence[datetime]) -> Operation[list[PlannedInstant]]:
     """Return the call that tells when the jobs of instants start, and what was decided about them."""
     return Operation(
-        "select row_to_json(p)::text from forebay.schedule_starts(%(name)s, %(instants)s::timestamptz[]) p order by p.scheduled_for",
+        "select to_jsonb(p)::text from forebay.schedule_starts(%(name)s, %(instants)s::timestamptz[]) p order by p.scheduled_for",
         lambda rows: rows_as(PlannedInstant, rows),
         {"name": name, "instants": _array(instants)},
     )

@@ -11,7 +11,7 @@ from forebay.ops.operation import Operation
 from forebay.ops.records import rows_as
 
 _STATS: Final = """\
-select (to_jsonb(s) - 'group_name' || jsonb_build_object('group', s.group_name))::text
+select to_jsonb(s)::text
 from forebay.stats(only_queue => %(queue)s) s"""
 
 _AUDIT: Final = """\
@@ -19,7 +19,7 @@ select json_build_object('equal', a.equal, 'counted', a.counted, 'differences', 
 from forebay.audit_stats(only_queue => %(queue)s) a"""
 
 _SERIES: Final = """\
-select (to_jsonb(s) - 'group_name' || jsonb_build_object('group', s.group_name))::text
+select to_jsonb(s)::text
 from forebay.stats_series(%(step)s, %(since)s::timestamptz, %(until)s::timestamptz, %(queue)s) s"""
 
 

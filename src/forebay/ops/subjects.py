@@ -13,6 +13,7 @@ from forebay._dataclass import dataclass
 from forebay.arguments.json_guard import encode_args
 from forebay.errors import EnqueueError, InvalidJob, shown
 from forebay.model import JobOptions, checks
+from forebay.model.options import OPTION_NAMES
 from forebay.model.subjects import (
     SubjectCount,
     SubjectEvent,
@@ -31,9 +32,7 @@ from forebay.ops.records import rows_as
 LIST_MAX: Final = 10_000
 CHUNK_DEFAULT: Final = 1000
 
-_OPTIONS: Final = (
-    "queue", "priority", "tag", "max_attempts", "correlation_id", "headers", "limit_key", "ordering_key", "delay", "run_at", "expires_at",
-)  # fmt: skip
+_OPTIONS: Final = tuple(name for name in OPTION_NAMES if name != "unique")
 _KEYS: Final = ("kind", "subject", "args", "version", *_OPTIONS)
 
 
@@ -165,8 +164,7 @@ def chunks(
 def push_subjects(items: Iterable[SubjectItem]) -> Operation[list[SubjectResult]]:
     """Return the call that creates subjects; those that exist are left as they are."""
     return Operation(
-        "select json_build_object('subject', r.subject, 'result', r.result, 'reason', r.reason)::text"
-        " from forebay.push_subjects(%(subjects)s::jsonb) r",
+        "select to_jsonb(r)::text from forebay.push_subjects(%(subjects)s::jsonb) r",
         lambda rows: rows_as(SubjectResult, rows),
         {"subjects": f"[{','.join(item.text for item in items)}]"},
     )
@@ -177,7 +175,7 @@ def upsert_subjects(
 ) -> Operation[list[SubjectResult]]:
     """Return the call that creates or changes subjects."""
     return Operation(
-        "select json_build_object('subject', r.subject, 'result', r.result, 'reason', r.reason)::text"
+        "select to_jsonb(r)::text"
         " from forebay.upsert_subjects(%(subjects)s::jsonb, %(revive)s::boolean) r",
         lambda rows: rows_as(SubjectResult, rows),
         {"subjects": f"[{','.join(item.text for item in items)}]", "revive": revive},
@@ -187,7 +185,7 @@ def upsert_subjects(
 def subject(queue: str, name: str) -> Operation[SubjectStatus | None]:
     """Return the call that reads a subject."""
     return Operation(
-        "select row_to_json(s)::text from forebay.subject(%(queue)s, %(subject)s) s",
+        "select to_jsonb(s)::text from forebay.subject(%(queue)s, %(subject)s) s",
         lambda rows: rows_as(SubjectStatus, rows)[0] if rows else None,
         _name(queue, name),
     )
@@ -198,7 +196,7 @@ def subjects(
 ) -> Operation[list[SubjectStatus]]:
     """Return the call that lists subjects of a queue in the order of their names."""
     return Operation(
-        "select row_to_json(s)::text from forebay.subjects("
+        "select to_jsonb(s)::text from forebay.subjects("
         "%(queue)s, %(state)s::text, %(after)s::text, %(most)s::integer) s",
         lambda rows: rows_as(SubjectStatus, rows),
         {
@@ -213,7 +211,7 @@ def subjects(
 def subject_history(queue: str, name: str, limit: int) -> Operation[list[SubjectEvent]]:
     """Return the call that lists what happened to a subject, newest first."""
     return Operation(
-        "select row_to_json(h)::text"
+        "select to_jsonb(h)::text"
         " from forebay.subject_history(%(queue)s, %(subject)s, %(most)s::integer) h",
         lambda rows: rows_as(SubjectEvent, rows),
         _name(queue, name) | {"most": _limit(limit)},
@@ -223,7 +221,7 @@ def subject_history(queue: str, name: str, limit: int) -> Operation[list[Subject
 def trace_subject(name: str, limit: int) -> Operation[list[TraceEntry]]:
     """Return the call that lists what happened under a name in all queues, newest first."""
     return Operation(
-        "select row_to_json(t)::text from forebay.trace(%(name)s, %(most)s::integer) t",
+        "select to_jsonb(t)::text from forebay.trace(%(name)s, %(most)s::integer) t",
         lambda rows: rows_as(TraceEntry, rows),
         {"name": checked_subject(name, "name"), "most": _limit(limit)},
     )
@@ -266,7 +264,7 @@ def revive_subject(queue: str, name: str, run_at: datetime | None) -> Operation[
 def subject_counts(queue: str | None) -> Operation[list[SubjectCount]]:
     """Return the call that reads the numbers of subjects by queue and state."""
     return Operation(
-        "select row_to_json(c)::text from forebay.subject_counts(%(queue)s::text) c",
+        "select to_jsonb(c)::text from forebay.subject_counts(%(queue)s::text) c",
         lambda rows: rows_as(SubjectCount, rows),
         {"queue": None if queue is None else checks.checked_name(queue, "queue")},
     )
@@ -299,7 +297,7 @@ def lock_subjects_for_upgrade(
 ) -> Operation[LockedSubjects]:
     """Return the call that locks subjects of a version until the transaction ends; ``after`` None: where the last upgrade stopped."""
     return Operation(
-        "select row_to_json(l)::text from forebay.lock_subjects_for_upgrade("
+        "select to_jsonb(l)::text from forebay.lock_subjects_for_upgrade("
         "%(queue)s, %(kind)s, %(from_version)s::integer, %(after)s::text, %(most)s::integer) l",
         _locked,
         {

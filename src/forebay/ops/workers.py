@@ -13,11 +13,7 @@ from forebay.ops.records import rows_as
 JOBS_MAX: Final = 100
 
 _WORKERS: Final = """\
-select json_build_object(
-    'worker', w.worker, 'host', w.host, 'pid', w.pid, 'group', w.group_name, 'queues', w.queues, 'app', w.app,
-    'app_version', w.app_version, 'forebay_version', w.forebay_version, 'started_at', w.started_at,
-    'heartbeat_at', w.heartbeat_at, 'concurrency', w.concurrency, 'memory_bytes', w.memory_bytes, 'running', w.running,
-    'running_jobs', w.running_jobs, 'processes', w.processes)::text
+select to_jsonb(w)::text
 from forebay.workers(%(jobs)s::integer) w"""
 
 

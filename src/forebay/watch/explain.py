@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXPLAIN: Final = f"""\
 select json_build_object(
     'facts', f.facts || jsonb_build_object('read_at', clock_timestamp()),
-    'job', case when f.group_name is not null then {STATUS}) end,
+    'job', case when f.group_name is not null then {STATUS} end,
     'errors', coalesce(h.errors, '[]'))::text
 from forebay.explain_job(%(job_id)s::bigint) f
 left join forebay.job(%(job_id)s::bigint) j on j.group_name = f.group_name

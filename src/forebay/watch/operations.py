@@ -10,7 +10,6 @@ import msgspec
 from forebay.errors import ConfigError
 from forebay.model.alerts import Alert, AlertChange
 from forebay.model.keys import KeyInfo
-from forebay.ops.keys import KEY_FIELDS
 from forebay.ops.operation import Operation, ResultRows, scalar
 from forebay.ops.records import rows_as
 from forebay.watch.rules import CLEAR_SECONDS, WITHIN_SECONDS, checked_threshold
@@ -21,10 +20,8 @@ if TYPE_CHECKING:
 #: Most alerts that one check records.
 ALERTS_MAX: Final = 1000
 
-_FIELDS: Final = (
-    "'code', a.code, 'subject', a.subject, 'group', a.group_name, 'severity', a.severity,"
-    " 'problem', a.problem, 'hint', a.hint, 'since', a.since"
-)
+#: An alert from a row ``a``.
+_ALERT: Final = "to_jsonb(a) || jsonb_build_object('group', a.group_name)"
 
 
 def measurements(*, with_counters: bool = True) -> Operation[dict[str, Any]]:
@@ -52,8 +49,8 @@ def measurements_with_keys(
         alone = measurements()
         return Operation(alone.sql, lambda rows: (alone.decode(rows), None), alone.params)
     return Operation(
-        "select forebay.measurements(%(within)s)::text, array(select json_build_object('queue', k.queue, 'group', k.group_name,"
-        f" {KEY_FIELDS})::text from forebay.keys(most => %(keys)s::integer) with ordinality k order by k.ordinality)",
+        "select forebay.measurements(%(within)s)::text, array(select to_jsonb(k)::text"
+        " from forebay.keys(most => %(keys)s::integer) with ordinality k order by k.ordinality)",
         lambda rows: (
             json.loads(rows[0][0]),
             rows_as(KeyInfo, [(text,) for text in rows[0][1]]),
@@ -78,7 +75,7 @@ def record_alerts(found: Iterable[Alert]) -> Operation[list[AlertChange]]:
         for alert in found
     ]
     return Operation(
-        f"select json_build_object('act', a.act, 'alert', json_build_object({_FIELDS}))::text"
+        f"select jsonb_build_object('act', a.act, 'alert', {_ALERT})::text"
         " from forebay.record_alerts_v1(%(found)s::jsonb, %(clear)s) a",
         lambda rows: rows_as(AlertChange, rows),
         {"found": json.dumps(rows[:ALERTS_MAX]), "clear": CLEAR_SECONDS},
@@ -96,8 +93,7 @@ def may_record() -> Operation[bool]:
 def alerts(*, with_pending: bool = False) -> Operation[list[Alert]]:
     """Return the call that lists the alerts that fire, and with ``with_pending`` what has not lasted long enough."""
     return Operation(
-        f"select json_build_object({_FIELDS}, 'fired_at', a.fired_at)::text"
-        " from forebay.alerts(%(pending)s) a",
+        f"select ({_ALERT})::text from forebay.alerts(%(pending)s) a",
         _alerts,
         {"pending": with_pending},
     )

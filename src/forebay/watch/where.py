@@ -25,9 +25,7 @@ if TYPE_CHECKING:
 JOBS_MAX: Final = 20
 
 _ATTEMPTS: Final = """\
-select json_build_object(
-    'group', a.group_name, 'attempt', a.attempt, 'seq', a.seq, 'xid', a.xid::text::bigint, 'same_xid', a.same_xid, 'is_first', a.is_first,
-    'claimed_at', a.claimed_at, 'worker', a.worker, 'outcome', a.outcome, 'ended_at', a.ended_at, 'millis', a.millis)
+select to_jsonb(a) || jsonb_build_object('group', a.group_name, 'xid', a.xid::text::bigint)
 from forebay.job_attempts(%(job_id)s::bigint) a"""
 
 _CHOSEN: Final = "(select c.job_id from chosen c)"
@@ -42,7 +40,7 @@ def _details(query: str) -> str:
 # One statement: a second one would open a second connection, and both would plan the same functions.
 _WHERE: Final = f"""\
 with found as materialized (
-    select row_number() over () as nr, w.found_as, w.is_last, j.job_id, j.state, {STATUS}) as job
+    select row_number() over () as nr, w.found_as, w.is_last, j.job_id, j.state, {STATUS} as job
     from forebay.where_is(%(what)s, {JOBS_MAX}) w cross join lateral forebay.job(w.job_id) j),
 -- The newest unfinished job, or the newest; an unknown id too.
 chosen as materialized (
