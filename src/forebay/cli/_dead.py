@@ -24,13 +24,13 @@ from forebay.cli.options import (
 from forebay.cli.output import (
     ago,
     attempt_of,
-    compact,
     console,
     facts_table,
     failure_headline,
     json_text,
     moment,
     one_line,
+    options_shown,
     print_json,
     table,
 )
@@ -453,13 +453,8 @@ def _facts(letter: DeadLetter) -> object:
     rows.add_row("attempt", attempt_of(letter.attempt, letter.max_attempts))
     rows.add_row("enqueued", moment(letter.enqueued_at))
     rows.add_row("died", moment(letter.died_at))
-    for name, value in (
-        ("tag", letter.tag),
-        ("correlation id", letter.correlation_id),
-        ("headers", compact(letter.headers, 200) if letter.headers else None),
-    ):
-        if value is not None:
-            rows.add_row(name, str(value))
+    for name, value in options_shown(letter):
+        rows.add_row(name, value)
     if letter.ordering_key is not None:
         what = "" if not letter.holds_key else ", which this letter holds: later jobs wait"
         rows.add_row("ordering key", f"{letter.ordering_key}{what}")

@@ -6,49 +6,37 @@ import contextlib
 import importlib
 import json
 import os
+from dataclasses import fields
 from typing import IO, TYPE_CHECKING, Any, Final, Literal, Protocol
 
 import msgspec
 
 from forebay.errors import ConfigError
+from forebay.model.status import JobStatus
 from forebay.model.text import escaped_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from forebay.model.status import JobStatus
-
 Format = Literal["jsonl", "parquet"]
 
 #: Jobs of one row group of a Parquet file, at least.
 _ROWS: Final = 20_000
 
+_TYPES: Final = {
+    "int": "int64",
+    "str": "text",
+    "JobState": "text",
+    "datetime": "time",
+    "bool": "bool",
+}
+
 #: The columns of a Parquet file: the attributes of ``JobStatus`` and their types. Objects are JSON texts.
 _COLUMNS: Final = {
-    "job_id": "int64",
-    "group": "text",
-    "state": "text",
-    "queue": "text",
-    "priority": "int64",
-    "kind": "text",
-    "args": "json",
-    "attempt": "int64",
-    "max_attempts": "int64",
-    "enqueued_at": "time",
-    "run_at": "time",
-    "expires_at": "time",
-    "tag": "text",
-    "correlation_id": "text",
-    "headers": "json",
-    "cancel_requested": "bool",
-    "worker": "text",
-    "claimed_at": "time",
-    "ended_at": "time",
-    "redriven_from": "int64",
-    "redriven_as": "int64",
-    "redriven_from_dead_id": "int64",
-    "dead_id": "int64",
+    field.name: _TYPES.get(str(field.type).removesuffix(" | None"), "json")
+    for field in fields(JobStatus)
+    if field.name != "place"
 }
 
 

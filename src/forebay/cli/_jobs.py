@@ -14,13 +14,13 @@ from forebay.cli.options import Dsn, Json, Kind, Limit, Queue
 from forebay.cli.output import (
     ago,
     attempt_of,
-    compact,
     console,
     facts_table,
     failure_headline,
     json_text,
     moment,
     one_line,
+    options_shown,
     print_json,
     state_text,
     table,
@@ -227,9 +227,7 @@ def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None
             rows.add_row(name, moment(value))
     for name, text in (
         ("worker", job.worker),
-        ("tag", job.tag),
-        ("correlation id", job.correlation_id),
-        ("headers", compact(job.headers, 200) if job.headers else None),
+        *options_shown(job),
         ("dead letter", job.dead_id),
         (
             "redriven from",

@@ -16,6 +16,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from forebay.model.status import SHOWN_OPTIONS
 from forebay.model.text import escaped_json, replaced_controls
 from forebay.policy.retry import human_duration
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     from rich.console import ConsoleOptions, RenderableType
 
-    from forebay.model.status import Failure
+    from forebay.model.status import DeadLetter, Failure, JobStatus
 
 #: Width where the output is not a terminal.
 _WIDTH: Final = 160
@@ -150,6 +151,16 @@ def compact(args: Mapping[str, Any] | None, characters_max: int = 60) -> str:
         return "-"
     text = json.dumps(args, ensure_ascii=False, separators=(", ", ": "))
     return text if len(text) <= characters_max else text[: characters_max - 1] + "…"
+
+
+def options_shown(job: JobStatus | DeadLetter) -> list[tuple[str, str]]:
+    """Return the options of a job that are set and that only people read, by their names in words."""
+    values = ((name, getattr(job, name)) for name in SHOWN_OPTIONS)
+    return [
+        (name.replace("_", " "), value if isinstance(value, str) else compact(value, 200))
+        for name, value in values
+        if value
+    ]
 
 
 def attempt_of(attempt: int, max_attempts: int | None) -> str:

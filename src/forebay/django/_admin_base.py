@@ -25,7 +25,7 @@ from forebay.errors import (
     JobNotFound,
     ScheduleNotFound,
 )
-from forebay.model.status import Failure
+from forebay.model.status import SHOWN_OPTIONS, DeadLetter, Failure, JobStatus
 from forebay.ops.events import acting_as
 
 PAGE: Final = 50
@@ -215,6 +215,16 @@ def is_cancelling(status: Any) -> bool:
 def given(facts: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
     """Return the facts that have a value."""
     return [(name, value) for name, value in facts if value is not None]
+
+
+def options_shown(job: JobStatus | DeadLetter) -> list[tuple[str, Any]]:
+    """Return the options of a job that only people read and that are set, by their names in words."""
+    values = ((name, getattr(job, name)) for name in SHOWN_OPTIONS)
+    return [
+        (name.replace("_", " ").capitalize(), value if isinstance(value, str) else pretty(value))
+        for name, value in values
+        if value
+    ]
 
 
 def attempt_of(attempt: int, attempts_max: int | None) -> str:

@@ -12,6 +12,7 @@ from forebay.errors import JobCancelled, SoftTimeout
 from forebay.model import Job
 from forebay.model.checks import PRIORITY_DEFAULT
 from forebay.model.context import TransactionContext
+from forebay.model.job import CARRIED
 from forebay.model.subjects import HEADER
 
 if TYPE_CHECKING:
@@ -119,12 +120,10 @@ def job_for(
     if isinstance(of, Handler):
         kind, options = of.kind.name, of.options
         retry = internals_of(of).kinds.get(kind).retry
-        known |= {
-            "max_attempts": options.max_attempts or retry.max_attempts,
-            "headers": dict(options.headers or {}),
-        }
-        names = ("queue", "priority", "tag", "correlation_id", "ordering_key", "expires_at")
+        known["max_attempts"] = options.max_attempts or retry.max_attempts
+        names = ("queue", "priority", "expires_at", *CARRIED)
         known |= {name: value for name in names if (value := getattr(options, name)) is not None}
+        known["headers"] = dict(options.headers or {})
         if of.kind.subject is not None:
             known["headers"][HEADER] = _subject_header(of.kind.subject.version, subject, state)
     always: dict[str, Any] = {

@@ -13,6 +13,7 @@ from forebay._dataclass import dataclass
 from forebay.app import Handler
 from forebay.db.handler_connections import connection_class
 from forebay.errors import ConfigError, WrongConnection
+from forebay.model.status import SHOWN_OPTIONS
 from forebay.testing._contexts import RecordingContext, internals_of, job_for
 from forebay.testing._failed import JobFailed
 from forebay.testing._single_run import OUTCOMES, SingleRun, error_text
@@ -143,13 +144,13 @@ class Performer:
     def _enqueued(self, app: App, job: JobStatus) -> Job:
         facts: dict[str, Any] = {
             name: getattr(job, name)
-            for name in ("job_id", "queue", "priority", "group", "enqueued_at", "expires_at", "tag", "correlation_id")
+            for name in ("job_id", "queue", "priority", "group", "enqueued_at", "expires_at", *SHOWN_OPTIONS)
         }  # fmt: skip
+        facts["headers"] = dict(job.headers or {})
         return job_for(
             job.kind,
             **facts,
             args=dict(job.args),
-            headers=dict(job.headers or {}),
             attempt=self.attempt,
             max_attempts=job.max_attempts or app.kinds.get(job.kind).retry.max_attempts,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from forebay.model.job import CARRIED
 from forebay.model.middleware import around_attempts
 from forebay.ops.claimed import ClaimedJob
 from forebay.ops.protocol import Ended, ReadyLane
@@ -128,10 +129,7 @@ def _row(job: Job, offset: int) -> ClaimedJob:
         expires_micros=None if job.expires_at is None else _micros(job.expires_at),
         attempt=job.attempt - 1,
         max_attempts=job.max_attempts,
-        tag=job.tag,
-        correlation_id=job.correlation_id,
-        headers=dict(job.headers) or None,
-        ordering_key=job.ordering_key,
+        **{name: getattr(job, name) for name in CARRIED},
         offset=offset,
     )
 
