@@ -7,8 +7,17 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from forebay.model.options import KEPT_OPTION_NAMES
+from forebay.ops.claimed import ClaimedJob
 from forebay.sql import migrations
-from forebay.sql.composer import SCHEMA, compose, functions_of, grants, segment_functions
+from forebay.sql.composer import (
+    SCHEMA,
+    compose,
+    functions_of,
+    grants,
+    job_columns,
+    segment_functions,
+)
 from tests.support.released import released
 from tools.write_migration import build_into, contents, differences
 
@@ -169,6 +178,19 @@ def test_lists_of_the_fields_of_a_job_are_made_of_their_declaration(schema: Path
     file.write_text("{job but region, colour}\n")
     with pytest.raises(ValueError, match="a job has no field colour"):
         compose(schema)
+
+
+def test_python_has_the_fields_of_a_job_as_they_are_declared():
+    """
+    A claimed job is an array, so its fields are read in the order of the declaration; every option is a field.
+    """
+    columns = job_columns()
+    inside = ("kind", "args", "ordering_key", "limit_key")  # At a place of their own, or not told.
+    told = [name for name in columns if name not in inside]
+    fields = ClaimedJob.__struct_fields__
+    after = fields.index("pauses") + 1
+    assert list(fields[after : after + len(told)]) == told
+    assert set(KEPT_OPTION_NAMES) == {name for name, (_, is_option) in columns.items() if is_option}
 
 
 def test_no_function_needs_the_right_to_make_temporary_tables():

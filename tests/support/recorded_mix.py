@@ -243,7 +243,7 @@ class Mix:
             except psycopg.Error as error:
                 yield f"claim {name} {error.sqlstate}"
                 break
-            yield f"claim {name} {batch.claim_no} {json.dumps(batch.jobs, default=str)}"
+            yield f"claim {name} {batch.claim_no} {json.dumps(batch.jobs, default=str, sort_keys=True)}"
             if batch.jobs:
                 worker.held[batch.claim_no] = (batch, list(range(1, len(batch.jobs) + 1)))
 
