@@ -60,6 +60,7 @@ def test_a_dump_that_cannot_run_is_replaced_and_told(server, empty_database, mon
     assert "pg_dump" in note
 
 
+@pytest.mark.slow
 def test_holders_that_the_server_cannot_have_are_refused(server, pg_bin):
     """
     An unknown one, and a prepared transaction where there may be none.

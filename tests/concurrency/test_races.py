@@ -154,6 +154,7 @@ def late_settle_and_revoke(stage: Stage, level: str) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("level", ["read committed", "repeatable read"])
 def test_late_settle_and_revoke(stage, level):
     """Of a settlement and the revocation of its lease exactly one counts, in whatever order."""
@@ -233,6 +234,7 @@ def two_flushes_of_one_name(stage: Stage, name: int, outcomes: tuple[str, str]) 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "outcomes"),
     [
@@ -311,6 +313,7 @@ def claim_and_late_commit(stage: Stage) -> None:
     )
 
 
+@pytest.mark.slow
 def test_claim_and_late_commit(stage):
     """Whatever commits before, between and after two claims is handed out once."""
     claim_and_late_commit(stage)

@@ -68,6 +68,7 @@ def files_of(folder: Path, root: Path | None = None) -> set[str]:
     }
 
 
+@pytest.mark.slow
 def test_every_file_of_the_package_is_in_the_wheel(wheel):
     """
     SQL files and the type marker are no Python modules, and are shipped all the same. The sources of the schema are
@@ -81,6 +82,7 @@ def test_every_file_of_the_package_is_in_the_wheel(wheel):
     assert not sources & set(wheel.namelist())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["wheel", "sdist"])
 def test_an_installed_distribution_has_the_schema_of_its_sources(
     distributions, target: str, tmp_path: Path

@@ -119,6 +119,7 @@ def events_of(jobs: list[dict[str, Any]]) -> list[tuple[int, int]]:
 # --- publish ---
 
 
+@pytest.mark.slow
 def test_a_publish_is_one_row_whatever_the_number_of_subscriptions(conn):
     for number in range(20):
         endpoint(conn, f"e{number}")
