@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.text import Text
 
-from forebay.cli._commands import argument, option
 from forebay.cli.exit import ExitCode, ended_in_order
-from forebay.cli.options import Json
+from forebay.cli.options import Json, argument, option
 from forebay.cli.output import console, facts_table, print_json, table
 from forebay.errors import ConfigError, shown
 

@@ -12,7 +12,11 @@ from typing import Annotated, Any, Final
 
 import click
 
-from forebay.cli._commands import SETTINGS_PANEL, Together, option
+from forebay.cli._commands import SETTINGS_PANEL, Together
+
+# The commands of other distributions declare theirs with these two.
+from forebay.cli._commands import argument as argument  # noqa: PLC0414
+from forebay.cli._commands import option as option  # noqa: PLC0414
 from forebay.config import GROUPS
 from forebay.errors import ConfigError, InvalidJob, shown
 
