@@ -102,7 +102,7 @@ async def test_what_does_not_fit_the_handler_is_dead_however_large(app, conn):
 
 def test_a_large_answer_is_read_as_a_small_one():
     """All fields arrive, the arguments when they are asked for, also a number that no float can hold."""
-    job = '[7,"work",1000,{"n":%s},7,null,1,3,null,"t","c",{"h":"v"},"k"]'
+    job = '[7,"work",1000,{"n":%s},7,"k",null,1,null,3,"t","c",{"h":"v"}]'
     small = claimed_jobs(job % "5")
     large = claimed_jobs(",".join([job % "5"] * 10_000))
     assert len(large) == 10_000

@@ -124,7 +124,7 @@ def test_only_arguments_of_raw_kinds_stay_text_for_their_handlers(args):
     """
     Of one claim, in any queue. Others are decoded at once, or if the claim is large, when their jobs start.
     """
-    row = '[7,"%s",1000,%s,9,null,1,3,null,"t","c",{"h":"v"},"k"]'
+    row = '[7,"%s",1000,%s,9,"k",null,1,null,3,"t","c",{"h":"v"}]'
     text = ",".join([row % ("raw", args), row % ("plain", args)] * 20)
     for queue in ("of raw", "of others"):
         raw, plain, *rest = claimed_jobs(text, RawKinds({"raw"}, {"of raw"}), queue=queue)
