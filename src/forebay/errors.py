@@ -305,18 +305,16 @@ class BackfillNotFound(BackfillError):
 
 
 class JobsChanged(ForebayError, kw_only=True):
-    """More jobs match than those of the token, or the token is that of another change; nothing was changed.
+    """Other jobs match than those of the token, or the token is that of another act; nothing was changed.
 
     Attributes:
         token: the token.
-        jobs: the number of jobs that match now.
     """
 
     sqlstate = "JQ042"
-    template = "token {token!r} is not that of this change, which would take {jobs} jobs now"
+    template = "token {token!r} is not that of this act, or other jobs match by now"
     default_hint = "Do a new dry run. The token also covers the filter and the options."
     token: str
-    jobs: int
 
 
 class GroupNotFound(ForebayError, kw_only=True):

@@ -111,7 +111,7 @@ CASES = {
     ),
     "no such backfill": (["backfill_take_v1(4711)"], BackfillNotFound, {"backfill_id": 4711}),
     "no such chunk": (
-        ["backfill_done_v1(4711, 1, 1, 1)"],
+        ["backfill_done_v1(4711, 1, 1)"],
         BackfillNotFound,
         {"backfill_id": 4711},
     ),

@@ -141,7 +141,7 @@ def test_a_group_of_the_failed_primary_is_no_other_group(failover):
     primary, standby, name = failover
     with cut_off(primary, standby), connect(primary.dsn(name)) as conn:
         lost = one(conn, "select forebay.open_group('mail')")
-        backfill = "select forebay.backfill_record_v1('k', 'select 1', 'n', '{}', null, '{1}', '{1}', '{1}')"
+        backfill = "select backfill_id from forebay.backfill_record_v1('k', 'select 1', 'n', '{}', null, '{1}', '{1}', '{1}')"
         lost_backfill = one(conn, backfill)
     with connect(standby.dsn(name)) as conn:
         for queue in ("reports", "files"):

@@ -2,6 +2,7 @@
 
 import json
 import random
+import threading
 
 import pytest
 
@@ -12,12 +13,14 @@ from tests.support.engine import (
     enqueue_many,
     one,
     open_group,
+    shift_clock,
     small_segments,
     sqlstate,
     state,
 )
 from tests.support.mutant import break_function
 from tests.support.plans import pages
+from tests.support.waiting import wait_for
 
 
 def summarize(conn) -> int:
@@ -369,15 +372,99 @@ def test_a_step_that_fails_leaves_nothing(conn, database):
     assert total == len(found) == len(set(found)) == 9000
 
 
-def test_a_token_refuses_more_jobs(conn):
-    """JQ042 if more match than at the dry run, or if filter or options differ; nothing is enqueued."""
+WORK = '{"kind": "work"}'
+BY_TOKEN = "select replay_id, jobs, total, is_over from forebay.replay_jobs(%s::jsonb, token => %s)"
+
+
+def plan_replay(conn, options="{}") -> tuple[str, int]:
+    """Return the token and the number of a dry run."""
+    query = "select token, jobs from forebay.plan_replay(%s::jsonb, %s::jsonb)"
+    return conn.execute(query, [WORK, options]).fetchone()
+
+
+def test_a_token_is_of_the_jobs_that_were_counted(conn, database):
+    """
+    Jobs that came later, or whose transaction was open, are not replayed; another filter is refused.
+    """
+    with connect(database) as open_one:
+        open_one.execute("begin")
+        enqueue_many(open_one, [{"kind": "work"}] * 5)
+        shown = enqueue_many(conn, [{"kind": "work"}] * 20)
+        token, jobs = plan_replay(conn)
+        assert jobs == 20
+        open_one.execute("commit")
+    enqueue_many(conn, [{"kind": "work"}] * 30)
+    assert sqlstate(conn, BY_TOKEN, '{"kind": "other"}', token) == "JQ042"
+    assert sqlstate(conn, BY_TOKEN, WORK, "20" + token[2:-1] + "x") == "JQ042"
+    assert sqlstate(conn, BY_TOKEN, WORK, "99-") == "JQ042"
+    replay_id, *done = conn.execute(BY_TOKEN, [WORK, token]).fetchone()
+    assert done == [20, 20, True]
+    assert origins(conn, replay_id) == shown
+    assert sqlstate(conn, BY_TOKEN, '{"kind": "other"}', token) == "JQ042"
+
+
+def test_a_token_of_as_many_other_jobs_is_refused(database, conn):
+    """
+    Two jobs were done at the dry run; when one is gone and another one is done, the token is that of neither set.
+    """
+    jobs = enqueue_many(conn, [{"kind": "work"}] * 3)
+    with Reader(database) as reader:
+        reader.finish(reader.claim(2))
+        token, number = plan_replay(conn, '{"state": "done"}')
+        assert number == 2
+        reader.finish(reader.claim(1))
+        conn.execute("update forebay.log set kind = 'gone' where seq = %s", [jobs[0]])
+        query = BY_TOKEN.replace("token", '\'{"state": "done"}\', token')
+        assert sqlstate(conn, query, WORK, token) == "JQ042"
+
+
+def test_a_token_begins_one_replay(conn):
+    """
+    A call whose answer was lost is repeated: it is the same replay, also after the last step; a new dry run begins another one.
+    """
+    enqueue_many(conn, [{"kind": "work"}] * 9000)
+    token, _ = plan_replay(conn)
+    by_steps = BY_TOKEN.replace("=> %s)", "=> %s, most => 1)")
+    answers = [conn.execute(by_steps, [WORK, token]).fetchone() for _ in range(5)]
+    assert len({replay_id for replay_id, *_ in answers}) == 1
+    assert [total for *_, total, _over in answers][-2:] == [9000, 9000]
+    assert answers[-1][1:] == (0, 9000, True)
+    shift_clock(conn, 90 * 86_400)
+    conn.execute(BY_TOKEN, ['{"kind": "no such"}', None])  # Forgets old replays.
+    assert conn.execute(BY_TOKEN, [WORK, token]).fetchone() == answers[-1]
+    again, jobs = plan_replay(conn)
+    assert (again != token, jobs) == (True, 18_000)
+
+
+def _begin_twice(conn, database) -> list[int]:
+    """Let two sessions begin with one token before either has committed; return the jobs that were copied."""
     enqueue_many(conn, [{"kind": "work"}] * 20)
-    token = one(conn, 'select token from forebay.plan_replay(\'{"kind": "work"}\')')
-    enqueue_many(conn, [{"kind": "work"}] * 20)
-    query = "select forebay.replay_jobs(%s::jsonb, token => %s)"
-    assert sqlstate(conn, query, '{"kind": "work"}', token) == "JQ042"
-    assert sqlstate(conn, query, '{"kind": "other"}', token) == "JQ042"
-    assert one(conn, "select count(*) from forebay.log where headers is not null") == 0
+    token, _ = plan_replay(conn)
+    with connect(database) as first, connect(database) as second:
+        first.execute("begin")
+        ids = {first.execute(BY_TOKEN, [WORK, token]).fetchone()[0]}
+        waiting = threading.Thread(
+            target=lambda: ids.add(second.execute(BY_TOKEN, [WORK, token]).fetchone()[0])
+        )
+        waiting.start()
+        blocked = "select cardinality(pg_blocking_pids(%s)) > 0 or not %s"
+        wait_for(lambda: one(conn, blocked, second.info.backend_pid, waiting.is_alive()))
+        first.execute("commit")
+        waiting.join()
+    return [job for replay_id in ids for job in origins(conn, replay_id)]
+
+
+def test_two_sessions_begin_one_replay(conn, database):
+    """The second waits for the first, and continues its replay."""
+    assert len(_begin_twice(conn, database)) == 20
+
+
+def test_without_the_unique_token_they_begin_two(conn, database):
+    """The guard of the test above."""
+    conn.execute("alter table forebay.job_replay drop constraint job_replay_token_key")
+    on_conflict = "on conflict on constraint job_replay_token_key do nothing"
+    break_function(database, "replay_jobs", (on_conflict, ""))
+    assert len(_begin_twice(conn, database)) == 40
 
 
 def test_a_replay_by_state_and_as_of_a_time(conn, database):

@@ -6,8 +6,9 @@ import psycopg
 import pytest
 
 from tests.sql.test_roles import acting_as
-from tests.support.engine import connect, depth, one, sqlstate
+from tests.support.engine import connect, depth, one, shift_clock, sqlstate
 from tests.support.mutant import break_function, violation
+from tests.support.waiting import wait_for
 
 
 @pytest.fixture
@@ -265,6 +266,7 @@ def test_nothing_of_the_callers_path_replaces_what_stands_beside_the_query(conn)
     query = "select id, title from page"
     token = one(conn, "select token from forebay.backfill_plan('index', %s)", query)
     assert one(conn, "select forebay.backfill('index', %s, token => %s)", query, token) == 100
+    token = one(conn, "select token from forebay.backfill_plan('index', %s)", query)
     number = one(
         conn, "select forebay.backfill_begin('index', %s, 'id', 40, token => %s)", query, token
     )
@@ -278,7 +280,7 @@ def test_nobody_goes_on_with_anothers_query(database, conn):
     with acting_as(database, "forebay_producer") as producer:
         number = one(producer, "select forebay.backfill_begin('index', 'select 1 as id', 'id')")
         assert sqlstate(conn, "select * from forebay.backfill_next(%s)", number) == "JQ041"
-        assert sqlstate(conn, "select forebay.backfill_done_v1(%s, 1, 1, 1)", number) == "JQ041"
+        assert sqlstate(conn, "select forebay.backfill_done_v1(%s, 1, 1)", number) == "JQ041"
         assert finish(producer, number) == [1]
     assert sqlstate(conn, "select * from forebay.backfill_next(4711)") == "JQ041"
 
@@ -303,8 +305,7 @@ def test_one_role_of_a_login_does_not_run_the_query_of_another(database, conn):
                 error = "select * from forebay.backfill_next(%s)"
                 assert sqlstate(login, error, number) == "JQ041"
                 assert (
-                    sqlstate(login, "select forebay.backfill_done_v1(%s, 1, 1, 1)", number)
-                    == "JQ041"
+                    sqlstate(login, "select forebay.backfill_done_v1(%s, 1, 1)", number) == "JQ041"
                 )
             login.execute("set role tenant_a")
             assert finish(login, number) == [1]
@@ -333,7 +334,7 @@ def test_a_dry_run_says_what_would_be_and_writes_nothing(conn):
 
     with conn.transaction():
         conn.execute("set transaction read only")
-        assert conn.execute(plan, [query]).fetchone() == (50, 1494, 102, 100, None, token)
+        assert conn.execute(plan, [query]).fetchone()[:5] == (50, 1494, 102, 100, None)
 
     assert one(conn, "select forebay.backfill('again', %s, token => %s)", query, token) == 50
     assert (
@@ -390,6 +391,81 @@ def test_a_token_holds_for_its_kind_and_options_only(conn):
     assert one(conn, backfill, "index", query, '{"tag": "backfill", "queue": "a"}', token) == 100
 
 
+def test_a_token_begins_one_backfill(conn):
+    """
+    A call whose answer was lost is repeated: it enqueues nothing again, whatever has become of the rows. A new dry run begins another one.
+    """
+    query = "select id from page"
+    plan = "select token from forebay.backfill_plan('index', %s)"
+    backfill = "select forebay.backfill('index', %s, token => %s)"
+    token = one(conn, plan, query)
+    assert [one(conn, backfill, query, token) for _ in range(2)] == [100, 100]
+    in_chunks = "select forebay.backfill_begin('index', %s, 'id', 40, token => %s)"
+    chunked = one(conn, plan, query)
+    number = one(conn, in_chunks, query, chunked)
+    conn.execute("delete from page where id > 50")
+    assert one(conn, backfill, query, token) == 100
+    assert one(conn, in_chunks, query, chunked) == number
+    assert len(jobs(conn)) == 100
+    assert sqlstate(conn, backfill.replace("'index'", "'other'"), query, token) == "JQ040"
+    assert one(conn, backfill, query, one(conn, plan, query)) == 50
+    unused = one(conn, plan, query)
+    shift_clock(conn, 30 * 86_400)
+    assert sqlstate(conn, backfill, query, unused) == "JQ040"
+    assert one(conn, backfill, query, token) == 100
+
+
+def _begin_twice(database, conn) -> int:
+    """Let two sessions begin with one token before either has committed; return the number of jobs."""
+    query = "select id from page"
+    token = one(conn, "select token from forebay.backfill_plan('index', %s)", query)
+    backfill = "select forebay.backfill('index', %s, token => %s)"
+    with connect(database) as first, connect(database) as second:
+        first.execute("begin")
+        one(first, backfill, query, token)
+        answers = []
+        waiting = threading.Thread(
+            target=lambda: answers.append(one(second, backfill, query, token))
+        )
+        waiting.start()
+        blocked = "select cardinality(pg_blocking_pids(%s)) > 0 or not %s"
+        wait_for(lambda: one(conn, blocked, second.info.backend_pid, waiting.is_alive()))
+        first.execute("commit")
+        waiting.join()
+        assert answers == [100]
+    return len(jobs(conn))
+
+
+def test_two_sessions_begin_one_backfill(database, conn):
+    """
+    The second waits for the first, and returns its number.
+    """
+    assert _begin_twice(database, conn) == 100
+
+
+def test_without_the_unique_token_they_begin_two_backfills(database, conn):
+    """
+    The guard of the test above.
+    """
+    conn.execute("alter table forebay.backfill drop constraint backfill_token_key")
+    on_conflict = "on conflict on constraint backfill_token_key do nothing"
+    break_function(database, "backfill_record_v1", (on_conflict, ""))
+    assert _begin_twice(database, conn) == 200
+
+
+def test_an_event_counts_what_was_enqueued(conn):
+    """
+    Nobody can write the event of a backfill without its jobs, and 30,000 jobs of one backfill are one event.
+    """
+    write = "select forebay.backfill_write_v1('index', '{}', null, '{}', false, 'select 1')"
+    conn.execute(write)
+    number = one(conn, "select forebay.backfill_begin('index', 'select id from page', 'id')")
+    conn.execute("select forebay.backfill_done_v1(%s, 1, 5)", [number])
+    one(conn, "select forebay.backfill('index', 'select generate_series(1, 30000) as n')")
+    events = "select act, count from forebay.event where act in ('backfill', 'backfill.end') order by event_id"
+    assert conn.execute(events).fetchall() == [("backfill.end", 0), ("backfill", 30_000)]
+
+
 def change_meanwhile(conn):
     """Let a row change between the first look of a backfill with a token and its second; return the SQLSTATE."""
     conn.execute("create sequence looks")
@@ -415,8 +491,8 @@ def test_with_the_first_look_alone_it_would_pass(database, conn):
         database,
         "backfill",
         (
-            "v_found.digest, token);\n    end if;\n    perform forebay.backfill_enqueued",
-            "v_found.digest, null);\n    end if;\n    perform forebay.backfill_enqueued",
+            "v_found.digest, token);\n    end if;\n    return",
+            "v_found.digest, null);\n    end if;\n    return",
         ),
     )
     with violation():
@@ -523,7 +599,6 @@ def test_without_the_mark_a_chunk_would_be_enqueued_again(database, conn):
         database,
         "backfill_done_v1",
         ("done_at = forebay._now()", "done_at = case when c.no > 1 then forebay._now() end"),
-        ("enqueued = backfill_done_v1.enqueued,", "enqueued = case when c.no > 1 then 1 end,"),
     )
     break_function(
         database,

@@ -17,6 +17,7 @@ from tests.support.engine import (
     state,
     states,
 )
+from tests.support.mutant import break_function
 
 DAY = 86_400
 
@@ -141,22 +142,80 @@ def test_bad_filters_and_options_are_refused_and_nothing_is_written(conn):
     assert one(conn, "select count(*) from forebay.tombstone") == 0
 
 
-def test_the_token_refuses_more_jobs_and_another_change(conn):
-    enqueue_many(conn, [{"kind": "work", "queue": "mail"} for _ in range(100)])
-    token, found = plan(conn, "cancel", {"queue": "mail"})
-    assert found == {"cancelled": 100}
-    many = [{"kind": "work", "queue": "mail"} for _ in range(11)]
-    enqueue_many(conn, many)
-    query = "select forebay.change_jobs(%s, %s, token => %s)"
-    given = json.dumps({"queue": "mail"})
-    assert sqlstate(conn, query, "cancel", given, token) == "JQ042"
-    assert sqlstate(conn, query, "purge", given, token) == "JQ042"
-    assert sqlstate(conn, query, "cancel", given, "nonsense") == "JQ042"
-    assert one(conn, "select count(*) from forebay.tombstone") == 0
-    change(conn, "cancel", {"queue": "mail", "enqueued_before": "2020-01-01"})
-    last = one(conn, "select max(seq) from forebay.log")
-    change(conn, "cancel", {"ids": [last, last - 1]})
-    assert change(conn, "cancel", {"queue": "mail"}, token=token) == {"cancelled": 109}
+def _cancel_by_token(database) -> tuple[set[int], set[int]]:
+    """Cancel with the token of a dry run while jobs end, come and fail; return the jobs that it showed, and those cancelled."""
+    with (
+        connect(database) as conn,
+        connect(database) as open_one,
+        Reader(database, "mail") as reader,
+    ):
+        open_one.execute("begin")
+        late = enqueue(open_one, queue="mail")
+        shown = enqueue_many(conn, [{"kind": "work", "queue": "mail"} for _ in range(6)])
+        shown.append(enqueue(conn, queue="mail", delay="1 second"))
+        token, found = plan(conn, "cancel", {"queue": "mail"})
+        assert found == {"cancelled": 7}
+        first, second = reader.claim(2), reader.claim(2)
+        reader.finish(first)
+        again = [{"offset": offset, "outcome": "retried"} for offset in (1, 2)]
+        reader.settle(second.claim_no, ended=again)  # Their newer rows are of jobs that were shown.
+        shift_clock(conn, 5)
+        one(conn, "select forebay.promote_v1()")
+        open_one.execute("commit")
+        new = [enqueue(conn, queue="mail") for _ in range(12)]
+        new += [enqueue(conn, queue="mail", delay="1 hour"), late]
+        query = "select forebay.change_jobs(%s, %s, token => %s)"
+        given = json.dumps({"queue": "mail"})
+        assert sqlstate(conn, query, "purge", given, token) == "JQ042"
+        assert sqlstate(conn, query, "cancel", given, "nonsense") == "JQ042"
+        assert sqlstate(conn, query, "cancel", given, f"9{token}") == "JQ042"
+        assert one(conn, "select count(*) from forebay.tombstone") == 0
+        done = change(conn, "cancel", {"queue": "mail"}, token=token)
+        ids = one(conn, "select array_agg(job_id) from forebay.tombstone where reason = 'c'")
+        assert done == {"cancelled": len(ids)}
+        return set(shown), set(ids)
+
+
+def test_a_token_takes_only_jobs_that_the_dry_run_counted(database):
+    """
+    Those of them that have not ended, in whatever state they are; none that came later or was not committed then.
+    """
+    shown, cancelled = _cancel_by_token(database)
+    assert cancelled < shown
+    assert len(cancelled) == 5
+
+
+def test_without_the_snapshot_it_takes_others(database):
+    """The guard of the test above."""
+    break_function(database, "_matching", ("if p_options ? 'snapshot' then", "if false then"))
+    shown, cancelled = _cancel_by_token(database)
+    assert len(cancelled - shown) == 14
+
+
+@pytest.mark.parametrize("state_", ["ready", "scheduled", "retrying", "claimed"])
+def test_a_token_of_a_state_takes_no_job_that_has_come_into_it(database, conn, state_):
+    """Other jobs are in the state by then, as many as were counted: none of them is taken."""
+    with Reader(database, "mail") as reader:
+        retried = retrying(reader, conn)
+        enqueue(conn, queue="mail")
+        held = reader.claim(1)
+        enqueue(conn, queue="mail")
+        enqueue(conn, queue="mail", delay="1 hour")
+        wanted = {"queue": "mail", "state": state_}
+        token, found = plan(conn, "cancel", wanted)
+        assert sum(found.values()) == 1
+        one(conn, "select forebay.cancel(%s)", retried)
+        conn.execute(
+            "select forebay.change_jobs('cancel', %s)",
+            [json.dumps({"queue": "mail", "state": "scheduled"})],
+        )
+        late = {"offset": 1, "outcome": "retried", "after": 3600}
+        reader.settle(held.claim_no, ended=[late])
+        reader.claim(1)
+        enqueue(conn, queue="mail")
+        enqueue(conn, queue="mail", delay="1 hour")
+        assert sum(plan(conn, "cancel", wanted)[1].values()) == 1
+        assert change(conn, "cancel", wanted, token=token) == {}
 
 
 def test_a_token_is_of_one_act_filter_and_options(conn):

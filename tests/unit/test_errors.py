@@ -70,7 +70,7 @@ EXAMPLES = [
     errors.QueueFull("mail", waiting=10, max_waiting=10),
     errors.BackfillChanged("7-ab"),
     errors.BackfillNotFound(7),
-    errors.JobsChanged(token="7-ab", jobs=20),
+    errors.JobsChanged(token="7-ab"),
     GroupInUse(queue="mail", group="audit"),
     GroupNotFound(queue="mail", group="audit"),
     DeadLetterNotFound(7, group="default"),

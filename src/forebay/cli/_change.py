@@ -62,7 +62,7 @@ _TIMES: Final = ("enqueued_after", "enqueued_before")
 
 DryRun = Annotated[bool, option("--dry-run", "Change nothing; count the jobs, and show a token.")]
 Token = Annotated[
-    str | None, option("--token TOKEN", "The token of the dry run: refuse if more jobs match now.")
+    str | None, option("--token TOKEN", "The token of the dry run: act on its jobs only.")
 ]
 Yes = Annotated[bool, option("--yes", "Do not ask for confirmation.")]
 
@@ -293,7 +293,7 @@ def _print_plan(act: ChangeAct, plan: ChangePlan, as_json: bool) -> None:
     out.print(rows)
     if plan.jobs:
         out.print(
-            "→ run it again with --token instead of --dry-run; it is refused if more jobs match by then",
+            "→ run it again with --token instead of --dry-run; it takes no other jobs",
             soft_wrap=True,
         )
 

@@ -93,7 +93,7 @@ class ReplayPlan:
     """What a replay would enqueue; nothing was enqueued.
 
     Attributes:
-        token: pass it to the replay: it is refused if by then it would take over a hundredth more jobs, and more than ten.
+        token: pass it to the replay: it copies exactly these jobs, once, or none.
         jobs: the number of jobs.
         oldest_at: when the oldest of them was enqueued; None for none.
         newest_at: when the newest of them was enqueued; None for none.

@@ -89,7 +89,7 @@ class ChangePlan:
     """What an act would do; nothing was done.
 
     Attributes:
-        token: pass it to the act: it is refused if by then it would take over a hundredth more jobs, and more than ten.
+        token: pass it to the act, which then takes only jobs that were counted: those of them that still match.
         jobs: the number of jobs that the act would take.
         answers: the number of jobs by answer.
         states: the number of jobs that it would take, by state.

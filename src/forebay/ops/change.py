@@ -109,7 +109,6 @@ class Steps:
                     self._note,
                     {**params, "token": self.token, "most": most, "event": self._event},
                 )
-                self.token = None
                 # The steps of a truncation end by themselves: they take only what waited at the first one.
                 least = 1 if self.what.act == "truncate" else most
                 if has_ids or least is None or most is None or self._taken - before < least:

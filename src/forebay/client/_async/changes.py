@@ -59,13 +59,13 @@ class AsyncChanges(AsyncClientBase):
 
         Args:
             which: the jobs.
-            token: of ``plan_change``: refuse if more jobs match now.
+            token: of ``plan_change``: take only jobs that it counted.
             progress: called after each step.
             conn: the connection whose transaction to use, for all jobs at once.
 
         Raises:
             InvalidJob: the filter is refused.
-            JobsChanged: more jobs match than those of the token; none was cancelled.
+            JobsChanged: the token is that of another act; none was cancelled.
         """
         return await self._change(change.change("cancel", which), token, progress, conn)
 
@@ -97,12 +97,12 @@ class AsyncChanges(AsyncClientBase):
 
         Args:
             queue: the queue.
-            token: of ``plan_change("truncate", ...)``: refuse if more jobs wait now.
+            token: of ``plan_change("truncate", ...)``: take only jobs that it counted.
             progress: called after each step.
             conn: the connection whose transaction to use, for all jobs at once.
 
         Raises:
-            JobsChanged: more jobs wait than those of the token; none was cancelled.
+            JobsChanged: the token is that of another act; none was cancelled.
         """
         what = change.change("truncate", JobFilter(queue=queue))
         return await self._change(what, token, progress, conn)
@@ -123,7 +123,7 @@ class AsyncChanges(AsyncClientBase):
 
         Args:
             queue: the queue.
-            token: of ``plan_change("truncate", ...)``: refuse if more jobs wait now.
+            token: of ``plan_change("truncate", ...)``: refuse if other jobs wait now.
             force: drop it although workers serve it. Their running jobs finish.
             dry_run: change nothing.
             conn: the connection whose transaction to use.
@@ -131,7 +131,7 @@ class AsyncChanges(AsyncClientBase):
         Raises:
             GroupNotFound: there is no such queue.
             GroupInUse: workers serve the queue; nothing was changed.
-            JobsChanged: more jobs wait than those of the token; nothing was changed.
+            JobsChanged: other jobs wait than those of the token; nothing was changed.
         """
         operation = queues.drop_queue(queue, token=token, force=force, dry_run=dry_run)
         return await self._run(conn, operation)
@@ -180,7 +180,7 @@ class AsyncChanges(AsyncClientBase):
 
         Raises:
             InvalidJob: the filter is refused.
-            JobsChanged: more jobs match than those of the token; none was changed.
+            JobsChanged: the token is that of another act; none was changed.
         """
         return await self._change(change.change("retry", which), token, progress, None)
 
@@ -202,12 +202,12 @@ class AsyncChanges(AsyncClientBase):
             which: the jobs.
             run_at: the earliest start.
             delay: instead of ``run_at``: this time from now, by the clock of the database; in seconds or as a timedelta.
-            token: of ``plan_change``: refuse if more jobs match now.
+            token: of ``plan_change``: take only jobs that it counted.
             progress: called after each step.
 
         Raises:
             InvalidJob: the filter or the time is refused.
-            JobsChanged: more jobs match than those of the token; none was changed.
+            JobsChanged: the token is that of another act; none was changed.
         """
         if (run_at is None) == (delay is None):
             raise InvalidJob("run_at", "or delay is needed: give exactly one of them")
@@ -231,7 +231,7 @@ class AsyncChanges(AsyncClientBase):
 
         Raises:
             InvalidJob: the filter or the priority is refused.
-            JobsChanged: more jobs match than those of the token; none was changed.
+            JobsChanged: the token is that of another act; none was changed.
         """
         what = change.change("reprioritise", which, priority=priority)
         return await self._change(what, token, progress, None)

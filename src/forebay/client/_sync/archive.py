@@ -106,13 +106,13 @@ class Archive(ClientBase):
             group: only this consumer group of their queue gets the new jobs. Default: each group.
             state: only jobs in this state in a consumer group; about 2,000 jobs a second.
             unfinished_at: only jobs that had been enqueued and had not ended at this time; about 2,000 jobs a second.
-            token: of ``plan_replay``: refuse if more jobs match now.
+            token: of ``plan_replay``: copy exactly the jobs that it counted. Repeated calls with it mean one replay.
             progress: called after each step with the number of the replay and the jobs so far.
 
         Raises:
             InvalidJob: the filter or an option is refused.
             GroupNotFound: a queue does not have the group; jobs of earlier steps are enqueued.
-            JobsChanged: more jobs match than those of the token; none was enqueued.
+            JobsChanged: other jobs match than those of the token; none was enqueued.
         """
         options = archive.replay_options(group, state, unfinished_at)
         return self._replay(archive.ReplaySteps(which, options, token), progress)

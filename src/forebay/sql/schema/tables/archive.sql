@@ -31,7 +31,8 @@ create table forebay.job_replay (
     event_id   bigint,
     begun_at   timestamptz not null,
     ended_at   timestamptz,
-    token      text                      -- with which it was begun: the same call continues it
+    token      text unique,              -- with which it was begun: each call with it means this replay
+    snapshot   pg_snapshot               -- that of the dry run: only rows that it shows; null: without a token
 );
 
 -- Exports that emptying a segment waits for.

@@ -1,4 +1,4 @@
--- Backfills in chunks. A chunk is a range of the key, fixed when the backfill begins. The transaction that enqueues the jobs of
+-- Backfills in chunks, and those that were begun with a token. A chunk is a range of the key, fixed when the backfill begins. The transaction that enqueues the jobs of
 -- a chunk also marks the chunk done.
 create table forebay.backfill (
     backfill_id bigint primary key,      -- random
@@ -8,9 +8,10 @@ create table forebay.backfill (
     kind        text not null,
     query       text not null,
     options     jsonb not null,
-    key         text not null,           -- a column of the query
+    key         text,                    -- a column of the query; null: enqueued in one statement
     is_fixed    boolean not null,        -- begun with a token: a chunk whose jobs differ from those counted is refused
-    jobs        bigint not null          -- counted at the beginning
+    jobs        bigint not null,         -- counted at the beginning
+    token       text unique              -- with which it was begun: each call with it means this backfill
 );
 
 create table forebay.backfill_chunk (
@@ -19,10 +20,10 @@ create table forebay.backfill_chunk (
     upto        text not null,           -- last key of the chunk; the chunk begins after the last key of the previous one
     jobs        bigint not null,         -- counted at the beginning
     digest      numeric not null,
-    enqueued    bigint,
+    enqueued    bigint,                  -- counted by what wrote them
     done_at     timestamptz,
     primary key (backfill_id, no),
-    check ((enqueued is null) = (done_at is null))
+    check (done_at is null or enqueued is not null)
 );
 
-comment on table forebay.backfill is 'Backfills in chunks; forebay.backfill_chunk has their progress.';
+comment on table forebay.backfill is 'Backfills in chunks or with a token; forebay.backfill_chunk has their progress.';

@@ -14,21 +14,23 @@
 --   options    `group`: only this group gets the new jobs; without it, each group of the queue.
 --              `state`: only jobs in this state in a group, or in that group. `unfinished_at`, a
 --              time: only jobs that had been enqueued and had not ended then
---   token      from forebay.plan_replay(): refuse if more jobs match now. A replay that was begun
---              with it and is not over is continued
+--   token      from forebay.plan_replay(): copy exactly the jobs that it counted, or nothing. It
+--              begins one replay: the call that begins it and each later one with this token mean
+--              the same replay, also when that is over
 --   replay_id  from the first call; `filter`, `options` and `token` are then ignored
 --
 -- Columns:
 --   jobs, total  new jobs of this call, and so far
 --
--- Errors: JQ001 a bad filter, option or replay, JQ014 a queue does not have the group, JQ042 more
+-- Errors: JQ001 a bad filter, option or replay, JQ014 a queue does not have the group, JQ042 other
 --   jobs match than those of the token, 53400 the queue is full.
 -- Transaction: the caller's; the new jobs and the position commit together.
 -- Locks: the row of the replay, and of its group (SHARE).
 -- See: docs/howto/look-back.md#replay-jobs, docs/design/archive.md
 --
--- Inside: Invariant "exactly those jobs, once": the new jobs of a step commit with the position
--- that it has reached.
+-- Inside: Invariants: "exactly those jobs, once": the new jobs of a step commit with the position
+-- that it has reached. "one token, one replay": the token is unique among the replays, and a replay
+-- is forgotten only when none of its jobs is in the log any more.
 create function forebay.replay_jobs(
     filter jsonb default null, options jsonb default '{}', token text default null, most integer default 20000, inout replay_id bigint default null,
     out jobs bigint, out total bigint, out is_over boolean)
@@ -38,47 +40,46 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_column
 declare
-    r        forebay.job_replay;
-    v_filter jsonb;
-    v_count  bigint;
-    v_piece  record;
-    v_groups jsonb;
+    r         forebay.job_replay;
+    v_filter  jsonb;
+    v_options jsonb;
+    v_found   record;
+    v_piece   record;
 begin
     if (replay_jobs.most between 1 and 1000000) is not true then
         raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 1000000', coalesce(replay_jobs.most::text, 'null'));
     end if;
     if replay_jobs.replay_id is null then
         v_filter := forebay._checked_replay(replay_jobs.filter, replay_jobs.options);
-        r.replay_id := forebay._random_name();
-        r.filter := v_filter;
-        r.options := jsonb_strip_nulls(replay_jobs.options);
-        r.until_seq := coalesce(pg_sequence_last_value('forebay.log_seq'), 0) + 1;
-        if replay_jobs.token is not null then
-            -- Its own new jobs match, too: so it is not counted again.
-            select i.replay_id into replay_jobs.replay_id from forebay.job_replay i
-            where i.token = replay_jobs.token and i.filter = r.filter and i.options = r.options and i.ended_at is null
-            order by i.begun_at desc limit 1;
-        end if;
-    end if;
-    if replay_jobs.replay_id is null then
-        if replay_jobs.token is not null then
-            v_count := (forebay._count_replay(r.filter, r.options, r.until_seq)).jobs;
-            if replay_jobs.token !~ '^\d{1,18}-'
-               or forebay._change_token('replay', r.filter, r.options, split_part(replay_jobs.token, '-', 1)::bigint) <> replay_jobs.token
-               or v_count > greatest(split_part(replay_jobs.token, '-', 1)::bigint * 1.01, split_part(replay_jobs.token, '-', 1)::bigint + 10) then
-                raise exception using errcode = 'JQ042',
-                    message = format('token %s is not that of this replay, which would take %s jobs now', quote_literal(left(replay_jobs.token, 60)), v_count),
-                    detail = jsonb_build_object('token', left(replay_jobs.token, 60), 'jobs', v_count),
-                    hint = 'Nothing was enqueued. Do a new dry run: filter and options are part of the token.';
+        v_options := jsonb_strip_nulls(replay_jobs.options);
+        select i.* into r from forebay.job_replay i where i.token = replay_jobs.token;
+        if not found then
+            r.token := replay_jobs.token;
+            r.until_seq := (forebay._seen_by_token(r.token)).until_seq;
+            r.snapshot := (forebay._seen_by_token(r.token)).snapshot;
+            if r.token is null then
+                r.until_seq := coalesce(pg_sequence_last_value('forebay.log_seq'), 0) + 1;
+            elsif forebay._replay_token(v_filter, v_options, r.until_seq, r.snapshot) is distinct from r.token then
+                perform forebay._refuse_token(r.token);
+            end if;
+            delete from forebay.job_replay i
+            where i.ended_at < forebay._now() - interval '60 days'
+              and i.until_seq <= (select min(s.lo) from forebay.segment s where s.removed_at is null);
+            -- Another session that begins with this token is waited for.
+            insert into forebay.job_replay (replay_id, filter, options, position, until_seq, snapshot, jobs, begun_at, token)
+            values (forebay._random_name(), v_filter, v_options, 1, r.until_seq, r.snapshot, 0, forebay._now(), r.token)
+            on conflict on constraint job_replay_token_key do nothing
+            returning job_replay.replay_id into r.replay_id;
+            if not found then
+                select i.replay_id into r.replay_id from forebay.job_replay i where i.token = replay_jobs.token;
             end if;
         end if;
-        delete from forebay.job_replay i where i.ended_at < forebay._now() - interval '60 days';
-        insert into forebay.job_replay (replay_id, filter, options, position, until_seq, jobs, begun_at, token)
-        values (r.replay_id, r.filter, r.options, 1, r.until_seq, 0, forebay._now(), replay_jobs.token);
     end if;
     select i.* into r from forebay.job_replay i where i.replay_id = coalesce(replay_jobs.replay_id, r.replay_id) for update;
     if not found then
         raise exception using errcode = 'JQ001', column = 'replay_id', message = format('replay %s not found', replay_jobs.replay_id);
+    elsif replay_jobs.replay_id is null and (r.filter, r.options) <> (v_filter, v_options) then
+        perform forebay._refuse_token(r.token);
     end if;
     jobs := 0;
     if r.ended_at is null then
@@ -118,13 +119,24 @@ set search_path = pg_catalog, pg_temp
 -- planner: indexed
 as $$
 declare
-    v_filter  constant jsonb := forebay._checked_replay(plan_replay.filter, plan_replay.options);
-    v_options constant jsonb := jsonb_strip_nulls(plan_replay.options);
+    v_filter   constant jsonb := forebay._checked_replay(plan_replay.filter, plan_replay.options);
+    v_options  constant jsonb := jsonb_strip_nulls(plan_replay.options);
+    v_until    constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0) + 1;
+    v_snapshot constant pg_snapshot := pg_current_snapshot();
 begin
-    select c.jobs, c.oldest_at, c.newest_at into jobs, oldest_at, newest_at
-    from forebay._count_replay(v_filter, v_options, coalesce(pg_sequence_last_value('forebay.log_seq'), 0) + 1) c;
-    token := forebay._change_token('replay', v_filter, v_options, jobs);
+    select c.jobs, c.oldest_at, c.newest_at, forebay._token(c.jobs, v_until, v_snapshot, jsonb_build_array('replay', v_filter, v_options, c.digest))
+    into jobs, oldest_at, newest_at, token
+    from forebay._count_replay(v_filter, v_options, v_until, v_snapshot) c;
 end
+$$;
+
+
+-- The token of a replay of what matches now of the jobs that a dry run saw.
+create function forebay._replay_token(p_filter jsonb, p_options jsonb, p_until bigint, p_snapshot pg_snapshot) returns text
+language sql stable
+as $$
+    select forebay._token(c.jobs, p_until, p_snapshot, jsonb_build_array('replay', p_filter, p_options, c.digest))
+    from forebay._count_replay(p_filter, p_options, p_until, p_snapshot) c
 $$;
 
 
@@ -150,8 +162,8 @@ end
 $$;
 
 
--- The condition of a replay on a first row j, as SQL.
-create function forebay._replay_sql(p_filter jsonb, p_options jsonb) returns text
+-- The condition of a replay on a first row j, as SQL. With a snapshot, only rows that it shows.
+create function forebay._replay_sql(p_filter jsonb, p_options jsonb, p_snapshot pg_snapshot) returns text
 language sql stable
 as $$
     select forebay._first_rows_filter_sql(p_filter)
@@ -160,6 +172,7 @@ as $$
                                           and (%2$L is null or s.ended_at is null and s.state not in (''done'', ''dead'', ''cancelled'', ''expired'') or s.ended_at > %2$L))',
                             p_options ->> 'state', p_options ->> 'unfinished_at') end
         || case when p_options ->> 'unfinished_at' is null then '' else format(' and j.enqueued_at <= %L', p_options ->> 'unfinished_at') end
+        || case when p_snapshot is null then '' else format(' and pg_visible_in_snapshot(j.xid, %L)', p_snapshot) end
 $$;
 
 
@@ -184,24 +197,29 @@ end
 $$;
 
 
--- How many jobs a replay would take.
-create function forebay._count_replay(p_filter jsonb, p_options jsonb, p_until bigint, out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz)
+-- How many jobs a replay would take, and a digest of them.
+create function forebay._count_replay(
+    p_filter jsonb, p_options jsonb, p_until bigint, p_snapshot pg_snapshot,
+    out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz, out digest numeric)
 language plpgsql stable
 -- planner: indexed
 as $$
 declare
-    v_condition constant text := forebay._replay_sql(p_filter, p_options);
+    v_condition constant text := forebay._replay_sql(p_filter, p_options, p_snapshot);
     v_lanes     constant bigint[] := forebay._lanes_of(p_filter ->> 'queue', false);
     v_public    constant bigint[] := forebay._lanes_of(p_filter ->> 'queue', true);
     v_piece     record;
     v_found     record;
 begin
     jobs := 0;
+    digest := 0;
     for v_piece in select p.lo, p.hi from forebay._archive_pieces(p_filter, p_options, 1, p_until) p loop
-        execute 'select count(*) as jobs, min(f.enqueued_at) as oldest_at, max(f.enqueued_at) as newest_at from ('
+        execute 'select count(*) as jobs, min(f.enqueued_at) as oldest_at, max(f.enqueued_at) as newest_at,
+                        coalesce(sum(hashint8extended(f.job_id, 0)), 0) as digest from ('
                 || forebay._first_rows_sql(v_piece.lo, v_piece.hi, v_condition) || ') f'
             into v_found using v_piece.lo, v_piece.hi, v_lanes, v_public;
         jobs := jobs + v_found.jobs;
+        digest := digest + v_found.digest;
         oldest_at := least(oldest_at, v_found.oldest_at);
         newest_at := greatest(newest_at, v_found.newest_at);
     end loop;
@@ -237,7 +255,7 @@ declare
     v_total  bigint := 0;
 begin
     execute 'select array_agg(f.seq), array_agg(f.lane), array_agg(distinct f.lane) from ('
-            || forebay._first_rows_sql(p_lo, p_hi, forebay._replay_sql(r.filter, r.options)) || ') f'
+            || forebay._first_rows_sql(p_lo, p_hi, forebay._replay_sql(r.filter, r.options, r.snapshot)) || ') f'
         into v_seqs, v_each, v_lanes
         using p_lo, p_hi, forebay._lanes_of(r.filter ->> 'queue', false), forebay._lanes_of(r.filter ->> 'queue', true);
     if v_seqs is null then

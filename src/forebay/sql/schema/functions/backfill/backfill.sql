@@ -22,7 +22,9 @@ return coalesce(nullif(current_setting('role'), 'none'), session_user)::name;
 --   options  of all jobs: `queue`, `priority` (1000), `tag` (`backfill`), `delay` and `expires_in`
 --            in seconds, `run_at`, `expires_at`, {options marked but tag}; and `args`, arguments of all jobs, which a row may
 --            override
---   token    from forebay.backfill_plan: enqueue exactly the jobs that it counted, or nothing
+--   token    from forebay.backfill_plan: enqueue exactly the jobs that it counted, or nothing. It
+--            begins one backfill: a call with it that is repeated enqueues nothing and returns the
+--            same number
 --
 -- Rows whose unique key already belongs to a job are counted, too. Put values into the query with
 -- `format('... = %L', value)`, never by concatenating text.
@@ -41,17 +43,25 @@ as $$
 #variable_conflict use_variable
 declare
     v_found pg_catalog.record;
+    v_begun pg_catalog.record;
 begin
     if token is not null then
+        v_begun := forebay.backfill_begun_v1(kind, options, token);
+        if v_begun.backfill_id is not null then
+            return v_begun.jobs;
+        end if;
         -- Before anything is written, because jobs that are rolled back leave dead rows in the log.
         v_found := forebay.backfill_count_v1(query);
         perform forebay.backfill_token_v1(kind, options, v_found.jobs, v_found.digest, token);
+        v_begun := forebay.backfill_record_v1(kind, query, null, options, token, '{}', array[v_found.jobs], array[v_found.digest]);
+        if not v_begun.is_new then
+            return v_found.jobs;
+        end if;
     end if;
     v_found := forebay.backfill_run_v1(kind, query, options, null, token is not null);
     if token is not null then
         perform forebay.backfill_token_v1(kind, options, v_found.jobs, v_found.digest, token);
     end if;
-    perform forebay.backfill_enqueued_v1(kind, query, options, v_found.jobs);
     return v_found.jobs;
 end
 $$;

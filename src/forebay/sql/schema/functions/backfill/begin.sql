@@ -9,7 +9,7 @@
 --          this column: otherwise each chunk reads the whole table
 --   chunk  jobs per chunk, 1 to 1,000,000
 --   token  from forebay.backfill_plan(): enqueue exactly the counted jobs; a chunk with other jobs
---          is refused, too
+--          is refused, too. A call with it that is repeated returns the same number
 --
 -- The other parameters are those of forebay.backfill().
 --
@@ -29,11 +29,18 @@ declare
     v_upto    pg_catalog.text[] := '{}';
     v_jobs    pg_catalog.int8[] := '{}';
     v_digests pg_catalog.numeric[] := '{}';
+    v_begun   pg_catalog.int8;
 begin
     if key is null or chunk is null or chunk operator(pg_catalog.<) 1 or chunk operator(pg_catalog.>) 1000000 then
         raise exception using errcode = 'JQ001', column = 'chunk',
             message = pg_catalog.format('cannot make chunks of %s jobs by key %s', coalesce(chunk::pg_catalog.text, 'null'), coalesce(pg_catalog.quote_literal(key), 'null')),
             hint = 'A chunk has 1 to 1,000,000 jobs; the key is a column of the query.';
+    end if;
+    if token is not null then
+        v_begun := (forebay.backfill_begun_v1(kind, options, token)).backfill_id;
+        if v_begun is not null then
+            return v_begun;
+        end if;
     end if;
     for v_row in execute pg_catalog.format(
         E'select pg_catalog.to_jsonb(q.%I) operator(pg_catalog.#>>) ''{}''::pg_catalog.text[] as key,
@@ -61,6 +68,6 @@ begin
         v_jobs := pg_catalog.array_append(v_jobs, v_count);
         v_digests := pg_catalog.array_append(v_digests, v_digest);
     end if;
-    return forebay.backfill_record_v1(kind, query, key, options, token, v_upto, v_jobs, v_digests);
+    return (forebay.backfill_record_v1(kind, query, key, options, token, v_upto, v_jobs, v_digests)).backfill_id;
 end
 $$;

@@ -34,8 +34,8 @@ begin
             E'select * from (%1$s\n) chunk where chunk.%2$I <= %3$L%4$s order by chunk.%2$I',
             v_chunk.query, v_chunk.key, v_chunk.upto,
             case when v_chunk.behind is not null then pg_catalog.format(' and chunk.%I > %L', v_chunk.key, v_chunk.behind) end),
-        v_chunk.options, v_chunk.key, v_chunk.is_fixed);
-    v_done := forebay.backfill_done_v1(backfill_id, v_chunk.no, v_found.jobs, v_found.digest);
+        v_chunk.options, v_chunk.key, v_chunk.is_fixed, backfill_id, v_chunk.no);
+    v_done := forebay.backfill_done_v1(backfill_id, v_chunk.no, v_found.digest);
     enqueued := v_found.jobs;
     jobs_done := v_done.jobs_done;
     jobs_all := v_done.jobs_all;

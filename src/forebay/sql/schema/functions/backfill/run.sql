@@ -1,13 +1,15 @@
 -- grant: producer, worker
 
 -- Enqueue a job for each row of a query, some thousand at a time, with the rights and the
--- search_path of the caller; returns their number, and with `is_digested` a digest of the rows.
+-- search_path of the caller; returns their number, and with `is_digested` a digest of the rows. They
+-- are those of chunk `no` of a backfill, or in one event.
 --
 -- Errors: as forebay.backfill().
 --
 -- Inside: each batch is an array, so that memory is bounded.
 create function forebay.backfill_run_v1(
-    kind text, query text, options jsonb, key text, is_digested boolean, out jobs bigint, out digest numeric)
+    kind text, query text, options jsonb, key text, is_digested boolean, backfill_id bigint default null, no integer default null,
+    out jobs bigint, out digest numeric)
 language plpgsql volatile
 -- include: json_settings
 as $$
@@ -17,6 +19,7 @@ declare
     v_rows  pg_catalog.jsonb[] := '{}';
     v_bytes pg_catalog.int8 := 0;
     v_part  pg_catalog.record;
+    v_event pg_catalog.int8;
 begin
     jobs := 0;
     digest := 0;
@@ -24,14 +27,15 @@ begin
         v_rows := pg_catalog.array_append(v_rows, v_row);
         v_bytes := v_bytes operator(pg_catalog.+) pg_catalog.pg_column_size(v_row)::pg_catalog.int8;
         if pg_catalog.cardinality(v_rows) operator(pg_catalog.>=) 20000 or v_bytes operator(pg_catalog.>=) 8000000::pg_catalog.int8 then
-            v_part := forebay.backfill_write_v1(kind, options, key, v_rows, is_digested);
+            v_part := forebay.backfill_write_v1(kind, options, key, v_rows, is_digested, query, v_event, backfill_id, no);
             jobs := jobs operator(pg_catalog.+) v_part.jobs::pg_catalog.int8;
             digest := digest operator(pg_catalog.+) v_part.digest::pg_catalog.numeric;
+            v_event := v_part.event;
             v_rows := '{}';
             v_bytes := 0;
         end if;
     end loop;
-    v_part := forebay.backfill_write_v1(kind, options, key, v_rows, is_digested);
+    v_part := forebay.backfill_write_v1(kind, options, key, v_rows, is_digested, query, v_event, backfill_id, no);
     jobs := jobs operator(pg_catalog.+) v_part.jobs::pg_catalog.int8;
     digest := digest operator(pg_catalog.+) v_part.digest::pg_catalog.numeric;
 end

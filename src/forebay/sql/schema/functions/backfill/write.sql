@@ -3,11 +3,13 @@
 -- Enqueue a job for each of some rows; returns their number and, with `is_digested`, a digest of
 -- the rows that ignores their order. A row holds the arguments of its job. If it has a field
 -- `args`, that field has the arguments, and the other fields are options. `key` is a field that is
--- neither argument nor option; null: none.
+-- neither argument nor option; null: none. The jobs are counted in the event of the backfill, which
+-- the first call writes and returns, or in chunk `no` of a backfill.
 --
 -- Errors: as forebay.enqueue_many().
 create function forebay.backfill_write_v1(
-    kind text, options jsonb, key text, rows jsonb[], is_digested boolean, out jobs bigint, out digest numeric)
+    kind text, options jsonb, key text, rows jsonb[], is_digested boolean, query text, inout event bigint default null,
+    backfill_id bigint default null, no integer default null, out jobs bigint, out digest numeric)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
@@ -29,6 +31,19 @@ begin
     end if;
     if jobs = 0 then
         return;
+    elsif backfill_id is not null then
+        update forebay.backfill_chunk c set enqueued = coalesce(c.enqueued, 0) + backfill_write_v1.jobs
+        from forebay.backfill b
+        where c.backfill_id = backfill_write_v1.backfill_id and c.no = backfill_write_v1.no and c.done_at is null
+          and b.backfill_id = c.backfill_id and b.made_by = session_user and b.made_as = forebay._role_in_use();
+    else
+        update forebay.event e set count = e.count + backfill_write_v1.jobs
+        where e.event_id = backfill_write_v1.event and e.role = session_user and e.act = 'backfill' and e.kind = v_kind
+          and e.queue = v_options ->> 'queue' and e.new ->> 'query' = left(backfill_write_v1.query, 2000);
+        if not found then
+            event := forebay._record_event('backfill', v_options ->> 'queue', p_kind => v_kind, p_count => backfill_write_v1.jobs,
+                                           p_new => jsonb_build_object('query', left(backfill_write_v1.query, 2000)));
+        end if;
     end if;
     begin
         -- This loop writes nothing: a subtransaction for each batch would soon exceed what a snapshot can list.

@@ -15,7 +15,8 @@
 -- repeated finds what is left. Reads every waiting job of the queues.
 --
 -- Parameters: p_most, with p_taken, the maximum number of rows of each place; p_taken, only jobs that the act takes. A truncation has the option
---   snapshot: only rows that it shows; and takes all deferred jobs, before a promotion gives them rows that the snapshot does not show.
+--   snapshot: only rows that it shows, with own also those of the transaction itself; and takes all deferred jobs, before a promotion gives
+--   them rows that the snapshot does not show. A change with a token has it, too; with until, later rows of jobs below this number pass.
 create function forebay._matching(p_act text, p_filter jsonb, p_options jsonb, p_taken boolean, p_most bigint)
 returns table (job_id bigint, group_id bigint, place "char", lane bigint, xid xid8, seq bigint, state text, enqueued_at timestamptz, answer text)
 language plpgsql stable
@@ -55,9 +56,12 @@ begin
                            and (t.reason in (''c'', ''r'', ''e'') or t.reason = ''m'' and j.seq <= t.up_to))';
     end if;
     v_wanted := format('where %s and %s', forebay._filter_sql(p_filter), v_untouched);
-    if p_act = 'truncate' and p_options ? 'snapshot' then
+    if p_options ? 'snapshot' then
         v_wanted := v_wanted || format(
-            ' and (pg_visible_in_snapshot(j.xid, %L) or j.xid = pg_current_xact_id_if_assigned())', p_options ->> 'snapshot');
+            case when p_options ? 'own' then ' and (pg_visible_in_snapshot(j.xid, %1$L) or j.xid = pg_current_xact_id_if_assigned())'
+                 when p_options ? 'until' then ' and (pg_visible_in_snapshot(j.xid, %1$L) or j.is_later and j.job_id < %2$L)'
+                 else ' and pg_visible_in_snapshot(j.xid, %1$L)' end,
+            p_options ->> 'snapshot', p_options ->> 'until');
     end if;
 
     select array_agg(r.cursor order by r.nr), array_agg(r.group_id order by r.nr), array_agg(r.priority order by r.nr)
@@ -81,7 +85,7 @@ begin
             'select j.job_id, j.group_id, ''l''::"char", j.lane, j.xid, j.seq, ''ready'', j.enqueued_at, j.answer
              from (select j.*, %s as answer
                    from (select coalesce(u.job_id, u.seq) as job_id, ($2)[u.nr] as group_id, ($3)[u.nr] as priority, u.lane, u.xid, u.seq, u.kind, u.tag,
-                                u.correlation_id, u.ordering_key, u.unique_key, u.limit_key, u.headers, u.enqueued_at, u.ordering_key is not null as is_keyed,
+                                u.correlation_id, u.ordering_key, u.unique_key, u.limit_key, u.headers, u.enqueued_at, u.job_id is not null as is_later, u.ordering_key is not null as is_keyed,
                                 coalesce(u.expires_at, u.enqueued_at + interval ''30 days'') as expires_at
                          from (%s) u) j
                    %s) j
@@ -96,7 +100,7 @@ begin
              from (select j.*, %s as answer
                    from (select coalesce((r.job).job_id, (r.job).seq) as job_id, r.group_id, (r.job).lane, (r.job).xid, (r.job).seq, (r.job).kind, (r.job).tag,
                                 (r.job).correlation_id, (r.job).ordering_key, (r.job).unique_key, (r.job).limit_key, (r.job).headers, (r.job).enqueued_at,
-                                (r.job).ordering_key is not null as is_keyed,
+                                (r.job).job_id is not null as is_later, (r.job).ordering_key is not null as is_keyed,
                                 coalesce((r.job).expires_at, (r.job).enqueued_at + interval ''30 days'') as expires_at,
                                 (select l.priority from forebay.lane l where l.lane = (r.job).lane limit 1) as priority
                          from forebay._parked_jobs($1) r) j
@@ -111,6 +115,7 @@ begin
              from (select j.*, %s as answer
                    from (select d.job_id, nullif(abs(l.audience), 0) as group_id, l.priority, d.lane, d.xid, d.deferred_id as seq, d.kind, d.tag, d.correlation_id,
                                 d.ordering_key, d.unique_key, d.limit_key, d.headers, d.enqueued_at, d.ordering_key is not null as is_keyed, d.run_at,
+                                coalesce(d.attempt, 0) > 0 or coalesce(d.pauses, 0) > 0 as is_later,
                                 coalesce(d.expires_at, d.enqueued_at + interval ''30 days'') as expires_at,
                                 forebay._state_of_deferred(d.attempt, d.pauses) as state
                          from (select distinct i.lane, i.queue, i.priority, i.audience from forebay.lane i) l
@@ -126,7 +131,7 @@ begin
         return query execute format(
             'select j.job_id, j.group_id, ''h''::"char", j.lane, j.xid, j.seq, j.state, j.enqueued_at, $3
              from (select coalesce(r.job_id, r.seq) as job_id, b.group_id, r.lane, r.xid, r.seq, r.kind, r.tag, r.correlation_id, r.ordering_key, r.unique_key, r.limit_key,
-                          r.headers, r.enqueued_at,
+                          r.headers, r.enqueued_at, r.job_id is not null as is_later,
                           case when coalesce(r.job_id, r.seq) = any (h.running_jobs) and h.heartbeat_at >= b.claimed_at then ''running'' else ''claimed'' end as state
                    from forebay.lease e
                    join lateral (select i.floor from forebay.batch i where i.lease_id = e.lease_id order by i.claim_no desc limit 1) f on true
@@ -138,9 +143,12 @@ begin
                        where s.lease_id = b.lease_id and s.claim_no = b.claim_no and (s.offsets is null or u.nr::smallint = any (s.offsets)))
                    join lateral (select i.* from forebay._row(coalesce(b.lanes[u.nr], b.lane), coalesce(b.xids[u.nr], b.xids[1]), u.seq) i
                                  where exists (select from forebay.lane l where l.lane = i.lane and ($1 is null or l.queue = $1))) r on true
-                   where e.closed_at is null) j
+                   where e.closed_at is null
+                     -- Claimed before the dry run of jobs that workers have.
+                     and ($4 is null or $2 is null or pg_snapshot_xmax(coalesce(b.snap_to, b.snap_from)) < pg_snapshot_xmax($4))) j
              %s and ($2 is null or j.state = $2)%s', replace(v_wanted, 'j.seq <= t.up_to', 'false'), v_limit)
-            using p_filter ->> 'queue', v_state, case p_act when 'cancel' then 'requested' else 'running' end;
+            using p_filter ->> 'queue', v_state, case p_act when 'cancel' then 'requested' else 'running' end,
+                (p_options ->> 'snapshot')::pg_snapshot;
     end if;
 end
 $$;

@@ -5,8 +5,7 @@
 -- no job matches. A job that waits for several groups counts once, with its first answer. Reads
 -- every waiting job of the queues.
 --
--- With the token the act is refused if by then it would take over a hundredth more jobs, and more
--- than ten: jobs that ended since are no reason.
+-- With the token the act takes only jobs that were counted here: those of them that still match.
 --
 -- Errors: JQ001 a bad act, filter or option.
 -- See: docs/howto/many-jobs.md
@@ -22,6 +21,7 @@ declare
     v_filter  constant jsonb := forebay._checked_filter(plan_change.filter);
     v_options constant jsonb := forebay._checked_change(plan_change.act, v_filter, plan_change.options);
     v_act     constant text := case plan_change.act when 'purge' then 'cancel' else plan_change.act end;
+    v_until   constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0) + 1;
 begin
     return query
     with found as materialized (
@@ -29,7 +29,7 @@ begin
                min(m.enqueued_at) as enqueued_at
         from forebay._matching(v_act, v_filter, v_options, false, null) m group by m.job_id),
     total as (
-        select forebay._change_token(plan_change.act, v_filter, v_options, count(*)) as token from found f
+        select forebay._token(count(*), v_until, pg_current_snapshot(), jsonb_build_array(plan_change.act, v_filter, v_options)) as token from found f
         where f.answer in ('changed', 'requested'))
     select t.token, case when v_act in ('cancel', 'truncate') and f.answer = 'changed' then 'cancelled' else f.answer end, f.state, count(f.job_id),
            min(f.enqueued_at), max(f.enqueued_at)
@@ -68,13 +68,21 @@ end
 $$;
 
 
--- The token of a change that would take this many jobs.
-create function forebay._change_token(p_act text, p_filter jsonb, p_options jsonb, p_jobs bigint) returns text
-language sql immutable
-as $$ select forebay._token(p_jobs, jsonb_build_array(p_act, p_filter, p_options)) $$;
-
-
--- A token: a number of jobs, and a digest of what else it stands for.
-create function forebay._token(p_jobs bigint, p_what jsonb) returns text
-language sql immutable
-as $$ select format('%s-%s', p_jobs, left(encode(sha256(convert_to(p_what::text, 'UTF8')), 'hex'), 32)) $$;
+-- What a token lets a change take, as further options for forebay._matching().
+--
+-- Errors: JQ042 it is the token of another change.
+create function forebay._seen_by_change(p_token text, p_act text, p_filter jsonb, p_options jsonb) returns jsonb
+language plpgsql stable
+as $$
+declare
+    v_seen constant record := forebay._seen_by_token(p_token);
+begin
+    if forebay._token(v_seen.jobs, v_seen.until_seq, v_seen.snapshot, jsonb_build_array(p_act, p_filter, p_options)) is distinct from p_token then
+        perform forebay._refuse_token(p_token);
+    end if;
+    -- The state of a job is that of its newest row, which a dry run of jobs in a state has seen. In whatever state a job is cancelled,
+    -- it is that of the dry run as long as its first row is.
+    return jsonb_build_object('snapshot', v_seen.snapshot)
+        || case when p_act in ('cancel', 'purge') and not p_filter ? 'state' then jsonb_build_object('until', v_seen.until_seq) else '{}' end;
+end
+$$;

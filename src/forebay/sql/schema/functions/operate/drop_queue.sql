@@ -10,7 +10,7 @@
 -- later makes the queue anew, and a worker that serves it opens its group again.
 --
 -- Parameters:
---   token    from `forebay.plan_change('truncate', ...)`: refuse if more jobs wait now
+--   token    from `forebay.plan_change('truncate', ...)`: refuse if other jobs wait now
 --   force    drop it although workers serve it: their running jobs finish
 --   dry_run  change nothing
 --
@@ -22,7 +22,7 @@
 --              `dead letters`, `declared`, `kinds`, `subjects`
 --
 -- Errors: JQ001 no queue is given, or one of Forebay; JQ014 no such queue; JQ017 workers serve it
---   and `force` is not set; JQ042 more jobs than those of the token.
+--   and `force` is not set; JQ042 other jobs wait than those of the token.
 -- Locks: rows of its groups, and those of forebay.limit_queue(), forebay.limit_key() and
 --   forebay.resume_key(), until the transaction ends.
 -- See: docs/howto/manage-queues.md#drop-a-queue
@@ -35,6 +35,8 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_queue   constant text := drop_queue.queue;
+    v_filter  constant jsonb := jsonb_build_object('queue', v_queue);
+    v_seen    jsonb;
     v_state   record;
     v_key     record;
 begin
@@ -77,7 +79,15 @@ begin
     end if;
     perform forebay.drop_subject(v_queue, s.subject) from forebay.subject s
     where s.queue = v_queue and (forebay._newest_state(s.subject_id)).state <> 'g';
-    cancelled := forebay.truncate_queue(v_queue, drop_queue.token);
+    if drop_queue.token is not null then
+        v_seen := forebay._seen_by_change(drop_queue.token, 'truncate', v_filter, '{}');
+        if exists (select from forebay._matching('truncate', v_filter, '{}', true, null) m
+                   where m.job_id not in (select i.job_id from forebay._matching(
+                       'truncate', v_filter, v_seen || jsonb_build_object('until', (forebay._seen_by_token(drop_queue.token)).until_seq), true, null) i)) then
+            perform forebay._refuse_token(drop_queue.token);
+        end if;
+    end if;
+    cancelled := forebay.truncate_queue(v_queue);
     perform forebay.close_group(v_queue, g.name, force => true)
     from (select u.name from unnest(groups) u (name) order by u.name) g;
     perform forebay.resume_queue(v_queue) from (select) s where v_state.count > cardinality(groups);

@@ -47,8 +47,8 @@ begin
           and not exists (select from forebay.occurrence o where o.schedule_id = s.schedule_id and o.scheduled_for = a.at and o.job_id is not null)
         order by a.at);
     jobs := cardinality(v_all);
-    v_made := left(encode(sha256(convert_to(format('%s %s %s', s.schedule_id, s.revision, array(
-        select (extract(epoch from a) * 1000000)::bigint from unnest(v_all) a order by a)), 'UTF8')), 'hex'), 16);
+    v_made := forebay._token(jobs, s.revision::text, jsonb_build_array(s.schedule_id, array(
+        select (extract(epoch from a) * 1000000)::bigint from unnest(v_all) a order by a)));
     if backfill_schedule.token is null then
         token := v_made;
         return;
