@@ -13,6 +13,7 @@ In a psycopg transaction, call ``send_welcome.enqueue(conn, user_id=42)``.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from forebay._actor import acting_as
     from forebay.app import App, Handler, JobHandle, SubjectHandler
     from forebay.client import AsyncClient, Client, abackfill, backfill
     from forebay.errors import ForebayError
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from forebay.model.schedules import Schedule, Scheduled, ScheduleDifference
     from forebay.model.subjects import SubjectResult, SubjectRun, SubjectStatus, UpgradeProgress
     from forebay.ops.enqueue import Call
-    from forebay.ops.events import acting_as
     from forebay.policy.retry import RetryPolicy
     from forebay.sending import Drain
     from forebay.upgrade.migrate import migrate, migration_sql
@@ -159,7 +159,7 @@ if not TYPE_CHECKING:  # a type checker would accept any attribute of the module
             "UpgradeProgress",
         ),
         "forebay.ops.enqueue": ("Call",),
-        "forebay.ops.events": ("acting_as",),
+        "forebay._actor": ("acting_as",),
         "forebay.policy.retry": ("RetryPolicy",),
         "forebay.upgrade.migrate": ("migrate", "migration_sql"),
     }

@@ -16,6 +16,7 @@ from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
+from forebay._actor import acting_as
 from forebay.client import Client
 from forebay.django._app import app
 from forebay.errors import (
@@ -26,7 +27,6 @@ from forebay.errors import (
     ScheduleNotFound,
 )
 from forebay.model.status import SHOWN_OPTIONS, DeadLetter, Failure, JobStatus
-from forebay.ops.events import acting_as
 
 PAGE: Final = 50
 _SHORT: Final = 60

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeVar
 
+from forebay._actor import ACTOR
 from forebay.model import checks
 from forebay.model.events import Event
 from forebay.ops.operation import Operation, nothing
 from forebay.ops.records import rows_as
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from datetime import datetime
 
 T = TypeVar("T")
 
 #: Most rows of a list of events.
 EVENTS_MAX: Final = 10_000
-
-_ACTOR: ContextVar[str | None] = ContextVar("forebay_actor", default=None)
 
 _SET_ACTOR: Final = "select pg_catalog.set_config('forebay.actor', %(forebay_actor)s, true)"
 
@@ -31,26 +27,9 @@ from forebay.events(only_queue => %(queue)s, only_act => %(act)s, since => %(sin
                     until => %(until)s::timestamptz, most => %(limit)s::integer) e"""
 
 
-@contextmanager
-def acting_as(name: str) -> Iterator[None]:
-    """Name who acts: the event log records it for every act in this context.
-
-    Nothing checks the name. The login role of the session is recorded beside it. It applies to the current thread or asyncio
-    task. A call on your connection records the name only in an open transaction, not with autocommit.
-
-    Args:
-        name: a user of your application, for example; at most 200 characters are kept.
-    """
-    token = _ACTOR.set(name)
-    try:
-        yield
-    finally:
-        _ACTOR.reset(token)
-
-
 def actor() -> Operation[None] | None:
     """Return the call that names who acts in the current transaction; None if no name was given."""
-    name = _ACTOR.get()
+    name = ACTOR.get()
     return None if not name else Operation(_SET_ACTOR, nothing, {"forebay_actor": name[:200]})
 
 
