@@ -13,8 +13,7 @@ def installed(monkeypatch):
     """Entry points in place of those of the environment."""
     found = []
     monkeypatch.setattr(
-        _added.importlib.metadata,
-        "entry_points",
+        "importlib.metadata.entry_points",
         lambda *, group: [e for e in found if e.group == group],
     )
 

@@ -7,7 +7,8 @@ import logging
 import psycopg
 import pytest
 
-from forebay.cli.output import SafeConsole, table
+from forebay.cli.output import table
+from forebay.cli.text import Console
 from forebay.model.text import logger
 from tests.support.engine import Reader
 
@@ -74,9 +75,9 @@ def test_a_value_with_a_line_break_is_not_another_row_of_a_table():
     """
     shown = table("tag")
     shown.add_row("x\n  999  forged")
-    out = SafeConsole(file=io.StringIO(), width=80)
-    out.print(shown)
-    assert [line.strip() for line in out.file.getvalue().splitlines()] == ["tag", "x␊  999  forged"]
+    written = io.StringIO()
+    Console(written, width=80).print(shown)
+    assert [line.strip() for line in written.getvalue().splitlines()] == ["tag", "x␊  999  forged"]
 
 
 def test_text_of_a_job_does_not_forge_a_line_of_the_log():
@@ -101,8 +102,8 @@ def test_colours_of_ours_still_reach_a_terminal():
     """
     Only what is shown is cleaned; a style is added later.
     """
-    out = SafeConsole(file=io.StringIO(), force_terminal=True, color_system="standard", width=80)
-    out.print(HOSTILE, style="red")
-    printed = out.file.getvalue()
+    written = io.StringIO()
+    Console(written, is_terminal=True, width=80).print(HOSTILE, style="red")
+    printed = written.getvalue()
     assert printed.startswith("\x1b[31m")
     assert "\x1b[2J" not in printed

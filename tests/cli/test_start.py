@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
+
+import pytest
 
 from forebay.cli._commands import Commands
 from forebay.cli._help import summary
 from forebay.cli._main import program
+from forebay.sending import SLOTS_DEFAULT
 
 
 def test_the_list_of_commands_says_what_each_says_itself():
@@ -17,6 +21,68 @@ def test_the_list_of_commands_says_what_each_says_itself():
         command = program.get_command(None, name)
         if not isinstance(command, Commands):
             assert summary(text) == summary(inspect.cleandoc(command.help)), name
+
+
+#: What no command loads before it needs it: libraries that are slower to load than a short command,
+#: and rooms of the library.
+SLOW = (
+    "aiohttp", "asyncio", "importlib.metadata", "msgspec", "psycopg", "pydantic", "rich", "typer",
+    "forebay.app", "forebay.arguments", "forebay.client", "forebay.config", "forebay.db", "forebay.doctor", "forebay.embedded",
+    "forebay.guard", "forebay.mirror", "forebay.ops", "forebay.sending", "forebay.sinks", "forebay.sql", "forebay.upgrade",
+    "forebay.watch", "forebay.worker",
+)  # fmt: skip
+#: What a command that reads the database needs of them.
+READS = (
+    "asyncio", "importlib.metadata", "msgspec", "psycopg", "forebay.client", "forebay.config", "forebay.db", "forebay.ops", "forebay.sql",
+)  # fmt: skip
+
+
+def loaded_by(*arguments: str, **variables: str) -> set[str]:
+    """Return the modules that a fresh process has loaded after a command."""
+    code = "import sys; from forebay.cli import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return set(done.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize(
+    ("called", "allowed"),
+    [
+        (["version", "--help"], ()),
+        (["--help"], ("importlib.metadata",)),  # commands of other distributions
+        (["jobs", "--help"], ("msgspec",)),
+        (["jobs", "list", "--help"], ("msgspec",)),
+        (["dead", "redrive", "--help"], ()),
+        (["worker", "--help"], ("asyncio", "forebay.config", "msgspec")),
+        (["migrate", "--help"], ("forebay.config", "msgspec")),
+        (["nonsense"], ("importlib.metadata",)),
+    ],
+    ids=" ".join,
+)
+def test_help_loads_no_database_and_no_screens(called, allowed):
+    loaded = loaded_by(*called)
+    assert "forebay.cli" in loaded
+    assert sorted(loaded.intersection(SLOW).difference(allowed)) == []
+
+
+def test_a_list_loads_what_reads_the_database(database):
+    """Not the client with all its subjects, and no rich, which costs a third of what psycopg does."""
+    loaded = loaded_by("jobs", "list", FOREBAY_DATABASE_URL=database)
+    assert sorted(loaded.intersection(SLOW).difference(READS)) == []
+    assert "forebay.client._sync" not in loaded
+
+
+def test_the_slots_of_deliver_are_those_of_a_deliverer():
+    """The number is written twice, so that the help loads no deliverer."""
+    (option,) = [
+        one for one in program.get_command(None, "deliver").params if one.name == "concurrency"
+    ]
+    assert option.default == SLOTS_DEFAULT
 
 
 def test_a_worker_starts_without_what_it_does_not_use():

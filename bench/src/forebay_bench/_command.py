@@ -7,11 +7,10 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.text import Text
-
 from forebay.cli.exit import ExitCode, ended_in_order
 from forebay.cli.options import Json, argument, option
-from forebay.cli.output import console, facts_table, print_json, table
+from forebay.cli.output import facts_table, print_json, table
+from forebay.cli.text import Text, console
 from forebay.errors import ConfigError, shown
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from forebay.cli.text import Console as Out
     from forebay_bench import Report
 
 
@@ -112,7 +112,9 @@ def bench(
         mix=mix,
         holder=holder,
     )
-    with ended_in_order(), _progress(console(stderr=True)) as progress:
+    from forebay.cli.live import live_console  # noqa: PLC0415 - help does without
+
+    with ended_in_order(), _progress(live_console(stderr=True)) as progress:
         report, facts = run_scenario(scenario, options, dsn=dsn, pg_bin=pg_bin, progress=progress)
     if plot is not None:
         _draw(report, plot)
@@ -168,7 +170,7 @@ def _draw(report: Report, plot: Path) -> None:
     save(report.draw, plot)
 
 
-def _show(out: Console, report: Report, facts: dict[str, Any]) -> None:
+def _show(out: Out, report: Report, facts: dict[str, Any]) -> None:
     for found in report.tables:
         if found.title:
             out.print(Text(found.title, style="bold"))

@@ -1,13 +1,13 @@
 """Commands that other distributions add through entry points of the group ``forebay.commands``.
 
-The name of the entry point is the name of the command. It refers to a function or to a command of click, such as a
-group of several commands. It is loaded when the command is called or when help lists all commands, so it does not slow down
-the start of other commands. It cannot replace a built-in command.
+The name of the entry point is the name of the command. It refers to a function or to a command of
+click, such as a group of several commands. It is loaded when the command is called or when help
+lists all commands, so it does not slow down the start of other commands. It cannot replace a
+built-in command.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
@@ -17,6 +17,7 @@ from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from importlib.metadata import EntryPoint
 
 GROUP: Final = "forebay.commands"
 
@@ -69,11 +70,13 @@ class AllCommands(LazyCommands):
         return iter([*built_in, *rows])
 
 
-def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
+def _entry_points() -> dict[str, EntryPoint]:
+    import importlib.metadata  # it takes longer to load than most commands
+
     return {found.name: found for found in importlib.metadata.entry_points(group=GROUP)}
 
 
-def _loaded(entry_point: importlib.metadata.EntryPoint) -> click.Command:
+def _loaded(entry_point: EntryPoint) -> click.Command:
     """Return the command of an entry point; if loading fails, return one that reports the failure."""
     try:
         added = entry_point.load()

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from rich.padding import Padding
-from rich.text import Text
-
 from forebay.cli._commands import Commands, argument, option
+from forebay.cli._database import address_of, client_of
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, Queue
-from forebay.cli.output import ago, console, print_json, table
-from forebay.client import Client, address_of
-from forebay.db.own import run_own
+from forebay.cli.output import ago, print_json, table
+from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
-from forebay.watch import operations
-from forebay.watch.metrics import check
-from forebay.watch.rules import THRESHOLDS
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from forebay.cli.text import Console
     from forebay.model.alerts import Alert
 
 commands = Commands()
@@ -38,6 +31,8 @@ def alerts(
 
     The exit code is 1 if an alert fires, else 0. A running worker checks every 15 to 60 seconds.
     """
+    from forebay.watch.metrics import check
+
     found = check(address_of(dsn))
     if as_json:
         print_json({"fine": not found.alerts, "alerts": found.alerts, "pending": found.pending})
@@ -50,6 +45,10 @@ def alerts(
 @commands.add("list")
 def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
     """List the thresholds: the defaults, and what was set."""
+    from forebay.db.own import run_own
+    from forebay.watch import operations
+    from forebay.watch.rules import THRESHOLDS
+
     changed = run_own(address_of(dsn), operations.thresholds())
     if as_json:
         print_json({"defaults": dict(THRESHOLDS), "set": changed})
@@ -75,7 +74,7 @@ def set_(
 ) -> None:
     """Set a threshold for all queues, or for one."""
     number = None if value == "default" else _number(value)
-    before = Client(dsn).set_threshold(name, number, queue=queue, tag=tag)
+    before = client_of(dsn).set_threshold(name, number, queue=queue, tag=tag)
     if as_json:
         print_json(
             {"threshold": name, "queue": queue, "tag": tag, "value": number, "before": before}
@@ -110,4 +109,4 @@ def _print_alert(out: Console, alert: Alert, mark: str, style: str) -> None:
     if alert.since is not None:
         line.append(f", {ago(alert.since)}", "dim")
     out.print(line)
-    out.print(Padding(Text(f"→ {alert.hint}", "dim"), (0, 0, 0, 5)))
+    out.print(Text(f"→ {alert.hint}", "dim"), indent=5)

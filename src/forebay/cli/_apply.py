@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated
 
-from rich.text import Text
-
 from forebay.cli._commands import argument, option
 from forebay.cli._differences import value_text
 from forebay.cli._load import load_app
 from forebay.cli._schedules import print_schedules
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import AppDir, Dsn, Json
-from forebay.cli.output import ago, console, print_json, table
+from forebay.cli.output import ago, print_json, table
+from forebay.cli.text import Text, console
 from forebay.model.text import counted
 
 if TYPE_CHECKING:

@@ -8,20 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.text import Text
-
 from forebay.cli._change import Conditions, DryRun, Token, Yes
 from forebay.cli._commands import argument, option
+from forebay.cli._database import client_of
 from forebay.cli._export_files import Format, JsonLines, Writer, check_format, complete_file, writer
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, Kind, Queue, confirmed, instant, instant_or_age
-from forebay.cli.output import ago, console, facts_table, moment, print_json, state_text, table
-from forebay.client import Client
+from forebay.cli.output import ago, facts_table, moment, print_json, state_text, table
+from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
 from forebay.model.change import JobFilter
 from forebay.model.text import counted
 
 if TYPE_CHECKING:
+    from forebay.client import Client
     from forebay.model.archive import Replay
 
 State = Annotated[str | None, option("--state STATE", "Only jobs in this state; slow.")]
@@ -60,10 +60,11 @@ def replay(
 ) -> None:
     """Enqueue jobs of the past again, oldest first.
 
-    The new jobs have the arguments, keys and tag of the old ones, and say where they came from. Jobs that wait or run match, too: give
-    --enqueued-before or --state. A replay works in steps; after an interruption, --continue finishes it.
+    The new jobs have the arguments, keys and tag of the old ones, and say where they came from.
+    Jobs that wait or run match, too: give --enqueued-before or --state. A replay works in steps;
+    after an interruption, --continue finishes it.
     """
-    client = Client(dsn)
+    client = client_of(dsn)
     wanted = _filter(which, queue=queue, kind=kind, ids=job_ids or None)
     if continue_ is not None:
         if wanted is not None or token is not None or dry_run:
@@ -131,9 +132,10 @@ def export(
 ) -> None:
     """Write jobs of the log to a file, the newest first, with their states: one line of JSON or one row for each job and group.
 
-    A file has a temporary name until it is complete. To write every job before retention removes it, see forebay exports.
+    A file has a temporary name until it is complete. To write every job before retention removes
+    it, see forebay exports.
     """
-    client = Client(dsn)
+    client = client_of(dsn)
     wanted = _filter(which, queue=queue, kind=kind)
     check_format(file_format)
     if file is None:
@@ -174,11 +176,12 @@ def time_machine(
 ) -> None:
     """Show which jobs were ready or ran at a moment.
 
-    Jobs that waited for a key or a limit, and scheduled and retrying jobs that have started since, are not among them.
+    Jobs that waited for a key or a limit, and scheduled and retrying jobs that have started since,
+    are not among them.
     """
     moment_ = instant_or_age(at, "AT")
     assert moment_ is not None
-    found = Client(dsn).jobs_at(moment_, queue=queue, limit=limit)
+    found = client_of(dsn).jobs_at(moment_, queue=queue, limit=limit)
     if as_json:
         print_json(found)
         return

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-from rich.text import Text
-
-from forebay.cli._commands import argument, option
+from forebay.cli._commands import Together, argument, option
+from forebay.cli._database import client_of
 from forebay.cli._served import client_for, warn
-from forebay.cli.options import Dsn, Json, duration, json_object
-from forebay.cli.output import console, facts_table, print_json
-from forebay.client import Client
+from forebay.cli.options import Dsn, Json, duration, json_object, pair
+from forebay.cli.output import facts_table, print_json
+from forebay.cli.text import Text, console
 from forebay.errors import ConfigError, shown
 from forebay.model import JobOptionChanges
-from forebay.model.backfill import BackfillPlan, BackfillProgress, Rows
+from forebay.model.backfill import Rows
 from forebay.model.checks import PRIORITY_BULK
 from forebay.policy.retry import human_duration
 
+if TYPE_CHECKING:
+    from forebay.model.backfill import BackfillPlan, BackfillProgress
 
-def backfill(
-    kind: Annotated[str | None, argument("[KIND]", "Kind of the jobs.")] = None,
+
+def _rows(
     *,
     query: Annotated[
         str | None, option("--query SQL", "A SELECT; its columns are the arguments of the jobs.")
@@ -29,16 +30,12 @@ def backfill(
     table: Annotated[str | None, option("--table NAME", "A table, instead of a query.")] = None,
     column: Annotated[
         list[str] | None,
-        option(
-            "--column [ARGUMENT=]COLUMN",
-            "An argument of the jobs; repeatable. Default: id.",
-        ),
+        option("--column [ARGUMENT=]COLUMN", "An argument of the jobs; repeatable. Default: id."),
     ] = None,
     ids: Annotated[
         str | None,
         option(
-            "--ids ID,...",
-            "Only rows with these ids; @FILE reads one per line, - reads stdin.",
+            "--ids ID,...", "Only rows with these ids; @FILE reads one per line, - reads stdin."
         ),
     ] = None,
     id_column: Annotated[
@@ -46,10 +43,7 @@ def backfill(
     ] = "id",
     equal: Annotated[
         list[str] | None,
-        option(
-            "--equal COLUMN=VALUE",
-            "Only rows with this value, e.g. of one user; repeatable.",
-        ),
+        option("--equal COLUMN=VALUE", "Only rows with this value, e.g. of one user; repeatable."),
     ] = None,
     between: Annotated[
         list[str] | None,
@@ -63,16 +57,62 @@ def backfill(
         list[str] | None,
         option("--param NAME=VALUE", "A value for %(NAME)s in --query or --where."),
     ] = None,
+) -> Rows | None:
+    values = dict(pair(text, "--param") for text in param) if param else None
+    if query is None and table is None:
+        return None
+    if query is not None and table is not None:
+        raise ConfigError("--query", "or --table is needed: give exactly one of them")
+    if query is not None:
+        if column or ids or equal or between or where:
+            raise ConfigError(
+                "--query", "contains its conditions: the other filters are for --table"
+            )
+        return Rows.query(query, values)
+    bounds: dict[str, tuple[str | None, str | None]] = {}
+    for text in between or ():
+        name, value = pair(text, "--between")
+        low, comma, high = value.partition(",")
+        if not comma:
+            raise ConfigError("--between", f"is {shown(text)}, not COLUMN=FROM,TO", value=text)
+        bounds[name] = (low.strip() or None, high.strip() or None)
+    named = dict(
+        pair(text, "--column") if "=" in text else (text, text) for text in column or [id_column]
+    )
+    return Rows(
+        str(table),
+        named,
+        ids=None if ids is None else _ids(ids),
+        id_column=id_column,
+        equal=dict(pair(text, "--equal") for text in equal or ()),
+        between=bounds,
+        where=where,
+        params=values,
+    )
+
+
+def _ids(text: str) -> list[str]:
+    if text == "-":
+        text = sys.stdin.read()
+    elif text.startswith("@"):
+        try:
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ConfigError("--ids", f"cannot be read: {error}", value=text) from None
+    return [each.strip() for line in text.splitlines() for each in line.split(",") if each.strip()]
+
+
+def backfill(
+    kind: Annotated[str | None, argument("[KIND]", "Kind of the jobs.")] = None,
+    *,
+    rows: Annotated[Rows | None, Together(_rows)],
     args: Annotated[str | None, option("--args JSON", "Arguments that all jobs share.")] = None,
     queue: Annotated[
         str | None, option("--queue QUEUE", "Queue of the jobs. Default: that of the kind.")
     ] = None,
     app: Annotated[
         str | None,
-        option(
-            "--app MODULE:APP",
-            "The application: the jobs get the queue of their kind in it.",
-        ),
+        option("--app MODULE:APP", "The application: the jobs get the queue of their kind in it."),
     ] = None,
     priority: Annotated[int, option("--priority N", "Lower numbers run first.")] = PRIORITY_BULK,
     tag: Annotated[str, option("--tag TEXT", "Where the jobs come from.")] = "backfill",
@@ -81,10 +121,7 @@ def backfill(
     ] = None,
     expires_in: Annotated[
         str | None,
-        option(
-            "--expires-in TIME",
-            "Expire unless started within this time after that: 30d.",
-        ),
+        option("--expires-in TIME", "Expire unless started within this time after that: 30d."),
     ] = None,
     max_attempts: Annotated[
         int | None, option("--max-attempts N", "Default: the handler's.")
@@ -100,10 +137,7 @@ def backfill(
     ] = None,
     key: Annotated[
         str | None,
-        option(
-            "--key COLUMN",
-            "The column that chunks are formed by. Default: --id-column.",
-        ),
+        option("--key COLUMN", "The column that chunks are formed by. Default: --id-column."),
     ] = None,
     resume: Annotated[int | None, option("--resume ID", "Continue a backfill in chunks.")] = None,
     dsn: Dsn = None,
@@ -111,24 +145,22 @@ def backfill(
 ) -> None:
     """Enqueue a job for each row of a table or query, in the database.
 
-    One statement enqueues all jobs. With --chunk, each chunk is committed, and the backfill can be resumed. --query and
-    --where are SQL that runs with your privileges. Without --app and --queue, the jobs go to the queue that the workers of
-    their kind have declared in the database.
+    One statement enqueues all jobs. With --chunk, each chunk is committed, and the backfill can be
+    resumed. --query and --where are SQL that runs with your privileges. Without --app and --queue,
+    the jobs go to the queue that the workers of their kind have declared in the database.
     """
     watch = _Progress(as_json=as_json)
     if resume is not None:
-        if kind is not None or query is not None or table is not None:
+        if kind is not None or rows is not None:
             raise ConfigError(
                 "--resume", "continues an existing backfill: name no kind and no rows"
             )
-        _enqueued(Client(dsn).resume_backfill(resume, progress=watch), as_json)
+        _enqueued(client_of(dsn).resume_backfill(resume, progress=watch), as_json)
         return
     if kind is None:
         raise ConfigError("KIND", "is missing", hint="Name the handler: forebay backfill reindex.")
-    rows = _rows(
-        query=query, table=table, columns=column, ids=ids, id_column=id_column, equal=equal,
-        between=between, where=where, params=param,
-    )  # fmt: skip
+    if rows is None:
+        raise ConfigError("--query", "or --table is needed: give exactly one of them")
     client, name, doubt = client_for(kind, queue=queue, app=app, dsn=dsn)
     options: JobOptionChanges = {"queue": name, "priority": priority, "tag": tag}
     if delay is not None:
@@ -149,67 +181,6 @@ def backfill(
     )  # fmt: skip
     _enqueued(count, as_json)
     warn(doubt)
-
-
-def _rows(
-    *,
-    query: str | None,
-    table: str | None,
-    columns: list[str] | None,
-    ids: str | None,
-    id_column: str,
-    equal: list[str] | None,
-    between: list[str] | None,
-    where: str | None,
-    params: list[str] | None,
-) -> Rows:
-    values = dict(_pair(text, "--param") for text in params) if params else None
-    if (query is None) == (table is None):
-        raise ConfigError("--query", "or --table is needed: give exactly one of them")
-    if query is not None:
-        if columns or ids or equal or between or where:
-            raise ConfigError(
-                "--query", "contains its conditions: the other filters are for --table"
-            )
-        return Rows.query(query, values)
-    bounds: dict[str, tuple[str | None, str | None]] = {}
-    for text in between or ():
-        name, value = _pair(text, "--between")
-        low, comma, high = value.partition(",")
-        if not comma:
-            raise ConfigError("--between", f"is {shown(text)}, not COLUMN=FROM,TO", value=text)
-        bounds[name] = (low.strip() or None, high.strip() or None)
-    named = dict(
-        _pair(text, "--column") if "=" in text else (text, text) for text in columns or [id_column]
-    )
-    return Rows(
-        str(table),
-        named,
-        ids=None if ids is None else _ids(ids),
-        id_column=id_column,
-        equal=dict(_pair(text, "--equal") for text in equal or ()),
-        between=bounds,
-        where=where,
-        params=values,
-    )
-
-
-def _ids(text: str) -> list[str]:
-    if text == "-":
-        text = sys.stdin.read()
-    elif text.startswith("@"):
-        try:
-            text = Path(text[1:]).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ConfigError("--ids", f"cannot be read: {error}", value=text) from None
-    return [each.strip() for line in text.splitlines() for each in line.split(",") if each.strip()]
-
-
-def _pair(text: str, flag: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found or not name:
-        raise ConfigError(flag, f"is {shown(text)}, not NAME=VALUE", value=text)
-    return name, value
 
 
 class _Progress:

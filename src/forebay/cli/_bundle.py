@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from forebay.cli._commands import option
+from forebay.cli._database import address_of
 from forebay.cli.options import Dsn, Json
-from forebay.cli.output import console, print_json
-from forebay.client import address_of
-from forebay.config import load_settings, masked_dsn
-from forebay.doctor.bundle import collect, unread, write
+from forebay.cli.output import print_json
+from forebay.cli.text import console
 from forebay.errors import ConfigError
 
 
@@ -29,8 +28,12 @@ def bundle(
 ) -> None:
     """Write one file for a bug report, without data of jobs.
 
-    It has no arguments, headers, tags, keys or results of jobs, and secrets are masked. It only reads the database.
+    It has no arguments, headers, tags, keys or results of jobs, and secrets are masked. It only
+    reads the database.
     """
+    from forebay.config import load_settings, masked_dsn
+    from forebay.doctor.bundle import collect, unread, write
+
     address = address_of(dsn)
     path = file or Path(f"forebay-bundle-{datetime.now(UTC):%Y%m%d-%H%M%S}.zip")
     settings: dict[str, Any] = {
@@ -56,4 +59,6 @@ def bundle(
 
 def _masked(value: object) -> object:
     """Return a setting without a password that an address in it may have."""
+    from forebay.config import masked_dsn
+
     return masked_dsn(value) if isinstance(value, str) and "://" in value else value

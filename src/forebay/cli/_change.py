@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Any, Final
-
-from rich.text import Text
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from forebay.cli._commands import Given, Together, argument, option
+from forebay.cli._database import client_of
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
     Dsn,
@@ -19,12 +18,16 @@ from forebay.cli.options import (
     instant,
     instant_or_age,
 )
-from forebay.cli.output import ago, console, facts_table, print_json
-from forebay.client import Client
+from forebay.cli.output import ago, facts_table, print_json
+from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
 from forebay.model.change import ChangeAct, ChangePlan, ChangeResult, JobFilter
 from forebay.model.status import CancelAnswer
 from forebay.model.text import counted
+
+if TYPE_CHECKING:
+    from forebay.client import Client
+
 
 #: Answers with which the exit code is 1 if jobs were named by id.
 _FAILED: Final = ("already ended", "unknown", "running", "ordering key", "expires before")
@@ -110,9 +113,9 @@ def cancel(
 ) -> None:
     """Cancel jobs, by their ids or by a filter.
 
-    A waiting job is cancelled. A running handler is requested to stop; if it finishes before, the job is done. A filter
-    works in steps; after an interruption, the same command finishes. Exit code 1: a named job has already ended, or does
-    not exist.
+    A waiting job is cancelled. A running handler is requested to stop; if it finishes before, the
+    job is done. A filter works in steps; after an interruption, the same command finishes. Exit
+    code 1: a named job has already ended, or does not exist.
     """
     if group is not None and which.ids is None:
         raise ConfigError("--group", "needs the ids of jobs: a filter cancels for all groups")
@@ -134,7 +137,8 @@ def retry(
 ) -> None:
     """Start scheduled and retrying jobs now, by their ids or by a filter.
 
-    They keep their attempts, errors and expiry. For a dead job: `forebay dead redrive --job JOB_ID`.
+    They keep their attempts, errors and expiry. For a dead job: `forebay dead redrive --job
+    JOB_ID`.
     """
     _act("retry", which, lambda client, token, note: client.retry_matching(which, token=token, progress=note),
          dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json)  # fmt: skip
@@ -155,8 +159,8 @@ def reschedule(
 ) -> None:
     """Let waiting jobs start at another time, by their ids or by a filter.
 
-    Ready jobs with an ordering key stay, because they would lose their place, and so do jobs that would expire before. The token of
-    a dry run covers the time: give --at.
+    Ready jobs with an ordering key stay, because they would lose their place, and so do jobs that
+    would expire before. The token of a dry run covers the time: give --at.
     """
     if (at is None) == (in_ is None):
         raise ConfigError("--at", "or --in is needed: give exactly one of them")
@@ -243,7 +247,7 @@ def _act(
     run_at: datetime | None = None,
     priority: int | None = None,
 ) -> None:
-    client = Client(dsn)
+    client = client_of(dsn)
     if dry_run:
         _print_plan(act, client.plan_change(act, which, run_at=run_at, priority=priority), as_json)
         return
@@ -299,7 +303,7 @@ def _print_plan(act: ChangeAct, plan: ChangePlan, as_json: bool) -> None:
 
 
 def _cancel_named(dsn: str | None, job_ids: list[int], group: str | None, *, as_json: bool) -> None:
-    client = Client(dsn)
+    client = client_of(dsn)
     answers = {job_id: client.cancel(job_id, group=group) for job_id in job_ids}
     if as_json:
         print_json([{"job_id": job_id, "answer": answer} for job_id, answer in answers.items()])

@@ -40,7 +40,8 @@ class Given(NamedTuple):
 class Together(NamedTuple):
     """Several options; the command receives what a function makes of them.
 
-    They are texts, None if not given, and the parameters of the function. One that the command declares itself is left out.
+    They are texts, None if not given, and the parameters of the function. One that the command
+    declares itself is left out.
     """
 
     make: Callable[..., Any]
@@ -148,7 +149,8 @@ class LazyCommands(Commands):
     """Commands in modules of this package, each loaded when it is called.
 
     Args:
-        table: of each command: its module and its function or group there, the heading in the help, and its help in one sentence.
+        table: of each command: its module and its function or group there, the heading in the help,
+            and its help in one sentence.
     """
 
     def __init__(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any
 
-from rich.text import Text
-
 from forebay.cli.options import Dsn, Json, setting_flags
-from forebay.cli.output import console, facts_table, print_json, table
-from forebay.config import DEFAULT, GROUPS, load_settings, resolve_address
+from forebay.cli.output import facts_table, print_json, table
+from forebay.cli.text import Text, console
+from forebay.config import GROUPS
 from forebay.errors import ConfigError
 
 
@@ -23,6 +22,8 @@ def config(
 
     The flags are those of the other commands: use them to see their effect.
     """
+    from forebay.config import DEFAULT, load_settings, resolve_address
+
     settings = load_settings(flags)
     try:
         address = resolve_address(dsn, os.environ)

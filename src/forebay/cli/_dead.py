@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from rich.padding import Padding
-from rich.text import Text
-
 from forebay.cli._commands import Commands, argument, option
+from forebay.cli._database import client_of
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
     Dsn,
@@ -24,7 +22,6 @@ from forebay.cli.options import (
 from forebay.cli.output import (
     ago,
     attempt_of,
-    console,
     facts_table,
     failure_headline,
     json_text,
@@ -34,7 +31,7 @@ from forebay.cli.output import (
     print_json,
     table,
 )
-from forebay.client import Client
+from forebay.cli.text import Table, Text, console
 from forebay.errors import ConfigError, DeadLetterNotFound
 
 if TYPE_CHECKING:
@@ -79,7 +76,7 @@ def list_(
     if redriven and all_:
         raise ConfigError("dead list", "takes --redriven or --all, not both")
     which: Literal[True, "any"] | None = True if redriven else "any" if all_ else None
-    found = Client(dsn).dead_letters(
+    found = client_of(dsn).dead_letters(
         queue=queue,
         kind=kind,
         reason=cast("Reason | None", reason),
@@ -138,7 +135,7 @@ def show(
             "takes DEAD_ID or --job: exactly one of them",
             hint="`forebay dead show 7`, or `forebay dead show --job 4`.",
         )
-    client = Client(dsn)
+    client = client_of(dsn)
     if dead_id is not None:
         letter = client.dead_letter(dead_id)
         if as_json:
@@ -172,7 +169,7 @@ def _print_letter(letter: DeadLetter) -> None:
         out.print()
         out.print(failure_headline(failure))
         if failure.traceback:
-            out.print(Padding(Text(failure.traceback.rstrip(), style="dim"), (0, 0, 0, 2)))
+            out.print(Text(failure.traceback.rstrip(), style="dim"), indent=2)
 
 
 @commands.add("groups")
@@ -186,9 +183,10 @@ def groups(
 ) -> None:
     """Group dead letters that were not redriven by cause: kind, class of the error, and function that raised it.
 
-    The last column is the newest dead letter; the line below has the function and the message of its last error.
+    The last column is the newest dead letter; the line below has the function and the message of
+    its last error.
     """
-    found = Client(dsn).dead_groups(queue=queue, kind=kind, cause=cause)
+    found = client_of(dsn).dead_groups(queue=queue, kind=kind, cause=cause)
     if as_json:
         print_json(found)
         return
@@ -220,7 +218,7 @@ def groups(
         message = (each.message or "").strip().partition("\n")[0]
         parts = (f"in {each.place}" if each.place else "", message, muted)
         line = one_line(": ".join(part for part in parts if part) or each.reason)
-        out.print(f"{each.cause}  {line}", overflow="ellipsis", no_wrap=True, markup=False)
+        out.print(f"{each.cause}  {line}", cut=True)
 
 
 @commands.add("mute")
@@ -237,7 +235,7 @@ def mute(
 
     They are recorded and counted as before. Workers know it from their next heartbeat on.
     """
-    until = Client(dsn).mute_cause(
+    until = client_of(dsn).mute_cause(
         cause, None if duration_ is None else duration(duration_, "--for")
     )
     if as_json:
@@ -249,7 +247,7 @@ def mute(
 @commands.add("unmute")
 def unmute(cause: OneCause, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Let the deaths of a cause be errors in the log again."""
-    was_muted = Client(dsn).unmute_cause(cause)
+    was_muted = client_of(dsn).unmute_cause(cause)
     if as_json:
         print_json({"cause": cause, "was_muted": was_muted})
     else:
@@ -266,7 +264,7 @@ def summary(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> N
 
     Open are those that exist and were not redriven; last is the day of the last death.
     """
-    found = Client(dsn).dead_summary(queue)
+    found = client_of(dsn).dead_summary(queue)
     if as_json:
         print_json(found)
         return
@@ -315,7 +313,7 @@ def keep(
         )
     if inherit and queue is None:
         raise ConfigError("dead keep", "--inherit needs --queue")
-    before = Client(dsn).keep_dead(queue, days=days, inherit=inherit)
+    before = client_of(dsn).keep_dead(queue, days=days, inherit=inherit)
     if as_json:
         print_json({"queue": queue, "days": days, "inherit": inherit, "before": before})
         return
@@ -371,7 +369,7 @@ def redrive(
             "takes ids, --all or filters: exactly one of them",
             hint="`forebay dead redrive --kind send_mail`, or `forebay dead redrive 7 8`.",
         )
-    client = Client(dsn)
+    client = client_of(dsn)
     if dead_ids:
         made = {dead_id: client.redrive(dead_id) for dead_id in dead_ids}
         if as_json:
@@ -395,7 +393,7 @@ def skip(
     as_json: Json = False,
 ) -> None:
     """Free the ordering keys that dead letters hold, without running their jobs. The dead letters stay."""
-    client = Client(dsn)
+    client = client_of(dsn)
     held = {dead_id: client.skip_dead(dead_id) for dead_id in dead_ids}
     if as_json:
         print_json([{"dead_id": dead, "held_key": was} for dead, was in held.items()])
@@ -428,7 +426,7 @@ def purge(
     which += f" older than {older_than}" if older_than else ""
     if not yes and not confirmed(f"Delete dead letters{which}?"):
         raise SystemExit(ExitCode.FAILED)
-    count = Client(dsn).purge_dead(age, queue=queue, cause=cause)
+    count = client_of(dsn).purge_dead(age, queue=queue, cause=cause)
     if as_json:
         print_json({"purged": count})
     else:
@@ -443,7 +441,7 @@ def _last_error(letter: DeadLetter) -> str:
     return ": ".join(part for part in (last.type, line) if part) or last.outcome
 
 
-def _facts(letter: DeadLetter) -> object:
+def _facts(letter: DeadLetter) -> Table:
     rows = facts_table()
     rows.add_row("dead letter", Text(str(letter.dead_id), style="bold"))
     rows.add_row("job", f"{letter.job_id}  {letter.kind}")

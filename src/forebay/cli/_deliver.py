@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final
 
-from forebay.app import App
 from forebay.cli._commands import option
 from forebay.cli._serving import delivering_workers, run_and_report, set_up_log
 from forebay.cli._worker import LogForm, LogLevel
 from forebay.cli.options import Dsn, Json, setting_flags
-from forebay.config import load_settings
 from forebay.errors import ConfigError
-from forebay.sending import SLOTS_DEFAULT
 
 _SLOTS_MAX: Final = 10_000
 
@@ -20,7 +17,7 @@ def deliver(
     *,
     concurrency: Annotated[
         int, option("--concurrency N", "Deliveries in hand at once: 1 to 10,000.")
-    ] = SLOTS_DEFAULT,
+    ] = 500,
     until_idle: Annotated[
         bool, option("--until-idle", "Exit when all events are expanded and sent.")
     ] = False,
@@ -35,6 +32,9 @@ def deliver(
     Needs no application. Any number of processes may run. On SIGTERM or Ctrl-C it waits up to
     grace_seconds (30) for running calls. A second signal stops it at once.
     """
+    from forebay.app import App
+    from forebay.config import load_settings
+
     set_up_log(log_level, log_format)
     if not 1 <= concurrency <= _SLOTS_MAX:
         raise ConfigError("--concurrency", f"is {concurrency}, not within 1 to {_SLOTS_MAX:,}")

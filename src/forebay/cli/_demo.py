@@ -7,7 +7,7 @@ from typing import Annotated
 from forebay.cli._commands import option
 from forebay.cli.exit import ExitCode, ended_in_order
 from forebay.cli.options import Json
-from forebay.cli.output import console, print_json
+from forebay.cli.output import print_json
 
 
 def demo(
@@ -17,13 +17,14 @@ def demo(
 ) -> None:
     """Run jobs, kill a worker half-way, and count what was lost. The jobs parse the Python standard library.
 
-    The demo starts a temporary PostgreSQL server. It exits with 0 only if no job was lost, none ran without its commit,
-    and none took effect twice.
+    The demo starts a temporary PostgreSQL server. It exits with 0 only if no job was lost, none ran
+    without its commit, and none took effect twice.
     """
+    from forebay.cli.live import live_console
     from forebay.demo import run_demo
 
     with ended_in_order():
-        result = run_demo(console(stderr=as_json), keep=keep)
+        result = run_demo(live_console(stderr=as_json), keep=keep)
     if as_json:
         print_json(result)
     if not result.is_right:

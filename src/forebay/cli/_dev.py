@@ -8,8 +8,6 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.text import Text
-
 from forebay.cli._apply import print_differences
 from forebay.cli._commands import argument, option
 from forebay.cli._load import check_place, load_app
@@ -18,16 +16,13 @@ from forebay.cli._served import check_queues_of_worker
 from forebay.cli._serving import run_and_report, set_up_log, workers_of
 from forebay.cli._worker import LogForm, LogLevel
 from forebay.cli.options import setting_flags
-from forebay.cli.output import console
-from forebay.config import load_settings
-from forebay.embedded import EmbeddedServer, Project, default_server, sessions_of
+from forebay.cli.text import Text, console
 from forebay.errors import ForebayError
-from forebay.upgrade.migrate import migrate
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from forebay.cli.text import Console
     from forebay.config import Settings
+    from forebay.embedded import EmbeddedServer, Project
 
 
 def dev(
@@ -56,10 +51,15 @@ def dev(
 ) -> None:
     """Start a local PostgreSQL server, and migrate this project's database; run a worker if an application is named.
 
-    Each project has a database. The address `embedded` refers to it, in every command and script below the project's
-    folder. Ctrl-C stops the worker, and the server if this command started it and no other program uses it. The data is
-    kept until --reset. Queues that the application declares are applied.
+    Each project has a database. The address `embedded` refers to it, in every command and script
+    below the project's folder. Ctrl-C stops the worker, and the server if this command started it
+    and no other program uses it. The data is kept until --reset. Queues that the application
+    declares are applied.
     """
+    from forebay.config import load_settings
+    from forebay.embedded import Project, default_server
+    from forebay.upgrade.migrate import migrate
+
     set_up_log(log_level, log_format)
     settings = load_settings(flags)
     if only_worker is not None and app is not None:
@@ -124,6 +124,8 @@ def _work(app: str, dsn: str, settings: Settings) -> None:
 
 
 def _stop_unless_used(server: EmbeddedServer, out: Console) -> None:
+    from forebay.embedded import sessions_of
+
     try:
         others = sessions_of(server)
     except ForebayError:

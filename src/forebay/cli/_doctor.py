@@ -6,24 +6,19 @@ import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Final
 
-from rich.table import Table
-from rich.text import Text
-
 from forebay.cli._commands import option
+from forebay.cli._database import address_of
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json
-from forebay.cli.output import console, print_json
-from forebay.client import address_of
-from forebay.config import masked_dsn
-from forebay.doctor import Finding, Level
-from forebay.doctor.examine import examine, examine_job
+from forebay.cli.output import print_json
+from forebay.cli.text import Table, Text, console
+from forebay.doctor import Level
 from forebay.model.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rich.console import RenderableType
-
+    from forebay.doctor import Finding
     from forebay.model.explanation import Explanation
 
 _MARKS: Final = {
@@ -43,8 +38,12 @@ def doctor(
 ) -> None:
     """Find problems of the database, or why a job does not run.
 
-    The doctor only reads, and briefly: run it at any time. It exits with 1 if it finds an error, or no such job.
+    The doctor only reads, and briefly: run it at any time. It exits with 1 if it finds an error, or
+    no such job.
     """
+    from forebay.config import masked_dsn
+    from forebay.doctor.examine import examine, examine_job
+
     address = address_of(dsn)
     if job is not None:
         _explain(job, asyncio.run(examine_job(address, job)), as_json)
@@ -79,10 +78,10 @@ def _explain(job_id: int, found: Sequence[Explanation], as_json: bool) -> None:
             out.print(Text(f"job {job_id}{group}", style="bold"))
             # The answer of the last question follows as a sentence.
             passed = one.steps if one.cause in ("soon", "trouble") else one.steps[:-1]
-            rows = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
+            rows = Table(gap=1)
             rows.add_column(no_wrap=True)
             rows.add_column(no_wrap=True, style="dim")
-            rows.add_column(overflow="fold", style="dim")
+            rows.add_column(style="dim")
             for step in passed:
                 rows.add_row(Text("✓", style="green"), step.question, Text(step.answer))
             if passed:
@@ -101,11 +100,11 @@ def answer_text(explanation: Explanation) -> Text:
     return text
 
 
-def _report(found: Sequence[Finding]) -> RenderableType:
-    rows = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
+def _report(found: Sequence[Finding]) -> Table:
+    rows = Table(gap=1)
     rows.add_column(no_wrap=True)
     rows.add_column(no_wrap=True)
-    rows.add_column(overflow="fold")
+    rows.add_column()
     # The worst last, next to the prompt when the command has ended.
     ordered = sorted(found, key=lambda finding: -finding.level.rank)
     for finding, following in zip(ordered, [*ordered[1:], None], strict=True):
@@ -124,15 +123,12 @@ def _report(found: Sequence[Finding]) -> RenderableType:
 
 def _summary(found: Sequence[Finding], *, verbose: bool) -> Text:
     counts = Counter(finding.level for finding in found)
-    line = Text()
-    for level in Level:
-        if level is Level.OK or not counts[level]:
-            continue
-        noun = level if counts[level] == 1 else f"{level}s"
-        line = Text(f"{counts[level]} {noun}", _MARKS[level][1]) + (
-            Text(", ") + line if line else line
-        )
-    line = line or Text("no problems found", style="bold green")
+    problems = [
+        Text(f"{counts[level]} {level if counts[level] == 1 else f'{level}s'}", _MARKS[level][1])
+        for level in reversed(Level)
+        if level is not Level.OK and counts[level]
+    ]
+    line = Text(", ").join(problems) if problems else Text("no problems found", style="bold green")
     if not verbose:
         line.append(
             f"; {counted(counts[Level.OK], 'check')} passed, -v shows them", style="dim not bold"

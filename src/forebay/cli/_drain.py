@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from forebay.app import App
 from forebay.cli._commands import argument, option
 from forebay.cli._load import load_app
 from forebay.cli._serving import announced, run_and_report, set_up_log
 from forebay.cli._worker import LogForm, LogLevel
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import AppDir, Dsn, Json, setting_flags
-from forebay.cli.output import console, print_json, table
-from forebay.config import load_settings
+from forebay.cli.output import print_json, table
+from forebay.cli.text import console
 from forebay.errors import ConfigError, shown
-from forebay.sending import Drain, drains_of
-from forebay.sinks import make_sink, sink_types
+
+if TYPE_CHECKING:
+    from forebay.app import App
+    from forebay.sending import Drain
 
 
 def drain(
@@ -60,9 +61,11 @@ def drain(
 ) -> None:
     """Send the jobs of queues to brokers, streams and other task queues.
 
-    Name an application that declares drains, or give --queue, --sink and --set. On SIGTERM or Ctrl-C it waits up to
-    grace_seconds (30) for running calls. A second signal stops it at once.
+    Name an application that declares drains, or give --queue, --sink and --set. On SIGTERM or
+    Ctrl-C it waits up to grace_seconds (30) for running calls. A second signal stops it at once.
     """
+    from forebay.config import load_settings
+
     set_up_log(log_level, log_format)
     settings = load_settings(flags)
     if app is None:
@@ -109,6 +112,8 @@ def _audit(drains: list[Drain], dsn: str, *, as_json: bool) -> None:
 
 
 def _chosen(app: App, names: list[str]) -> list[Drain]:
+    from forebay.sending import drains_of
+
     declared = drains_of(app)
     if not declared:
         raise ConfigError(
@@ -137,6 +142,10 @@ def _without_app(
     concurrency: int,
     verify: bool,
 ) -> tuple[App, list[Drain]]:
+    from forebay.app import App
+    from forebay.sending import Drain
+    from forebay.sinks import make_sink, sink_types
+
     if queue is None or sink is None:
         raise ConfigError(
             "--sink" if sink is None else "--queue",

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Annotated, Any, Final
-
-from rich.text import Text
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from forebay.cli._commands import Commands, argument, option
+from forebay.cli._database import client_of
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, duration, instant_or_age, json_object
-from forebay.cli.output import ago, console, facts_table, moment, one_line, print_json, table
-from forebay.client import Client
+from forebay.cli.output import ago, facts_table, moment, one_line, print_json, table
+from forebay.cli.text import Table, Text, console
 from forebay.errors import ConfigError, shown
-from forebay.model.endpoints import Endpoint
 from forebay.model.status import JobStatus
 from forebay.policy.retry import human_duration
-from forebay.sending import PRESETS, as_retries
+
+if TYPE_CHECKING:
+    from forebay.client import Client
+    from forebay.model.endpoints import Endpoint
 
 commands = Commands()
 
@@ -74,7 +75,7 @@ KeepsResponse = Annotated[
 @commands.add("list")
 def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
     """List the endpoints with their health: breaker, waiting deliveries, rate, latency, last error."""
-    found = Client(dsn).endpoints()
+    found = client_of(dsn).endpoints()
     if as_json:
         print_json(found)
         return
@@ -103,7 +104,7 @@ def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
 @commands.add("show")
 def show(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Show the settings and the health of one endpoint."""
-    found = Client(dsn).endpoint(name)
+    found = client_of(dsn).endpoint(name)
     if as_json:
         print_json(found)
     else:
@@ -143,7 +144,9 @@ def create(
         max_age=max_age,
         keeps_response=keeps_response,
     )
-    endpoint_id = Client(dsn).create_endpoint(name, sink, _config(config, setting) or {}, **options)
+    endpoint_id = client_of(dsn).create_endpoint(
+        name, sink, _config(config, setting) or {}, **options
+    )
     if as_json:
         print_json({"endpoint": name, "endpoint_id": endpoint_id})
     else:
@@ -177,7 +180,7 @@ def alter(
 
     --set changes single settings of the sink; --config replaces all of them.
     """
-    client = Client(dsn)
+    client = client_of(dsn)
     changes = _options(
         retry=retry,
         rate=rate,
@@ -214,7 +217,7 @@ def drop(
     as_json: Json = False,
 ) -> None:
     """Drop an endpoint, with its subscriptions."""
-    Client(dsn).drop_endpoint(name, discard=discard)
+    client_of(dsn).drop_endpoint(name, discard=discard)
     if as_json:
         print_json({"endpoint": name, "dropped": True})
     else:
@@ -224,7 +227,7 @@ def drop(
 @commands.add("enable")
 def enable(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Enable an endpoint: deliveries that wait are sent. Events published meanwhile are not delivered."""
-    changed = Client(dsn).enable_endpoint(name)
+    changed = client_of(dsn).enable_endpoint(name)
     if as_json:
         print_json({"endpoint": name, "enabled": changed})
     else:
@@ -240,7 +243,7 @@ def disable(
     as_json: Json = False,
 ) -> None:
     """Disable an endpoint: its deliveries wait, and new events are not delivered to it."""
-    changed = Client(dsn).disable_endpoint(name, why)
+    changed = client_of(dsn).disable_endpoint(name, why)
     if as_json:
         print_json({"endpoint": name, "disabled": changed})
     else:
@@ -250,7 +253,7 @@ def disable(
 @commands.add("reset")
 def reset(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Close the breaker of an endpoint, and count its failures from 0."""
-    was_open = Client(dsn).reset_endpoint(name)
+    was_open = client_of(dsn).reset_endpoint(name)
     if as_json:
         print_json({"endpoint": name, "reset": was_open})
     else:
@@ -271,7 +274,7 @@ def rotate_secret(
     as_json: Json = False,
 ) -> None:
     """Sign messages with a new secret; for a grace period the old secrets sign too."""
-    Client(dsn).rotate_secret(name, secret, grace=duration(grace, "--grace"))
+    client_of(dsn).rotate_secret(name, secret, grace=duration(grace, "--grace"))
     if as_json:
         print_json({"endpoint": name, "secret": secret})
     else:
@@ -289,7 +292,7 @@ def send_test(
     as_json: Json = False,
 ) -> None:
     """Send a test message of the kind forebay.test to an endpoint, and wait for the answer."""
-    client = Client(dsn)
+    client = client_of(dsn)
     job_id = client.test_endpoint(name)
     deadline = time.monotonic() + wait
     (job,) = client.job(job_id)
@@ -324,7 +327,7 @@ def replay(
     """Deliver the published events of a time again, by the subscriptions of now."""
     begin = instant_or_age(since, "--since")
     assert begin is not None
-    job_id = Client(dsn).replay_endpoint(name, begin, instant_or_age(until, "--until"))
+    job_id = client_of(dsn).replay_endpoint(name, begin, instant_or_age(until, "--until"))
     if as_json:
         print_json({"endpoint": name, "job_id": job_id})
     else:
@@ -334,7 +337,7 @@ def replay(
 @commands.add("redrive")
 def redrive(name: Name, *, limit: Most = None, dsn: Dsn = None, as_json: Json = False) -> None:
     """Send the dead letters of an endpoint again."""
-    count = Client(dsn).redrive_endpoint(name, limit=limit)
+    count = client_of(dsn).redrive_endpoint(name, limit=limit)
     if as_json:
         print_json({"endpoint": name, "redriven": count})
     else:
@@ -412,7 +415,7 @@ def _rate(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.2g}"
 
 
-def _facts(each: Endpoint) -> object:
+def _facts(each: Endpoint) -> Table:
     rows = facts_table()
     rows.add_row("endpoint", Text(each.name, style="bold"))
     rows.add_row("state", _state(each))
@@ -455,6 +458,8 @@ def _facts(each: Endpoint) -> object:
 
 def _retry_text(retry: str | list[float]) -> str:
     """Return the policy with its total: 10 tries over 75 h 35 min."""
+    from forebay.sending import PRESETS, as_retries
+
     if isinstance(retry, str):
         return f"{retry}: {as_retries(retry)}" if retry in PRESETS else retry
     delays = f"after {', '.join(f'{s:g}' for s in retry)} s: " if retry else ""

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, cast
 
-from forebay.cli._commands import argument, option
+from forebay.cli._commands import Together, argument, option
 from forebay.cli._served import client_for, warn
-from forebay.cli.options import Dsn, Json, duration, instant, json_object
-from forebay.cli.output import console, print_json
-from forebay.errors import ConfigError, shown
+from forebay.cli.options import Dsn, Json, duration, instant, json_object, pair
+from forebay.cli.output import print_json
+from forebay.cli.text import console
 from forebay.model import JobOptionChanges
 from forebay.model.unique import unique_from
 
 
-def enqueue(
-    kind: Annotated[str, argument("KIND", "Kind of the job.")],
-    args: Annotated[
-        str | None, argument("[JSON]", "Arguments, a JSON object; `-` reads it from stdin.")
-    ] = None,
+def _options(
     *,
-    app: Annotated[
-        str | None,
-        option(
-            "--app MODULE:APP", "The application: the job gets the queue and options of its kind."
-        ),
-    ] = None,
-    queue: Annotated[
-        str | None, option("--queue QUEUE", "Queue of the job. Default: that of the kind.")
-    ] = None,
     priority: Annotated[
         int | None,
         option(
@@ -77,36 +64,49 @@ def enqueue(
             "Tenant of the job: jobs of a queue with the same key share the limits per key.",
         ),
     ] = None,
+) -> JobOptionChanges:
+    given = {
+        "priority": priority,
+        "delay": duration(delay, "delay"),
+        "run_at": instant(run_at, "run_at"),
+        "expires_at": instant(expires_at, "expires_at"),
+        "max_attempts": max_attempts,
+        "tag": tag,
+        "correlation_id": correlation_id,
+        "ordering_key": ordering_key,
+        "limit_key": limit_key,
+        "headers": dict(pair(text, "--header") for text in header) if header else None,
+        "unique": None if unique is None else unique_from(json_object(unique, "--unique")),
+    }
+    return cast(
+        "JobOptionChanges", {name: value for name, value in given.items() if value is not None}
+    )
+
+
+def enqueue(
+    kind: Annotated[str, argument("KIND", "Kind of the job.")],
+    args: Annotated[
+        str | None, argument("[JSON]", "Arguments, a JSON object; `-` reads it from stdin.")
+    ] = None,
+    *,
+    app: Annotated[
+        str | None,
+        option(
+            "--app MODULE:APP", "The application: the job gets the queue and options of its kind."
+        ),
+    ] = None,
+    queue: Annotated[
+        str | None, option("--queue QUEUE", "Queue of the job. Default: that of the kind.")
+    ] = None,
+    options: Annotated[JobOptionChanges, Together(_options)],
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
     """Enqueue a job by the name of its kind, and commit it.
 
-    Without --app and --queue, the job goes to the queue that the workers of its kind have declared in the database.
+    Without --app and --queue, the job goes to the queue that the workers of its kind have declared
+    in the database.
     """
-    options: JobOptionChanges = {}
-    if priority is not None:
-        options["priority"] = priority
-    if delay is not None:
-        options["delay"] = duration(delay, "delay")
-    if run_at is not None:
-        options["run_at"] = instant(run_at, "run_at")
-    if expires_at is not None:
-        options["expires_at"] = instant(expires_at, "expires_at")
-    if max_attempts is not None:
-        options["max_attempts"] = max_attempts
-    if tag is not None:
-        options["tag"] = tag
-    if correlation_id is not None:
-        options["correlation_id"] = correlation_id
-    if ordering_key is not None:
-        options["ordering_key"] = ordering_key
-    if limit_key is not None:
-        options["limit_key"] = limit_key
-    if header:
-        options["headers"] = dict(_pair(text) for text in header)
-    if unique is not None:
-        options["unique"] = unique_from(json_object(unique, "--unique"))
     client, name, doubt = client_for(kind, queue=queue, app=app, dsn=dsn)
     options["queue"] = name
     job_id = client.enqueue_now(kind, json_object(args, "args"), **options)
@@ -117,10 +117,3 @@ def enqueue(
         console().print(f"job {job_id} already has this key in queue {name}: nothing was enqueued")
     else:
         console().print(f"enqueued job {job_id} in queue {name}")
-
-
-def _pair(text: str) -> tuple[str, str]:
-    name, found, value = text.partition("=")
-    if not found or not name:
-        raise ConfigError("--header", f"is {shown(text)}, not NAME=VALUE", value=text)
-    return name, value

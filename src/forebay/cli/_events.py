@@ -6,9 +6,10 @@ import json
 from typing import TYPE_CHECKING, Annotated
 
 from forebay.cli._commands import Commands, option
+from forebay.cli._database import client_of
 from forebay.cli.options import Dsn, Json, Limit, Queue, instant_or_age
-from forebay.cli.output import ago, console, one_line, print_json, table
-from forebay.client import Client
+from forebay.cli.output import ago, one_line, print_json, table
+from forebay.cli.text import console
 
 if TYPE_CHECKING:
     from forebay.model.events import Event
@@ -38,10 +39,10 @@ def list_(
 ) -> None:
     """List what operators did, newest first.
 
-    Every act is there: pause, resume, limit, shard, cancel, redrive, purge, keep, configure, adopt, groups opened by name
-    or closed, backfills, and what the guard ended.
+    Every act is there: pause, resume, limit, shard, cancel, redrive, purge, keep, configure, adopt,
+    groups opened by name or closed, backfills, and what the guard ended.
     """
-    found = Client(dsn).events(
+    found = client_of(dsn).events(
         queue=queue,
         act=act,
         since=instant_or_age(since, "--since"),

@@ -32,7 +32,8 @@ _TYPES: Final = {
     "bool": "bool",
 }
 
-#: The columns of a Parquet file: the attributes of ``JobStatus`` and their types. Objects are JSON texts.
+#: The columns of a Parquet file: the attributes of ``JobStatus`` and their types. Objects are JSON
+#: texts.
 _COLUMNS: Final = {
     field.name: _TYPES.get(str(field.type).removesuffix(" | None"), "json")
     for field in fields(JobStatus)
@@ -123,7 +124,7 @@ def _library(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
+        if str(error.name).partition(".")[0] != module.partition(".")[0]:
             raise
         raise ConfigError(
             "--format",
@@ -151,8 +152,9 @@ def check_format(file_format: Format) -> None:
 def complete_file(path: Path) -> Iterator[IO[Any]]:
     """Open a file for writing that gets its name when the block is left without an error.
 
-    Until then it is named ``NAME.part``; after an error this file is removed. The data are on the disk before the name is, so a
-    crash leaves the complete file or none of this name. A file of this name is replaced.
+    Until then it is named ``NAME.part``; after an error this file is removed. The data are on the
+    disk before the name is, so a crash leaves the complete file or none of this name. A file of
+    this name is replaced.
     """
     part = path.with_name(path.name + ".part")
     try:

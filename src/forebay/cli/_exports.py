@@ -7,14 +7,13 @@ import fcntl
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
-from rich.text import Text
-
 from forebay.cli._commands import Commands, argument, option
+from forebay.cli._database import client_of
 from forebay.cli._export_files import Format, check_format, complete_file, writer
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, duration
-from forebay.cli.output import ago, console, print_json, table
-from forebay.client import Client
+from forebay.cli.output import ago, print_json, table
+from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
 from forebay.model.text import counted
 from forebay.policy.retry import human_duration
@@ -22,6 +21,7 @@ from forebay.policy.retry import human_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from forebay.client import Client
     from forebay.model.exports import Export, SegmentToExport
 
 commands = Commands()
@@ -44,14 +44,15 @@ def create(
 ) -> None:
     """Let retention wait until an export has written a segment.
 
-    The time begins when retention would have emptied the segment. When it is over, the segment is emptied, and the alert 'export' says so.
+    The time begins when retention would have emptied the segment. When it is over, the segment is
+    emptied, and the alert 'export' says so.
     """
     length = duration(hold, "--hold")
     assert length is not None
     hours = length.total_seconds() / 3600
     if hours != int(hours):
         raise ConfigError("--hold", f"is not a number of hours: {hold}", value=hold)
-    Client(dsn).create_export(name, hold_hours=int(hours))
+    client_of(dsn).create_export(name, hold_hours=int(hours))
     if as_json:
         print_json({"name": name, "hold_hours": int(hours)})
     else:
@@ -61,7 +62,7 @@ def create(
 @commands.add("drop")
 def drop(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Let no segment wait for an export any more. Its files stay."""
-    if not Client(dsn).drop_export(name):
+    if not client_of(dsn).drop_export(name):
         raise ConfigError("NAME", f"is no export: {name}", value=name)
     if as_json:
         print_json({"name": name})
@@ -72,7 +73,7 @@ def drop(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
 @commands.add("list")
 def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
     """List exports: what each has written, and which segments wait for it."""
-    found = Client(dsn).exports()
+    found = client_of(dsn).exports()
     if as_json:
         print_json(found)
         return
@@ -110,13 +111,13 @@ def run(
 ) -> None:
     """Write each full segment that the export has not written to a file NAME-SEGMENT, and mark it.
 
-    A file has the ended jobs of its segment, a line for each group. Run it regularly, for example each hour. After an interruption the
-    segment is written again.
+    A file has the ended jobs of its segment, a line for each group. Run it regularly, for example
+    each hour. After an interruption the segment is written again.
     """
     check_format(file_format)
     if not directory.is_dir():
         raise ConfigError("DIRECTORY", f"is no directory: {directory}", value=str(directory))
-    client, written = Client(dsn), []
+    client, written = client_of(dsn), []
     with _alone(directory / f".{name}.lock"):
         while (segment := client.next_to_export(name)) is not None:
             path = directory / f"{name}-{segment.segment_id:08}.{file_format}"

@@ -6,18 +6,14 @@ import time
 from collections.abc import Collection
 from typing import Annotated, Final
 
-from rich.text import Text
-
 from forebay.cli._commands import Commands, argument, option
+from forebay.cli._database import address_of, client_of
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, Queue
-from forebay.cli.output import ago, console, print_json, table
-from forebay.client import Client, address_of
-from forebay.db.own import run_own
-from forebay.doctor import human_bytes
+from forebay.cli.output import ago, print_json, table
+from forebay.cli.text import Text, console
 from forebay.model.groups import ClosedGroup, GroupOverview
 from forebay.model.text import counted
-from forebay.ops.queues import continue_closing
 
 commands = Commands()
 
@@ -31,7 +27,9 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
 
     The command reads every waiting job: seconds for millions of jobs.
     """
-    found = Client(dsn).groups(queue)
+    from forebay.doctor import human_bytes
+
+    found = client_of(dsn).groups(queue)
     if as_json:
         print_json(found)
         return
@@ -76,10 +74,10 @@ def close(
 ) -> None:
     """Close a consumer group: cancel the jobs that wait for it and release what only it keeps.
 
-    Running jobs finish first. Other groups and dead letters are not changed. Without workers, the command does all
-    steps itself. If it is interrupted, the workers continue.
+    Running jobs finish first. Other groups and dead letters are not changed. Without workers, the
+    command does all steps itself. If it is interrupted, the workers continue.
     """
-    report = Client(dsn).close_group(queue, name, force=force, dry_run=dry_run)
+    report = client_of(dsn).close_group(queue, name, force=force, dry_run=dry_run)
     is_closed = not dry_run and are_closed(queue, [name], dsn, wait)
     if as_json:
         print_json(
@@ -105,9 +103,12 @@ def close(
 
 def are_closed(queue: str, names: Collection[str], dsn: str | None, wait_seconds: float) -> bool:
     """Do the steps that close groups; return whether the groups of these names were closed in time."""
+    from forebay.db.own import run_own
+    from forebay.ops.queues import continue_closing
+
     deadline = time.monotonic() + wait_seconds
     address = address_of(dsn)
-    client = Client(dsn)
+    client = client_of(dsn)
     while True:
         while run_own(address, continue_closing()):
             pass
@@ -129,6 +130,8 @@ def _note(group: GroupOverview) -> str:
 
 
 def _effects(report: ClosedGroup) -> str:
+    from forebay.doctor import human_bytes
+
     size = f", {human_bytes(report.bytes)}" if report.segments else ""
     return (
         f"  cancelled: {counted(report.cancelled, 'waiting job')}\n"

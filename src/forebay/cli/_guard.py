@@ -9,29 +9,22 @@ from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
-from rich.table import Table
-from rich.text import Text
-
 from forebay.cli._commands import option
+from forebay.cli._database import address_of
 from forebay.cli._serving import set_up_log
 from forebay.cli.exit import ExitCode, is_database_error
 from forebay.cli.options import Dsn, Json, duration
-from forebay.cli.output import console, print_json
-from forebay.client import address_of
-from forebay.config import masked_dsn
+from forebay.cli.output import print_json
+from forebay.cli.text import Table, Text, console
 from forebay.errors import ConfigError, DatabaseUnavailable, ForebayError, shown
-from forebay.guard.holders import described_ranges
-from forebay.guard.rules import Rule
-from forebay.guard.run import guard as look
 from forebay.model.text import counted, logger
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rich.console import RenderableType
-
     from forebay.guard.operations import Found, GuardPass
+    from forebay.guard.rules import Rule
 
 log = logger("forebay.cli")
 
@@ -91,10 +84,14 @@ def guard(
 ) -> None:
     """List sessions that block clean-up; optionally cancel or terminate them.
 
-    It examines active sessions, sessions idle in a transaction, handlers, prepared transactions, replication slots and
-    standbys. Without --act or --rollback-prepared it only reports. Each action is recorded in forebay.guard_event
-    before it is taken. The exit code is 1 if something older than the limit remains.
+    It examines active sessions, sessions idle in a transaction, handlers, prepared transactions,
+    replication slots and standbys. Without --act or --rollback-prepared it only reports. Each
+    action is recorded in forebay.guard_event before it is taken. The exit code is 1 if something
+    older than the limit remains.
     """
+    from forebay.guard.rules import Rule
+    from forebay.guard.run import guard as look
+
     limit, pause = duration(older_than, "--older-than"), duration(every, "--every")
     if act not in {None, "cancel", "terminate"}:
         raise ConfigError("--act", f"is {shown(act)}, not cancel or terminate", value=act)
@@ -134,6 +131,8 @@ async def _watch(
     address: str, replicas: list[str], rule: Rule, pause: float, *, dry_run: bool, as_json: bool
 ) -> None:
     """Repeat until SIGTERM or SIGINT; wait for a primary server that is unavailable."""
+    from forebay.guard.run import guard as look
+
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -145,7 +144,8 @@ async def _watch(
             try:
                 seen = await look(address, replicas, rule, dry_run=dry_run)
             except Exception as error:
-                # An error of the first pass is permanent; a later one may be temporary, as a failover is.
+                # An error of the first pass is permanent; a later one may be temporary, as a
+                # failover is.
                 is_ours = isinstance(error, ForebayError) or is_database_error(error)
                 if not is_ours or (is_first and not isinstance(error, DatabaseUnavailable)):
                     raise
@@ -185,6 +185,8 @@ def _log_news(seen: GuardPass, logged: set[object], rule: Rule, *, dry_run: bool
 
 
 def _print(seen: GuardPass, rule: Rule, address: str, *, dry_run: bool, as_json: bool) -> None:
+    from forebay.config import masked_dsn
+
     if as_json:
         print_json(
             {
@@ -205,11 +207,12 @@ def _print(seen: GuardPass, rule: Rule, address: str, *, dry_run: bool, as_json:
     out.print(_summary(seen, rule, dry_run=dry_run))
 
 
-def _report(seen: GuardPass, rule: Rule, *, dry_run: bool) -> RenderableType:
-    rows = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1, 0, 0))
+def _report(seen: GuardPass, rule: Rule, *, dry_run: bool) -> Table:
+    rows = Table(gap=1)
     rows.add_column(no_wrap=True)
-    rows.add_column(overflow="fold")
-    # The oldest last, next to the prompt when the command has ended; an unknown age counts as the oldest.
+    rows.add_column()
+    # The oldest last, next to the prompt when the command has ended; an unknown age counts as the
+    # oldest.
     for one in sorted(
         seen.found,
         key=lambda one: (one.verdict.is_over, one.holder.seconds is None, one.holder.seconds or 0),
@@ -315,6 +318,8 @@ def _facts(one: Found) -> dict[str, Any]:
 
 
 def _summary(seen: GuardPass, rule: Rule, *, dry_run: bool) -> Text:
+    from forebay.guard.holders import described_ranges
+
     limit = human_duration(rule.older_than)
     kinds = Counter(one.verdict.kind for one in seen.found)
     ended = sum(one.has_ended for one in seen.found)

@@ -6,16 +6,13 @@ import inspect
 import re
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-from rich.text import Text
-
 from forebay.cli._commands import SETTINGS_PANEL
-from forebay.cli.output import console
+from forebay.cli.text import Table, Text, console
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rich.console import Console
+    from forebay.cli.text import Console
 
 
 def print_help(ctx: Any, *, with_settings: bool = False) -> None:
@@ -56,9 +53,9 @@ def _print_rows(out: Console, title: str, rows: Iterable[tuple[str, str]]) -> No
     if not rows:
         return
     _print_part(out, Text(title, style="bold"))
-    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid = Table()
     grid.add_column(no_wrap=True, style="cyan")
-    grid.add_column(overflow="fold")
+    grid.add_column()
     for name, text in rows:
         grid.add_row(f"  {name}", Text(text))
     out.print(grid)

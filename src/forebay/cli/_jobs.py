@@ -6,15 +6,13 @@ import sys
 from dataclasses import asdict, replace
 from typing import Annotated, Any
 
-from rich.text import Text
-
 from forebay.cli import _archive, _change
 from forebay.cli._commands import Commands, argument, option
+from forebay.cli._database import client_of, run
 from forebay.cli.options import Dsn, Json, Kind, Limit, Queue
 from forebay.cli.output import (
     ago,
     attempt_of,
-    console,
     facts_table,
     failure_headline,
     json_text,
@@ -25,8 +23,7 @@ from forebay.cli.output import (
     state_text,
     table,
 )
-from forebay.client import Client
-from forebay.model import JobState
+from forebay.cli.text import Table, Text, console
 from forebay.model.change import JobFilter
 from forebay.model.explanation import Explanation
 from forebay.model.status import JobHistory, JobStatus
@@ -65,9 +62,10 @@ def list_(
     which: _change.Conditions,
 ) -> None:
     """List the newest jobs; a retry counts as new."""
-    found = Client(dsn).jobs(
-        queue=queue, kind=kind, state=state, limit=limit, before=before, which=which
-    )
+    from forebay.ops.jobs import jobs
+
+    wanted = jobs(queue=queue, kind=kind, state=state, limit=limit, before=before, which=which)
+    found = run(dsn, wanted)
     if as_json:
         print_json(found)
         return
@@ -115,12 +113,13 @@ def search(
 ) -> None:
     """Search all jobs in the log, ended ones too, the newest first, until N are found.
 
-    It skips most of the log by kind, tag, correlation id, subject, keys and times; a text is looked for in each row. Jobs are printed
-    as they are found; an interrupted search has printed what it had. With --json: one line for each job.
+    It skips most of the log by kind, tag, correlation id, subject, keys and times; a text is looked
+    for in each row. Jobs are printed as they are found; an interrupted search has printed what it
+    had. With --json: one line for each job.
     """
     if queue is not None or kind is not None:
         which = replace(which or JobFilter(all=True), queue=queue, kind=kind)
-    client, found, looked_at = Client(dsn), 0, 0
+    client, found, looked_at = client_of(dsn), 0, 0
     while found < limit:
         page = client.search_jobs(
             which, state=state, contains=text, limit=min(limit - found, 1000), before=before
@@ -132,7 +131,7 @@ def search(
             if as_json:
                 print_json(job)
             else:
-                console().print(_line(job), no_wrap=True, overflow="ellipsis")
+                console().print(_line(job), cut=True)
         if before is None:
             break
         if found < limit:
@@ -153,7 +152,7 @@ def _progress(looked_at: int, remaining: int) -> None:
 
 def _line(job: JobStatus) -> Text:
     line = Text(f"{job.job_id:>9}  ")
-    line.append_text(state_text(f"{job.state:9}"))
+    line.append(state_text(f"{job.state:9}"))
     line.append(f"  {_queue(job):14}  {_since(job):12}  ", style="dim")
     return line.append(call_text(job.kind, job.args))
 
@@ -161,7 +160,9 @@ def _line(job: JobStatus) -> Text:
 @commands.add("show")
 def show(job_id: JobId, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Show a job in each consumer group of its queue: state, attempts, errors, progress, result."""
-    client = Client(dsn)
+    from forebay.model import JobState
+
+    client = client_of(dsn)
     found = client.job(job_id)
     histories = {history.group: history for history in client.job_history(job_id)}
     if as_json:
@@ -204,7 +205,9 @@ def _with_history(job: JobStatus, history: JobHistory | None) -> dict[str, Any]:
     }
 
 
-def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None) -> object:
+def _facts(job: JobStatus, history: JobHistory | None, waits: Explanation | None) -> Table:
+    from forebay.model import JobState
+
     rows = facts_table()
     rows.add_row("job", Text.assemble((str(job.job_id), "bold"), f"  {job.kind}"))
     state = state_text(job.state)

@@ -8,10 +8,11 @@ import click
 
 from forebay.cli import _paused_keys
 from forebay.cli._commands import option
+from forebay.cli._database import client_of
 from forebay.cli._served import check_queue_in_use
 from forebay.cli.options import Dsn, Json
-from forebay.cli.output import console, print_json
-from forebay.client import Client
+from forebay.cli.output import print_json
+from forebay.cli.text import console
 from forebay.errors import shown
 from forebay.model.limits import KeyLimits
 
@@ -42,14 +43,15 @@ def limit(
 ) -> None:
     """Set limits of one limit key of a queue, instead of those that the queue has for each key.
 
-    Only the given limits change. A key without a rate has the queue's key rate and key burst; without a concurrency, the queue's key
-    concurrency. Jobs that wait are checked again at once; running jobs finish, and count.
+    Only the given limits change. A key without a rate has the queue's key rate and key burst;
+    without a concurrency, the queue's key concurrency. Jobs that wait are checked again at once;
+    running jobs finish, and count.
     """
     if rate is None and burst is None and concurrency is None and not remove:
         raise click.UsageError("give --rate, --burst, --concurrency or --remove")
     if not new:
         check_queue_in_use(dsn, queue)
-    client = Client(dsn)
+    client = client_of(dsn)
     before = client.limit_key(
         queue, limit_key, rate=rate, burst=burst, concurrency=concurrency, remove=remove
     )
@@ -70,9 +72,7 @@ def limit(
             }
         )
     else:
-        console().print(
-            f"queue {queue}: limit key {shown(limit_key)}: {in_words(after)}", markup=False
-        )
+        console().print(f"queue {queue}: limit key {shown(limit_key)}: {in_words(after)}")
 
 
 def in_words(limits: KeyLimits) -> str:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from rich.text import Text
-
 from forebay.cli import _key_limits, _paused_keys
 from forebay.cli._commands import Commands
+from forebay.cli._database import client_of
 from forebay.cli._served import check_queue_in_use
 from forebay.cli.options import Dsn, Json, Limit, Queue
-from forebay.cli.output import console, facts_table, print_json, table
-from forebay.client import Client
+from forebay.cli.output import facts_table, print_json, table
+from forebay.cli.text import Table, Text, console
 from forebay.model.keys import KeyInfo
-from forebay.policy.keys import key_answer
 
 commands = Commands()
 
@@ -30,7 +28,9 @@ def list_(
 
     The key with the most waiting jobs is first. Jobs that no claim has met yet are not counted.
     """
-    found = Client(dsn).keys(queue, limit=limit)
+    from forebay.policy.keys import key_answer
+
+    found = client_of(dsn).keys(queue, limit=limit)
     if as_json:
         print_json(found)
         return
@@ -71,7 +71,7 @@ def show(
 ) -> None:
     """Show one key in each consumer group of its queue: what waits and runs, and why the next job does not run."""
     _paused_keys.one_key(ordering_key, limit_key)
-    found = Client(dsn).key(queue, ordering_key=ordering_key, limit_key=limit_key)
+    found = client_of(dsn).key(queue, ordering_key=ordering_key, limit_key=limit_key)
     if not found:
         check_queue_in_use(dsn, queue)
     if as_json:
@@ -90,7 +90,9 @@ def show(
         out.print(_facts(one, now))
 
 
-def _facts(one: KeyInfo, now: datetime) -> object:
+def _facts(one: KeyInfo, now: datetime) -> Table:
+    from forebay.policy.keys import key_answer
+
     rows = facts_table()
     rows.add_row(f"{one.sort} key", Text(one.key, style="bold"))
     group = "" if one.group == "default" else f", group {one.group}"

@@ -6,9 +6,12 @@ import importlib
 import importlib.util
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from forebay.app import App
 from forebay.errors import ConfigError, shown
+
+if TYPE_CHECKING:
+    from forebay.app import App
 
 _FORM = "Write module:attribute, as in `forebay worker shop.jobs:app`."
 
@@ -50,6 +53,8 @@ def load_app(place: str, folder: Path | None = None) -> tuple[App, tuple[str, st
     Raises:
         ConfigError: the module or attribute does not exist, or is not an application.
     """
+    from forebay.app import App
+
     module_name, attribute = check_place(place, folder)
     found: object = importlib.import_module(module_name)
     for part in attribute.split("."):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -22,7 +21,8 @@ _SEND: Final = "Send"
 _RUN: Final = "Run"
 _OPERATE: Final = "Operate"
 
-#: Of each command: its module and its function or its commands there, where help lists it, and its help in one sentence.
+#: Of each command: its module and its function or its commands there, where help lists it, and its
+#: help in one sentence.
 #: A command's docstring begins with this sentence; a group has no other help.
 _BUILT_IN: Final = {
     "demo": ("_demo:demo", _TRY,
@@ -106,6 +106,8 @@ _BUILT_IN: Final = {
 
 def version(*, as_json: Json = False) -> None:
     """Print the version of the library."""
+    import importlib.metadata
+
     number = importlib.metadata.version("forebay")
     if as_json:
         from forebay.cli.output import print_json

@@ -8,11 +8,9 @@ import signal
 from typing import TYPE_CHECKING, Annotated
 
 from forebay.cli._commands import option
+from forebay.cli._database import address_of
 from forebay.cli._serving import set_up_log
 from forebay.cli.options import Dsn
-from forebay.client import address_of
-from forebay.watch.metrics import Exporter
-from forebay.worker import serve_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -34,8 +32,11 @@ def metrics(
 ) -> None:
     """Print the metrics of the database for Prometheus, or serve them.
 
-    A worker serves them, too: forebay worker --health ADDR. If no worker runs, this command checks the alerts.
+    A worker serves them, too: forebay worker --health ADDR. If no worker runs, this command checks
+    the alerts.
     """
+    from forebay.watch.metrics import Exporter
+
     exporter = Exporter(address_of(dsn), values_max=values)
     if listen is None:
         print(exporter.text(), end="")
@@ -45,6 +46,8 @@ def metrics(
 
 
 async def _serve(listen: str, text: Callable[[], Awaitable[str]]) -> None:
+    from forebay.worker import serve_metrics
+
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

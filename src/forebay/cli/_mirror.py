@@ -7,15 +7,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import click
-from rich.padding import Padding
-from rich.text import Text
 
 from forebay.cli._commands import Commands, argument, option
 from forebay.cli._load import load_app
 from forebay.cli._worker import AppPlace
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, duration
-from forebay.cli.output import ago, console, facts_table, one_line, print_json, table
+from forebay.cli.output import ago, facts_table, one_line, print_json, table
+from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
 from forebay.model.text import counted
 from forebay.policy.retry import human_duration
@@ -23,8 +22,7 @@ from forebay.policy.retry import human_duration
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rich.console import Console
-
+    from forebay.cli.text import Console
     from forebay.mirror import Mirror
     from forebay.model.alerts import Alert
     from forebay.model.mirrors import AuditRecord, MirrorStatus
@@ -54,7 +52,8 @@ def status(
 ) -> None:
     """Show the status of a mirror: waiting and completed jobs, and alerts.
 
-    The exit code is 1 if there is an alert, else 0. The command reads every waiting job: seconds for millions of jobs.
+    The exit code is 1 if there is an alert, else 0. The command reads every waiting job: seconds
+    for millions of jobs.
     """
     mirror = _mirror_of(app, name, dsn)
     try:
@@ -83,7 +82,8 @@ def status(
 def heartbeat(app: AppPlace, name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Enqueue a job that changes nothing, to detect that jobs stop arriving.
 
-    It completes when both stores are reachable. Send one every few minutes from where changes come from.
+    It completes when both stores are reachable. Send one every few minutes from where changes come
+    from.
     """
     mirror = _mirror_of(app, name, dsn)
     job_id = mirror.heartbeat_now()
@@ -248,7 +248,7 @@ def _print_status(out: Console, found: MirrorStatus, *, by_tag: bool) -> None:
 def _print_alert(out: Console, name: str, alert: Alert) -> None:
     line = Text.assemble(("✗ ", "bold red"), (f"{alert.code} ", "bold red"), (name, "bold"), ": ")
     out.print(line.append(alert.problem))
-    out.print(Padding(Text(f"→ {alert.hint}", "dim"), (0, 0, 0, 5)))
+    out.print(Text(f"→ {alert.hint}", "dim"), indent=5)
 
 
 def _waiting(found: MirrorStatus) -> Text:

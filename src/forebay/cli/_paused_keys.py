@@ -7,10 +7,11 @@ from typing import Annotated
 import click
 
 from forebay.cli._commands import argument, option
+from forebay.cli._database import client_of
 from forebay.cli._served import check_queue_in_use
 from forebay.cli.options import Dsn, Json, duration, instant
-from forebay.cli.output import console, print_json
-from forebay.client import Client
+from forebay.cli.output import print_json
+from forebay.cli.text import console
 from forebay.errors import shown
 
 Queue = Annotated[str, argument("QUEUE", "The queue.")]
@@ -37,26 +38,27 @@ def pause(
 ) -> None:
     """Stop claiming jobs of one key of a queue, in all groups. Claimed jobs finish; enqueueing continues.
 
-    Jobs that wait keep their places and use no attempt. The other keys of the queue run. A key has one pause: a call replaces the
-    pause that lasts or is planned, and --at resumes a key that is paused until then.
+    Jobs that wait keep their places and use no attempt. The other keys of the queue run. A key has
+    one pause: a call replaces the pause that lasts or is planned, and --at resumes a key that is
+    paused until then.
     """
     name = one_key(ordering_key, limit_key)
     after = duration(for_, "--for")
     begin = instant(at, "--at")
     if not new:
         check_queue_in_use(dsn, queue)
-    changed = Client(dsn).pause_key(
+    changed = client_of(dsn).pause_key(
         queue, ordering_key=ordering_key, limit_key=limit_key, for_=after, at=begin
     )
     if as_json:
         print_json({"queue": queue, "paused": changed})
     elif not changed:
         planned = "paused" if begin is None else "planned so"
-        console().print(f"queue {queue}: {name} was already {planned}", markup=False)
+        console().print(f"queue {queue}: {name} was already {planned}")
     else:
         done = "paused" if begin is None else f"is paused from {at}"
         until = "" if for_ is None else f" for {for_}"
-        console().print(f"queue {queue}: {name} {done}{until}", markup=False)
+        console().print(f"queue {queue}: {name} {done}{until}")
 
 
 def resume(
@@ -69,12 +71,12 @@ def resume(
 ) -> None:
     """Claim jobs of a paused key again, or remove its planned pause."""
     name = one_key(ordering_key, limit_key)
-    changed = Client(dsn).resume_key(queue, ordering_key=ordering_key, limit_key=limit_key)
+    changed = client_of(dsn).resume_key(queue, ordering_key=ordering_key, limit_key=limit_key)
     if as_json:
         print_json({"queue": queue, "resumed": changed})
     else:
         what = "resumed" if changed else "was not paused"
-        console().print(f"queue {queue}: {name} {what}", markup=False)
+        console().print(f"queue {queue}: {name} {what}")
 
 
 def one_key(ordering_key: str | None, limit_key: str | None) -> str:

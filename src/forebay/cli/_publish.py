@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from forebay.cli._commands import Commands, argument, option
+from forebay.cli._database import client_of
 from forebay.cli.options import Dsn, Json, duration, instant_or_age, json_object
-from forebay.cli.output import ago, compact, console, one_line, print_json, table
-from forebay.client import Client
-from forebay.model.publishing import PublishOptions, Subscription
+from forebay.cli.output import ago, compact, one_line, print_json, table
+from forebay.cli.text import console
+
+if TYPE_CHECKING:
+    from forebay.model.publishing import Subscription
 
 types = Commands()
 subscriptions = Commands()
@@ -39,6 +42,8 @@ def publish(
     as_json: Json = False,
 ) -> None:
     """Publish an event, and commit it: each endpoint that subscribes gets a delivery."""
+    from forebay.model.publishing import PublishOptions
+
     options: PublishOptions = {}
     if ordering_key is not None:
         options["ordering_key"] = ordering_key
@@ -48,7 +53,7 @@ def publish(
         options["correlation_id"] = correlation_id
     if tag is not None:
         options["tag"] = tag
-    found = Client(dsn).publish(None, event_type, json_object(payload, "payload"), **options)
+    found = client_of(dsn).publish(None, event_type, json_object(payload, "payload"), **options)
     if as_json:
         print_json(found)
     elif found.subscriptions == 0:
@@ -64,7 +69,7 @@ def publish(
 @types.add("list")
 def list_types(*, dsn: Dsn = None, as_json: Json = False) -> None:
     """List the event types."""
-    found = Client(dsn).event_types()
+    found = client_of(dsn).event_types()
     if as_json:
         print_json(found)
         return
@@ -87,7 +92,7 @@ def create_type(
     as_json: Json = False,
 ) -> None:
     """Create an event type, or change its description."""
-    is_new = Client(dsn).create_event_type(name, description)
+    is_new = client_of(dsn).create_event_type(name, description)
     if as_json:
         print_json({"event_type": name, "is_new": is_new})
     else:
@@ -97,7 +102,7 @@ def create_type(
 @types.add("drop")
 def drop_type(name: EventType, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Drop an event type and its subscriptions. Deliveries that wait are still sent."""
-    dropped = Client(dsn).drop_event_type(name)
+    dropped = client_of(dsn).drop_event_type(name)
     if as_json:
         print_json({"event_type": name, "dropped": dropped})
     else:
@@ -115,7 +120,7 @@ def list_subscriptions(
     as_json: Json = False,
 ) -> None:
     """List the subscriptions."""
-    found = Client(dsn).subscriptions(endpoint)
+    found = client_of(dsn).subscriptions(endpoint)
     if as_json:
         print_json(found)
         return
@@ -154,7 +159,7 @@ def add(
 ) -> None:
     """Subscribe an endpoint to an event type. Repeat it to change the filter."""
     begins = start if start in ("now", "beginning") else instant_or_age(start, "--from")
-    number = Client(dsn).subscribe(
+    number = client_of(dsn).subscribe(
         endpoint,
         event_type,
         None if contained is None else json_object(contained, "--filter"),
@@ -172,7 +177,7 @@ def remove(
     endpoint: Endpoint, event_type: EventType, *, dsn: Dsn = None, as_json: Json = False
 ) -> None:
     """End a subscription. Deliveries that wait are still sent."""
-    removed = Client(dsn).unsubscribe(endpoint, event_type)
+    removed = client_of(dsn).unsubscribe(endpoint, event_type)
     if as_json:
         print_json({"endpoint": endpoint, "event_type": event_type, "removed": removed})
     else:

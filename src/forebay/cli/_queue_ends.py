@@ -6,11 +6,12 @@ from typing import Annotated, Final
 
 from forebay.cli._change import DryRun, Token, Yes
 from forebay.cli._commands import argument, option
+from forebay.cli._database import client_of
 from forebay.cli._groups import are_closed
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, confirmed, instant_or_age
-from forebay.cli.output import console, facts_table, print_json
-from forebay.client import Client
+from forebay.cli.output import facts_table, print_json
+from forebay.cli.text import console
 from forebay.model.change import JobFilter
 from forebay.model.groups import DroppedQueue
 from forebay.model.text import counted
@@ -36,10 +37,10 @@ def drop(
 ) -> None:
     """Drop a queue: cancel what waits, close its consumer groups, remove its settings. Dead letters stay.
 
-    Running jobs finish. A job that is enqueued later makes the queue anew. Without workers, the command does all steps
-    itself. If it is interrupted, the workers continue.
+    Running jobs finish. A job that is enqueued later makes the queue anew. Without workers, the
+    command does all steps itself. If it is interrupted, the workers continue.
     """
-    client = Client(dsn)
+    client = client_of(dsn)
     if dry_run or not (yes or token):
         plan = client.plan_change("truncate", JobFilter(queue=queue))
         report = client.drop_queue(queue, force=force, dry_run=True)
@@ -81,8 +82,8 @@ def redact(
 ) -> None:
     """Erase arguments, headers, results and error messages of a queue's ended jobs. Ids, kinds, keys, times and states stay.
 
-    The command works in steps; after an interruption, the same command finishes. It cannot erase what was copied before: WAL,
-    backups and logical replicas.
+    The command works in steps; after an interruption, the same command finishes. It cannot erase
+    what was copied before: WAL, backups and logical replicas.
     """
     before = instant_or_age(older_than, "--older-than")
     if not yes and not confirmed(f"Erase what ended jobs of queue {queue} have brought with them?"):
@@ -95,7 +96,7 @@ def redact(
             shown = redacted
             console(stderr=True).print(f"{counted(redacted, 'row')} so far", style="dim")
 
-    redacted = Client(dsn).redact_queue(queue, before=before, dead=dead, progress=progress)
+    redacted = client_of(dsn).redact_queue(queue, before=before, dead=dead, progress=progress)
     if as_json:
         print_json({"queue": queue, "redacted": redacted})
         return

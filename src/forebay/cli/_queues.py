@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import click
-from rich.text import Text
 
 from forebay.cli import _change, _queue_ends
 from forebay.cli._commands import Commands, argument, option
+from forebay.cli._database import address_of, client_of
 from forebay.cli._served import check_queue_in_use
 from forebay.cli.options import Dsn, Group, Json, Queue, duration, instant
-from forebay.cli.output import ago, console, print_json, table
-from forebay.client import Client, address_of
-from forebay.db.own import run_own
-from forebay.model.limits import Limits, QueueLimits
+from forebay.cli.output import ago, print_json, table
+from forebay.cli.text import Text, console
 from forebay.model.text import counted
-from forebay.ops.overview import queue_overview
-from forebay.ops.queues import limit_queue
+
+if TYPE_CHECKING:
+    from forebay.model.limits import Limits, QueueLimits
 
 commands = Commands()
 
@@ -34,9 +33,13 @@ Name = Annotated[str, argument("QUEUE", "The queue.")]
 def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> None:
     """Count waiting and running jobs by queue, priority and consumer group.
 
-    The numbers are exact, and the command visits no job that just waits or has ended. A terminal of 100 columns, or 120 with groups,
-    also has the numbers of jobs done and of failed attempts. forebay stats has them by kind and tag.
+    The numbers are exact, and the command visits no job that just waits or has ended. A terminal of
+    100 columns, or 120 with groups, also has the numbers of jobs done and of failed attempts.
+    forebay stats has them by kind and tag.
     """
+    from forebay.db.own import run_own
+    from forebay.ops.overview import queue_overview
+
     found = run_own(address_of(dsn), queue_overview(queue))
     if as_json:
         print_json(found)
@@ -97,7 +100,8 @@ def pause(
 ) -> None:
     """Stop claiming jobs of a queue. Running jobs finish; enqueueing continues.
 
-    A pause with an end needs no further command. A queue has one pause: a call replaces the one that lasts.
+    A pause with an end needs no further command. A queue has one pause: a call replaces the one
+    that lasts.
     """
     if until is not None and for_ is not None:
         raise click.UsageError("give --until or --for, and not both")
@@ -105,7 +109,7 @@ def pause(
     length = duration(for_, "--for")
     if not new and group is None:
         check_queue_in_use(dsn, queue)
-    changed = Client(dsn).pause_queue(queue, group=group, until=end, for_=length)
+    changed = client_of(dsn).pause_queue(queue, group=group, until=end, for_=length)
     ends = f" until {until}" if until is not None else f" for {for_}" if for_ is not None else ""
     _changed(queue, f"paused{ends}", changed, as_json)
 
@@ -113,7 +117,7 @@ def pause(
 @commands.add("resume")
 def resume(queue: Name, *, group: Group = None, dsn: Dsn = None, as_json: Json = False) -> None:
     """Claim jobs of a paused queue again."""
-    _changed(queue, "resumed", Client(dsn).resume_queue(queue, group=group), as_json)
+    _changed(queue, "resumed", client_of(dsn).resume_queue(queue, group=group), as_json)
 
 
 @commands.add("shard")
@@ -127,7 +131,7 @@ def shard(
     as_json: Json = False,
 ) -> None:
     """Trade ordering for parallel claims: split a queue into shards."""
-    before = Client(dsn).shard_queue(queue, lanes)
+    before = client_of(dsn).shard_queue(queue, lanes)
     if as_json:
         print_json({"queue": queue, "lanes": lanes, "before": before})
     elif lanes == 1:
@@ -149,9 +153,10 @@ def max_attempts(
 ) -> None:
     """Set the maximum attempts of a queue's jobs, also of waiting and running ones.
 
-    A job's own maximum comes first, then that of its queue, then that of its kind. Without a number, the command shows those that are set.
+    A job's own maximum comes first, then that of its queue, then that of its kind. Without a
+    number, the command shows those that are set.
     """
-    client = Client(dsn)
+    client = client_of(dsn)
     if attempts is None and not remove:
         found = {
             name: most for name, most in client.max_attempts().items() if queue in (None, name)
@@ -227,8 +232,12 @@ def limit(
 ) -> None:
     """Limit the waiting jobs of a queue, and the starts per second and running jobs of the queue and of each limit key.
 
-    Only the given limits change. Without a limit, the command shows the limits of the queue, or of all queues.
+    Only the given limits change. Without a limit, the command shows the limits of the queue, or of
+    all queues.
     """
+    from forebay.db.own import run_own
+    from forebay.ops.queues import limit_queue
+
     options = {
         "max_waiting": max_waiting,
         "rate": rate,
@@ -241,7 +250,7 @@ def limit(
     }
     given = {name: value for name, value in options.items() if value is not None}
     removed = _limit_names(remove or [], [*options, "all"])
-    client = Client(dsn)
+    client = client_of(dsn)
     if not given and not removed:
         _show_limits(client.limits(queue), queue, as_json)
         return

@@ -1,7 +1,7 @@
 """Runs a command again whenever the Python files of a folder change.
 
-The files are polled: that works in containers and on network folders, and needs no package. The command runs in a separate process,
-so that each start imports everything anew.
+The files are polled: that works in containers and on network folders, and needs no package. The
+command runs in a separate process, so that each start imports everything anew.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ class Watch:
 def run_reloading(command: Sequence[str], folder: Path, report: Callable[[str], None]) -> None:
     """Run a command until SIGINT or SIGTERM, and start it again when a file changes.
 
-    The process is stopped by SIGTERM. Signals of the terminal do not reach it, since it has a separate process group; they are
-    passed on, each once. A process that ends by itself starts again after a change.
+    The process is stopped by SIGTERM. Signals of the terminal do not reach it, since it has a
+    separate process group; they are passed on, each once. A process that ends by itself starts
+    again after a change.
 
     Args:
         command: the command.

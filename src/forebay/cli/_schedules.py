@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Annotated, Any
-
-from rich.text import Text
+from typing import TYPE_CHECKING, Annotated, Any
 
 from forebay.cli._commands import Commands, argument, option
+from forebay.cli._database import client_of
 from forebay.cli.options import Dsn, Json, duration, instant, instant_or_age, json_object
-from forebay.cli.output import ago, console, facts_table, moment, one_line, print_json, table
-from forebay.client import Client
+from forebay.cli.output import ago, facts_table, moment, one_line, print_json, table
+from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
-from forebay.model.schedules import ScheduleDifference, ScheduleStatus
+from forebay.model.schedules import ScheduleDifference
 from forebay.policy.retry import human_duration
+
+if TYPE_CHECKING:
+    from forebay.model.schedules import ScheduleStatus
 
 commands = Commands()
 
@@ -28,7 +30,7 @@ To = Annotated[str | None, option("--to TIME", "ISO 8601; before it.")]
 @commands.add("list")
 def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
     """List the schedules, with their last decision."""
-    found = Client(dsn).schedules()
+    found = client_of(dsn).schedules()
     if as_json:
         print_json(found)
         return
@@ -46,7 +48,7 @@ def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
 @commands.add("show")
 def show(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Show the definition and the state of a schedule."""
-    found = Client(dsn).schedule(name)
+    found = client_of(dsn).schedule(name)
     if as_json:
         print_json(found)
         return
@@ -96,7 +98,7 @@ def create(
     given: dict[str, Any] = {"overlap": overlap, "missed": missed, "tz": tz, "queue": queue}
     if jitter is not None:
         given["jitter"] = duration(jitter, "--jitter")
-    result = Client(dsn).create_schedule(
+    result = client_of(dsn).create_schedule(
         name,
         kind,
         cron,
@@ -114,7 +116,7 @@ def create(
 @commands.add("drop")
 def drop(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Drop a schedule with its history. Its jobs stay."""
-    dropped = Client(dsn).drop_schedule(name)
+    dropped = client_of(dsn).drop_schedule(name)
     if as_json:
         print_json({"schedule": name, "dropped": dropped})
     else:
@@ -130,7 +132,7 @@ def pause(
     as_json: Json = False,
 ) -> None:
     """Pause a schedule. Jobs that it enqueued run."""
-    changed = Client(dsn).pause_schedule(name, note)
+    changed = client_of(dsn).pause_schedule(name, note)
     if as_json:
         print_json({"schedule": name, "changed": changed})
     else:
@@ -140,7 +142,7 @@ def pause(
 @commands.add("resume")
 def resume(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Resume a schedule. Instants of the pause are not caught up."""
-    changed = Client(dsn).resume_schedule(name)
+    changed = client_of(dsn).resume_schedule(name)
     if as_json:
         print_json({"schedule": name, "changed": changed})
     else:
@@ -150,7 +152,7 @@ def resume(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
 @commands.add("run")
 def run(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Enqueue a job of a schedule now, also if it is paused."""
-    job_id = Client(dsn).run_schedule(name)
+    job_id = client_of(dsn).run_schedule(name)
     if as_json:
         print_json({"schedule": name, "job_id": job_id})
     else:
@@ -169,7 +171,7 @@ def history(
     as_json: Json = False,
 ) -> None:
     """List decisions of a schedule, newest first."""
-    found = Client(dsn).schedule_history(
+    found = client_of(dsn).schedule_history(
         name, limit=limit, before=instant_or_age(before, "--before")
     )
     if as_json:
@@ -200,7 +202,7 @@ def preview(
     as_json: Json = False,
 ) -> None:
     """Show the instants of a schedule, by the clock of the database."""
-    found = Client(dsn).preview_schedule(
+    found = client_of(dsn).preview_schedule(
         name, instant(start, "--from"), instant(end, "--to"), limit=limit
     )
     if as_json:
@@ -225,7 +227,7 @@ def backfill(
     as_json: Json = False,
 ) -> None:
     """Enqueue jobs for past instants that have none. Without a token: a dry run."""
-    done = Client(dsn).backfill_schedule(
+    done = client_of(dsn).backfill_schedule(
         name, _required(start, "--from"), _required(end, "--to"), token=token
     )
     if as_json:

@@ -4,32 +4,55 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.text import Text
-
 from forebay.cli._apply import print_differences
-from forebay.cli._commands import option
+from forebay.cli._commands import Together, option
+from forebay.cli._database import address_of, client_of, run
 from forebay.cli._load import load_app
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import AppDir, Dsn, Json, confirmed, duration, setting_flags
-from forebay.cli.output import console, print_json, table
-from forebay.client import Client, address_of
-from forebay.config import load_settings
-from forebay.db.own import run_own
+from forebay.cli.output import print_json, table
+from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
-from forebay.ops.overview import adopt as adopt_operation
-from forebay.ops.overview import database_settings
-from forebay.sql import Migration, latest_version
-from forebay.upgrade.migrate import LockPolicy, Upgraded, migration_sql, upgrade
-from forebay.upgrade.migrate import migrate as apply_migrations
-from forebay.upgrade.rehearse import HeldLock, Rehearsal
-from forebay.upgrade.rehearse import rehearse as run_rehearsal
 
 if TYPE_CHECKING:
     from forebay.model.declared import QueueDifference
+    from forebay.sql import Migration
+    from forebay.upgrade.migrate import Upgraded
+    from forebay.upgrade.rehearse import HeldLock, Rehearsal
 
 OnlyPre = Annotated[
     bool, option("--pre", "Only migrations that may run before the new code is deployed.")
 ]
+
+
+def _lock_policy(
+    *,
+    lock_timeout: Annotated[
+        str,
+        option(
+            "--lock-timeout DURATION",
+            "Maximum time that other sessions wait behind one attempt to get a lock.",
+        ),
+    ] = "0.5",
+    patience: Annotated[
+        str, option("--patience DURATION", "Maximum time to retry getting locks.")
+    ] = "60",
+    hold: Annotated[
+        str,
+        option(
+            "--hold DURATION",
+            "Maximum time that a migration holds its locks before it is rolled back.",
+        ),
+    ] = "5",
+) -> Any:
+    from forebay.upgrade.migrate import LockPolicy
+
+    return LockPolicy(
+        lock_timeout_seconds=_seconds(lock_timeout, "lock-timeout"),
+        patience_seconds=_seconds(patience, "patience"),
+        hold_seconds_max=_seconds(hold, "hold"),
+        report=lambda message: console(stderr=True).print(Text(message, style="dim")),
+    )
 
 
 def migrate(
@@ -55,42 +78,27 @@ def migrate(
         str | None,
         option("--wait DURATION", "Maximum time to wait until workers of older versions end: 15m."),
     ] = None,
-    lock_timeout: Annotated[
-        str,
-        option(
-            "--lock-timeout DURATION",
-            "Maximum time that other sessions wait behind one attempt to get a lock.",
-        ),
-    ] = "0.5",
-    patience: Annotated[
-        str, option("--patience DURATION", "Maximum time to retry getting locks.")
-    ] = "60",
-    hold: Annotated[
-        str,
-        option(
-            "--hold DURATION",
-            "Maximum time that a migration holds its locks before it is rolled back.",
-        ),
-    ] = "5",
+    lock_policy: Annotated[Any, Together(_lock_policy)],
     dsn: Dsn = None,
     as_json: Json = False,
     flags: Annotated[dict[str, Any], setting_flags("retention", "payload", "segments")],
 ) -> None:
     """Migrate the schema to the version of this library. It is safe to repeat.
 
-    Jobs keep running with code of the previous version. A *post* migration removes what that code calls: it is
-    held back while a worker of an older version is alive. Database settings given in a file, in the environment or as
-    options are stored in the database.
+    Jobs keep running with code of the previous version. A *post* migration removes what that code
+    calls: it is held back while a worker of an older version is alive. Database settings given in a
+    file, in the environment or as options are stored in the database.
     """
+    from forebay.config import load_settings
+    from forebay.ops.overview import database_settings
+    from forebay.sql import latest_version
+    from forebay.upgrade.migrate import Upgraded, upgrade
+    from forebay.upgrade.migrate import migrate as apply_migrations
+    from forebay.upgrade.rehearse import rehearse as run_rehearsal
+
     wanted = load_settings(flags).database_values()
     found = load_app(app, app_dir)[0] if app else None
     address = address_of(dsn) if found is None or dsn is not None else found.dsn
-    lock_policy = LockPolicy(
-        lock_timeout_seconds=_seconds(lock_timeout, "lock-timeout"),
-        patience_seconds=_seconds(patience, "patience"),
-        hold_seconds_max=_seconds(hold, "hold"),
-        report=lambda message: console(stderr=True).print(Text(message, style="dim")),
-    )
     if rehearse:
         _print_rehearsal(run_rehearsal(address, lock_policy=lock_policy), as_json=as_json)
         return
@@ -101,19 +109,14 @@ def migrate(
     else:
         done = upgrade(address, only_pre=pre, wait_seconds=wait_seconds, lock_policy=lock_policy)
         steps = done.applied
-    if dry_run and steps and steps[0].version == 1:
-        stored: dict[str, int] = {}
-    else:
-        stored = run_own(address, database_settings())
+    is_first = dry_run and bool(steps) and steps[0].version == 1
+    stored: dict[str, int] = {} if is_first else run(address, database_settings())
     changes = {name: value for name, value in wanted.items() if stored.get(name) != value}
-    if not dry_run:
-        client = Client(address)
-        for name, value in changes.items():
-            client.configure(name, value)
+    for name, value in () if dry_run else changes.items():
+        client_of(address).configure(name, value)
     differences: list[QueueDifference] | None = None
-    if found is not None and not (
-        dry_run and steps
-    ):  # a schema that is still to be migrated cannot be compared
+    # A schema that is still to be migrated cannot be compared.
+    if found is not None and not (dry_run and steps):
         found._internals.use(dsn=address)
         differences = found.apply(dry_run=dry_run)
     if as_json:
@@ -139,6 +142,8 @@ def migrate(
 def _print_upgrade(
     done: Upgraded, changes: dict[str, int], stored: dict[str, int], *, dry_run: bool
 ) -> None:
+    from forebay.sql import latest_version
+
     out = console()
     verb = "would apply" if dry_run else "applied"
     for step in done.applied:
@@ -284,6 +289,8 @@ def sql(
     pre: OnlyPre = False,
 ) -> None:
     """Print the migrations as one SQL script, for a DBA or Alembic."""
+    from forebay.upgrade.migrate import migration_sql
+
     print(migration_sql(from_version, transaction=transaction, only_pre=pre), end="")
 
 
@@ -300,6 +307,9 @@ def adopt(
     Until then no job runs: a copy of production would send the e-mails of production again. Jobs
     enqueued since the restore are always kept.
     """
+    from forebay.db.own import run_own
+    from forebay.ops.overview import adopt as adopt_operation
+
     if resume == discard:
         raise ConfigError(
             "adopt",

@@ -6,13 +6,10 @@ import difflib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from forebay.arguments.kinds import QUEUE_DEFAULT
+from forebay.cli._database import address_of, client_of
 from forebay.cli._load import load_app
-from forebay.client import address_of
-from forebay.db.own import run_own
 from forebay.errors import ConfigError, DatabaseUnavailable, SchemaError, shown
 from forebay.model.text import logger
-from forebay.ops.queues import queue_known, queue_of
 
 if TYPE_CHECKING:
     from forebay.app import App
@@ -23,7 +20,8 @@ log = logger("forebay.cli")
 
 def check_queues_of_worker(app: App) -> None:
     """Refuse a queue that is probably misspelt: no kind of the app is in it, the database does not know it, and its name is like
-    that of a queue of the app. Warn of others without a kind: jobs can be enqueued there with ``using(queue=...)``.
+    that of a queue of the app. Warn of others without a kind: jobs can be enqueued there with
+    ``using(queue=...)``.
 
     Raises:
         ConfigError: a queue is probably misspelt.
@@ -46,6 +44,9 @@ def check_queues_of_worker(app: App) -> None:
 
 
 def _is_in_use(dsn: str, queue: str) -> bool:
+    from forebay.db.own import run_own
+    from forebay.ops.queues import queue_known
+
     try:
         has_jobs, is_served = run_own(dsn, queue_known(queue))
     except (DatabaseUnavailable, SchemaError):
@@ -59,6 +60,9 @@ def check_queue_in_use(dsn: str | None, queue: str) -> None:
     Raises:
         ConfigError: the queue is probably misspelt.
     """
+    from forebay.db.own import run_own
+    from forebay.ops.queues import queue_known
+
     has_jobs, is_served = run_own(address_of(dsn), queue_known(queue))
     if not has_jobs and not is_served:
         raise ConfigError(
@@ -79,10 +83,11 @@ def client_for(
     Raises:
         ConfigError: neither the app nor a worker has declared the kind, and no queue is given.
     """
-    from forebay.client import Client
+    from forebay.db.own import run_own
+    from forebay.ops.queues import queue_of
 
     if app is None:
-        return Client(dsn), *_queue_and_doubt(address_of(dsn), kind, queue)
+        return client_of(dsn), *_queue_and_doubt(address_of(dsn), kind, queue)
     found, _ = load_app(app)
     found._internals.use(dsn=dsn)
     if queue is None and kind in found.kinds:
@@ -95,6 +100,10 @@ def client_for(
 
 
 def _queue_and_doubt(dsn: str, kind: str, queue: str | None) -> tuple[str, str | None]:
+    from forebay.arguments.kinds import QUEUE_DEFAULT
+    from forebay.db.own import run_own
+    from forebay.ops.queues import queue_known, queue_of
+
     declared = run_own(dsn, queue_of(kind))
     name = queue or declared or QUEUE_DEFAULT
     _, is_served = run_own(dsn, queue_known(name))
@@ -115,7 +124,7 @@ def _queue_and_doubt(dsn: str, kind: str, queue: str | None) -> tuple[str, str |
 def warn(text: str | None) -> None:
     """Print a warning on stderr, if there is one."""
     if text is not None:
-        from forebay.cli.output import console
+        from forebay.cli.text import console
 
         console(stderr=True).print(f"warning: {text}", style="yellow", soft_wrap=True)
 

@@ -11,10 +11,8 @@ from forebay.cli._differences import report_differences
 from forebay.cli._load import load_app
 from forebay.cli._served import check_queues_of_worker
 from forebay.cli.exit import errors_go_to
-from forebay.config import load_settings
 from forebay.errors import ConfigError, shown
 from forebay.model.text import counted, logger
-from forebay.worker import Worker, as_log_format, log_to_stderr, run_to_the_end, run_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
     from forebay.app import App
     from forebay.config import WorkerSettings
     from forebay.sending import Drain
-    from forebay.worker import Stats
+    from forebay.worker import Stats, Worker
 
 log = logger("forebay.cli")
 
@@ -44,6 +42,8 @@ def run_worker(
     flags: dict[str, Any],
 ) -> None:
     """Run ``forebay worker``; the arguments are its options."""
+    from forebay.config import load_settings
+
     set_up_log(log_level, log_format)
     found, location = load_app(app, app_dir)
     found._internals.use(dsn=dsn, settings=load_settings(flags))
@@ -64,6 +64,8 @@ def workers_of(
     Raises:
         ConfigError: a drain and the handlers read the same queue in the same group.
     """
+    from forebay.worker import Worker
+
     settings = app.settings.worker
     queues = settings.queue_weights or app.kinds.queues()
     declared = cast("Iterable[Drain]", app._internals.drains.values())
@@ -182,6 +184,7 @@ def _run_until_signal(
     phases: Sequence[Sequence[Worker]], settings: WorkerSettings, *, until_idle: bool
 ) -> list[tuple[str, Stats]]:
     """Run the phases; return the workers that ran. The first SIGTERM or SIGINT stops the phase that runs, the second stops it immediately."""
+    from forebay.worker import run_to_the_end, run_workers
 
     async def main() -> list[tuple[str, Stats]]:
         loop = asyncio.get_running_loop()
@@ -224,6 +227,8 @@ def _run_until_signal(
 
 def set_up_log(level: str, form: str) -> None:
     """Log to stderr, after checking the options."""
+    from forebay.worker import as_log_format, log_to_stderr
+
     if level not in _LEVELS:
         raise ConfigError(
             "--log-level", f"is {shown(level)}, not one of {', '.join(_LEVELS)}", value=level

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Final, NoReturn
 
+from forebay._actor import acting_as
 from forebay.cli._main import run_program
 from forebay.cli.exit import (
     ExitCode,
@@ -21,7 +22,6 @@ from forebay.cli.exit import (
     print_error,
 )
 from forebay.errors import ForebayError, PermissionDenied
-from forebay.ops.events import acting_as
 
 #: How long threads that handlers left behind may delay the exit of the process.
 _LEFT_OVER_SECONDS: Final = 1.0
@@ -38,7 +38,8 @@ def _actor() -> str:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the program and exit."""
     code = run(arguments)
-    # A thread that a handler blocks indefinitely must not keep the process: a supervisor waits for its exit.
+    # A thread that a handler blocks indefinitely must not keep the process: a supervisor waits for
+    # its exit.
     until = time.monotonic() + _LEFT_OVER_SECONDS
     for thread in threading.enumerate():
         if not thread.daemon and thread is not threading.current_thread():
@@ -53,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the program and return its exit code.
 
-    Errors of this library and of the database are printed without a traceback. Any other exception is a
-    bug in this library or in a handler's module, and is raised.
+    Errors of this library and of the database are printed without a traceback. Any other exception
+    is a bug in this library or in a handler's module, and is raised.
     """
     errors_go_to(None)
     try:

@@ -6,10 +6,11 @@ from dataclasses import asdict
 from typing import Annotated
 
 from forebay.cli._commands import option
+from forebay.cli._database import client_of
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, Queue
-from forebay.cli.output import console, print_json, table
-from forebay.client import Client
+from forebay.cli.output import print_json, table
+from forebay.cli.text import console
 
 _LEVELS = ("scheduled", "ready", "held", "claimed", "running", "retrying")
 _TOTALS = ("done", "failed", "dead", "expired", "cancelled", "snoozed", "released", "lost")
@@ -29,10 +30,10 @@ def stats(
 ) -> None:
     """Count jobs that wait, run and have ended, by queue, kind and tag.
 
-    The numbers are exact. The cost depends on the number of kinds and tags, not on the number of jobs. With --audit the exit code is 1 if
-    the counters differ from a full count.
+    The numbers are exact. The cost depends on the number of kinds and tags, not on the number of
+    jobs. With --audit the exit code is 1 if the counters differ from a full count.
     """
-    client = Client(dsn)
+    client = client_of(dsn)
     if audit:
         result = client.audit_stats(queue)
         if as_json:

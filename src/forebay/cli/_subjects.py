@@ -7,18 +7,16 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
-
-from rich.text import Text
+from typing import TYPE_CHECKING, Annotated, Any
 
 from forebay.cli._commands import Commands, argument, option
+from forebay.cli._database import client_of
 from forebay.cli._load import check_place
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, Limit, duration, instant, json_object
 from forebay.cli.output import (
     ago,
     compact,
-    console,
     facts_table,
     json_text,
     moment,
@@ -26,9 +24,11 @@ from forebay.cli.output import (
     print_json,
     table,
 )
-from forebay.client import Client
+from forebay.cli.text import Text, console
 from forebay.errors import ConfigError, InvalidJob, shown
-from forebay.model.subjects import SubjectResult, UpgradeProgress
+
+if TYPE_CHECKING:
+    from forebay.model.subjects import SubjectResult
 
 commands = Commands()
 
@@ -72,7 +72,7 @@ def push(
     """Create subjects. Those that exist, in any state, are left as they are."""
     common = _common(kind, queue, delay, run_at, priority=priority, version=version, tag=tag)
     items = _items(common, subject, args, file)
-    _print_results(Client(dsn).push_subjects(items), as_json=as_json, many=file is not None)
+    _print_results(client_of(dsn).push_subjects(items), as_json=as_json, many=file is not None)
 
 
 @commands.add("upsert")
@@ -98,7 +98,7 @@ def upsert(
     common = _common(kind, queue, delay, run_at, priority=priority, version=version, tag=tag)
     items = _items(common, subject, args, file)
     _print_results(
-        Client(dsn).upsert_subjects(items, revive=revive), as_json=as_json, many=file is not None
+        client_of(dsn).upsert_subjects(items, revive=revive), as_json=as_json, many=file is not None
     )
 
 
@@ -118,7 +118,7 @@ def append(
 ) -> None:
     """Create a subject with a random name."""
     common = _common(kind, queue, delay, run_at, priority=priority, version=version, tag=tag)
-    results = Client(dsn).push_subjects([common | {"args": json_object(args, "args")}])
+    results = client_of(dsn).push_subjects([common | {"args": json_object(args, "args")}])
     _print_results(results, as_json=as_json, many=False)
 
 
@@ -135,7 +135,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List the subjects of a queue, in the order of their names."""
-    found = Client(dsn).subjects(queue, state=state, after=after, limit=limit)
+    found = client_of(dsn).subjects(queue, state=state, after=after, limit=limit)
     if as_json:
         print_json(found)
         return
@@ -162,7 +162,7 @@ def list_(
 @commands.add("show")
 def show(queue: Queue, subject: Subject, *, dsn: Dsn = None, as_json: Json = False) -> None:
     """Show a subject: state, times, arguments and what its handlers keep."""
-    found = Client(dsn).subject(queue, subject)
+    found = client_of(dsn).subject(queue, subject)
     if as_json:
         print_json(found)
         return
@@ -193,7 +193,7 @@ def history(
     queue: Queue, subject: Subject, *, limit: Limit = 50, dsn: Dsn = None, as_json: Json = False
 ) -> None:
     """List what happened to a subject, newest first. About a day is kept."""
-    found = Client(dsn).subject_history(queue, subject, limit=limit)
+    found = client_of(dsn).subject_history(queue, subject, limit=limit)
     if as_json:
         print_json(found)
         return
@@ -220,7 +220,7 @@ def trace(
     as_json: Json = False,
 ) -> None:
     """List history and errors of the subjects of a name, in all queues, newest first."""
-    found = Client(dsn).trace(name, limit=limit)
+    found = client_of(dsn).trace(name, limit=limit)
     if as_json:
         print_json(found)
         return
@@ -251,9 +251,9 @@ def drop(
     if (subject is None) != every:
         raise ConfigError("SUBJECT", "or --all must be given, and only one of them")
     if subject is not None:
-        _print_act(queue, subject, Client(dsn).drop_subject(queue, subject), as_json=as_json)
+        _print_act(queue, subject, client_of(dsn).drop_subject(queue, subject), as_json=as_json)
         return
-    dropped = Client(dsn).drop_subjects(queue)
+    dropped = client_of(dsn).drop_subjects(queue)
     if as_json:
         print_json({"queue": queue, "dropped": dropped})
     else:
@@ -270,7 +270,7 @@ def kill(
     as_json: Json = False,
 ) -> None:
     """Kill a subject: it is not due until it is revived."""
-    _print_act(queue, subject, Client(dsn).kill_subject(queue, subject, reason), as_json=as_json)
+    _print_act(queue, subject, client_of(dsn).kill_subject(queue, subject, reason), as_json=as_json)
 
 
 @commands.add("revive")
@@ -283,7 +283,7 @@ def revive(
     as_json: Json = False,
 ) -> None:
     """Schedule a subject that is completed, dead or killed; now, or at a time."""
-    result = Client(dsn).revive_subject(queue, subject, instant(run_at, "--run-at"))
+    result = client_of(dsn).revive_subject(queue, subject, instant(run_at, "--run-at"))
     _print_act(queue, subject, result, as_json=as_json)
 
 
@@ -295,7 +295,7 @@ def counts(
     as_json: Json = False,
 ) -> None:
     """Show the numbers of subjects by queue and state."""
-    found = Client(dsn).subject_counts(queue)
+    found = client_of(dsn).subject_counts(queue)
     if as_json:
         print_json(found)
         return
@@ -325,13 +325,14 @@ def upgrade(
     as_json: Json = False,
 ) -> None:
     """Migrate the arguments of subjects to another version, under a lock of each. Continues where an earlier call stopped."""
+    from forebay.model.subjects import UpgradeProgress
 
     def report(step: UpgradeProgress) -> None:
         console(stderr=True).print(
             f"pass {step.passes}: {step.upgraded:,} upgraded, {step.running:,} not yet", style="dim"
         )
 
-    done = Client(dsn).upgrade_subjects(
+    done = client_of(dsn).upgrade_subjects(
         queue,
         kind,
         from_version,

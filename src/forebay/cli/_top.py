@@ -17,8 +17,9 @@ from rich.text import Text
 
 from forebay.cli._commands import option
 from forebay.cli._top_screen import SORTS, View, screen
+from forebay.cli.live import live_console
 from forebay.cli.options import Dsn, Json
-from forebay.cli.output import console, print_json
+from forebay.cli.output import print_json
 from forebay.client import address_of
 from forebay.db.session import Session
 from forebay.errors import DatabaseUnavailable
@@ -55,10 +56,11 @@ def top(
 ) -> None:
     """Watch queues, workers, keys that wait and alerts live.
 
-    Keys: q quits, s changes the order of the queues, p pauses. Rates are those of the last 10 seconds, latencies those of the last minute.
-    If stdout is not a terminal, one screen is printed.
+    Keys: q quits, s changes the order of the queues, p pauses. Rates are those of the last 10
+        seconds, latencies those of the last minute. If stdout is not a terminal, one screen is
+        printed.
     """
-    out = console()
+    out = live_console()
     view = View(every=every, sort=sort)
     reading = _Reading(address_of(dsn))
     if once or as_json or not out.is_terminal:

@@ -6,22 +6,12 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
-from rich.console import Console
-from rich.text import Text
-
 from forebay.cli._commands import argument
+from forebay.cli._database import client_of
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json
-from forebay.cli.output import (
-    ago,
-    attempt_of,
-    compact,
-    console,
-    moment,
-    print_json,
-    state_text,
-)
-from forebay.client import Client
+from forebay.cli.output import ago, attempt_of, compact, moment, print_json, state_text
+from forebay.cli.text import Text, console
 from forebay.model.text import call_text, counted
 from forebay.policy.retry import human_duration
 
@@ -31,7 +21,6 @@ if TYPE_CHECKING:
     from forebay.model.archive import JobAttempt, Whereabouts
     from forebay.model.status import Failure, JobHistory, JobStatus
 
-_PLAIN: Final = Console(width=1000)
 _INDENT: Final = 12
 
 #: All of it fits a terminal of 24 lines.
@@ -56,10 +45,10 @@ def where(
 ) -> None:
     """Show where a job is, why, and what happens next.
 
-    Several jobs can have one subject, correlation id or key: the newest are listed, and the newest unfinished one is described. Exit code 1: there
-    is no such job.
+    Several jobs can have one subject, correlation id or key: the newest are listed, and the newest
+    unfinished one is described. Exit code 1: there is no such job.
     """
-    found = Client(dsn).where(what)
+    found = client_of(dsn).where(what)
     if as_json:
         print_json(found)
     elif found.job_id is None:
@@ -67,7 +56,7 @@ def where(
     else:
         out = console()
         for line in _screen(found, out.width):
-            out.print(line, no_wrap=True, overflow="ellipsis")
+            out.print(line, cut=True)
     if found.job_id is None:
         raise SystemExit(ExitCode.FAILED)
 
@@ -114,17 +103,16 @@ def _screen(found: Whereabouts, width: int) -> Iterator[Text]:
     for name, value in facts:
         text = Text(value) if isinstance(value, str) else value
         # A sentence may take two lines; of everything else a line shows the beginning.
-        parts = [text] if text.no_wrap else text.wrap(_PLAIN, max(20, width - _INDENT))[:2]
+        parts = [text] if text.no_wrap else text.lines(max(20, width - _INDENT))[:2]
         for number, part in enumerate(parts):
-            part.rstrip()
-            yield Text(f"{'' if number else name:{_INDENT}}", style="dim") + Text.assemble(part)
+            yield Text.assemble((f"{'' if number else name:{_INDENT}}", "dim"), part)
 
 
 def _other(jobs: Sequence[JobStatus]) -> Text:
     job = jobs[0]
     line = Text(f"  {job.job_id}  ")
     for number, one in enumerate(jobs[:_GROUPS_MAX]):
-        line.append(" " if number else "").append_text(state_text(one.state))
+        line.append(" " if number else "").append(state_text(one.state))
     return line.append(f"  {ago(job.enqueued_at)}  {call_text(job.kind, job.args)}", style="dim")
 
 

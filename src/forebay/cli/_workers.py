@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 from forebay.cli._commands import Commands, argument, option
+from forebay.cli._database import client_of
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json
-from forebay.cli.output import ago, console, one_line, print_json
-from forebay.client import Client
-from forebay.doctor import human_bytes
+from forebay.cli.output import ago, one_line, print_json
+from forebay.cli.text import console
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -29,9 +29,10 @@ def list_(
 ) -> None:
     """List the workers: who, where, since when, and what they run.
 
-    A worker that was killed stays in the list until its lease is revoked; its last heartbeat gets older.
+    A worker that was killed stays in the list until its lease is revoked; its last heartbeat gets
+    older.
     """
-    found = Client(dsn).workers(jobs=jobs)
+    found = client_of(dsn).workers(jobs=jobs)
     if as_json:
         print_json(found)
         return
@@ -71,8 +72,8 @@ def set_(
 ) -> None:
     """Change the concurrency of running workers.
 
-    They follow with their next heartbeat. Running jobs finish. It holds until a worker ends: one that starts again has the
-    concurrency that it is started with.
+    They follow with their next heartbeat. Running jobs finish. It holds until a worker ends: one
+    that starts again has the concurrency that it is started with.
     """
     if (name is None) != every:
         raise ConfigError(
@@ -84,7 +85,7 @@ def set_(
     if concurrency != "none" and not (concurrency.isascii() and concurrency.isdigit()):
         raise ConfigError("--concurrency", f"is {concurrency!r}, not a whole number or none")
     wanted = None if concurrency == "none" else int(concurrency)
-    count = Client(dsn).set_concurrency(wanted, worker=name)
+    count = client_of(dsn).set_concurrency(wanted, worker=name)
     if as_json:
         print_json({"workers": count, "concurrency": wanted})
     elif count:
@@ -97,6 +98,8 @@ def set_(
 
 
 def _facts(worker: WorkerOverview) -> str:
+    from forebay.doctor import human_bytes
+
     memory = "" if worker.memory_bytes is None else f"  {human_bytes(worker.memory_bytes)}"
     children = f" in {worker.processes} processes" if worker.processes else ""
     return (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import signal
+import sys
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from forebay.cli.text import Console, Text
 from forebay.errors import (
     ConfigError,
     DatabaseUnavailable,
@@ -92,15 +94,9 @@ def _print(message: str, detail: str | None, hint: str | None) -> None:
     for records in _records:
         records.error("%s", message, extra={"detail": detail, "hint": hint})
         return
-    # Here, so that commands which print nothing do not load rich.
-    from rich.padding import Padding
-    from rich.text import Text
-
-    from forebay.cli.output import SafeConsole
-
-    console = SafeConsole(stderr=True, soft_wrap=True, highlight=False)
-    console.print(Text("error: ", style="bold red").append(message, style="default not bold"))
+    console = Console(sys.stderr)
+    console.print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
     if detail:
-        console.print(Padding(Text(detail.strip(), style="dim"), (0, 0, 0, 2)))
+        console.print(Text(detail.strip(), style="dim"), indent=2)
     if hint:
-        console.print(Text("hint: ", style="bold cyan").append(hint, style="default not bold"))
+        console.print(Text.assemble(("hint: ", "bold cyan"), hint), soft_wrap=True)

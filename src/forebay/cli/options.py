@@ -17,7 +17,6 @@ from forebay.cli._commands import SETTINGS_PANEL, Together
 # The commands of other distributions declare theirs with these two.
 from forebay.cli._commands import argument as argument  # noqa: PLC0414
 from forebay.cli._commands import option as option  # noqa: PLC0414
-from forebay.config import GROUPS
 from forebay.errors import ConfigError, InvalidJob, shown
 
 Dsn = Annotated[
@@ -137,13 +136,27 @@ HelpSettings = Annotated[
 ]  # fmt: skip
 
 
+def pair(text: str, flag: str) -> tuple[str, str]:
+    """Return the two sides of ``NAME=VALUE``.
+
+    Raises:
+        ConfigError: the name is missing.
+    """
+    name, found, value = text.partition("=")
+    if not found or not name:
+        raise ConfigError(flag, f"is {shown(text)}, not NAME=VALUE", value=text)
+    return name, value
+
+
 def setting_flags(*groups: str, common: tuple[str, ...] = ()) -> Together:
     """Return a flag for every setting of some groups, and ``--help-settings``, which shows them.
 
-    A setting that has the name of an option of the command gets no flag. The help of the command shows the ``common`` settings only.
-    The value is a text for each setting, None for a flag that was not given. They are parsed and checked together with files and
-    environment.
+    A setting that has the name of an option of the command gets no flag. The help of the command
+    shows the ``common`` settings only. The value is a text for each setting, None for a flag that
+    was not given. They are parsed and checked together with files and environment.
     """
+    from forebay.config import GROUPS
+
     declared = {
         item.name: option(
             f"--{item.name.replace('_', '-')} VALUE",

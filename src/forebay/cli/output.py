@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 import textwrap
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-from rich.console import Console
-from rich.highlighter import JSONHighlighter
-from rich.segment import Segment
-from rich.table import Table
-from rich.text import Text
-
-from forebay.model.status import SHOWN_OPTIONS
-from forebay.model.text import escaped_json, replaced_controls
+from forebay.cli.text import Table, Text, json_highlighted
+from forebay.model.text import escaped_json
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from rich.console import ConsoleOptions, RenderableType
+    from collections.abc import Mapping
 
     from forebay.model.status import DeadLetter, Failure, JobStatus
-
-#: Width where the output is not a terminal.
-_WIDTH: Final = 160
 
 STATE_STYLES: Final = {
     "scheduled": "yellow",
@@ -43,42 +29,10 @@ STATE_STYLES: Final = {
 }
 
 
-class SafeConsole(Console):
-    """A console that shows a replacement character for control characters of jobs, errors and sessions.
-
-    Rich passes some of them on, and a terminal would obey them. Its styles are not affected, because it
-    adds these sequences later.
-    """
-
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterator[Segment]:
-        """Yield the segments of a renderable."""
-        for segment in super().render(renderable, options):
-            if segment.control:
-                yield segment
-            else:
-                yield Segment(replaced_controls(segment.text), segment.style)
-
-
-class _Table(Table):
-    """A table whose cells given as ``str`` are one line: a value cannot look like another row."""
-
-    def add_row(self, *renderables: RenderableType | None, **options: Any) -> None:
-        cells = (one.replace("\n", "␊") if isinstance(one, str) else one for one in renderables)
-        super().add_row(*cells, **options)
-
-
-def console(*, stderr: bool = False) -> Console:
-    """Return a console. Lines are cut only at the width of a terminal."""
-    stream = sys.stderr if stderr else sys.stdout
-    width = None if stream.isatty() or os.environ.get("COLUMNS") else _WIDTH
-    # No markup: a tag or a message may contain brackets.
-    return SafeConsole(stderr=stderr, highlight=False, markup=False, width=width)
-
-
 def print_json(value: object) -> None:
     """Print one line of JSON."""
+    import msgspec
+
     # The standard encoder: arguments of jobs may hold integers of any size.
     print(escaped_json(json.dumps(msgspec.to_builtins(value), ensure_ascii=False)))
 
@@ -91,14 +45,9 @@ def table(*columns: str, right: tuple[str, ...] = (), loose: tuple[str, ...] = (
         right: those with numbers.
         loose: those that shrink in a narrow terminal; all others keep their width.
     """
-    made = _Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
+    made = Table(one_line=True)
     for column in columns:
-        made.add_column(
-            column,
-            justify="right" if column in right else "left",
-            no_wrap=column not in loose,
-            overflow="fold",
-        )
+        made.add_column(column, right=column in right, no_wrap=column not in loose)
     return made
 
 
@@ -109,9 +58,9 @@ def one_line(text: str) -> Text:
 
 def facts_table() -> Table:
     """Return a table of names and values."""
-    made = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    made = Table()
     made.add_column(style="dim", no_wrap=True)
-    made.add_column(overflow="fold")
+    made.add_column()
     return made
 
 
@@ -140,9 +89,7 @@ def moment(instant: datetime | None) -> str:
 
 def json_text(value: object) -> Text:
     """Return indented and coloured JSON."""
-    text = Text(json.dumps(value, ensure_ascii=False, indent=2))
-    JSONHighlighter().highlight(text)
-    return text
+    return json_highlighted(json.dumps(value, ensure_ascii=False, indent=2))
 
 
 def compact(args: Mapping[str, Any] | None, characters_max: int = 60) -> str:
@@ -155,6 +102,8 @@ def compact(args: Mapping[str, Any] | None, characters_max: int = 60) -> str:
 
 def options_shown(job: JobStatus | DeadLetter) -> list[tuple[str, str]]:
     """Return the options of a job that are set and that only people read, by their names in words."""
+    from forebay.model.status import SHOWN_OPTIONS
+
     values = ((name, getattr(job, name)) for name in SHOWN_OPTIONS)
     return [
         (name.replace("_", " "), value if isinstance(value, str) else compact(value, 200))
