@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.errors import ForebayError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
 
 _START_SECONDS: Final = 30.0
 _PAUSE_SECONDS: Final = 0.02
@@ -31,6 +31,9 @@ _CTL_SECONDS: Final = 60.0
 
 class MissingServerError(ForebayError):
     """The program of a server is not installed."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
 
 
 def free_port() -> int:
@@ -50,7 +53,7 @@ def served(
     seconds: float = _START_SECONDS,
     environment: Mapping[str, str] | None = None,
     has_children: bool = False,
-) -> Iterator[subprocess.Popen[bytes]]:
+) -> Generator[subprocess.Popen[bytes], None, None]:
     """Run a server in a folder until the end of the block; yield its process once it listens.
 
     Args:
@@ -101,7 +104,7 @@ def _listens(process: subprocess.Popen[bytes], port: int, log: Path) -> bool:
 
 
 @contextlib.contextmanager
-def redis_server(folder: Path) -> Iterator[str]:
+def redis_server(folder: Path) -> Generator[str, None, None]:
     """Run a Valkey, or a Redis where the wheel of Valkey is missing; yield host:port. It writes nothing to the disk.
 
     Raises:
@@ -142,7 +145,7 @@ def _redis_program() -> str:
 
 
 @contextlib.contextmanager
-def kafka_server(folder: Path) -> Iterator[str]:
+def kafka_server(folder: Path) -> Generator[str, None, None]:
     """Run the broker Tansu, which speaks the protocol of Kafka; yield host:port.
 
     Raises:
@@ -180,7 +183,7 @@ def tansu_command(port: int, advertised: str | None = None) -> list[str]:
 @contextlib.contextmanager
 def nats_server(
     folder: Path, *options: str, port: int | None = None, jetstream: bool = True
-) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+) -> Generator[tuple[str, subprocess.Popen[bytes]], None, None]:
     """Run a NATS server whose streams are in the folder; yield host:port and the process.
 
     Args:
@@ -232,7 +235,7 @@ class RabbitServer:
 
 
 @contextlib.contextmanager
-def rabbitmq_server(folder: Path) -> Iterator[RabbitServer]:
+def rabbitmq_server(folder: Path) -> Generator[RabbitServer, None, None]:
     """Run the RabbitMQ of Debian with all of its files in the folder; it needs about ten seconds to start.
 
     Raises:
