@@ -13,6 +13,7 @@ from tests.support.engine import (
     enqueue_many,
     one,
     open_group,
+    shift_clock,
     small_segments,
     sqlstate,
     state,
@@ -78,7 +79,7 @@ def test_ended_jobs_lose_their_arguments_and_others_keep_them(database, conn):
         # The first row of the retried job is behind every cursor; its next one is not.
         assert secrets(conn) == [3, 6, 99]
         assert secrets(conn, "deferred") == [2, 5]
-        assert one(conn, "select count(*) from forebay.log where headers is not null") == 2
+        assert one(conn, "select count(*) from forebay.log where headers ? 'secret'") == 2
         texts = (
             "select job_id from forebay.failure where message = 'secret' and traceback = 'secret'"
         )
@@ -101,6 +102,62 @@ def test_ended_jobs_lose_their_arguments_and_others_keep_them(database, conn):
         assert one(conn, "select args from forebay.dead_letter") == {"n": 1}
         assert redact(conn, dead=True) == 1
         assert one(conn, "select count(*) from forebay.dead_letter") == 0
+
+
+def _replayed_after(database, conn) -> list[dict]:
+    """Erase two of three jobs with arguments and replay all that is done; return the arguments that a worker gets."""
+    with Reader(database, "mail") as reader:
+        for n in range(2):
+            enqueue(conn, queue="mail", args={"n": n})
+        enqueue(conn, queue="mail")  # It never had any.
+        limit = one(conn, "select clock_timestamp()")
+        enqueue(conn, queue="mail", args={"n": 2})
+        reader.finish(reader.claim())
+        before = 'select token from forebay.plan_replay(\'{"queue": "mail"}\')'
+        token = one(conn, before)
+        redact(conn, before=limit)
+        given = '\'{"queue": "mail"}\', \'{"state": "done"}\''
+        plan = conn.execute(f"select jobs, redacted from forebay.plan_replay({given})").fetchone()
+        done = conn.execute(
+            f"select jobs, redacted, is_over from forebay.replay_jobs({given})"
+        ).fetchone()
+        assert (*plan, True) == done
+        refused = 'select forebay.replay_jobs(\'{"queue": "mail"}\', token => %s)'
+        assert sqlstate(conn, refused, token) == ("JQ042" if plan[1] else None)
+        return [job["args"] for batch in reader.claim_all() for job in batch.jobs]
+
+
+def test_a_replay_leaves_out_what_was_erased(database, conn):
+    """
+    It counts these jobs, and so does its dry run; a job that never had arguments is replayed.
+    """
+    assert _replayed_after(database, conn) == [{}, {"n": 2}]
+
+
+def test_without_the_mark_it_would_run_with_no_arguments(database, conn):
+    """The guard of the test above."""
+    break_function(
+        database, "_redacted", ('\'{"forebay-redacted": "true"}\'::jsonb', "null::jsonb")
+    )
+    assert _replayed_after(database, conn).count({}) > 1
+
+
+def test_rows_of_promoted_jobs_are_erased_before_they_are_trimmed(database, conn):
+    """
+    The scheduled row of a job stays for maintenance after its promotion: when the job has ended, it has no arguments, in steps too.
+    """
+    with Reader(database, "mail") as reader:
+        for n in range(4):
+            enqueue(conn, queue="mail", args={"n": n}, delay="1 second")
+        enqueue(conn, queue="other", args={"n": 9}, delay="1 second")
+        enqueue(conn, queue="mail", args={"n": 5}, delay="1 hour")
+        shift_clock(conn, 5)
+        one(conn, "select forebay.promote_v1()")
+        reader.finish(reader.claim(3))
+        assert secrets(conn, "deferred") == [0, 1, 2, 3, 5, 9]
+        assert redact(conn, most=2) == 6
+        assert secrets(conn, "deferred") == [3, 5, 9]
+        assert [job["args"] for batch in reader.claim_all() for job in batch.jobs] == [{"n": 3}]
 
 
 def test_only_what_is_older(database, conn):

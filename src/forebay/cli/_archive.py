@@ -109,6 +109,8 @@ def _print_plan(plan: Any, as_json: bool) -> None:
     rows.add_row("would replay", Text(counted(plan.jobs, "job"), style="bold"))
     if plan.jobs:
         rows.add_row("enqueued", f"{ago(plan.oldest_at)} to {ago(plan.newest_at)}")
+    if plan.redacted:
+        rows.add_row("left out", f"{counted(plan.redacted, 'job')}: their arguments were erased")
     rows.add_row("token", plan.token)
     console().print(rows)
 
@@ -117,7 +119,10 @@ def _print_replay(done: Replay, as_json: bool) -> None:
     if as_json:
         print_json(done)
     else:
-        console().print(f"replay {done.replay_id}: {counted(done.jobs, 'job')} enqueued")
+        left_out = (
+            f", {done.redacted} left out: their arguments were erased" if done.redacted else ""
+        )
+        console().print(f"replay {done.replay_id}: {counted(done.jobs, 'job')} enqueued{left_out}")
 
 
 def export(

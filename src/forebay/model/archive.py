@@ -97,12 +97,14 @@ class ReplayPlan:
         jobs: the number of jobs.
         oldest_at: when the oldest of them was enqueued; None for none.
         newest_at: when the newest of them was enqueued; None for none.
+        redacted: the number of jobs that match and are left out, because their arguments were erased.
     """
 
     token: str
     jobs: int
     oldest_at: datetime | None
     newest_at: datetime | None
+    redacted: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +114,12 @@ class Replay:
     Attributes:
         replay_id: its number, which is in the header ``forebay-replay`` of its jobs.
         jobs: the number of jobs that it has enqueued.
+        redacted: the number of jobs that match and were left out, because their arguments were erased.
     """
 
     replay_id: int
     jobs: int
+    redacted: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -75,7 +75,7 @@ select to_jsonb(p)::text
 from forebay.plan_replay(%(filter)s::jsonb, %(options)s::jsonb) p"""
 
 _REPLAY: Final = """\
-select r.replay_id, r.total, r.is_over
+select r.replay_id, r.total, r.is_over, r.redacted
 from forebay.replay_jobs(%(filter)s::jsonb, %(options)s::jsonb, %(token)s, %(most)s::integer, %(replay_id)s::bigint) r"""
 
 _AT: Final = """\
@@ -101,6 +101,7 @@ class ReplaySteps:
     replay_id: int | None = None
     at_once: bool = False
     jobs: int = 0
+    redacted: int = 0
     _is_over: bool = False
 
     def operations(self) -> Iterator[Operation[int]]:
@@ -123,10 +124,10 @@ class ReplaySteps:
     def result(self) -> Replay:
         """What the steps did."""
         assert self.replay_id is not None
-        return Replay(replay_id=self.replay_id, jobs=self.jobs)
+        return Replay(replay_id=self.replay_id, jobs=self.jobs, redacted=self.redacted)
 
     def _note(self, rows: ResultRows) -> int:
-        ((self.replay_id, self.jobs, self._is_over),) = rows
+        ((self.replay_id, self.jobs, self._is_over, self.redacted),) = rows
         return self.jobs
 
 

@@ -28,6 +28,7 @@ create table forebay.job_replay (
     position   bigint not null,          -- rows with numbers below this one were copied, if they match
     until_seq  bigint not null,          -- the number at which it ends
     jobs       bigint not null,          -- copied so far
+    redacted   bigint not null,          -- left out so far, because they were erased
     event_id   bigint,
     begun_at   timestamptz not null,
     ended_at   timestamptz,

@@ -21,6 +21,7 @@
 --
 -- Columns:
 --   jobs, total  new jobs of this call, and so far
+--   redacted     jobs so far that were left out, because their arguments were erased
 --
 -- Errors: JQ001 a bad filter, option or replay, JQ014 a queue does not have the group, JQ042 other
 --   jobs match than those of the token, 53400 the queue is full.
@@ -33,7 +34,7 @@
 -- is forgotten only when none of its jobs is in the log any more.
 create function forebay.replay_jobs(
     filter jsonb default null, options jsonb default '{}', token text default null, most integer default 20000, inout replay_id bigint default null,
-    out jobs bigint, out total bigint, out is_over boolean)
+    out jobs bigint, out total bigint, out is_over boolean, out redacted bigint)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
@@ -66,8 +67,8 @@ begin
             where i.ended_at < forebay._now() - interval '60 days'
               and i.until_seq <= (select min(s.lo) from forebay.segment s where s.removed_at is null);
             -- Another session that begins with this token is waited for.
-            insert into forebay.job_replay (replay_id, filter, options, position, until_seq, snapshot, jobs, begun_at, token)
-            values (forebay._random_name(), v_filter, v_options, 1, r.until_seq, r.snapshot, 0, forebay._now(), r.token)
+            insert into forebay.job_replay (replay_id, filter, options, position, until_seq, snapshot, jobs, redacted, begun_at, token)
+            values (forebay._random_name(), v_filter, v_options, 1, r.until_seq, r.snapshot, 0, 0, forebay._now(), r.token)
             on conflict on constraint job_replay_token_key do nothing
             returning job_replay.replay_id into r.replay_id;
             if not found then
@@ -84,7 +85,9 @@ begin
     jobs := 0;
     if r.ended_at is null then
         for v_piece in select p.lo, p.hi from forebay._archive_pieces(r.filter, r.options, r.position, r.until_seq) p loop
-            jobs := jobs + forebay._copy_jobs(r, v_piece.lo, v_piece.hi);
+            v_found := forebay._copy_jobs(r, v_piece.lo, v_piece.hi);
+            jobs := jobs + v_found.jobs;
+            r.redacted := r.redacted + v_found.redacted;
             r.position := v_piece.hi;
             exit when jobs >= replay_jobs.most;
         end loop;
@@ -97,23 +100,25 @@ begin
             update forebay.event e set count = r.jobs where e.event_id = r.event_id;
         end if;
         update forebay.job_replay i
-        set position = case when is_over then r.until_seq else r.position end, jobs = r.jobs, event_id = r.event_id,
+        set position = case when is_over then r.until_seq else r.position end, jobs = r.jobs, redacted = r.redacted, event_id = r.event_id,
             ended_at = case when is_over then forebay._now() end
         where i.replay_id = r.replay_id;
     end if;
     replay_id := r.replay_id;
     total := r.jobs;
+    redacted := r.redacted;
     is_over := coalesce(is_over, true);
 end
 $$;
 
 
 -- What forebay.replay_jobs() would enqueue: the token, the number of jobs, the oldest and the
--- newest of them. Enqueues nothing.
+-- newest of them, and how many are left out because their arguments were erased. Enqueues nothing.
 --
 -- Errors: JQ001 a bad filter or option.
 create function forebay.plan_replay(
-    filter jsonb, options jsonb default '{}', out token text, out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz)
+    filter jsonb, options jsonb default '{}', out token text, out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz,
+    out redacted bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed
@@ -124,8 +129,8 @@ declare
     v_until    constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0) + 1;
     v_snapshot constant pg_snapshot := pg_current_snapshot();
 begin
-    select c.jobs, c.oldest_at, c.newest_at, forebay._token(c.jobs, v_until, v_snapshot, jsonb_build_array('replay', v_filter, v_options, c.digest))
-    into jobs, oldest_at, newest_at, token
+    select c.jobs, c.oldest_at, c.newest_at, c.redacted, forebay._token(c.jobs, v_until, v_snapshot, jsonb_build_array('replay', v_filter, v_options, c.digest))
+    into jobs, oldest_at, newest_at, redacted, token
     from forebay._count_replay(v_filter, v_options, v_until, v_snapshot) c;
 end
 $$;
@@ -200,7 +205,7 @@ $$;
 -- How many jobs a replay would take, and a digest of them.
 create function forebay._count_replay(
     p_filter jsonb, p_options jsonb, p_until bigint, p_snapshot pg_snapshot,
-    out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz, out digest numeric)
+    out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz, out digest numeric, out redacted bigint)
 language plpgsql stable
 -- planner: indexed
 as $$
@@ -213,13 +218,17 @@ declare
 begin
     jobs := 0;
     digest := 0;
+    redacted := 0;
     for v_piece in select p.lo, p.hi from forebay._archive_pieces(p_filter, p_options, 1, p_until) p loop
-        execute 'select count(*) as jobs, min(f.enqueued_at) as oldest_at, max(f.enqueued_at) as newest_at,
-                        coalesce(sum(hashint8extended(f.job_id, 0)), 0) as digest from ('
+        execute 'select count(*) filter (where not f.is_redacted) as jobs, count(*) filter (where f.is_redacted) as redacted,
+                        min(f.enqueued_at) filter (where not f.is_redacted) as oldest_at,
+                        max(f.enqueued_at) filter (where not f.is_redacted) as newest_at,
+                        coalesce(sum(hashint8extended(f.job_id, 0)) filter (where not f.is_redacted), 0) as digest from ('
                 || forebay._first_rows_sql(v_piece.lo, v_piece.hi, v_condition) || ') f'
             into v_found using v_piece.lo, v_piece.hi, v_lanes, v_public;
         jobs := jobs + v_found.jobs;
         digest := digest + v_found.digest;
+        redacted := redacted + v_found.redacted;
         oldest_at := least(oldest_at, v_found.oldest_at);
         newest_at := greatest(newest_at, v_found.newest_at);
     end loop;
@@ -235,8 +244,9 @@ as $$
 $$;
 
 
--- Enqueue the jobs of a replay whose first rows have numbers from p_lo to below p_hi; returns how many.
-create function forebay._copy_jobs(r forebay.job_replay, p_lo bigint, p_hi bigint) returns bigint
+-- Enqueue the jobs of a replay whose first rows have numbers from p_lo to below p_hi; returns how many, and how many it left out because they
+-- were erased.
+create function forebay._copy_jobs(r forebay.job_replay, p_lo bigint, p_hi bigint, out jobs bigint, out redacted bigint)
 language plpgsql volatile
 -- planner: indexed
 as $$
@@ -252,14 +262,15 @@ declare
     v_segment record;
     v_shards jsonb;
     v_count  bigint;
-    v_total  bigint := 0;
 begin
-    execute 'select array_agg(f.seq), array_agg(f.lane), array_agg(distinct f.lane) from ('
+    jobs := 0;
+    execute 'select array_agg(f.seq) filter (where not f.is_redacted), array_agg(f.lane) filter (where not f.is_redacted),
+                    array_agg(distinct f.lane) filter (where not f.is_redacted), count(*) filter (where f.is_redacted) from ('
             || forebay._first_rows_sql(p_lo, p_hi, forebay._replay_sql(r.filter, r.options, r.snapshot)) || ') f'
-        into v_seqs, v_each, v_lanes
+        into v_seqs, v_each, v_lanes, redacted
         using p_lo, p_hi, forebay._lanes_of(r.filter ->> 'queue', false), forebay._lanes_of(r.filter ->> 'queue', true);
     if v_seqs is null then
-        return 0;
+        return;
     end if;
     if v_group is null and pg_sequence_last_value('forebay.limit_seq') is not null then
         perform forebay._require_below_max_waiting(q.queue, q.jobs)
@@ -304,12 +315,11 @@ begin
                     coalesce(j.headers, ''{}'') || jsonb_build_object(''forebay-replayed-from'', coalesce(j.job_id, j.seq)::text, ''forebay-replay'', $4::text),
                     {job of j but headers}
              from forebay.log_%s j join m on m.lane = j.lane
-             where j.seq >= $1 and j.seq < $2 and j.seq + 0 = any ($6)
+             where j.seq >= $1 and j.seq < $2 and j.seq + 0 = any ($6) and not coalesce(j.headers ? ''forebay-redacted'', false)
              order by j.seq', v_segment.segment_id)
             using p_lo, p_hi, forebay._now(), r.replay_id, v_map, v_seqs;
         get diagnostics v_count = row_count;
-        v_total := v_total + v_count;
+        jobs := jobs + v_count;
     end loop;
-    return v_total;
 end
 $$;

@@ -182,10 +182,12 @@ create function forebay._first_rows_sql(p_lo bigint, p_hi bigint, p_condition te
 language sql stable
 as $$
     select coalesce(string_agg(format(
-               'select coalesce(j.job_id, j.seq) as job_id, j.seq, j.lane, j.enqueued_at from forebay.log_%s j
+               'select coalesce(j.job_id, j.seq) as job_id, j.seq, j.lane, j.enqueued_at,
+                       coalesce(j.headers ? ''forebay-redacted'', false) as is_redacted
+                from forebay.log_%s j
                 where j.seq >= $1 and j.seq < $2 and j.kind <> '''' and j.lane = any ($3) and (j.job_id is null or j.lane = any ($4)) and %s',
                s.segment_id, p_condition), ' union all '),
-           'select 0::bigint as job_id, 0::bigint as seq, 0::bigint as lane, now() as enqueued_at where false') || ' order by seq desc'
+           'select 0::bigint as job_id, 0::bigint as seq, 0::bigint as lane, now() as enqueued_at, false as is_redacted where false') || ' order by seq desc'
     from forebay.segment s
     where s.lo < p_hi and s.hi > p_lo and s.removed_at is null and forebay._has_table(s.segment_id)
 $$;

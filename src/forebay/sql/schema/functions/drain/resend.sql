@@ -3,7 +3,8 @@
 -- Send lost messages again. For each job whose proof is there, it makes a new job of the group with
 -- the same contents, deletes the proof, and counts a loss of the drain. Returns how many. The new
 -- job keeps queue, priority, tag, correlation id, headers, keys and `max_attempts`; its expiry
--- begins again. A job whose row is no longer in the log keeps its proof and is not counted. The act
+-- begins again. A job whose row was erased or is no longer in the log keeps its proof and
+-- is not counted. The act
 -- `drains.resend` is in the event log.
 --
 -- Parameters:
@@ -51,8 +52,9 @@ begin
              from (select distinct on (coalesce(l.job_id, l.seq)) l as row
                    from (select i.* from forebay.log_%1$s i
                          where i.seq >= $3 and i.seq <= $4 and i.seq = any ($1) and i.job_id is null and i.kind <> ''''
+                           and not coalesce(i.headers ? ''forebay-redacted'', false)
                          union all
-                         select i.* from forebay.log_%1$s i where i.job_id = any ($1)) l
+                         select i.* from forebay.log_%1$s i where i.job_id = any ($1) and not coalesce(i.headers ? ''forebay-redacted'', false)) l
                    join unnest($1, $2) u (job_id, enqueued_at) on u.job_id = coalesce(l.job_id, l.seq) and u.enqueued_at = l.enqueued_at
                    order by coalesce(l.job_id, l.seq), l.seq) f', v_segment.segment_id)
         into v_rows

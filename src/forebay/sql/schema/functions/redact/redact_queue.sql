@@ -1,7 +1,7 @@
 -- grant: operator
 
 -- Erase what ended jobs of a queue have brought with them, a step each call: arguments and headers
--- in the log and of cancelled scheduled jobs, messages and tracebacks of errors, results, notes of
+-- in the log and of scheduled jobs that were cancelled or have started, messages and tracebacks of errors, results, notes of
 -- progress; with `dead` also dead letters. Ids, kind, tag, correlation id, keys, times and states
 -- stay. It is final.
 --
@@ -156,9 +156,9 @@ begin
                      select i.xid, i.seq, i.enqueued_at from forebay.log_%1$s i
                      where i.lane = $1 and (i.xid, i.seq) > ($2, $3) order by i.xid, i.seq limit $4),
                  erased as (
-                     update forebay.log_%1$s l set args = ''{}'', headers = null
+                     update forebay.log_%1$s l set args = ''{}'', headers = forebay._redacted()
                      from looked_at r
-                     where l.lane = $1 and l.xid = r.xid and l.seq = r.seq and l.kind <> '''' and (l.args <> ''{}'' or l.headers is not null)
+                     where l.lane = $1 and l.xid = r.xid and l.seq = r.seq and l.kind <> '''' and (l.args <> ''{}'' or l.headers <> forebay._redacted())
                        and r.enqueued_at < $5 and not r.seq <@ $6
                        and not exists (
                            select from unnest($7) c
@@ -188,23 +188,46 @@ end
 $$;
 
 
--- Erase arguments and headers of scheduled and retrying jobs that were cancelled, replaced or debounced: their rows wait for their time.
+-- What is left of the headers of an erased row. No such job is given out again: a replay, and what sends lost messages again, leave it out.
+create function forebay._redacted() returns jsonb
+language sql immutable
+as $$ select '{"forebay-redacted": "true"}'::jsonb $$;
+
+
+-- Erase arguments and headers of scheduled and retrying jobs that were cancelled, replaced or debounced, whose rows wait for their time, and of
+-- jobs that have ended since they were promoted, whose rows wait for maintenance.
 create function forebay._redact_deferred(p_queue text, p_before timestamptz, p_after jsonb, p_most integer, out rows bigint, out next jsonb)
 language plpgsql volatile
 -- planner: indexed
 as $$
 declare
+    v_after constant timestamptz := coalesce((p_after ->> 'run_at')::timestamptz, '-infinity');
+    v_id    constant bigint := coalesce((p_after ->> 'id')::bigint, 0);
+    v_lanes constant bigint[] := forebay._lanes_of(p_queue, false);
+    v_position forebay.promotion;
     v_found record;
 begin
-    with looked_at as materialized (
+    select p.* into v_position from forebay.promotion p order by p.no desc limit 1;
+    with withdrawn as materialized (
         select w.run_at, w.deferred_id from forebay.withdrawn w
-        where w.queue = p_queue and w.group_id is null
-          and (w.run_at, w.deferred_id) > (coalesce((p_after ->> 'run_at')::timestamptz, '-infinity'), coalesce((p_after ->> 'id')::bigint, 0))
+        where w.queue = p_queue and w.group_id is null and (w.run_at, w.deferred_id) > (v_after, v_id)
         order by w.run_at, w.deferred_id limit p_most),
+    promoted as materialized (
+        select d.run_at, d.deferred_id, d.lane, d.xid, d.job_id from forebay.deferred d
+        where (d.run_at, d.deferred_id) > (v_after, v_id) and (d.run_at, d.deferred_id) <= (v_position.run_at, v_position.deferred_id)
+        order by d.run_at, d.deferred_id limit p_most),
+    looked_at as materialized (
+        select u.run_at, u.deferred_id, bool_or(u.has_ended) as has_ended
+        from (select w.run_at, w.deferred_id, true as has_ended from withdrawn w
+              union all
+              select p.run_at, p.deferred_id,
+                     p.lane = any (v_lanes) and pg_visible_in_snapshot(p.xid, v_position.snap) and forebay._has_ended(p.job_id) from promoted p) u
+        group by u.run_at, u.deferred_id order by u.run_at, u.deferred_id limit p_most),
     erased as (
-        update forebay.deferred d set args = '{}', headers = null
+        update forebay.deferred d set args = '{}', headers = forebay._redacted()
         from looked_at r
-        where d.run_at = r.run_at and d.deferred_id = r.deferred_id and d.enqueued_at < p_before and (d.args <> '{}' or d.headers is not null)
+        where d.run_at = r.run_at and d.deferred_id = r.deferred_id and r.has_ended and d.kind <> '' and d.enqueued_at < p_before
+          and (d.args <> '{}' or d.headers <> forebay._redacted())
         returning 1)
     select (select count(*) from looked_at) as looked_at, (select count(*) from erased) as erased,
            (select jsonb_build_object('run_at', i.run_at, 'id', i.deferred_id) from looked_at i order by i.run_at desc, i.deferred_id desc limit 1) as last
