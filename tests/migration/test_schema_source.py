@@ -155,7 +155,7 @@ def test_lists_of_the_fields_of_a_job_are_made_of_their_declaration(schema: Path
     A new line of job_columns.sql is in every list that does not leave it out; a name that is no field is refused.
     """
     columns = schema / "fragments" / "job_columns.sql"
-    columns.write_text(columns.read_text() + "region         text,\n")
+    columns.write_text(columns.read_text().rstrip() + ",\nregion         text\n")
     file = schema / "first_rows.sql"
     but = "but kind, args, max_attempts, tag, correlation_id, headers"
     file.write_text(

@@ -51,7 +51,7 @@ _INCLUDE: Final = re.compile(r"^( *)-- include: (.+)\n", re.MULTILINE)
 _FIELDS: Final = re.compile(
     r"\{(job|options)(?: (passed|keys|marked|parameters|types))?(?: of ([^{}]+?))?(?: but ([a-z_, ]+))?\}"
 )
-_COLUMN: Final = re.compile(r"^(\w+) +(\w+)([^,]*),", re.MULTILINE)
+_COLUMN: Final = re.compile(r"^(\w+) +(\w+)([^,\n]*)", re.MULTILINE)
 _PLANNER: Final = re.compile(r"^-- planner: (.+)\n", re.MULTILINE)
 _PLANNER_SET: Final = re.compile(r"^-- ([a-z ]+): .*\n((?:set .*\n)+)", re.MULTILINE)
 _SEGMENT_FUNCTIONS: Final = "functions/claim/segment"

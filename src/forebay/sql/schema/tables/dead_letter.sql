@@ -10,7 +10,6 @@ create table forebay.dead_letter (
     enqueued_at    timestamptz not null,
     expires_at     timestamptz,
     attempt        integer not null,     -- the last attempt, from 1; 0: the job never ran
-    -- include: job_columns
     unique_key     text,
     errors         jsonb not null,       -- oldest first
     redriven_at    timestamptz,
@@ -18,7 +17,8 @@ create table forebay.dead_letter (
     cause          text collate "C" not null default '',  -- see forebay._cause()
     place          text,                 -- the innermost function of the application that raised the last error; null: unknown
     holds_key      boolean not null default false,  -- later jobs of its ordering key wait for it, or for the job it was redriven as
-    check ((redriven_at is null) = (redriven_as is null))
+    check ((redriven_at is null) = (redriven_as is null)),
+    -- include: job_columns
 );
 create index dead_letter_by_job on forebay.dead_letter (job_id);
 create index dead_letter_by_new_job on forebay.dead_letter (redriven_as) where redriven_as is not null;

@@ -11,8 +11,8 @@ create table forebay.deferred (
     expires_at     timestamptz,
     attempt        integer,
     pauses         integer,
+    unique_key     text,
     -- include: job_columns
-    unique_key     text
 );
 create unique index deferred_due on forebay.deferred (run_at, deferred_id);
 create index deferred_by_xid on forebay.deferred (xid);

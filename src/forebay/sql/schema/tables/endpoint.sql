@@ -102,12 +102,12 @@ create table forebay.published (
     event_type     text collate "C" not null,
     payload        jsonb not null,
     priority       integer not null,
-    {options types but max_attempts, limit_key},
     expires_at     timestamptz not null,
     keep_until     timestamptz not null,
     routed_at      timestamptz not null,
     deliveries     integer not null,             -- live ones
-    primary key (event_id, published_at)
+    primary key (event_id, published_at),
+    {options types but max_attempts, limit_key}
 );
 create index published_by_type on forebay.published (event_type, route_no);
 create index published_by_end on forebay.published (keep_until);

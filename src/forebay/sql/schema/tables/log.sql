@@ -16,8 +16,8 @@ create table forebay.log (
     expires_at     timestamptz,          -- null: 30 days after enqueued_at
     attempt        integer,              -- attempts used before this row; null: none
     pauses         integer,              -- snoozes and unknown-kind pauses since the last failed attempt; null: none
+    unique_key     text,
     -- include: job_columns
-    unique_key     text
 ) partition by range (seq);
 alter table forebay.log replica identity full;
 
