@@ -20,7 +20,8 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from forebay.arguments._value_check import ValueCheck, convert, plain, value_check
+from forebay.arguments._arrival import EXACT, refuse_change
+from forebay.arguments._value_check import ValueCheck, convert, plain, read_back, value_check
 from forebay.arguments.json_guard import (
     DEFAULT_LIMITS,
     ArgumentLimits,
@@ -87,11 +88,12 @@ class Parameters:
             if parameter.default is not _EMPTY
         }
         checks = [*self._checks.values(), *([self._others] if self._others else [])]
-        self._declared = frozenset[type]().union(*(check.declared for check in checks))
+        self._has_declared = any(check.declared for check in checks)
         self._has_objects = any(check.has_objects for check in checks)
         self._uses_pydantic = any(check.adapter is not None for check in checks)
         self._adapted = {name: c for name, c in self._checks.items() if c.adapter is not None}
         self._native = {name: c for name, c in self._checks.items() if c.adapter is None}
+        self._may_change = tuple(name for name, check in self._native.items() if check.may_change)
         # One struct for all types of msgspec: one call, and its errors name the parameter.
         # Its defaults only stand for absent values; the defaults of the handler apply at the run.
         self._model = msgspec.defstruct(
@@ -108,17 +110,15 @@ class Parameters:
                 check = self._checks.get(name, self._others)
                 if check is not None and check.adapter is not None:
                     values[name] = check.dumped(values[name], name)
-        guard_values(
-            values,
-            bytes_max=limits.bytes_max,
-            depth_max=limits.depth_max,
-            declared=self._declared,
-        )
+        self._guard(values, limits)
         convert(plain(values) if self._has_objects else values, self._model, None)
         if self._others is not None and self._others.adapter is None:
             for name in values.keys() - self._checks.keys():
                 self._others.check(values[name], name)
-        return encode_guarded(values, bytes_max=limits.bytes_max)
+        text = encode_guarded(values, bytes_max=limits.bytes_max)
+        if self._may_change:
+            self._refuse_change(values, text)
+        return text
 
     @property
     def names(self) -> tuple[str, ...] | None:
@@ -154,6 +154,28 @@ class Parameters:
             for name in wire.keys() - self._checks.keys():
                 given[name] = self._others.loaded(wire[name], name)
         return given
+
+    def _guard(self, values: dict[str, Any], limits: ArgumentLimits) -> None:
+        if not self._has_declared:
+            guard_values(values, bytes_max=limits.bytes_max, depth_max=limits.depth_max)
+            return
+        for name, value in values.items():
+            # Each by its own type: bytes that one parameter declares would be text for another.
+            check = self._checks.get(name, self._others)
+            declared = check.declared if check is not None else frozenset[type]()
+            guard_values(
+                {name: value},
+                bytes_max=limits.bytes_max,
+                depth_max=limits.depth_max,
+                declared=declared,
+            )
+
+    def _refuse_change(self, values: dict[str, Any], text: str) -> None:
+        arrived = None
+        for name in self._may_change:
+            if name in values and type(values[name]) not in EXACT:
+                arrived = arrived or read_back(text, self._model, None)
+                refuse_change(values[name], getattr(arrived, name), name)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         if len(args) > len(self._positional):

@@ -16,6 +16,7 @@ from uuid import UUID
 
 import msgspec
 
+from forebay.arguments._arrival import EXACT, refuse_change
 from forebay.errors import ConfigError, InvalidJob
 from forebay.model.unique import as_number
 
@@ -26,20 +27,30 @@ _PROBLEM_CHARACTERS_MAX: Final = 300
 
 
 class ValueCheck:
-    """The type of one parameter: for msgspec, or with an adapter for pydantic."""
+    """The type of one parameter: for msgspec, or with an adapter for pydantic.
 
-    __slots__ = ("adapter", "declared", "has_objects", "hint")
+    ``may_change``: a value that passes may be read back as another one.
+    """
+
+    __slots__ = ("adapter", "declared", "has_objects", "hint", "may_change")
 
     def __init__(
-        self, hint: Any, *, declared: frozenset[type], has_objects: bool, adapter: Any = None
+        self,
+        hint: Any,
+        *,
+        declared: frozenset[type],
+        has_objects: bool,
+        may_change: bool,
+        adapter: Any = None,
     ) -> None:
         self.hint = hint
         self.declared = declared
         self.has_objects = has_objects
+        self.may_change = may_change
         self.adapter = adapter
 
     def dumped(self, value: Any, name: str | None) -> Any:
-        """Return the form of a value that pydantic gives the encoder, checked in both directions."""
+        """Return the form of a value that pydantic gives the encoder; it reads back as the value."""
         try:
             self.adapter.validate_python(value, strict=True)
             # By alias: the model reads its output by alias.
@@ -48,12 +59,15 @@ class ValueCheck:
             )
         except ValueError as error:
             raise _pydantic_problem(error, name) from None
-        self.loaded(wire, name)
+        refuse_change(value, self.loaded(wire, name), name)
         return wire
 
     def check(self, value: Any, name: str | None) -> None:
         """Check a value that the guard has passed, for the encoder."""
         convert(plain(value) if self.has_objects else value, self.hint, name)
+        if self.may_change and type(value) not in EXACT:
+            text = msgspec.json.encode(value, enc_hook=as_number)
+            refuse_change(value, read_back(text, self.hint, name), name)
 
     def loaded(self, wire: Any, name: str | None) -> Any:
         """Return a value for the handler from decoded JSON."""
@@ -77,7 +91,9 @@ def value_check(hint: Any, where: str) -> ValueCheck:
             adapter = sys.modules["pydantic"].TypeAdapter(hint)
         except Exception as error:
             raise ConfigError(where, f"has a type that pydantic refuses: {error}") from error
-        return ValueCheck(hint, declared=frozenset(), has_objects=False, adapter=adapter)
+        return ValueCheck(
+            hint, declared=frozenset(), has_objects=False, may_change=True, adapter=adapter
+        )
     if hint is object:
         hint = Any
     try:
@@ -109,7 +125,13 @@ def value_check(hint: Any, where: str) -> ValueCheck:
     }
     declared = frozenset[type]([bytes] if kinds & binary else [])
     declared |= frozenset[type]([set] if kinds & sets else [])
-    return ValueCheck(hint, declared=declared, has_objects=bool(kinds & objects))
+    # Objects may write less than they hold. A float takes integers that it cannot hold. What is declared as bytes
+    # or as a set may be given where anything is allowed.
+    may_change = bool(kinds & (objects | {msgspec.inspect.FloatType}))
+    may_change |= bool(declared) and msgspec.inspect.AnyType in kinds
+    return ValueCheck(
+        hint, declared=declared, has_objects=bool(kinds & objects), may_change=may_change
+    )
 
 
 def _types_within(info: Any) -> list[Any]:
@@ -150,6 +172,14 @@ def convert(value: Any, hint: Any, name: str | None) -> Any:
     """Return the value in the given type; text never becomes a number."""
     try:
         return msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        raise _msgspec_problem(str(error), name) from None
+
+
+def read_back(text: str | bytes, hint: Any, name: str | None) -> Any:
+    """Return what the handler will get from a JSON text."""
+    try:
+        return msgspec.json.decode(text, type=hint)
     except msgspec.ValidationError as error:
         raise _msgspec_problem(str(error), name) from None
 

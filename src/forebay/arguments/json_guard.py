@@ -35,6 +35,8 @@ _INTEGER_LIMIT: Final = 10**300
 _SHORT_TEXT: Final = 65_536
 
 _WITH_TEXT_FORM: Final = frozenset({datetime, date, time, timedelta, UUID})
+_WITH_OFFSET: Final = frozenset({datetime, time})
+_MINUTE: Final = timedelta(minutes=1)
 _BINARY: Final = (bytes, bytearray, memoryview)
 _SETS: Final = (set, frozenset)
 _ENCODER: Final = msgspec.json.Encoder(enc_hook=as_number)
@@ -201,6 +203,8 @@ class _Guard:
 
     def _visit_other(self, value: Any, depth: int, path: tuple[str | int, ...]) -> None:
         if type(value) in _WITH_TEXT_FORM or type(value) is JobId:
+            if type(value) in _WITH_OFFSET and (offset := value.utcoffset()) is not None:
+                self._check_offset(offset, path)
             return
         if isinstance(value, Decimal):
             if not value.is_finite():
@@ -230,6 +234,14 @@ class _Guard:
                 _name(path),
                 f"has no JSON form: {type(value).__name__} {shown(value)}",
                 hint="Pass its key, or plain values made from it.",
+            )
+
+    def _check_offset(self, offset: timedelta, path: tuple[str | int, ...]) -> None:
+        if offset % _MINUTE:
+            raise InvalidJob(
+                _name(path),
+                f"has an offset of {offset} from UTC, and its text has no seconds of an offset",
+                hint="Convert it first: value.astimezone(UTC).",
             )
 
     def _visit_fields(
