@@ -1,4 +1,4 @@
-"""The modules: what a leading underscore says about who imports them, and their size."""
+"""The modules: what a leading underscore says about who imports them, their size, and how branched their functions are."""
 
 import ast
 from pathlib import Path
@@ -16,6 +16,19 @@ def name_of(path, package):
 
 MODULE_LINES_MAX = 600
 CLASS_LINES_MAX = 400
+BRANCHES_MAX = 20
+CONSTRUCTOR_PARAMETERS_MAX = 6
+
+#: Functions that branch more often than others may; the list only becomes shorter.
+STILL_BRANCHED = {
+    "forebay.cli._backfill._rows",
+    "forebay.cli._help.print_help",
+    "forebay.cli._jobs._facts",
+    "forebay.cli._schema.migrate",
+    "forebay.cli._stats.stats",
+    "forebay.cli._top_screen._queues",
+    "forebay.cli._where._group",
+}
 
 MODULES = {name_of(path, package): path for package in PACKAGES for path in package.rglob("*.py")}
 
@@ -116,3 +129,100 @@ def test_the_check_sees_what_is_too_long(text, problems):
     found = list(too_long("m", text))
     assert len(found) == len(problems)
     assert all(part in each for part, each in zip(problems, found, strict=True))
+
+
+FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
+BRANCHES = (
+    ast.If | ast.IfExp | ast.For | ast.AsyncFor | ast.While | ast.ExceptHandler | ast.match_case
+)
+
+
+def branches(function):
+    """Return the number of ways into which a function branches, more one; inner functions count for themselves."""
+    found = 1
+    left = list(ast.iter_child_nodes(function))
+    while left:
+        node = left.pop()
+        if isinstance(node, FUNCTIONS | ast.ClassDef):
+            continue
+        if isinstance(node, BRANCHES):
+            found += 1
+        elif isinstance(node, ast.BoolOp):
+            found += len(node.values) - 1
+        elif isinstance(node, ast.comprehension):
+            found += 1 + len(node.ifs)
+        left.extend(ast.iter_child_nodes(node))
+    return found
+
+
+def too_branched(name, text):
+    """Yield the functions of a module that branch too often."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, FUNCTIONS) and (found := branches(node)) > BRANCHES_MAX:
+            yield f"{name}.{node.name} has {found} branches"
+
+
+def test_functions_are_plain():
+    """
+    A function branches at most twenty times: conditions, loops, handlers of exceptions, `and` and `or`.
+    """
+    found = [
+        problem
+        for name, path in MODULES.items()
+        for problem in too_branched(name, path.read_text(encoding="utf-8"))
+        if problem.partition(" ")[0] not in STILL_BRANCHED
+    ]
+    assert not found, "\n".join(found)
+
+
+def too_many_parameters(name, text):
+    """Yield the classes of a module whose constructor has too many parameters."""
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for each in node.body:
+            if isinstance(each, FUNCTIONS) and each.name == "__init__":
+                given = [*each.args.posonlyargs, *each.args.args, *each.args.kwonlyargs]
+                if len(given) - 1 > CONSTRUCTOR_PARAMETERS_MAX:
+                    yield f"{name}.{node.name} has {len(given) - 1} parameters"
+
+
+def test_the_parts_of_a_worker_get_few_things():
+    """
+    A constructor in `forebay.worker` has at most six parameters: what travels together is one value.
+    """
+    found = [
+        problem
+        for name, path in MODULES.items()
+        if name.startswith("forebay.worker.")
+        for problem in too_many_parameters(name, path.read_text(encoding="utf-8"))
+    ]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("def f(): pass", 1),
+        ("def f():\n    if a and b or c: pass\n    elif d: pass", 5),
+        ("async def f():\n    async for a in b:\n        while c: pass", 3),
+        ("def f():\n    try: pass\n    except A: pass\n    except B: pass", 3),
+        ("def f(): return [a for a in b if c if d] + (e if g else h)", 5),
+        ("def f():\n    match a:\n        case 1: pass\n        case 2: pass", 3),
+        ("def f():\n    def g():\n        if a: pass", 1),
+    ],
+)
+def test_the_check_counts_every_branch(text, found):
+    """
+    Of each sort; those of an inner function belong to that one.
+    """
+    assert branches(ast.parse(text).body[0]) == found
+
+
+def test_the_check_counts_every_parameter():
+    """
+    By position and by name; `self` is none.
+    """
+    text = "class C:\n    def __init__(self, a, b, /, c, d, *, e, f{}): pass"
+    assert not list(too_many_parameters("m", text.format("")))
+    assert list(too_many_parameters("m", text.format(", g"))) == ["m.C has 7 parameters"]

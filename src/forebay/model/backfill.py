@@ -89,21 +89,9 @@ class Rows:
         conditions = []
         if ids is not None:
             conditions.append(f"{_quoted(id_column)} = any({writer.add(list(ids), 'ids')})")
-        for column, value in (equal or {}).items():
-            name = _quoted(column)
-            if value is None:
-                conditions.append(f"{name} is null")
-            elif isinstance(value, list | tuple | set | frozenset):
-                conditions.append(f"{name} = any({writer.add(list(value), column)})")
-            else:
-                conditions.append(f"{name} = {writer.add(value, column)}")
-        ranges: Mapping[str, Any] = between or {}
-        for column, bounds in ranges.items():
-            if not isinstance(bounds, list | tuple) or len(bounds) != 2:
-                raise InvalidJob("between", f"of {column} must be two bounds, not {shown(bounds)}")
-            for value, sign in zip(bounds, (">=", "<="), strict=True):
-                if value is not None:
-                    conditions.append(f"{_quoted(column)} {sign} {writer.add(value, column)}")
+        conditions += [writer.equal(column, value) for column, value in (equal or {}).items()]
+        for column, bounds in (between or {}).items():
+            conditions += writer.between(column, bounds)
         if where is not None:
             conditions.append(f"({writer.rendered(where, params)}\n)")
         elif params:
@@ -151,6 +139,25 @@ class _Writer:
     def add(self, value: Any, name: str) -> str:
         self.values.append(_text(value, name))
         return f"%{len(self.values)}$L"
+
+    def equal(self, column: str, value: Any) -> str:
+        """Return the condition that a column has a value, one of several, or none."""
+        name = _quoted(column)
+        if value is None:
+            return f"{name} is null"
+        if isinstance(value, list | tuple | set | frozenset):
+            return f"{name} = any({self.add(list(value), column)})"
+        return f"{name} = {self.add(value, column)}"
+
+    def between(self, column: str, bounds: Any) -> list[str]:
+        """Return the conditions that a column lies between two bounds; None is no bound."""
+        if not isinstance(bounds, list | tuple) or len(bounds) != 2:
+            raise InvalidJob("between", f"of {column} must be two bounds, not {shown(bounds)}")
+        return [
+            f"{_quoted(column)} {sign} {self.add(value, column)}"
+            for value, sign in zip(bounds, (">=", "<="), strict=True)
+            if value is not None
+        ]
 
     def rendered(self, sql: Any, params: Mapping[str, Any] | None) -> str:
         """Return SQL as a template."""

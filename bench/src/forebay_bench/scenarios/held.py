@@ -193,6 +193,22 @@ def _turn_seconds(options: Options, runs: int) -> float:
     return min(_QUICK_TURN_SECONDS_MAX, _QUICK_SECONDS / (runs * turns)) * options.scale
 
 
+def _own_place(place: Place) -> contextlib.AbstractContextManager[Place]:
+    """Return a server of its own, of the same version."""
+    return open_place(None, None if place.bin_dir is None else str(place.bin_dir))
+
+
+def _maintained(dsn: str, holder: str) -> contextlib.AbstractContextManager[None]:
+    """Return maintenance of our database, with small segments where other sessions hold it up."""
+    if holder == "other_sessions":
+        forebay_log.cut(
+            dsn,
+            segment_rows=_OTHER_SESSIONS_SEGMENT_ROWS,
+            reserve_rows=_OTHER_SESSIONS_RESERVE_ROWS,
+        )
+    return maintenance(dsn)
+
+
 def _hold_up(
     place: Place,
     holder: str,
@@ -210,21 +226,12 @@ def _hold_up(
         held: list[HeldDatabase] = []
         for name in names:
             progress(f"{mix}: making a database for {name}")
-            server = place
-            if name == "free":
-                bin_dir = None if place.bin_dir is None else str(place.bin_dir)
-                server = stack.enter_context(open_place(None, bin_dir))
+            server = stack.enter_context(_own_place(place)) if name == "free" else place
             dsn = stack.enter_context(
                 server.database(name.replace("-", "_"), migrated=name in _OURS)
             )
             if name in _OURS:
-                if holder == "other_sessions":
-                    forebay_log.cut(
-                        dsn,
-                        segment_rows=_OTHER_SESSIONS_SEGMENT_ROWS,
-                        reserve_rows=_OTHER_SESSIONS_RESERVE_ROWS,
-                    )
-                stack.enter_context(maintenance(dsn))
+                stack.enter_context(_maintained(dsn, holder))
             queue = _make(name, mix, dsn)
             stack.callback(queue.close)
             is_kept = name not in _OURS

@@ -121,12 +121,15 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         for each in measured:
             progress(f"{each.label}: an idle worker")
             _rest(place, each, rest)
-    missing = [
+    return _report(measured, costs, rounds, [*(peer.NOTE for peer in peers), *_missing(options)])
+
+
+def _missing(options: Options) -> list[str]:
+    return [
         f"left out: {name}, {why}"
         for name, why in _LEFT_OUT.items()
         if name in (options.compare or ())
     ]
-    return _report(measured, costs, rounds, [*(peer.NOTE for peer in peers), *missing])
 
 
 def _turn(each: Measured, costs: JobCosts, count: int, *, counted: bool = True) -> float:

@@ -219,22 +219,11 @@ class Children:
         hard = kind.hard_timeout_seconds or self._settings.hard_timeout_seconds
         answers: dict[int, ChildReport] = {}
         offsets = [held.row.offset for held in helds]
-        lease_id, batch = helds[0].lease.lease_id, helds[0].batch
         try:
-            child.send(
-                Work(lease_id, batch.claim_no, [h.row for h in helds], offsets, helds[0].lane)
-            )
+            child.send(_work(helds))
             on_start()
             async with asyncio.timeout(None if hard is None else hard + _KILL_AFTER_SECONDS):
-                while len(answers) < len(helds):
-                    answer = await child.answer()
-                    if answer.broken is not None:
-                        break
-                    if answer.progress is not None:
-                        self._on_progress(helds, *answer.progress)
-                    else:
-                        answers[answer.offset] = answer
-                        batch.counters += answer.counters
+                broken = await self._receive(child, helds, answers)
         except TimeoutError:
             await child.kill()
             late = HardTimeout(hard or 0.0)
@@ -256,15 +245,30 @@ class Children:
             raise
         finally:
             del self._running[child]
-        if len(answers) < len(helds):
+        if broken is not None:
             await child.kill()
-            log.error("a child process failed before it could run job %s: %s", key, answer.broken)
+            log.error("a child process failed before it could run job %s: %s", key, broken)
             return [ChildReport(ended=Ended(0, "released", after=5.0)) for _ in helds]
         if any(answer.spoils for answer in answers.values()):
             await child.kill()
         else:
             self._keep(child)
         return [answers[offset] for offset in offsets]
+
+    async def _receive(
+        self, child: Child, helds: Sequence[HeldJob], answers: dict[int, ChildReport]
+    ) -> str | None:
+        """Receive the answer of each job, by its offset; return the error of a child that failed before, else None."""
+        while len(answers) < len(helds):
+            answer = await child.answer()
+            if answer.broken is not None:
+                return answer.broken
+            if answer.progress is not None:
+                self._on_progress(helds, *answer.progress)
+            else:
+                answers[answer.offset] = answer
+                helds[0].batch.counters += answer.counters
+        return None
 
     async def close(self) -> None:
         """End all children."""
@@ -360,6 +364,13 @@ class Children:
             await child.kill()
             raise
         return child
+
+
+def _work(helds: Sequence[HeldJob]) -> Work:
+    batch = helds[0].batch
+    offsets = [held.row.offset for held in helds]
+    rows = [held.row for held in helds]
+    return Work(batch.lease.lease_id, batch.claim_no, rows, offsets, helds[0].lane)
 
 
 def _working_folder() -> Path | None:
