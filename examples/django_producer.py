@@ -1,7 +1,7 @@
 """Django: a model's row and its job in one transaction.
 
-A project has the settings in its settings module; here everything is in one file. Start it, and in another
-terminal the worker that runs its jobs:
+A project has the settings in its settings module; here everything is in one file. Start it, and in
+another terminal the worker that runs its jobs:
 
     python django_producer.py
     forebay worker app:app

@@ -5,8 +5,8 @@ Start it, and register a user:
     uvicorn fastapi_service:app
     curl -sS -X POST 'http://127.0.0.1:8000/users?email=ann@example.com'
 
-The lifespan opens the engine and runs a worker beside the requests, which is what small services and
-development need; larger services start `forebay worker` processes and omit that part.
+The lifespan opens the engine and runs a worker beside the requests, which is what small services
+and development need; larger services start `forebay worker` processes and omit that part.
 """
 
 import asyncio

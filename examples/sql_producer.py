@@ -48,7 +48,8 @@ if __name__ == "__main__":
         conn.execute(
             """
             select forebay.enqueue_many(
-                'reindex', array_agg(jsonb_build_object('article_id', article_id)), queue => 'articles')
+                'reindex', array_agg(jsonb_build_object('article_id', article_id)),
+                    queue => 'articles')
             from article
             """
         )

@@ -1,9 +1,12 @@
-"""Print the folders of tests that concern what changed since main, one a line; nothing if none does.
+"""Print the folders of tests that concern what changed since main, one a line.
+
+Nothing if none does.
 
     python scripts/_changed.py
 
-A folder is chosen if a file in it changed, or if it is named after a package that changed, or imports from it. A package that
-all others stand on, what all tests share, and whatever is no package, document or example choose all folders.
+A folder is chosen if a file in it changed, or if it is named after a package that changed, or
+imports from it. A package that all others stand on, what all tests share, and whatever is no
+package, document or example choose all folders.
 """
 
 from __future__ import annotations
@@ -28,7 +31,9 @@ def main() -> None:
 
 
 def folders_of(changes: list[str], root: Path = ROOT) -> set[str]:
-    """Return the names of the folders in tests that concern these files, paths relative to the root."""
+    """Return the names of the folders in tests that concern these files, paths relative to the
+    root.
+    """
     every = {path.name for path in (root / "tests").iterdir() if any(path.glob("test_*.py"))}
     found, packages = set(), set()
     for change in changes:

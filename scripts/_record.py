@@ -1,4 +1,5 @@
-"""Write the record of a part of the nightly run: FOLDER.json from the records of its suites in FOLDER.
+"""Write the record of a part of the nightly run: FOLDER.json from the records of its suites in
+FOLDER.
 
 python scripts/_record.py FOLDER BEGAN PART STATUS SECONDS
 """

@@ -1,6 +1,7 @@
 """Print the requirements of an extra, with the versions and hashes of uv.lock, for pip.
 
-    python scripts/_requirements.py dev > requirements.txt && pip install --require-hashes --no-deps -r requirements.txt
+    python scripts/_requirements.py dev > requirements.txt && pip install --require-hashes --no-deps
+    -r requirements.txt
 
 Of an environment without uv: pip alone would install the newest versions, whatever they are by now.
 """
@@ -17,7 +18,10 @@ _BUILDS = ("hatchling", "editables")
 
 
 def requirements(lock: dict[str, Any], roots: list[tuple[str, str]]) -> list[str]:
-    """Return a line for each package that roots, a name and an extra each, need; the roots are left out."""
+    """Return a line for each package that roots, a name and an extra each, need.
+
+    The roots are left out.
+    """
     packages: dict[str, list[dict[str, Any]]] = {}
     for package in lock["package"]:
         packages.setdefault(package["name"], []).append(package)

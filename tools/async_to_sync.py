@@ -1,7 +1,8 @@
 """Write the synchronous form of each asynchronous module.
 
-The tool rewrites the source token by token: it removes ``async`` and ``await``, and renames what begins
-with ``Async`` and the names in a short table, in code and in docstrings. Layout and comments stay. Other strings do not change.
+The tool rewrites the source token by token: it removes ``async`` and ``await``, and renames what
+begins with ``Async`` and the names in a short table, in code and in docstrings. Layout and comments
+stay. Other strings do not change.
 
     python tools/async_to_sync.py            write the generated files
     python tools/async_to_sync.py --check    exit with 1 when one of them is out of date

@@ -1,10 +1,12 @@
 """Print how large the project is, beside its bars.
 
-Counted are lines, the longest SQL function, functions of high complexity, and parameters of constructors.
+Counted are lines, the longest SQL function, functions of high complexity, and parameters of
+constructors.
 
     .venv/bin/python tools/count_lines.py [FOLDER]
 
-FOLDER is another checkout, to compare with. Only files that git knows are counted. The tool exits with 1 if a bar is missed.
+FOLDER is another checkout, to compare with. Only files that git knows are counted. The tool exits
+with 1 if a bar is missed.
 """
 
 from __future__ import annotations
@@ -20,7 +22,10 @@ from typing import Final
 
 #: What a tool makes from the sources: the parts between two comments, or the rest of a page.
 _MADE: Final = re.compile(
-    r"^<!-- (?:functions|protocol|table): .*?^<!-- end of \w+ -->$|^<!-- Below this line: generated.*",
+    (
+        r"^<!-- (?:functions|protocol|table): .*?^<!-- end of \w+ -->$|^<!-- Below this line: "
+        r"generated.*"
+    ),
     re.MULTILINE | re.DOTALL,
 )
 #: Made from the asynchronous client by tools/async_to_sync.py.
@@ -86,7 +91,10 @@ def sql_functions(text: str) -> dict[str, int]:
 
 
 def complexity(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
-    """Return the cyclomatic complexity: one, and one for each decision. Nested functions count by themselves."""
+    """Return the cyclomatic complexity: one, and one for each decision.
+
+    Nested functions count by themselves.
+    """
     total = 1
     waiting: list[ast.AST] = list(ast.iter_child_nodes(function))
     while waiting:
@@ -99,7 +107,8 @@ def complexity(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
             case ast.comprehension():
                 total += 1 + len(node.ifs)
             case (
-                ast.If() | ast.IfExp() | ast.For() | ast.AsyncFor() | ast.While() | ast.ExceptHandler()
+                ast.If() | ast.IfExp() | ast.For() | ast.AsyncFor() | ast.While()
+                | ast.ExceptHandler()
                 | ast.Assert() | ast.match_case()
             ):  # fmt: skip
                 total += 1
@@ -126,7 +135,10 @@ def measured(root: Path) -> list[tuple[str, int, int, str]]:
         and (found := complexity(node)) > _COMPLEXITY_MAX
     }
     parameters = {
-        f"{path.name}:{made.name}": len(node.args.posonlyargs + node.args.args + node.args.kwonlyargs) - 1
+        f"{path.name}:{made.name}": len(
+            node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+        )
+        - 1
         for path, tree in trees.items()
         if path.is_relative_to(root / "src/forebay/worker")
         for made in ast.walk(tree)

@@ -1,7 +1,7 @@
 """A build step: the README for the package index, whose links and images are absolute.
 
-hatchling runs it for every wheel and source distribution. The links name the tag of the version, so the page of an old
-release shows what belongs to it.
+hatchling runs it for every wheel and source distribution. The links name the tag of the version, so
+the page of an old release shows what belongs to it.
 """
 
 import re

@@ -1,6 +1,9 @@
-"""Record a release in tests/migration/released.json. Run this tool once for each release, and commit what it writes.
+"""Record a release in tests/migration/released.json.
 
-For the first release it also writes src/forebay/sql/migrations/0001_initial.sql, which was composed from its sources until then.
+Run this tool once for each release, and commit what it writes.
+
+For the first release it also writes src/forebay/sql/migrations/0001_initial.sql, which was composed
+from its sources until then.
 """
 
 import json
@@ -18,7 +21,9 @@ from tests.support.released import PATH, protocol, released
 
 
 def main() -> None:
-    """Migrate an empty server and record its migrations and protocol under the version of this library."""
+    """Migrate an empty server and record its migrations and protocol under the version of this
+    library.
+    """
     release = version("forebay")
     record = released()
     if release in record:

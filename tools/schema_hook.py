@@ -1,6 +1,7 @@
 """A build step: the first migration, composed from its sources for wheels and source distributions.
 
-A checkout has no such file before its first release. An editable installation gets none either, since it uses the sources.
+A checkout has no such file before its first release. An editable installation gets none either,
+since it uses the sources.
 """
 
 import runpy
@@ -15,7 +16,10 @@ _FIRST = "forebay/sql/migrations/0001_initial.sql"
 
 
 class ComposedSchema(BuildHookInterface):
-    """Adds the composed migration to a distribution. A checkout of a release or a source distribution has it already."""
+    """Adds the composed migration to a distribution.
+
+    A checkout of a release or a source distribution has it already.
+    """
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Compose the file in a folder of its own."""

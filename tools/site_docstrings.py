@@ -1,4 +1,7 @@
-"""Shows the doctests in docstrings as code on the documentation site; an extension of Griffe, named in mkdocs.yml."""
+"""Shows the doctests in docstrings as code on the documentation site.
+
+An extension of Griffe, named in mkdocs.yml.
+"""
 
 from typing import Any
 

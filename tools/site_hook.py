@@ -1,11 +1,12 @@
 """What the documentation site needs beyond MkDocs; `hooks` in mkdocs.yml names this file.
 
-- The pages are read on GitHub, too, so they link to files of the repository outside `docs`. On the site these links lead to
-  the repository; `CHANGELOG.md` and `CONTRIBUTING.md` become pages.
-- Comments that steer the test of code blocks are left out, except for the name of a file, which becomes the title of its block.
+- The pages are read on GitHub, too, so they link to files of the repository outside `docs`. On the
+  site these links lead to the repository; `CHANGELOG.md` and `CONTRIBUTING.md` become pages.
+- Comments that steer the test of code blocks are left out, except for the name of a file, which
+  becomes the title of its block.
 - The page `reference/api.md` is made from the docstrings of the public names.
-- Each link to another server is checked for its form, and each list for the empty line that Markdown wants before it: problems
-  are warnings, which end the build.
+- Each link to another server is checked for its form, and each list for the empty line that
+  Markdown wants before it: problems are warnings, which end the build.
 """
 
 import ast
@@ -100,7 +101,10 @@ def _api() -> str:
     lines = [
         "# Python, from the docstrings",
         "",
-        "Signatures and docstrings of all public names, made from the code. [Python](python.md) has the same names with",
+        (
+            "Signatures and docstrings of all public names, made from the code. "
+            "[Python](python.md) has the same names with"
+        ),
         "tables and examples.",
     ]
     for module in ("forebay", "forebay.mirror", "forebay.testing"):

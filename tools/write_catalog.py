@@ -1,4 +1,7 @@
-"""Write src/forebay/sql/catalog.json: the objects that the migrations create. Run this tool after each change of a migration."""
+"""Write src/forebay/sql/catalog.json: the objects that the migrations create.
+
+Run this tool after each change of a migration.
+"""
 
 import asyncio
 import json

@@ -52,7 +52,10 @@ def section(name: str, command: Any) -> str:
     rows += [f"| {spelled(item)} | {help_of(item)} |" for item in flags]
     groups = list(dict.fromkeys(group_of(item) for item in options if is_setting(item)))
     rows += [
-        f"| `--SETTING VALUE` | Every setting of the [{group}](settings.md#{anchor(group)}) group. |"
+        (
+            f"| `--SETTING VALUE` | Every setting of the "
+            f"[{group}](settings.md#{anchor(group)}) group. |"
+        )
         for group in groups
     ]
     if rows:

@@ -1,15 +1,20 @@
-"""Write the next migration, which brings a database from the existing migrations to the state of src/forebay/sql/schema.
+"""Write the next migration, which brings a database from the existing migrations to the state of
+src/forebay/sql/schema.
 
     .venv/bin/python tools/write_migration.py add_source
 
-The tool migrates one database and builds another one from ``schema/``. The differences become one to three files:
+The tool migrates one database and builds another one from ``schema/``. The differences become one
+to three files:
 
-- ``0002_add_source.sql`` creates and replaces functions, adds tables, columns at the end, sequences, settings;
+- ``0002_add_source.sql`` creates and replaces functions, adds tables, columns at the end,
+  sequences, settings;
 - ``0003_add_source_indexes.sql`` builds indexes on existing tables, outside a transaction;
-- ``0004_post_add_source.sql`` removes what is no longer called, once the last older worker has ended.
+- ``0004_post_add_source.sql`` removes what is no longer called, once the last older worker has
+  ended.
 
-A difference that needs a decision, such as a column of another type, becomes a statement that fails: ``write by hand``. Read
-and edit the files, then run the tests: the chain of migrations must end in the same catalog as ``schema/``.
+A difference that needs a decision, such as a column of another type, becomes a statement that
+fails: ``write by hand``. Read and edit the files, then run the tests: the chain of migrations must
+end in the same catalog as ``schema/``.
 """
 
 from __future__ import annotations
@@ -33,8 +38,8 @@ from forebay.upgrade.migrate import migrate
 
 MIGRATIONS: Final = SCHEMA.parent / "migrations"
 
-#: In addition to the catalog that the doctor compares: results and grants of functions, the order of columns, comments,
-#: settings, and the exact functions of segments.
+#: In addition to the catalog that the doctor compares: results and grants of functions, the order
+#: of columns, comments, settings, and the exact functions of segments.
 _BESIDE: Final = """
 select 'result of ' || p.oid::regprocedure,
        format('%s of %s', pg_get_function_result(p.oid), pg_get_function_identity_arguments(p.oid))
@@ -44,18 +49,21 @@ select format('grant %s to %s', p.oid::regprocedure, a.grantee::regrole), a.priv
 from pg_proc p, aclexplode(p.proacl) a
 where p.pronamespace = 'forebay'::regnamespace and a.grantee <> p.proowner and p.proname !~ '_\\d+$'
 union all
-select format('grant %s to %s', c.relname, a.grantee::regrole), string_agg(a.privilege_type, ', ' order by a.privilege_type)
+select format('grant %s to %s', c.relname, a.grantee::regrole), string_agg(a.privilege_type, ', '
+    order by a.privilege_type)
 from pg_class c, aclexplode(c.relacl) a
 where c.relnamespace = 'forebay'::regnamespace and a.grantee <> c.relowner and c.relname !~ '_\\d+$'
 group by c.relname, a.grantee
 union all
 select 'order of ' || c.relname, string_agg(a.attname, ', ' order by a.attnum)
 from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped
-where c.relnamespace = 'forebay'::regnamespace and c.relkind in ('r', 'p', 'c', 'v') and c.relname !~ '^log_\\d+$'
+where c.relnamespace = 'forebay'::regnamespace and c.relkind in ('r', 'p', 'c', 'v')
+    and c.relname !~ '^log_\\d+$'
 group by c.relname
 union all
 select 'comment on ' || c.relname, d.description
-from pg_class c join pg_description d on d.objoid = c.oid and d.classoid = 'pg_class'::regclass and d.objsubid = 0
+from pg_class c join pg_description d on d.objoid = c.oid and d.classoid = 'pg_class'::regclass
+    and d.objsubid = 0
 where c.relnamespace = 'forebay'::regnamespace
 union all
 select 'view ' || c.relname, pg_get_viewdef(c.oid)
@@ -94,7 +102,8 @@ declare
     v_function regprocedure;
 begin
     for v_function in select p.oid from pg_proc p
-                      where p.pronamespace = '{schema}'::regnamespace and p.proname ~ '^{name}_[0-9]+$' loop
+                      where p.pronamespace = '{schema}'::regnamespace
+                        and p.proname ~ '^{name}_[0-9]+$' loop
         execute format('drop function %s', v_function);
     end loop;
 end
@@ -170,7 +179,10 @@ def differences(there: dict[str, str], wanted: dict[str, str]) -> list[str]:
 
 
 def plan(there: dict[str, str], wanted: dict[str, str], script: str) -> Files:
-    """Return the files that change one schema into the wanted one; script creates the wanted schema."""
+    """Return the files that change one schema into the wanted one.
+
+    Script creates the wanted schema.
+    """
     files = Files()
     different = differences(there, wanted)
     statements = _Statements(script)
@@ -198,7 +210,8 @@ def plan(there: dict[str, str], wanted: dict[str, str], script: str) -> Files:
                     files.pre += statements.of(relation, only=kind)
             case "setting" if name not in there:
                 files.pre.append(
-                    f"insert into forebay.setting (name, value) values ('{subject}', {wanted[name]});\n"
+                    f"insert into forebay.setting (name, value) values ('{subject}', "
+                    f"{wanted[name]});\n"
                 )
             case "order" if sorted(there.get(name, "").split(", ")) == sorted(
                 wanted.get(name, "").split(", ")
@@ -251,7 +264,10 @@ def _change(files: Files, kind: str, subject: str, was: str | None, now: str | N
 def _functions(
     files: Files, there: dict[str, str], wanted: dict[str, str], statements: _Statements
 ) -> None:
-    """Replace functions. Those with other parameters or another result are set aside, and dropped later."""
+    """Replace functions.
+
+    Those with other parameters or another result are set aside, and dropped later.
+    """
     changed: list[str] = []
     different = differences(there, wanted)
     for name in different:
@@ -286,7 +302,10 @@ def _functions(
 
 
 def _grants(files: Files, there: dict[str, str], wanted: dict[str, str]) -> None:
-    """Revoke rights that a role loses. Every migration runs forebay._grant(), which adds new ones."""
+    """Revoke rights that a role loses.
+
+    Every migration runs forebay._grant(), which adds new ones.
+    """
     for name in sorted(there.keys() - wanted.keys()):
         if name.startswith("grant ") and not name.startswith("grant to public"):
             subject, _, role = name.removeprefix("grant ").rpartition(" to ")
@@ -303,7 +322,8 @@ class _Statements:
     """The statements of the script that creates the schema, by the object they create."""
 
     _MADE: Final = re.compile(
-        r"^(?:create (?P<kind>function|table|sequence|type|view|(?:unique )?index \w+ on) forebay\.(?P<name>\w+)"
+        r"^(?:create (?P<kind>function|table|sequence|type|view|(?:unique )?index \w+ on) "
+        r"forebay\.(?P<name>\w+)"
         r"|(?P<comment>comment) on (?:table|view) forebay\.(?P<on>\w+))",
         re.MULTILINE,
     )

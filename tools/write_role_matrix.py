@@ -1,4 +1,7 @@
-"""Write tests/sql/role_matrix.txt: the rights of each role on each object. Review the grants in its diff."""
+"""Write tests/sql/role_matrix.txt: the rights of each role on each object.
+
+Review the grants in its diff.
+"""
 
 import sys
 from pathlib import Path

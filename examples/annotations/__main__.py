@@ -1,7 +1,7 @@
 """Everything in one command: python -m annotations, in the folder examples.
 
-It starts two PostgreSQL servers (unless FOREBAY_DATABASE_URL and ANNOTATIONS_INDEX_URL name databases), the web service, and a
-worker.
+It starts two PostgreSQL servers (unless FOREBAY_DATABASE_URL and ANNOTATIONS_INDEX_URL name
+databases), the web service, and a worker.
 """
 
 import argparse
@@ -23,7 +23,10 @@ from forebay.embedded import temporary_server
 
 
 def prepare(most: int) -> int:
-    """Create the tables, and load the text if there is none; return how many annotations were loaded."""
+    """Create the tables, and load the text if there is none.
+
+    Return how many annotations were loaded.
+    """
     forebay.migrate(app.dsn)
     target.create()
     with psycopg.connect(app.dsn) as conn:
@@ -34,7 +37,9 @@ def prepare(most: int) -> int:
 
 
 class Server(uvicorn.Server):
-    """Prints its address once it serves, and leaves signals to this program, because the worker has to stop in order, too."""
+    """Prints its address once it serves, and leaves signals to this program, because the worker
+    has to stop in order, too.
+    """
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:

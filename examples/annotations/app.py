@@ -1,7 +1,9 @@
-"""The mirror that keeps the index in step: a source, a target, and jobs. Workers run the jobs: forebay worker annotations.app:app
+"""The mirror that keeps the index in step: a source, a target, and jobs. Workers run the jobs:
+forebay worker annotations.app:app
 
-Two environment variables are the addresses: FOREBAY_DATABASE_URL of the annotations, ANNOTATIONS_INDEX_URL of the index, which
-is a PostgreSQL database here, on the same or another server.
+Two environment variables are the addresses: FOREBAY_DATABASE_URL of the annotations,
+ANNOTATIONS_INDEX_URL of the index, which is a PostgreSQL database here, on the same or another
+server.
 """
 
 import os
@@ -37,7 +39,8 @@ app = forebay.App()
 source = QuerySource(
     lambda: app.dsn,
     read="""
-        select a.annotation_id as id, a.version, a.deleted as gone, a.text, a.tags, a.user_name, a.group_name, p.name as page
+        select a.annotation_id as id, a.version, a.deleted as gone, a.text, a.tags, a.user_name,
+            a.group_name, p.name as page
         from annotation a join page p using (page_id)
         where a.annotation_id = any(%(ids)s)""",
     scan="""

@@ -13,7 +13,8 @@ USER = "stdlib"
 #: Modules that people know.
 _FOLDERS = (
     *("asyncio", "collections", "concurrent/futures", "email", "html", "http", "importlib"),
-    *("json", "logging", "multiprocessing", "sqlite3", "tomllib", "unittest", "urllib", "wsgiref", "zoneinfo", ""),
+    *("json", "logging", "multiprocessing", "sqlite3", "tomllib", "unittest", "urllib", "wsgiref",
+        "zoneinfo", ""),
 )  # fmt: skip
 
 _KINDS: dict[type[ast.AST], str] = {

@@ -1,7 +1,8 @@
 """What is refused before a request reaches the service: other hosts, other sites, and long bodies.
 
-There are no accounts, so the browser of a person who can reach the service must not act for another site. A site can send
-requests without reading the answers (a form), or give its own name the address of this service (DNS rebinding).
+There are no accounts, so the browser of a person who can reach the service must not act for another
+site. A site can send requests without reading the answers (a form), or give its own name the
+address of this service (DNS rebinding).
 """
 
 import os
@@ -13,7 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 BODY_BYTES_MAX = 1_000_000
 
-#: The names under which the service may be asked for; ANNOTATIONS_HOSTS adds others, separated by commas.
+#: The names under which the service may be asked for; ANNOTATIONS_HOSTS adds others, separated by
+#: commas.
 HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -68,7 +70,10 @@ def _without_port(host: str) -> str:
 
 
 def _is_other_site(headers: Headers, host: str) -> bool:
-    """Browsers send these headers with each request that changes something; other clients send none."""
+    """Browsers send these headers with each request that changes something.
+
+    Other clients send none.
+    """
     if headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
         return True
     origin = headers.get("origin")

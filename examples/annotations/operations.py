@@ -1,4 +1,6 @@
-"""What an operator needs to know of the search index: its backlog, its failures, and how far it differs."""
+"""What an operator needs to know of the search index: its backlog, its failures, and how far it
+differs.
+"""
 
 import asyncio
 import contextlib
@@ -32,7 +34,8 @@ async def overview(conn: AsyncConnection[Any]) -> dict[str, Any]:
     return {
         "waiting": facts.waiting - facts.claimed - facts.running,
         "running": facts.claimed + facts.running,
-        "oldest_seconds": 0 if oldest is None else max(0, round((facts.at - oldest).total_seconds())),
+        "oldest_seconds": 0 if oldest is None else max(0,
+            round((facts.at - oldest).total_seconds())),
         "alerts": [{"problem": alert.problem, "hint": alert.hint} for alert in status.alerts],
         "failing": facts.tried,
         "dead": facts.dead + facts.expired,
@@ -81,7 +84,9 @@ def _failure(
 
 
 async def retry(conn: AsyncConnection[Any], job_id: int) -> None:
-    """Run what failed again now: a dead job by its dead letter, another one by a further job for the same annotation."""
+    """Run what failed again now: a dead job by its dead letter, another one by a further job for
+    the same annotation.
+    """
     client = app.async_client()
     letters = await client.dead_letters(job_id=job_id, kind=_KIND.name, conn=conn)
     if letters:

@@ -29,7 +29,10 @@ class SearchUnavailableError(Exception):
 
 
 class Search:
-    """Queries the index. A caller waits at most a second, even if the index accepts queries and never answers."""
+    """Queries the index.
+
+    A caller waits at most a second, even if the index accepts queries and never answers.
+    """
 
     def __init__(self) -> None:
         self._pool = AsyncConnectionPool[Any](

@@ -1,8 +1,9 @@
 """The web service: uvicorn annotations.service:service
 
-A request that changes something has one transaction, with the change and its job. After the commit, the service
-writes the index at once, within a deadline, and the answer says whether that worked. There are no accounts: every client that can
-reach this service can do everything. So it listens on this machine only, and ``door.py`` keeps other sites out.
+A request that changes something has one transaction, with the change and its job. After the commit,
+the service writes the index at once, within a deadline, and the answer says whether that worked.
+There are no accounts: every client that can reach this service can do everything. So it listens on
+this machine only, and ``door.py`` keeps other sites out.
 """
 
 import asyncio
@@ -90,7 +91,10 @@ def answer(content: Any, status: int = 200) -> Response:
 
 
 async def sent(request: Request, model: type[T]) -> T:
-    """Return the request's content. Only JSON is accepted, which a form of another site cannot send."""
+    """Return the request's content.
+
+    Only JSON is accepted, which a form of another site cannot send.
+    """
     if request.headers.get("content-type", "").partition(";")[0] != "application/json":
         raise HTTPException(415, "send application/json")
     try:
@@ -122,9 +126,13 @@ async def changed(found: dict[str, Any], status: int = 200) -> Response:
 
 
 async def index(_: Request) -> Response:
-    # The page shows what people wrote as text only. If that ever fails, this policy keeps the browser from running it.
-    # And no other site may show it in a frame, where a person could be led to click.
-    policy = "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    # The page shows what people wrote as text only. If that ever fails, this policy keeps the
+    # browser from running it. And no other site may show it in a frame, where a person could be led
+    # to click.
+    policy = (
+        "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
     return FileResponse(
         _PAGE / "index.html",
         headers={"Content-Security-Policy": policy, "X-Frame-Options": "DENY"},

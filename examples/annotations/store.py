@@ -1,7 +1,7 @@
 """The annotations, in PostgreSQL. Each function works in its connection's transaction.
 
-Every change, including a deletion, increments the version and enqueues a job in the same transaction: both are committed,
-or neither is.
+Every change, including a deletion, increments the version and enqueues a job in the same
+transaction: both are committed, or neither is.
 """
 
 from collections.abc import Iterable, Sequence
@@ -107,8 +107,8 @@ def _columns(drafts: Sequence[Draft]) -> list[list[Any]]:
 # --- reading ---
 
 _COLUMNS = """
-    a.annotation_id as id, p.name as page, a.line, a.user_name as user, a.group_name as "group", a.text, a.tags,
-    a.version, a.created_at, a.updated_at"""
+    a.annotation_id as id, p.name as page, a.line, a.user_name as user, a.group_name as "group",
+    a.text, a.tags, a.version, a.created_at, a.updated_at"""
 
 
 async def _rows(
@@ -145,13 +145,17 @@ async def page(conn: AsyncConnection[Any], name: str) -> DictRow:
 
 
 async def bodies(conn: AsyncConnection[Any], ids: Sequence[int], words: str) -> list[DictRow]:
-    """Return annotations in the order of a list of ids, with excerpts. Deleted ones are left out: an index that is
-    behind can match wrongly, but a deleted annotation is never shown."""
+    """Return annotations in the order of a list of ids, with excerpts.
+
+    Deleted ones are left out: an index that is behind can match wrongly, but a deleted annotation
+    is never shown.
+    """
     return await _rows(
         conn,
         f"""
         select {_COLUMNS}, ts_headline('english', a.text, m.query,
-            'StartSel=\x02, StopSel=\x03, MaxWords=45, MinWords=20, MaxFragments=2, FragmentDelimiter=" … "') as excerpt
+            'StartSel=\x02, StopSel=\x03, MaxWords=45, MinWords=20, MaxFragments=2, '
+            'FragmentDelimiter=" … "') as excerpt
         from ({MATCH}) m, unnest(%(ids)s::bigint[]) with ordinality as found(id, place)
         join annotation a on a.annotation_id = found.id join page p using (page_id)
         where not a.deleted order by found.place""",
@@ -164,7 +168,8 @@ async def places(conn: AsyncConnection[Any], ids: Sequence[int]) -> dict[int, Di
     """Return page and line of annotations, by their ids."""
     found = await _rows(
         conn,
-        "select a.annotation_id as id, p.name as page, a.line from annotation a join page p using (page_id)"
+        "select a.annotation_id as id, p.name as page, a.line from annotation a join page "
+        "p using (page_id)"
         " where a.annotation_id = any(%(ids)s::bigint[])",
         ids=list(ids),
     )
@@ -201,7 +206,8 @@ async def edit(
         f"""
         update annotation a set text = %s, tags = %s, version = version + 1, updated_at = now()
         from page p
-        where annotation_id = %s and not deleted and version = coalesce(%s, version) and p.page_id = a.page_id
+        where annotation_id = %s and not deleted and version = coalesce(%s, version)
+            and p.page_id = a.page_id
         returning {_COLUMNS}""",
         *(text, list(tags), name, version),
     )
@@ -212,7 +218,10 @@ async def edit(
 
 
 async def set_deleted(conn: AsyncConnection[Any], name: int, *, deleted: bool) -> DictRow:
-    """Delete an annotation, or bring it back; return it. It is only flagged, and so its deletion has a version."""
+    """Delete an annotation, or bring it back; return it.
+
+    It is only flagged, and so its deletion has a version.
+    """
     made = await _rows(
         conn,
         f"""
@@ -241,7 +250,10 @@ async def waiting(conn: AsyncConnection[Any]) -> int:
     """Return how many changes are not proved to be in the index yet."""
     found = await _rows(
         conn,
-        "select coalesce(sum(scheduled + ready + claimed + running + retrying), 0)::int as n from forebay.depth(%s)",
+        (
+            "select coalesce(sum(scheduled + ready + claimed + running + retrying), 0)::int as "
+            "n from forebay.depth(%s)"
+        ),
         annotations.handler.kind.queue,
     )
     return int(found[0]["n"])
@@ -252,7 +264,9 @@ async def waiting(conn: AsyncConnection[Any]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Which annotations to index again: one of these. Deleted ones are included, since their copies may still exist.
+    """Which annotations to index again: one of these.
+
+    Deleted ones are included, since their copies may still exist.
 
     Attributes:
         user: all of a user.
@@ -271,7 +285,8 @@ class Choice:
     ids: Sequence[int] | None = None
 
     def rows(self) -> tuple[Rows, str, int]:
-        """Return the rows, the last part of their tag, and the priority: one user, group or page runs before the rest.
+        """Return the rows, the last part of their tag, and the priority: one user, group or page
+        runs before the rest.
 
         Alerts ignore jobs with a tag that begins with "backfill.", whatever their priority.
         """
@@ -295,7 +310,10 @@ def plan_reindex(choice: Choice, *, force: bool = False) -> BackfillPlan:
 
 
 def reindex(choice: Choice, *, force: bool = False, token: str | None = None) -> int:
-    """Enqueue jobs for these annotations, due at once, by one statement in the database; return how many."""
+    """Enqueue jobs for these annotations, due at once, by one statement in the database.
+
+    Return how many.
+    """
     rows, word, priority = choice.rows()
     return annotations.backfill(
         rows, tag=f"backfill.{word}", priority=priority, force=force, token=token

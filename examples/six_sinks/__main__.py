@@ -14,7 +14,9 @@ from six_sinks.view import View
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/demo --deliver",
-        description="Drain one queue to six sinks, while one is killed, one loses messages and one is slow.",
+        description=(
+            "Drain one queue to six sinks, while one is killed, one loses messages and one is slow."
+        ),
     )
     parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
     parser.add_argument(

@@ -37,7 +37,9 @@ _SECONDS_MAX = 120.0
 
 @dataclass
 class Row:
-    """The result of one sink: what was committed, what arrived, how much of it more than once, and what never did."""
+    """The result of one sink: what was committed, what arrived, how much of it more than once,
+    and what never did.
+    """
 
     sink: str
     committed: int
@@ -121,7 +123,10 @@ def _drains(dsn: str, places: dict[str, Place], log: Path) -> Generator[subproce
 
 
 def _produce(dsn: str, messages: int, places: dict[str, Place], view: View) -> set[int]:
-    """Commit and roll back transactions of one message each; kill a server meanwhile. Return what was committed."""
+    """Commit and roll back transactions of one message each; kill a server meanwhile.
+
+    Return what was committed.
+    """
     rng = random.Random(1)
     committed: set[int] = set()
     nats = places["nats"]
@@ -141,7 +146,10 @@ def _produce(dsn: str, messages: int, places: dict[str, Place], view: View) -> s
                 act()
                 view.event(text, style)
             conn.execute(
-                "select forebay.enqueue('order.paid', %s::jsonb, queue => 'orders', ordering_key => %s)",
+                (
+                    "select forebay.enqueue('order.paid', %s::jsonb, queue => 'orders', "
+                    "ordering_key => %s)"
+                ),
                 [json.dumps({"n": number}), f"customer {number % KEYS}"],
             )
             if rng.random() < 0.1:
@@ -163,7 +171,10 @@ def _produce(dsn: str, messages: int, places: dict[str, Place], view: View) -> s
 
 
 def _waiting(dsn: str) -> dict[str, int]:
-    query = "select group_name, sum(ready + scheduled + retrying + claimed + running) from forebay.depth('orders') group by group_name"
+    query = (
+        "select group_name, sum(ready + scheduled + retrying + claimed + running) from "
+        "forebay.depth('orders') group by group_name"
+    )
     with psycopg.connect(dsn) as conn:
         return {name: int(count) for name, count in conn.execute(query)}
 
@@ -188,7 +199,8 @@ def _wait_until_drained(dsn: str, drains: subprocess.Popen[bytes], view: View, l
 def _losses(dsn: str) -> dict[str, int]:
     with psycopg.connect(dsn) as conn:
         rows = conn.execute(
-            "select mirror, sum(count) from forebay.mirror_count where outcome = 'lost' group by mirror"
+            "select mirror, sum(count) from forebay.mirror_count where outcome = 'lost' "
+            "group by mirror"
         )
         return Counter({name.removeprefix("drain."): int(count) for name, count in rows})
 

@@ -1,4 +1,5 @@
-"""Private servers that sinks send to, each in a folder and on a free port of this machine, until the end of a block.
+"""Private servers that sinks send to, each in a folder and on a free port of this machine, until
+the end of a block.
 
 The tests of the sinks use them too.
 """
@@ -105,7 +106,9 @@ def _listens(process: subprocess.Popen[bytes], port: int, log: Path) -> bool:
 
 @contextlib.contextmanager
 def redis_server(folder: Path) -> Generator[str, None, None]:
-    """Run a Valkey, or a Redis where the wheel of Valkey is missing; yield host:port. It writes nothing to the disk.
+    """Run a Valkey, or a Redis where the wheel of Valkey is missing; yield host:port.
+
+    It writes nothing to the disk.
 
     Raises:
         MissingServerError: neither is installed.
@@ -116,7 +119,8 @@ def redis_server(folder: Path) -> Generator[str, None, None]:
 
 
 def redis_command(port: int, *options: str) -> list[str]:
-    """Return the command that runs a Valkey or a Redis, which writes nothing to the disk unless options say so.
+    """Return the command that runs a Valkey or a Redis, which writes nothing to the disk unless
+    options say so.
 
     Args:
         port: where it listens.
@@ -227,7 +231,8 @@ class RabbitServer:
         """
         done = subprocess.run(
             [self._programs / "rabbitmqctl", "--quiet", *arguments],
-            env=dict(self._environment), capture_output=True, text=True, timeout=_CTL_SECONDS, check=False,
+            env=dict(self._environment), capture_output=True, text=True, timeout=_CTL_SECONDS,
+            check=False,
         )  # fmt: skip
         if done.returncode != 0:
             raise ForebayError("rabbitmqctl failed", detail=done.stdout + done.stderr)
@@ -236,7 +241,9 @@ class RabbitServer:
 
 @contextlib.contextmanager
 def rabbitmq_server(folder: Path) -> Generator[RabbitServer, None, None]:
-    """Run the RabbitMQ of Debian with all of its files in the folder; it needs about ten seconds to start.
+    """Run the RabbitMQ of Debian with all of its files in the folder.
+
+    It needs about ten seconds to start.
 
     Raises:
         MissingServerError: it is not installed.
@@ -270,7 +277,8 @@ def rabbitmq_server(folder: Path) -> Generator[RabbitServer, None, None]:
     }
     names_folder = folder / "epmd"
     names_folder.mkdir()
-    # In the foreground and on its own port, so that it ends with the block instead of staying as a service.
+    # In the foreground and on its own port, so that it ends with the block instead of staying as a
+    # service.
     names = [epmd, "-port", str(epmd_port), "-address", "127.0.0.1"]
     with (
         served(names, epmd_port, names_folder),

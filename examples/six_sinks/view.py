@@ -1,4 +1,6 @@
-"""What the demo shows: events as they happen, a live table on a terminal, and the count of both sides."""
+"""What the demo shows: events as they happen, a live table on a terminal, and the count of both
+sides.
+"""
 
 import time
 from types import TracebackType

@@ -17,8 +17,9 @@ ACTOR: Final[ContextVar[str | None]] = ContextVar("forebay_actor", default=None)
 def acting_as(name: str) -> Iterator[None]:
     """Name who acts: the event log records it for every act in this context.
 
-    Nothing checks the name. The login role of the session is recorded beside it. It applies to the current thread or asyncio
-    task. A call on your connection records the name only in an open transaction, not with autocommit.
+    Nothing checks the name. The login role of the session is recorded beside it. It applies to the
+    current thread or asyncio task. A call on your connection records the name only in an open
+    transaction, not with autocommit.
 
     Args:
         name: a user of your application, for example; at most 200 characters are kept.

@@ -1,9 +1,10 @@
 """Dataclasses whose methods are generated on first use.
 
-``dataclasses.dataclass`` compiles up to seven methods for each class, about half a millisecond. This library has more than a
-hundred such classes and a program uses a few of them, so that this was half of the time of ``import forebay``. This ``dataclass``
-processes the fields at once, by the standard library, and generates ``__init__``, ``__repr__``, ``__eq__`` and ``__hash__`` each when
-it is first called. From then on the class has exactly the method that the standard library makes.
+``dataclasses.dataclass`` compiles up to seven methods for each class, about half a millisecond.
+This library has more than a hundred such classes and a program uses a few of them, so that this was
+half of the time of ``import forebay``. This ``dataclass`` processes the fields at once, by the
+standard library, and generates ``__init__``, ``__repr__``, ``__eq__`` and ``__hash__`` each when it
+is first called. From then on the class has exactly the method that the standard library makes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def _decorated(
     # The standard library insists that subclasses of frozen classes are frozen.
     is_below_frozen = any(base.frozen for base in bases if base is not None)
     made: Any = dataclasses.dataclass(
-        init=False, repr=False, eq=False, frozen=is_below_frozen and frozen, slots=slots, kw_only=kw_only
+        init=False, repr=False, eq=False, frozen=is_below_frozen and frozen, slots=slots,
+        kw_only=kw_only
     )(cls)  # fmt: skip
     if own.get("__doc__") is None:
         made.__doc__ = None
@@ -53,7 +55,9 @@ def _decorated(
 
 
 def _postpone(made: Any, own: Mapping[str, Any], *, repr: bool, eq: bool, frozen: bool) -> None:  # noqa: A002 - as above
-    """Give a class methods that replace themselves by the generated ones when one of them is first called."""
+    """Give a class methods that replace themselves by the generated ones when one of them is
+    first called.
+    """
     wanted = {"__init__": True, "__repr__": repr, "__eq__": eq}
     names = [name for name, is_wanted in wanted.items() if is_wanted and name not in own]
     # Python sets __hash__ to None in a class that defines __eq__.
@@ -106,7 +110,9 @@ def _first_call(made: Any, name: str, generate: Callable[[str], None]) -> Any:
 
 
 class _Signature:
-    """Makes ``inspect.signature`` see the generated constructor: it is generated, and the attribute does not exist."""
+    """Makes ``inspect.signature`` see the generated constructor: it is generated, and the
+    attribute does not exist.
+    """
 
     def __init__(self, generate: Callable[[], None]) -> None:
         self._generate = generate

@@ -1,4 +1,6 @@
-"""The base of all errors: declared fields, a message from a template, and the facts that SQL functions send."""
+"""The base of all errors: declared fields, a message from a template, and the facts that SQL
+functions send.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +65,9 @@ class ForebayError(Exception):
     ) -> Self:
         """Return the error that a SQL function raised, from the parts of the server's message.
 
-        DETAIL contains the fields of the error as a JSON object. Unknown members of it, and any other text,
-        become ``detail``. COLUMN names the parameter that was refused. All other fields are None.
+        DETAIL contains the fields of the error as a JSON object. Unknown members of it, and any
+        other text, become ``detail``. COLUMN names the parameter that was refused. All other fields
+        are None.
         """
         facts = facts_in(detail)
         if facts:
@@ -131,7 +134,10 @@ def shown(value: object) -> str:
 
 
 class OutcomeRefused(ForebayError):  # noqa: N818 - as in forebay.errors
-    """A run of a subject returned a state, arguments or a time that cannot be saved. The attempt has failed."""
+    """A run of a subject returned a state, arguments or a time that cannot be saved.
+
+    The attempt has failed.
+    """
 
     template = "{field} {problem}"
     field: str
@@ -163,7 +169,10 @@ class ScheduleNotFound(ScheduleError):  # noqa: N818 - as in forebay.errors
 
 
 class ScheduleChanged(ScheduleError):  # noqa: N818 - as in forebay.errors
-    """The schedule was changed, or the instants of a backfill differ from those of the token; nothing was enqueued."""
+    """The schedule was changed, or the instants of a backfill differ from those of the token.
+
+    Nothing was enqueued.
+    """
 
     sqlstate = "JQ061"
     template = "schedule {schedule!r} or the instants of its backfill have changed"

@@ -1,8 +1,9 @@
 """Every error Forebay raises, and the SQLSTATE of those that come from its SQL functions.
 
-There is one class for each reaction of the caller. Each class declares its facts as fields and builds its message from
-one template; ``hint`` contains advice. All errors can be pickled. ``retryable`` tells whether the same call may succeed
-later. Code never parses messages: the SQL functions send the facts of an error in DETAIL, as a JSON object.
+There is one class for each reaction of the caller. Each class declares its facts as fields and
+builds its message from one template; ``hint`` contains advice. All errors can be pickled.
+``retryable`` tells whether the same call may succeed later. Code never parses messages: the SQL
+functions send the facts of an error in DETAIL, as a JSON object.
 """
 
 # ruff: noqa: N818 - the names say what happened; a suffix "Error" would only make them longer.
@@ -13,14 +14,28 @@ import dataclasses
 from dataclasses import KW_ONLY
 from typing import Final, Self
 
-from forebay._error import ForebayError, OutcomeRefused, ScheduleChanged, ScheduleError, ScheduleNotFound, SubjectNotFound, facts_in, shown  # isort: skip  # fmt: skip
+from forebay._error import (
+    ForebayError,
+    OutcomeRefused,
+    ScheduleChanged,
+    ScheduleError,
+    ScheduleNotFound,
+    SubjectNotFound,
+    facts_in,
+    shown,
+)
 
 __all__ = [
-    "SQLSTATES", "AdoptRefused", "AlreadyRedriven", "AttemptError", "BackfillChanged", "BackfillError", "BackfillNotFound", "ConfigError", "DatabaseUnavailable", "DeadLetterError",
-    "DeadLetterNotFound", "EndpointDisabled", "EndpointError", "EndpointExists", "EndpointInUse", "EndpointNotFound", "EnqueueError", "ForebayError", "ForeignCluster",
-    "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled", "JobDied", "JobNotFound", "JobsChanged", "KeyBusy", "LaneTaken", "LeaseLost",
-    "NoResult", "OutcomeRefused", "PayloadDiffers", "PayloadTooDeep", "PayloadTooLarge", "PermissionDenied", "QueueFull", "ResultError", "ResultTimeout", "ScheduleChanged",
-    "ScheduleError", "ScheduleNotFound", "SchemaError", "ServerStartError", "SinkUnavailable", "SoftTimeout", "SubjectNotFound", "TargetUnavailable", "TransactionStateError",
+    "SQLSTATES", "AdoptRefused", "AlreadyRedriven", "AttemptError", "BackfillChanged",
+    "BackfillError", "BackfillNotFound", "ConfigError", "DatabaseUnavailable", "DeadLetterError",
+    "DeadLetterNotFound", "EndpointDisabled", "EndpointError", "EndpointExists", "EndpointInUse",
+    "EndpointNotFound", "EnqueueError", "ForebayError", "ForeignCluster",
+    "GroupInUse", "GroupNotFound", "HandlerError", "HardTimeout", "InvalidJob", "JobCancelled",
+    "JobDied", "JobNotFound", "JobsChanged", "KeyBusy", "LaneTaken", "LeaseLost",
+    "NoResult", "OutcomeRefused", "PayloadDiffers", "PayloadTooDeep", "PayloadTooLarge",
+    "PermissionDenied", "QueueFull", "ResultError", "ResultTimeout", "ScheduleChanged",
+    "ScheduleError", "ScheduleNotFound", "SchemaError", "ServerStartError", "SinkUnavailable",
+    "SoftTimeout", "SubjectNotFound", "TargetUnavailable", "TransactionStateError",
     "UnknownBatch", "UnknownKind", "WorkerLost", "WrongConnection", "error_from_sqlstate", "shown",
 ]  # fmt: skip
 
@@ -114,8 +129,8 @@ class PermissionDenied(ForebayError):
 
     Attributes:
         problem: the server's message.
-        roles: the roles of which the login needs one; all four if the login has none of them, empty if only the
-            owner of the schema may do it.
+        roles: the roles of which the login needs one; all four if the login has none of them, empty
+            if only the owner of the schema may do it.
     """
 
     template = "{problem}"
@@ -162,7 +177,9 @@ class SinkUnavailable(ForebayError):
 
 
 class WrongConnection(ForebayError):
-    """The argument is not a connection, or is asynchronous for a synchronous call, or the reverse."""
+    """The argument is not a connection, or is asynchronous for a synchronous call, or the
+    reverse.
+    """
 
     template = "{problem}"
     problem: str
@@ -254,7 +271,8 @@ class PayloadDiffers(EnqueueError):
 class LaneTaken(EnqueueError):
     """By chance, another queue, priority or limit key has the internal number of this one.
 
-    The numbers cannot be foreseen, so this happens by chance only: with a million limit keys, in one of 280 databases.
+    The numbers cannot be foreseen, so this happens by chance only: with a million limit keys, in
+    one of 280 databases.
     """
 
     sqlstate = "JQ006"
@@ -305,7 +323,9 @@ class BackfillNotFound(BackfillError):
 
 
 class JobsChanged(ForebayError, kw_only=True):
-    """Other jobs match than those of the token, or the token is that of another act; nothing was changed.
+    """Other jobs match than those of the token, or the token is that of another act.
+
+    Nothing was changed.
 
     Attributes:
         token: the token.
@@ -430,7 +450,10 @@ class ResultError(ForebayError):
 
 
 class NoResult(ResultError):
-    """The result was not kept, too large or of another type; or the job was cancelled or expired."""
+    """The result was not kept, too large or of another type.
+
+    Or the job was cancelled or expired.
+    """
 
     template = "job {job_id} is {state} and has no result[: {reason}]"
     job_id: int | None
@@ -515,7 +538,8 @@ class WorkerLost(HandlerError):
     problem: str | None = "the process ended without a response"
 
 
-#: Every SQLSTATE that our SQL functions raise. Class JQ is unassigned: classes from 0 to 4 and A to H belong to the standard.
+#: Every SQLSTATE that our SQL functions raise. Class JQ is unassigned: classes from 0 to 4 and A to
+#: H belong to the standard.
 SQLSTATES: Final[dict[str, type[ForebayError]]] = {
     cls.sqlstate: cls
     for cls in tuple(globals().values())
@@ -534,7 +558,8 @@ def error_from_sqlstate(
 ) -> ForebayError | None:
     """Return the error of one of our SQL functions; None for any other SQLSTATE.
 
-    An unknown code of class JQ gives a plain ``ForebayError``: the schema may be newer than the library.
+    An unknown code of class JQ gives a plain ``ForebayError``: the schema may be newer than the
+    library.
 
     >>> error_from_sqlstate("JQ010", "lease 7 is closed", detail='{"lease": 7}').lease
     7

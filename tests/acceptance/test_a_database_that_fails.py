@@ -32,7 +32,8 @@ DEFAULT_LEASE = {
 def revoked(conn: psycopg.Connection) -> int:
     """Return how many leases were taken away that had been used.
 
-    A lease whose opening was not answered because the server crashed is nobody's, and ends that way.
+    A lease whose opening was not answered because the server crashed is nobody's, and ends that
+    way.
     """
     return one(
         conn,
@@ -53,8 +54,8 @@ def test_terminating_heartbeats_costs_no_living_worker_its_lease(
     conn, database, workers, effects, seed, is_long
 ):
     """
-    The connection that carries the heartbeats is terminated every two seconds, under load: no lease is
-    lost, nothing runs twice.
+    The connection that carries the heartbeats is terminated every two seconds, under load: no lease
+    is lost, nothing runs twice.
     """
     for _ in range(2):
         workers.start(concurrency=5, **DEFAULT_LEASE)
@@ -105,8 +106,9 @@ def test_a_database_killed_under_load_loses_nothing_and_needs_no_hand(
     own_server, own_database, tmp_path, seed, is_long, crash
 ):
     """
-    The server is killed again and again while producers and workers go on: every committed job is done, nothing that
-    was rolled back ran, effects are there once, no living worker lost its lease, and no process was restarted.
+    The server is killed again and again while producers and workers go on: every committed job is
+    done, nothing that was rolled back ran, effects are there once, no living worker lost its lease,
+    and no process was restarted.
     """
     effects = Effects(tmp_path / "effects")
     with connect(own_database) as conn:
@@ -170,8 +172,9 @@ async def test_of_two_groups_one_sees_each_job_once_however_often_the_other_fail
 @pytest.mark.anyio
 async def test_strangers_slow_nothing_down(app, conn, database):
     """
-    An idle producer, somebody holding the locks of a dump on every table, a paused group and a forgotten prepared
-    transaction: claims and enqueues go on, over many segments, and touch no more pages than before.
+    An idle producer, somebody holding the locks of a dump on every table, a paused group and a
+    forgotten prepared transaction: claims and enqueues go on, over many segments, and touch no more
+    pages than before.
     """
     # All segments beforehand: making one touches as many pages as a thousand jobs do.
     small_segments(conn, rows=200, reserve=12_000)
@@ -191,8 +194,8 @@ async def test_strangers_slow_nothing_down(app, conn, database):
         nonlocal total
         before = pages(conn)
         for _ in range(count // 100):
-            # A worker seals once a second, in which these segments of 200 rows would be used up by the dozen. How many
-            # a claim finds unsealed is not to be left to chance.
+            # A worker seals once a second, in which these segments of 200 rows would be used up by
+            # the dozen. How many a claim finds unsealed is not to be left to chance.
             one(conn, "select forebay.seal_v1()")
             work.enqueue_many(conn, [()] * 100)
             total += 100
@@ -251,7 +254,8 @@ def pages(conn: psycopg.Connection) -> int:
 @pytest.mark.anyio
 async def test_work_goes_on_while_nobody_can_read_a_sealed_segment(app, conn, database):
     """
-    A stranger who locks old segments exclusively, to look into them or to rebuild an index, holds nobody up.
+    A stranger who locks old segments exclusively, to look into them or to rebuild an index, holds
+    nobody up.
     """
     small_segments(conn, rows=100)
     ran = []

@@ -1,4 +1,6 @@
-"""Brokers that lose what they accepted: with ``verify`` and an audit nothing is missing at the end, and every loss is counted."""
+"""Brokers that lose what they accepted: with ``verify`` and an audit nothing is missing at the
+end, and every loss is counted.
+"""
 
 import asyncio
 import contextlib
@@ -58,7 +60,10 @@ async def drained(conn, drain, database, count):
 
 def lost(conn):
     """Return how many losses the drain counted."""
-    query = "select coalesce(sum(count), 0)::bigint from forebay.mirror_count where mirror = 'drain.orders' and outcome = 'lost'"
+    query = (
+        "select coalesce(sum(count), 0)::bigint from forebay.mirror_count where mirror = "
+        "'drain.orders' and outcome = 'lost'"
+    )
     return conn.execute(query).fetchone()[0]
 
 
@@ -106,7 +111,9 @@ async def test_another_database_behind_something_that_drops(
 
 
 class ForgetfulStream(JetStream):
-    """A stream that stores a message, answers, and then has lost it, while it still knows its id: the duplicate window is longer."""
+    """A stream that stores a message, answers, and then has lost it, while it still knows its
+    id: the duplicate window is longer.
+    """
 
     def __init__(self, server: str, name: str, seed: int) -> None:
         super().__init__(f"nats://{server}", subject=name, stream=name)

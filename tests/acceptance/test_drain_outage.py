@@ -1,4 +1,5 @@
-"""Brokers that are stopped or never answer: producers do not notice, nothing is lost, and the backlog drains fast.
+"""Brokers that are stopped or never answer: producers do not notice, nothing is lost, and the
+backlog drains fast.
 
 A sink that cannot start, hangs or is slow holds its own messages only.
 """
@@ -52,7 +53,9 @@ class Broker:
 
 @contextmanager
 def redis_broker(tmp_path, far_name, *, hangs: bool) -> Iterator[Broker]:
-    """A Redis that syncs each write. Stopped as a supervisor does, or frozen: then the kernel accepts connections and nothing answers."""
+    """A Redis that syncs each write. Stopped as a supervisor does, or frozen: then the kernel
+    accepts connections and nothing answers.
+    """
     port = servers.free_port()
     command = servers.redis_command(port, "--appendonly", "yes", "--appendfsync", "always")
     with contextlib.ExitStack() as stack:
@@ -89,7 +92,10 @@ def redis_broker(tmp_path, far_name, *, hangs: bool) -> Iterator[Broker]:
 
 @contextmanager
 def rabbitmq_broker(server, far_name, *, hangs: bool) -> Iterator[Broker]:
-    """A durable queue of RabbitMQ. Its listener is stopped; or a proxy in front of it accepts connections and lets nothing pass."""
+    """A durable queue of RabbitMQ. Its listener is stopped.
+
+    Or a proxy in front of it accepts connections and lets nothing pass.
+    """
     parameters = pika.URLParameters(f"amqp://guest:guest@{server.address}/%2F")
 
     def use(act):
@@ -133,7 +139,9 @@ def p99(commits: list[Commit]) -> float:
 def wait_for_count(
     broker: Broker, least: Callable[[], int], seconds: float, logs: Callable[[], str]
 ) -> None:
-    """Wait until a broker has this many messages. Ask four times a second: to ask needs a connection, whose cost would slow the drain."""
+    """Wait until a broker has this many messages. Ask four times a second: to ask needs a
+    connection, whose cost would slow the drain.
+    """
     due = 0.0
 
     def has_them() -> bool:
@@ -172,7 +180,8 @@ def test_producers_do_not_notice_an_outage_and_the_backlog_drains(
     database, workers, tmp_path, far_name, request, kind, hangs, before, outage, is_measured
 ):
     """
-    Every committed message arrives. The short run does not compare times: other tests share the machine with it.
+    Every committed message arrives. The short run does not compare times: other tests share the
+    machine with it.
     """
     if kind == "redis":
         opened = redis_broker(tmp_path, far_name, hangs=hangs)
@@ -207,16 +216,21 @@ def test_producers_do_not_notice_an_outage_and_the_backlog_drains(
         commits = producer.commits()
         wait_for_count(broker, lambda: len(commits), 60, lambda: workers.logs)
         with connect(database) as conn:
-            left = "select coalesce(sum(ready + claimed + running + scheduled + retrying), 0) = 0 from forebay.depth()"
+            left = (
+                "select coalesce(sum(ready + claimed + running + scheduled + retrying), 0) = 0 "
+                "from forebay.depth()"
+            )
             wait_for(lambda: conn.execute(left).fetchone()[0], 60, lambda: workers.logs)
         arrived = broker.numbers()
         of_before = [commit for commit in commits if started <= commit.at < away]
         during = [commit for commit in commits if away <= commit.at < back]
         ratio = p99(during) / p99(of_before)
         print(
-            f"\n{kind} hangs={hangs}: {len(commits)} committed, {waiting} waited after {back - away:.0f} s,"
+            f"\n{kind} hangs={hangs}: {len(commits)} committed, {waiting} waited after "
+            f"{back - away:.0f} s,"
             f" drained at {rate:.0f}/s; repeated {len(arrived) - len(set(arrived))};"
-            f" enqueue p99 {1e3 * p99(of_before):.2f} ms before, {1e3 * p99(during):.2f} ms during: {ratio:.2f};"
+            f" enqueue p99 {1e3 * p99(of_before):.2f} ms before, {1e3 * p99(during):.2f} "
+            f"ms during: {ratio:.2f};"
             f" {len(during) / (back - away):.0f} enqueues/s"
         )
         assert set(arrived) == {commit.number for commit in commits}
@@ -252,8 +266,10 @@ def test_three_bad_sinks_do_not_slow_three_others_of_the_process(
         proxy.freeze()
         frozen = f"redis://{proxy.address}"
         bad = {
-            "cannot-start": {"sink": "redis-stream", "config": {"url": "redis://127.0.0.1:9", "stream": "none"}},
-            "hangs": {"sink": "redis-stream", "config": {"url": frozen, "stream": "none"}, "timeout": 2},
+            "cannot-start": {"sink": "redis-stream",
+                "config": {"url": "redis://127.0.0.1:9", "stream": "none"}},
+            "hangs": {"sink": "redis-stream", "config": {"url": frozen, "stream": "none"},
+                "timeout": 2},
             "slow": {"sink": "slow", "config": {"url": url, "stream": f"{far_name}-slow"}},
         }  # fmt: skip
 
@@ -266,7 +282,10 @@ def test_three_bad_sinks_do_not_slow_three_others_of_the_process(
             return found
 
         def turn(drains: dict, path) -> dict[str, float]:
-            """Run a process of these drains under load; return the p99 of each good one, in seconds."""
+            """Run a process of these drains under load.
+
+            Return the p99 of each good one, in seconds.
+            """
             for name in good:
                 far.delete(f"{far_name}-{name}")
             worker = workers.start(
@@ -302,7 +321,10 @@ def test_three_bad_sinks_do_not_slow_three_others_of_the_process(
             beside = turn(good | bad, tmp_path / f"beside {number}")
             ratios += [beside[name] / alone[name] for name in good]
             print(
-                "\n" + "; ".join(f"{name} p99 {1e3 * alone[name]:.1f} ms alone, {1e3 * beside[name]:.1f} ms beside" for name in good)
+                "\n" + "; ".join((
+                        f"{name} p99 {1e3 * alone[name]:.1f} ms alone, {1e3 * beside[name]:.1f} ms "
+                        f"beside"
+                        ) for name in good)
             )  # fmt: skip
         print(
             f"median ratio {statistics.median(ratios):.2f} of {[round(one, 2) for one in ratios]}"

@@ -1,4 +1,6 @@
-"""Drains that share a group while they are killed: nothing is lost, each key keeps its order, and repetitions are bounded."""
+"""Drains that share a group while they are killed: nothing is lost, each key keeps its order,
+and repetitions are bounded.
+"""
 
 import json
 import random
@@ -56,7 +58,10 @@ def produce(dsn: str, until: float, per_second: int, written: list[int]) -> None
 def storm(
     dsn: str, workers: Crew, sink: str, config: dict, *, size: int, seconds: float, kills: bool
 ) -> tuple[list[int], int]:
-    """Produce and drain for some seconds, with a kill every two, until all is drained; return the numbers and the kills."""
+    """Produce and drain for some seconds, with a kill every two, until all is drained.
+
+    Return the numbers and the kills.
+    """
     workers.options = {
         "app": "tests.support.drain_storm_app:app",
         "environment": {"STORM_SINK": sink, "STORM_CONFIG": json.dumps(config)},
@@ -90,7 +95,9 @@ def storm(
 
 
 def check(written: list[int], received: list[Received], killed: int) -> None:
-    """Nothing lost or invented, repetitions bounded, and the first arrivals of each key in order."""
+    """Nothing lost or invented, repetitions bounded, and the first arrivals of each key in
+    order.
+    """
     arrived = [json.loads(message.body)["n"] for message in received]
     assert set(arrived) == set(written)
     repeated = sum(count - 1 for count in Counter(arrived).values())

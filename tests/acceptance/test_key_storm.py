@@ -1,4 +1,6 @@
-"""Ordering keys whose dead letters hold them, under kills: producers, workers and an operator at work at the same time."""
+"""Ordering keys whose dead letters hold them, under kills: producers, workers and an operator at
+work at the same time.
+"""
 
 import faulthandler
 import random
@@ -22,12 +24,16 @@ def produce(
 ) -> None:
     """Enqueue the jobs of all keys, some in each transaction, together with other producers.
 
-    A transaction locks the row of its key first and continues its numbers: the order of the numbers is the order of commits.
+    A transaction locks the row of its key first and continues its numbers: the order of the numbers
+    is the order of commits.
     """
     with psycopg.connect(dsn) as conn:
         while True:
             taken = conn.execute(
-                "select key, next from place where next < %s order by random() limit 1 for update skip locked",
+                (
+                    "select key, next from place where next < %s order by random() limit 1 for "
+                    "update skip locked"
+                ),
                 [per_key],
             ).fetchone()
             if (
@@ -61,7 +67,9 @@ def operate(dsn: str, is_over: threading.Event) -> int:
 
 
 def inversions(effects: Effects, per_key: int) -> list[str]:
-    """Return each job that started before one of its key that comes earlier had succeeded, in the order of the file."""
+    """Return each job that started before one of its key that comes earlier had succeeded, in
+    the order of the file.
+    """
     wrong = []
     succeeded: dict[int, set[int]] = {}
     reached: dict[int, int] = {}  # Of a key, the number of its first jobs that have all succeeded.
@@ -173,8 +181,8 @@ def test_held_keys_keep_their_order_while_workers_are_killed(
     deadline_seconds,
 ):
     """
-    One job in a hundred dies and is redriven, a worker is killed every two seconds: no job starts before all earlier ones of its
-    key have succeeded, by the order of commits, and none is lost.
+    One job in a hundred dies and is redriven, a worker is killed every two seconds: no job starts
+    before all earlier ones of its key have succeeded, by the order of commits, and none is lost.
     """
     if deadline_seconds > 240:
         faulthandler.cancel_dump_traceback_later()  # It is meant to last.

@@ -16,7 +16,9 @@ PER_KEY = 1_000_000
 
 
 def enqueue_keys(conn, counts: dict[int, int], seconds: float) -> None:
-    """Enqueue so many jobs of each key, key by key: whoever took them in order would serve the first key first."""
+    """Enqueue so many jobs of each key, key by key: whoever took them in order would serve the
+    first key first.
+    """
     for key, count in counts.items():
         for first in range(0, count, 5000):
             enqueue_many(
@@ -33,7 +35,10 @@ def enqueue_keys(conn, counts: dict[int, int], seconds: float) -> None:
 
 
 def spans(effects: Effects, kills: dict[int, float]) -> list[tuple[Effect, float]]:
-    """Return each start with when it was over; a handler that never ended was over when its process was killed."""
+    """Return each start with when it was over.
+
+    A handler that never ended was over when its process was killed.
+    """
     ends = {(end.pid, end.entry): end.at for end in effects.all("end")}
     last = max(kills.values(), default=0.0)
     return [
@@ -70,8 +75,8 @@ def test_five_of_a_key_at_once_over_four_processes_with_kills(
     conn, database, workers, effects, seed, is_long
 ):
     """
-    Never more, and every job ends, though the killed hold their slots until their leases are revoked. In a long run three quarters of the
-    slots are in use all the time.
+    Never more, and every job ends, though the killed hold their slots until their leases are
+    revoked. In a long run three quarters of the slots are in use all the time.
     """
     slots, duration, keys = 5, 0.1, range(2)
     per_key, every, deaths = (3000, 1000, 5) if is_long else (150, 80, 2)
@@ -86,7 +91,8 @@ def test_five_of_a_key_at_once_over_four_processes_with_kills(
     rng = random.Random(seed)
     kills: dict[int, float] = {}
     began = time.monotonic()
-    # All workers are there before the jobs: on a slow machine the first of them could do all of them alone.
+    # All workers are there before the jobs: on a slow machine the first of them could do all of
+    # them alone.
     enqueue_keys(conn, dict.fromkeys(keys, per_key), duration)
     for death in range(1, deaths + 1):
         wait_for(
@@ -117,7 +123,9 @@ def test_five_of_a_key_at_once_over_four_processes_with_kills(
 
 @pytest.mark.slow
 def test_fifty_keys_get_even_shares_of_four_processes(conn, database, workers, effects, is_long):
-    """One key has a thousand times as much as most: Jain's index over the next jobs is 0.95 or more."""
+    """One key has a thousand times as much as most: Jain's index over the next jobs is 0.95 or
+    more.
+    """
     jobs, keys = (6000, 50) if is_long else (800, 20)
     one(conn, "select forebay.limit_queue('default', concurrency => 8)")
     for _ in range(4):
@@ -140,8 +148,9 @@ def test_a_rate_below_one_per_second_is_kept_over_a_minute(
     conn, database, workers, effects, is_long
 ):
     """
-    0.2 a second from four processes that all want more; a shorter look uses 2 a second. By the database's clock no job is claimed before its
-    time; in a long run all of them are started at it, twelve in a minute.
+    0.2 a second from four processes that all want more; a shorter look uses 2 a second. By the
+    database's clock no job is claimed before its time; in a long run all of them are started at it,
+    twelve in a minute.
     """
     count, rate = (13, 0.2) if is_long else (9, 2.0)
     one(conn, "select forebay.limit_queue('default', rate => %s, burst => 1)", rate)
@@ -151,13 +160,17 @@ def test_a_rate_below_one_per_second_is_kept_over_a_minute(
     enqueue_many(conn, [{"kind": "work", "args": {"entry": number}} for number in range(100)])
     wait_for(lambda: len(effects.all("start")) >= count, 300, lambda: workers.logs[-5000:])
     claims = conn.execute(
-        "select extract(epoch from b.claimed_at)::float8 - %s from forebay.batch b, unnest(b.seqs) order by 1",
+        (
+            "select extract(epoch from b.claimed_at)::float8 - %s from forebay.batch b, "
+            "unnest(b.seqs) order by 1"
+        ),
         [began],
     ).fetchall()
     claimed = [at for (at,) in claims]
     gaps = [later - earlier for earlier, later in pairwise(claimed)]
     print(
-        f"{len(claimed)} claims, the first after {claimed[0]:.4f} s, {min(gaps):.4f} to {max(gaps):.4f} s apart"
+        f"{len(claimed)} claims, the first after {claimed[0]:.4f} s, {min(gaps):.4f} to "
+        f"{max(gaps):.4f} s apart"
     )
     assert [at for number, at in enumerate(claimed) if at < number / rate] == []
     if is_long:

@@ -12,9 +12,11 @@ from tests.support.writers import wait_until_drained
 
 
 def broken_order(effects: Effects, kills: list[float], per_key: int) -> list[str]:
-    """Read what the handlers wrote: every job starts after all before it of its key have ended, and alone.
+    """Read what the handlers wrote: every job starts after all before it of its key have ended,
+    and alone.
 
-    A start without an end is that of a process which was killed: there must be a kill before the key goes on.
+    A start without an end is that of a process which was killed: there must be a kill before the
+    key goes on.
     """
     wrong = []
     by_key: dict[int, list] = {}
@@ -50,8 +52,8 @@ def test_each_key_runs_in_order_while_workers_are_killed_and_jobs_fail(
     conn, database, workers, effects, seed, is_long, kind
 ):
     """
-    One job in ten fails twice, a worker is killed every three seconds: each key strictly in order, never two at once,
-    nothing lost.
+    One job in ten fails twice, a worker is killed every three seconds: each key strictly in order,
+    never two at once, nothing lost.
     """
     keys, per_key, crew_size = (100, 100, 8) if is_long else (12, 40, 3)
     rng = random.Random(seed)

@@ -1,7 +1,9 @@
-"""The outage that this is made for, and everything else that a second store can do: nothing is missing in it in the end.
+"""The outage that this is made for, and everything else that a second store can do: nothing is
+missing in it in the end.
 
-In the outage a broker's disk was full and it stopped answering. 21,500 documents were saved, acknowledged and never
-indexed, since they were published after the commit. ``--long`` makes as many writes, otherwise it is some hundreds.
+In the outage a broker's disk was full and it stopped answering. 21,500 documents were saved,
+acknowledged and never indexed, since they were published after the commit. ``--long`` makes as many
+writes, otherwise it is some hundreds.
 """
 
 import asyncio
@@ -30,7 +32,8 @@ DEADLINE_SECONDS = 0.25
 
 _READ = "select id, version, text, deleted as gone from note where id = any(%(ids)s)"
 _SCAN = """
-    select id, version from note where id > coalesce(%(after)s, 0) and not deleted order by id limit %(limit)s"""
+    select id, version from note where id > coalesce(%(after)s, 0) and not deleted order by id
+        limit %(limit)s"""
 
 
 class Shop:
@@ -59,7 +62,9 @@ class Shop:
         self.direct: list[float] = []
 
     async def save(self, text: str = "a mill needs a weir", *, fail: bool = False) -> int:
-        """Save a note as a web request does: row and job, commit, then the index at once if that works."""
+        """Save a note as a web request does: row and job, commit, then the index at once if that
+        works.
+        """
         begun = time.monotonic()
         async with self.pool.connection() as conn:
             cursor = await conn.execute("insert into note (text) values (%s) returning id", [text])
@@ -87,7 +92,10 @@ class Shop:
         """Save many notes at once, with their jobs."""
         with psycopg.connect(self.dsn) as conn:
             rows = conn.execute(
-                "insert into note (text) select 'a mill needs a weir, ' || n from generate_series(1, %s) n returning id",
+                (
+                    "insert into note (text) select 'a mill needs a weir, ' || n from "
+                    "generate_series(1, %s) n returning id"
+                ),
                 [count],
             ).fetchall()
             self.mirror.changed_many(conn, [name for (name,) in rows], **options)
@@ -121,7 +129,8 @@ class Shop:
 def notes(database):
     with psycopg.connect(database) as conn:
         conn.execute(
-            "create table note (id bigint generated always as identity primary key, version bigint not null default 1,"
+            "create table note (id bigint generated always as identity primary key, "
+            "version bigint not null default 1,"
             " text text not null, deleted boolean not null default false)"
         )
 
@@ -184,7 +193,8 @@ async def test_the_old_order_loses_everything_it_acknowledges(
     notes, database, empty_database, writes
 ):
     """
-    Commit, publish, answer with success though the publish timed out: every row is there, and nothing that knows of it.
+    Commit, publish, answer with success though the publish timed out: every row is there, and
+    nothing that knows of it.
     """
     answered = 0
     async with (
@@ -230,8 +240,8 @@ async def test_with_an_index_that_never_answers_every_write_succeeds_in_time(
     app, notes, conn, database, empty_database, writes
 ):
     """
-    Row and job of every write are there, none took longer than the deadline for the index, and requests that have nothing to do
-    with it are as fast as ever.
+    Row and job of every write are there, none took longer than the deadline for the index, and
+    requests that have nothing to do with it are as fast as ever.
     """
     with cut_off(empty_database) as (proxy, target), proxy.black_hole():
         async with open_shop(app, database, empty_database, target) as shop:
@@ -270,7 +280,8 @@ async def test_when_the_index_answers_again_it_becomes_exactly_equal(
     app, notes, database, empty_database, writes
 ):
     """
-    Workers ran all the time, and nobody does anything: the index has everything that was written, and no job is left.
+    Workers ran all the time, and nobody does anything: the index has everything that was written,
+    and no job is left.
     """
     with cut_off(empty_database) as (proxy, target):
         async with open_shop(app, database, empty_database, target) as shop, running(app):
@@ -319,7 +330,8 @@ class Target(PostgresTarget):
         return found
 
 app = forebay.App(os.environ["DSN"])
-mirror = forebay.Mirror(app, "notes", source=Source(app.dsn, read=os.environ["READ"], scan="select 1 as id, 1 as version"),
+source = Source(app.dsn, read=os.environ["READ"], scan="select 1 as id, 1 as version")
+mirror = forebay.Mirror(app, "notes", source=source,
                     target=Target(os.environ["INDEX"]), grace=0, direct_timeout=20)
 with psycopg.connect(app.dsn) as conn:
     (name,) = conn.execute("insert into note (text) values (%s) returning id", [point]).fetchone()
@@ -346,7 +358,8 @@ async def test_a_writer_killed_at_any_point_leaves_nothing_out(
     app, notes, database, empty_database
 ):
     """
-    Killed before the commit there is nothing; killed anywhere behind it the note is in the index after its job.
+    Killed before the commit there is nothing; killed anywhere behind it the note is in the index
+    after its job.
     """
     async with open_shop(app, database, empty_database) as shop:
         environment = os.environ | {"DSN": database, "INDEX": empty_database, "READ": _READ}
@@ -371,7 +384,10 @@ async def test_a_writer_killed_at_any_point_leaves_nothing_out(
 
 
 class Dropping(PostgresTarget):
-    """Says yes to everything, and leaves out every twentieth document; it notes what reads have shown."""
+    """Says yes to everything, and leaves out every twentieth document.
+
+    It notes what reads have shown.
+    """
 
     def __init__(self, dsn) -> None:
         super().__init__(dsn)
@@ -454,7 +470,8 @@ async def test_an_index_that_takes_half_a_minute_costs_a_request_its_deadline(
     app, notes, database, empty_database
 ):
     """
-    No more than that, and after some requests nothing at all; the jobs wait until it is quick again.
+    No more than that, and after some requests nothing at all; the jobs wait until it is quick
+    again.
     """
     target = Slow(empty_database)
     target.create()
@@ -498,7 +515,8 @@ async def test_two_reconcilers_take_different_jobs(app, notes, database, empty_d
 @pytest.mark.slow
 async def test_poisoned_notes_at_the_head_hold_up_nobody(app, notes, database, empty_database):
     """
-    More of them than a pass takes, with the best priority; each makes the whole call fail. The others are done all the same.
+    More of them than a pass takes, with the best priority; each makes the whole call fail. The
+    others are done all the same.
     """
 
     def words(body):
@@ -528,8 +546,8 @@ async def test_workers_are_near_idle_while_an_index_refuses_connections(
     notes, database, empty_database, tmp_path, is_long
 ):
     """
-    With a backlog and nobody listening at the index's address they try less and less often, and do not burn the processor;
-    when somebody listens, all is done.
+    With a backlog and nobody listening at the index's address they try less and less often, and do
+    not burn the processor; when somebody listens, all is done.
     """
     app = forebay.App(database)
     PostgresTarget(empty_database).create()
@@ -594,8 +612,8 @@ async def test_a_recovery_repairs_and_proves_at_two_fifths_of_the_bare_write_rat
     notes, database, empty_database, is_long
 ):
     """
-    Of an index that is empty: reading, comparing, writing and reading back take at most one and a half times as long as the index
-    needs for its bulk writes alone, measured in the same run.
+    Of an index that is empty: reading, comparing, writing and reading back take at most one and a
+    half times as long as the index needs for its bulk writes alone, measured in the same run.
     """
     count = 100_000 if is_long else 10_000
     app = forebay.App(database)
@@ -604,7 +622,8 @@ async def test_a_recovery_repairs_and_proves_at_two_fifths_of_the_bare_write_rat
         with psycopg.connect(database) as conn:
             # As long as what people write: sixty words of some thousands.
             conn.execute(
-                "update note set text = (select string_agg('word' || mod(hashint8(note.id * 60 + n)::bigint + 2147483648, 5000), ' ')"
+                "update note set text = (select string_agg('word' || mod(hashint8(note.id "
+                "* 60 + n)::bigint + 2147483648, 5000), ' ')"
                 " from generate_series(1, 60) n)"
             )
             documents = [

@@ -17,7 +17,10 @@ _WORKERS = 4
 
 
 class Load(threading.Thread):
-    """Enqueues jobs until it is stopped; from some moment on also of the kind that only the new version knows."""
+    """Enqueues jobs until it is stopped.
+
+    From some moment on also of the kind that only the new version knows.
+    """
 
     def __init__(self, dsn: str, seed: str) -> None:
         super().__init__(daemon=True)
@@ -46,8 +49,9 @@ class Load(threading.Thread):
 
 def test_a_rolling_deploy_loses_nothing_and_uses_no_attempt(workers, conn, database, effects, seed):
     """
-    Each new worker is ready before an old one gets SIGTERM. From then on that one is not ready, and live until it ends. Jobs of a
-    kind that old workers do not know wait for the new ones. Every job ends done, at its first attempt.
+    Each new worker is ready before an old one gets SIGTERM. From then on that one is not ready, and
+    live until it ends. Jobs of a kind that old workers do not know wait for the new ones. Every job
+    ends done, at its first attempt.
     """
     load = Load(database, seed)
     workers.options = {
@@ -123,6 +127,9 @@ def test_a_rolling_deploy_loses_nothing_and_uses_no_attempt(workers, conn, datab
     assert effects.entries("end") == set(load.entries)
     assert one(
         conn,
-        "select count(*) from unnest(%s::bigint[]) i, forebay.job(i) j where j.kind = 'work_of_version_2'",
+        (
+            "select count(*) from unnest(%s::bigint[]) i, forebay.job(i) j where j.kind = "
+            "'work_of_version_2'"
+        ),
         ids,
     )

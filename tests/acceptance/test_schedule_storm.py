@@ -1,4 +1,6 @@
-"""Ten schedulers, killed, frozen, cut off and with wrong clocks: each instant of each schedule has one job, with the right time."""
+"""Ten schedulers, killed, frozen, cut off and with wrong clocks: each instant of each schedule
+has one job, with the right time.
+"""
 
 import random
 import signal
@@ -44,7 +46,8 @@ _CRONS = (
 )
 _INTERVALS = (30, 45, 60, 61, 90, 120, 150, 300, 600, 3600)
 
-#: After a step of so many seconds there is something to decide, even if the steps before took a minute.
+#: After a step of so many seconds there is something to decide, even if the steps before took a
+#: minute.
 _LONG_STEP = 200
 
 _HOSTILE_SECONDS = (3600, -3600, 86_400 * 3653, -86_400 * 3653, 7, -7, 0)
@@ -80,13 +83,19 @@ class Storm:
     def create(self) -> None:
         """Create 50 schedules, before the first instant."""
         self.set_clock(self.first - timedelta(minutes=10))
-        options = "overlap => 'allow', missed => 'all', missed_max => 10000, catch_up => '300 days', starts_at => %s"
+        options = (
+            "overlap => 'allow', missed => 'all', missed_max => 10000, catch_up => '300 days', "
+            "starts_at => %s"
+        )
         for zone in _ZONES:
             for number, cron in enumerate(_CRONS):
                 name = f"{zone.partition('/')[2] or zone}.{number}"
                 one(
                     self.conn,
-                    f"select forebay.create_schedule(%s, 'work', %s, tz => %s, jitter => %s, {options})",
+                    (
+                        f"select forebay.create_schedule(%s, 'work', %s, tz => %s, jitter => "
+                        f"%s, {options})"
+                    ),
                     name,
                     cron,
                     zone,
@@ -98,7 +107,10 @@ class Storm:
             name = f"every.{seconds}"
             one(
                 self.conn,
-                f"select forebay.create_schedule(%s, 'work', every => make_interval(secs => %s), {options})",
+                (
+                    f"select forebay.create_schedule(%s, 'work', every => make_interval(secs "
+                    f"=> %s), {options})"
+                ),
                 name,
                 seconds,
                 self.first,
@@ -131,7 +143,10 @@ class Storm:
             member.set_clock(self.rng.choice(_HOSTILE_SECONDS))
         else:
             self.conn.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity where application_name = %s",
+                (
+                    "select pg_terminate_backend(pid) from pg_stat_activity where "
+                    "application_name = %s"
+                ),
                 [f"scheduler {member.process.pid}"],
             )
         self.acts[act] += 1
@@ -145,7 +160,8 @@ class Storm:
                 del self.frozen[member.process.pid]
 
     def run(self, end: datetime, steps: tuple[int, ...]) -> None:
-        """Let the time of the database pass to an end, now and then backwards, while schedulers are hurt.
+        """Let the time of the database pass to an end, now and then backwards, while schedulers
+        are hurt.
 
         Args:
             end: when it is over.
@@ -164,7 +180,8 @@ class Storm:
             for _ in range(self.rng.randint(1, 4)):
                 self.hurt()
             self.thaw()
-            # Somebody decides something before the next step, so that not all is decided at the end.
+            # Somebody decides something before the next step, so that not all is decided at the
+            # end.
             if step >= _LONG_STEP and not is_back and moment < end:
                 wait_for(
                     lambda before=before: self.thaw() or self.decisions() > before,
@@ -192,7 +209,8 @@ class Storm:
         """Return how many jobs each instant of each schedule has, from what the jobs carry."""
         found: dict[str, Counter[datetime]] = {name: Counter() for name in self.wanted}
         for name, at in self.conn.execute(
-            "select headers ->> 'forebay-schedule', (headers ->> 'forebay-scheduled-for')::timestamptz from"
+            "select headers ->> 'forebay-schedule', (headers ->> "
+            "'forebay-scheduled-for')::timestamptz from"
             " (select headers from forebay.log union all select headers from forebay.deferred) j"
         ):
             found[name][at] += 1
@@ -242,13 +260,15 @@ def each_instant_has_one_job(
             odd = sorted({at for at in got if at < end} - set(instants))
             assert (missing, doubled, odd) == ([], [], []), name
         wrong = storm.conn.execute(
-            "select s.name, o.scheduled_for from forebay.occurrence o join forebay.schedule s using (schedule_id)"
+            "select s.name, o.scheduled_for from forebay.occurrence o join "
+            "forebay.schedule s using (schedule_id)"
             " where o.status <> 'enqueued' or o.job_id is null"
         ).fetchall()
         assert wrong == []
         gaps = storm.conn.execute(
             "select s.name from forebay.schedule s join forebay.occurrence o using (schedule_id)"
-            " group by s.name, s.decisions having count(distinct o.occurrence) <> s.decisions or max(o.occurrence) <> s.decisions"
+            " group by s.name, s.decisions having count(distinct o.occurrence) <> "
+            "s.decisions or max(o.occurrence) <> s.decisions"
         ).fetchall()
         assert gaps == []
         return count, storm.acts
@@ -256,7 +276,8 @@ def each_instant_has_one_job(
 
 def test_ten_schedulers_under_faults_decide_each_instant_once(database, tmp_path, seed):
     """
-    More than an hour of 50 schedules, in which a clock goes back; killed, frozen, cut off, with clocks that lie.
+    More than an hour of 50 schedules, in which a clock goes back; killed, frozen, cut off, with
+    clocks that lie.
     """
     count, acts = each_instant_has_one_job(database, tmp_path, seed, 1.5)
     print(f"{count:,} instants, {dict(acts)}")

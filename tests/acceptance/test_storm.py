@@ -1,4 +1,5 @@
-"""Everything fails at once: workers, sessions, servers, the network, the disk and the clock, under hostile producers.
+"""Everything fails at once: workers, sessions, servers, the network, the disk and the clock,
+under hostile producers.
 
 An account outside the database says what was committed, what ran, and in which order.
 """
@@ -85,8 +86,8 @@ def weather(
 
 def test_nothing_is_lost_or_doubled_in_a_short_storm(cluster, clock, effects, seed):
     """
-    Each kind of fault once, four seconds apart: no job is lost, none runs that was not committed, no settlement counts twice,
-    each effect is there once, keys are in order.
+    Each kind of fault once, four seconds apart: no job is lost, none runs that was not committed,
+    no settlement counts twice, each effect is there once, keys are in order.
     """
     _, found = weather(cluster, clock, effects, seed, seconds=62, every_seconds=4)
     assert not found, found
@@ -107,8 +108,8 @@ def test_nothing_is_lost_or_doubled_in_a_long_storm(cluster, clock, effects, see
 
 def test_the_account_sees_settlements_of_lost_leases(cluster, clock, effects, seed):
     """
-    The control: with a settlement that asks neither for the lease nor for what is settled, a frozen worker settles what others
-    have run meanwhile, and writes its effects once more.
+    The control: with a settlement that asks neither for the lease nor for what is settled, a frozen
+    worker settles what others have run meanwhile, and writes its effects once more.
     """
     break_function(
         cluster.direct,

@@ -1,4 +1,6 @@
-"""Subjects under kills: runs that come again, upserts, kills, revivals and drops of the same subjects, and workers that die."""
+"""Subjects under kills: runs that come again, upserts, kills, revivals and drops of the same
+subjects, and workers that die.
+"""
 
 import faulthandler
 import json
@@ -64,7 +66,8 @@ def storm(
     with connect(dsn) as conn:
         conn.execute("create table ledger (subject text, life text, run int)")
     workers.options = {
-        "app": "tests.support.subject_storm_app:app", "concurrency": concurrency, "lease_seconds": 10.0,
+        "app": "tests.support.subject_storm_app:app", "concurrency": concurrency,
+        "lease_seconds": 10.0,
     }  # fmt: skip
     names = [str(n) for n in range(subjects)]
     crew = [workers.start(wait=False) for _ in range(crew_size)]
@@ -111,19 +114,28 @@ def storm(
 
         wait_for(finish, 60, lambda: f"always running: {sorted(left)}")
         wait_for(
-            lambda: one(conn, "select count(*) from forebay.subjects('crawl', 'completed', most => 10000)") == subjects,
+            lambda: one(conn, (
+                    "select count(*) from forebay.subjects('crawl', 'completed', most => "
+                    "10000)"
+                    )) == subjects,
             120,
-            lambda: str(conn.execute("select subject, state, reason, due_at, job_id from forebay.subjects('crawl', most => 10000)"
-                                     " where state <> 'completed'").fetchall()) + workers.logs[-10_000:],
+            lambda: str(conn.execute("select subject, state, reason, due_at, job_id from "
+                    "forebay.subjects('crawl', "
+                    "most => 10000)"
+                                     " where state <> "
+                                             "'completed'").fetchall()) + workers.logs[-10_000:],
         )  # fmt: skip
         runs = one(conn, "select count(*) from ledger")
         print(f"{subjects} subjects, {runs} runs, {kills} kills of workers, answers {answers}")
         assert effects.count("two hands").total() == 0, "two hands"
         wrong = conn.execute(
-            "select s.subject, s.data, l.runs, l.ends from forebay.subjects('crawl', most => 10000) s"
-            " cross join lateral (select count(*) as runs, count(distinct run) as ends, max(run) as last from ledger l"
+            "select s.subject, s.data, l.runs, l.ends from forebay.subjects('crawl', most "
+            "=> 10000) s"
+            " cross join lateral (select count(*) as runs, count(distinct run) as ends, "
+            "max(run) as last from ledger l"
             "                     where l.subject = s.subject and l.life = s.data ->> 'life') l"
-            " where ((s.data ->> 'runs')::bigint, (s.data ->> 'runs')::bigint, s.iterations) is distinct from (l.runs, l.last::bigint, l.ends)"
+            " where ((s.data ->> 'runs')::bigint, (s.data ->> 'runs')::bigint, "
+            "s.iterations) is distinct from (l.runs, l.last::bigint, l.ends)"
         ).fetchall()
         assert not wrong, f"the state is not the ledger: {wrong}"
         assert dict(
@@ -141,7 +153,9 @@ SIZES = [
 def test_no_subject_is_in_two_hands_forgotten_or_revived_while_workers_are_killed(
     database, workers, effects, seed, subjects, seconds, crew_size, concurrency
 ):
-    """The state of each subject is what the ledger says: each run that committed counts once, whatever was done meanwhile."""
+    """The state of each subject is what the ledger says: each run that committed counts once,
+    whatever was done meanwhile.
+    """
     if seconds > 200:
         faulthandler.cancel_dump_traceback_later()  # It is meant to last.
     storm(

@@ -1,4 +1,6 @@
-"""What is promised of two stores that are kept in step: a comparison that can be believed, and jobs that end when it is true."""
+"""What is promised of two stores that are kept in step: a comparison that can be believed, and
+jobs that end when it is true.
+"""
 
 import asyncio
 import itertools
@@ -52,7 +54,9 @@ class Reads:
 
 
 class LiveWriters:
-    """Changes items that nothing else is done to: updates, and some inserts and deletions, each with its job."""
+    """Changes items that nothing else is done to: updates, and some inserts and deletions, each
+    with its job.
+    """
 
     def __init__(self, dsn, mirror, ids, first_new):
         self.dsn = dsn
@@ -95,8 +99,9 @@ async def test_an_audit_beside_live_writes_finds_exactly_what_is_wrong(
     app, conn, empty_database, is_long
 ):
     """
-    One percent each missing, stale and orphaned, at random, under 200 writes a second: those are found and no others, the
-    repair leaves nothing, and the stores are never read faster than was said.
+    One percent each missing, stale and orphaned, at random, under 200 writes a second: those are
+    found and no others, the repair leaves nothing, and the stores are never read faster than was
+    said.
     """
     count = 100_000 if is_long else 10_000
     rate = 20_000
@@ -108,13 +113,17 @@ async def test_an_audit_beside_live_writes_finds_exactly_what_is_wrong(
     source = QuerySource(
         app.dsn,
         read="select id, version, text from page where id = any(%(ids)s)",
-        scan="select id, version from page where id > coalesce(%(after)s, 0) order by id limit %(limit)s",
+        scan=(
+            "select id, version from page where id > coalesce(%(after)s, 0) order by id limit "
+            "%(limit)s"
+        ),
     )
     target = PostgresTarget(empty_database)
     target.create()
     with psycopg.connect(empty_database) as other:
         other.execute(
-            "insert into documents (id, version, words) select n, 1, to_tsvector('english', 'page ' || n)"
+            "insert into documents (id, version, words) select n, 1, "
+            "to_tsvector('english', 'page ' || n)"
             " from generate_series(1, %s) n",
             [count],
         )
@@ -158,9 +167,11 @@ async def test_an_audit_beside_live_writes_finds_exactly_what_is_wrong(
         writers.ended.set()
         await writing
     print(
-        f"{count:,} documents, {per_second:.0f} writes/s beside it: {drift.total} wrong and no others found of"
+        f"{count:,} documents, {per_second:.0f} writes/s beside it: {drift.total} wrong "
+        f"and no others found of"
         f" {drift.suspects:,} suspects, in {drift.seconds:.1f} s; {drift.rows:,} rows read,"
-        f" {drift.rows_per_second:,.0f}/s of at most {rate:,}; {drift.differed} of {drift.ranges} ranges differed"
+        f" {drift.rows_per_second:,.0f}/s of at most {rate:,}; {drift.differed} of "
+        f"{drift.ranges} ranges differed"
     )
     first = mirror.audits()[-2]  # the one before found both stores in step
     assert (first.missing, first.stale, first.orphaned, first.repaired) == (
@@ -180,8 +191,8 @@ async def test_the_stores_are_never_read_faster_than_was_said(
     app, conn, empty_database, has_sums, settle
 ):
     """
-    In no second more rows than that and one call's, wherever the audit is: comparing checksums, reading what differs, or looking
-    again at all at once what it had to wait for.
+    In no second more rows than that and one call's, wherever the audit is: comparing checksums,
+    reading what differs, or looking again at all at once what it had to wait for.
     """
     count, rate = 900, 800
     conn.execute("create table page (id bigint primary key, version bigint not null)")
@@ -189,13 +200,19 @@ async def test_the_stores_are_never_read_faster_than_was_said(
     source = QuerySource(
         app.dsn,
         read="select id, version from page where id = any(%(ids)s)",
-        scan="select id, version from page where id > coalesce(%(after)s, 0) order by id limit %(limit)s",
+        scan=(
+            "select id, version from page where id > coalesce(%(after)s, 0) order by id limit "
+            "%(limit)s"
+        ),
     )
     target = PostgresTarget(empty_database)
     target.create()
     with psycopg.connect(empty_database) as other:
         other.execute(
-            "insert into documents (id, version) select n, 1 from generate_series(1, %s) n where n <= %s",
+            (
+                "insert into documents (id, version) select n, 1 from generate_series(1, %s) n "
+                "where n <= %s"
+            ),
             [count, count // 4],
         )
     if not has_sums:
@@ -235,7 +252,10 @@ class Items:
 
 
 async def ends_right(app, conn, count):
-    """Change items with a target that drops five percent of what it accepts; compare when jobs ended with when it was shown."""
+    """Change items with a target that drops five percent of what it accepts.
+
+    Compare when jobs ended with when it was shown.
+    """
     target = Witness(drop=0.05, seed=7)
     mirror = forebay.Mirror(
         app, "pages", source=Items(), target=target, grace=0, interval=0.05, batch_size=250
@@ -270,7 +290,8 @@ async def ends_right(app, conn, count):
 @pytest.mark.slow
 async def test_no_job_ends_before_its_copy_was_shown_by_a_target_that_drops(app, conn, is_long):
     """
-    A target that says 200 and drops five percent ends with all of it, and each job ended after a read had shown its copy.
+    A target that says 200 and drops five percent ends with all of it, and each job ended after a
+    read had shown its copy.
     """
     await ends_right(app, conn, 10_000 if is_long else 1_000)
 

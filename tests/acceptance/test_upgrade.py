@@ -1,4 +1,6 @@
-"""What is promised when the schema is upgraded under load, with workers and producers of the version before."""
+"""What is promised when the schema is upgraded under load, with workers and producers of the
+version before.
+"""
 
 import itertools
 import os
@@ -84,7 +86,10 @@ def fleet(database, workers, effects, tmp_path):
 def slowest(took: list[tuple[float, float]], begin: float, end: float) -> str:
     found = sorted(length for at, length in took if begin <= at < end)
     p50, p99 = (found[int(len(found) * share)] for share in (0.5, 0.99))
-    return f"{len(found)} calls, p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms, max {found[-1] * 1000:.0f} ms"
+    return (
+        f"{len(found)} calls, p50 {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms, max "
+        f"{found[-1] * 1000:.0f} ms"
+    )
 
 
 @pytest.mark.nightly
@@ -93,9 +98,10 @@ def test_an_upgrade_under_load_loses_nothing_and_fails_nobody(
     conn, database, fleet, workers, effects, seed, is_long
 ):
     """
-    Workers and producers of the version before run through columns, indexes, new bodies, a protocol's next version, a new
-    parameter and a table that is split, while the migrator is killed twice; then new ones work beside them; then they
-    end, and what only they called is taken away. No error anywhere, nothing lost, nothing double.
+    Workers and producers of the version before run through columns, indexes, new bodies, a
+    protocol's next version, a new parameter and a table that is split, while the migrator is killed
+    twice; then new ones work beside them; then they end, and what only they called is taken away.
+    No error anywhere, nothing lost, nothing double.
     """
     rng = random.Random(seed)
     old = [fleet.start_worker(fleet.before) for _ in range(2)]
@@ -123,7 +129,10 @@ def test_an_upgrade_under_load_loses_nothing_and_fails_nobody(
     new = [fleet.start_worker(fleet.after) for _ in range(2)]
     new_producer = fleet.start_producer(fleet.after)
     fleet.wait_for_jobs(400)
-    claims = "select count(distinct b.lease_id) from forebay.batch b join forebay.lease l using (lease_id) where l.version %s %s"  # fmt: skip
+    claims = (
+            "select count(distinct b.lease_id) from forebay.batch b join forebay.lease l using "
+            "(lease_id) where l.version %s %s"
+            )  # fmt: skip
     wait_for(lambda: one(conn, claims % (">", applied)) == 2, 20)
 
     post = fleet.migrate("--wait", "60")
@@ -135,7 +144,10 @@ def test_an_upgrade_under_load_loses_nothing_and_fails_nobody(
     assert post.wait(90) == 0, fleet.said
     ended_at = time.monotonic()
     assert one(conn, "select forebay.schema_version()") == applied + len(posts)
-    assert one(conn, "select to_regprocedure('forebay.claim_v1(bigint, bigint, bigint, bigint, bigint, integer)')") is None  # fmt: skip
+    assert one(conn, (
+            "select to_regprocedure('forebay.claim_v1(bigint, bigint, bigint, bigint, bigint, "
+            "integer)')"
+            )) is None  # fmt: skip
     fleet.wait_for_jobs(400)
     new_producer.stop()
 

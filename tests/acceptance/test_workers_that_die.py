@@ -37,8 +37,8 @@ def put(conn, kind: str, entry: int, **args) -> int:
 
 def test_committed_jobs_run_and_rolled_back_ones_never(conn, database, workers, effects):
     """
-    With nothing but a driver and ``select forebay.enqueue(...)``: a job exists exactly if its transaction
-    committed, a savepoint rolled back included.
+    With nothing but a driver and ``select forebay.enqueue(...)``: a job exists exactly if its
+    transaction committed, a savepoint rolled back included.
     """
     workers.start()
     with psycopg.connect(database) as producer:
@@ -67,8 +67,9 @@ def test_workers_killed_under_load_lose_and_double_nothing(
     conn, database, workers, effects, seed, is_long
 ):
     """
-    Eight writers in random commit order, four worker processes, one of them killed every three seconds: nothing lost,
-    nothing that was rolled back run, nothing settled twice, and nothing run again but what was unsettled at a kill.
+    Eight writers in random commit order, four worker processes, one of them killed every three
+    seconds: nothing lost, nothing that was rolled back run, nothing settled twice, and nothing run
+    again but what was unsettled at a kill.
     """
     rng = random.Random(seed)
     crew = [workers.start(wait=False, concurrency=5) for _ in range(4)]
@@ -101,8 +102,9 @@ KINDS_THAT_FINISH_LATE = ("work", "work_in_thread", "write", "write_in_thread")
 @pytest.mark.parametrize("when", ["after its jobs ran elsewhere", "while they run elsewhere"])
 def test_a_worker_that_was_frozen_too_long_changes_nothing(conn, workers, effects, when):
     """
-    Stopped in the middle of its jobs until they were given to another worker, and then continued: none of its
-    settlements counts, effects in its transactions are rolled back, it logs LeaseLost, and works on.
+    Stopped in the middle of its jobs until they were given to another worker, and then continued:
+    none of its settlements counts, effects in its transactions are rolled back, it logs LeaseLost,
+    and works on.
     """
     frozen = workers.start(concurrency=4)
     jobs = [put(conn, kind, n, seconds=1.0) for n, kind in enumerate(KINDS_THAT_FINISH_LATE)]
@@ -156,7 +158,8 @@ def test_a_frozen_worker_cannot_change_what_was_decided_meanwhile(conn, workers,
 @pytest.mark.direct
 def test_jobs_of_a_killed_worker_start_again_within_seconds(conn, workers, effects, is_long):
     """
-    With the default settings, from the kill of a process to the second start of its jobs: ten seconds at most.
+    With the default settings, from the kill of a process to the second start of its jobs: ten
+    seconds at most.
     """
     defaults = {
         "lease_seconds": 30.0,
@@ -195,8 +198,9 @@ def test_a_job_that_kills_its_process_dies_and_takes_nobody_with_it(
     conn, database, workers, effects, how
 ):
     """
-    One job in five hundred ends its process each time. It becomes a dead letter, "worker lost", after its attempts; all
-    others are done, each still at its first attempt. A supervisor restarts workers that die.
+    One job in five hundred ends its process each time. It becomes a dead letter, "worker lost",
+    after its attempts; all others are done, each still at its first attempt. A supervisor restarts
+    workers that die.
     """
     rest = "array(select jsonb_build_object('entry', g) from generate_series(%s::int, %s::int) g)"
     conn.execute(f"select forebay.enqueue_many('work', {rest})", [1, 250])
@@ -233,7 +237,8 @@ def test_a_job_that_kills_its_process_dies_and_takes_nobody_with_it(
 @pytest.mark.slow
 def test_freezing_and_killing_at_random_moments(conn, database, workers, effects, seed, is_long):
     """
-    Kills, freezes shorter and longer than the lease, and orderly restarts, in random order under load.
+    Kills, freezes shorter and longer than the lease, and orderly restarts, in random order under
+    load.
     """
     rng = random.Random(seed)
     crew = [workers.start(wait=False, concurrency=4) for _ in range(2)]

@@ -1,4 +1,6 @@
-"""The scenario of old segments: its figures, and that segments are as many and as large as it says."""
+"""The scenario of old segments: its figures, and that segments are as many and as large as it
+says.
+"""
 
 import pytest
 

@@ -18,7 +18,8 @@ def table(empty_database):
 
 def test_each_job_is_handed_out_once_in_order(table, empty_database):
     """
-    Two claimers, one in an open transaction, get different jobs; together all of them, the oldest first.
+    Two claimers, one in an open transaction, get different jobs; together all of them, the oldest
+    first.
     """
     classic.fill(table, 10)
     with connect(empty_database) as other, other.transaction():

@@ -31,7 +31,9 @@ def command(monkeypatch, tmp_path, capsys):
 
 @pytest.fixture
 def scenario(monkeypatch):
-    """A scenario in place of a real one, with a bar that is kept, one that is missed and one not measured."""
+    """A scenario in place of a real one, with a bar that is kept, one that is missed and one not
+    measured.
+    """
     from forebay_bench.scenarios import one
 
     asked = []

@@ -1,4 +1,6 @@
-"""The scenario of a full queue that is emptied: its figures, and that nothing is left or done twice."""
+"""The scenario of a full queue that is emptied: its figures, and that nothing is left or done
+twice.
+"""
 
 import pytest
 

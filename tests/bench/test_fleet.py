@@ -42,7 +42,8 @@ def test_each_number_of_processes_is_measured(place):
 )
 def test_processes_end_each_job_once(place, queue):
     """
-    What two processes say they ended, one job a claim and then in large claims, is what is gone from the queue.
+    What two processes say they ended, one job a claim and then in large claims, is what is gone
+    from the queue.
     """
     with queue(place) as engine:
         arguments = [[str(n), f"{engine.name}={engine.dsn}"] for n in range(2)]

@@ -1,4 +1,6 @@
-"""The scenario of held transactions: its figures, its clock, and that the experiment shows what it is about."""
+"""The scenario of held transactions: its figures, its clock, and that the experiment shows what
+it is about.
+"""
 
 import contextlib
 import time
@@ -189,7 +191,8 @@ def test_a_sample_tells_how_many_wait():
 @pytest.mark.slow
 def test_pages_tell_who_suffers_from_a_held_snapshot(database, empty_database):
     """
-    While one is held, the ordinary table reads more pages for each claim, the log as many as before.
+    While one is held, the ordinary table reads more pages for each claim, the log as many as
+    before.
     """
     rises = {}
     for queue, dsn in ((Log(database), database), (ClassicQueue(empty_database), empty_database)):

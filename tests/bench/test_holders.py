@@ -1,4 +1,6 @@
-"""Other sessions that hold a database up: while they are there dead rows stay, and afterwards they can go."""
+"""Other sessions that hold a database up: while they are there dead rows stay, and afterwards
+they can go.
+"""
 
 import pytest
 

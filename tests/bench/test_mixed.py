@@ -39,7 +39,8 @@ def test_both_sides_are_measured(place):
 @pytest.mark.slow
 def test_a_producer_stops_at_the_backlog_and_at_its_rate(place):
     """
-    Nobody works here, so what waits is what it may enqueue: the backlog, or less when its rate says so.
+    Nobody works here, so what waits is what it may enqueue: the backlog, or less when its rate says
+    so.
     """
     with runner("forebay", place, migrated=True) as producer:
         for per_second, expected in ((None, [200]), (500, range(50, 200))):

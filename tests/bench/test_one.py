@@ -58,7 +58,8 @@ def test_what_a_process_says_it_enqueued_is_there(database, conn):
 
 def test_the_plain_table_has_the_columns_of_the_log(conn: psycopg.Connection):
     """
-    The rival writes what a job is, column for column and type for type, with an index like the one that claims use.
+    The rival writes what a job is, column for column and type for type, with an index like the one
+    that claims use.
     """
     plain.create(conn)
     columns = (

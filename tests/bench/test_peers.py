@@ -37,7 +37,8 @@ def place(server) -> Place:
 @pytest.mark.parametrize("name", ALL)
 def test_a_peer_ends_each_job_once(place, name):
     """
-    It enqueues many and some, its worker ends all of them, once, and finds none when it looks again.
+    It enqueues many and some, its worker ends all of them, once, and finds none when it looks
+    again.
     """
     peer = peer_of(name)
     with runner(name, place, create=peer.create) as process:

@@ -48,7 +48,8 @@ def test_a_walk_stops_at_its_limit_and_skips_what_others_hold(workers):
 
 def test_what_failed_comes_again(workers):
     """
-    A failed job is ready at once, with its attempt counted; a delayed one is not there before its time.
+    A failed job is ready at once, with its attempt counted; a delayed one is not there before its
+    time.
     """
     worker, _ = workers
     worker.enqueue(1)

@@ -1,4 +1,6 @@
-"""forebay apply: queues that are declared in code are applied by the command, and what an operator changed is kept."""
+"""forebay apply: queues that are declared in code are applied by the command, and what an
+operator changed is kept.
+"""
 
 import sys
 
@@ -106,7 +108,10 @@ def test_migrate_applies_too(forebay, empty_database, shop, monkeypatch):
 
 
 def test_a_worker_says_that_the_database_is_not_as_declared(forebay, shop, caplog):
-    """One line for what was not applied, one for what an operator changed; none if all is as declared."""
+    """One line for what was not applied, one for what an operator changed.
+
+    None if all is as declared.
+    """
 
     def declared_lines():
         caplog.clear()

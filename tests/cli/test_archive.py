@@ -11,7 +11,8 @@ from forebay.errors import InvalidJob
 from tests.support.engine import Reader, enqueue, enqueue_many, one, open_group
 from tests.support.mutant import break_function, violation
 
-#: A process that is killed when its replay has called the database so many times: before the call is sent, or when it has committed.
+#: A process that is killed when its replay has called the database so many times: before the call
+#: is sent, or when it has committed.
 KILLED = """
 import os, signal, sys
 from forebay.cli import run
@@ -79,7 +80,10 @@ def test_search_by_subject(forebay, conn, database, jobs):
 
 
 def test_replay_with_the_token_of_a_dry_run(forebay, conn, jobs):
-    """The dry run enqueues nothing; the replay does what it said; the new jobs show where they came from."""
+    """The dry run enqueues nothing; the replay does what it said.
+
+    The new jobs show where they came from.
+    """
     arguments = ["jobs", "replay", "--tag", "a", "--json"]
     plan = forebay(*arguments, "--dry-run").json
     assert plan["jobs"] == 3
@@ -145,7 +149,10 @@ def test_the_time_machine(forebay, database, conn):
 
 
 def killed_and_run_again(forebay, database, conn, when, count):
-    """Replay 10,000 jobs, killed at a step, then run again with the token; return the jobs, and where the new ones come from."""
+    """Replay 10,000 jobs, killed at a step, then run again with the token.
+
+    Return the jobs, and where the new ones come from.
+    """
     jobs = enqueue_many(conn, [{"kind": "send", "tag": "t"}] * 10_000)
     enqueue_many(conn, [{"kind": "send"}] * 10)
     token = forebay("jobs", "replay", "--tag", "t", "--dry-run", "--json").json["token"]
@@ -156,12 +163,17 @@ def killed_and_run_again(forebay, database, conn, when, count):
     again = forebay(*arguments)
     assert again.code == 0, again.err
     assert again.json["jobs"] == len(jobs)
-    query = "select (headers ->> 'forebay-replayed-from')::bigint from forebay.log where headers ? 'forebay-replay' order by seq"
+    query = (
+        "select (headers ->> 'forebay-replayed-from')::bigint from forebay.log where headers ? "
+        "'forebay-replay' order by seq"
+    )
     return jobs, [job for (job,) in conn.execute(query)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("when", "count"), [("before", 1), ("after", 1), ("before", 2), ("after", 2)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("when", "count"), [("before", 1), ("after", 1), ("before", 2), ("after", 2)]
+)
 def test_a_replay_that_was_killed_is_run_again_with_its_token(forebay, database, conn, when, count):
     """Exactly the jobs of the plan, once."""
     jobs, origins = killed_and_run_again(forebay, database, conn, when, count)

@@ -8,7 +8,8 @@ from tests.support.engine import one
 
 PAGES = """
     create table page (id bigint primary key, site int, owner text, at timestamptz);
-    insert into page select i, mod(i, 10), 'o''' || mod(i, 3), '2026-01-01 12:00+00'::timestamptz + i * interval '1 hour'
+    insert into page select i, mod(i, 10), 'o''' || mod(i, 3),
+        '2026-01-01 12:00+00'::timestamptz + i * interval '1 hour'
     from generate_series(1, 100) i"""
 
 
@@ -98,10 +99,31 @@ def test_all_options_of_the_jobs_can_be_given(forebay, conn):
     The command line offers what belongs to many jobs.
     """
     forebay(
-        "backfill", "index", "--table", "page", "--column", "page=id", "--column", "site", "--ids", "7", "--args",
-        '{"force": true}', "--queue", "q", "--priority", "5", "--tag", "t", "--delay", "1h", "--expires-in", "1d",
-        "--max-attempts", "3",
-    )  # fmt: skip
+        "backfill",
+        "index",
+        "--table",
+        "page",
+        "--column",
+        "page=id",
+        "--column",
+        "site",
+        "--ids",
+        "7",
+        "--args",
+        ('{"force": true}'),
+        "--queue",
+        "q",
+        "--priority",
+        "5",
+        "--tag",
+        "t",
+        "--delay",
+        "1h",
+        "--expires-in",
+        "1d",
+        "--max-attempts",
+        "3",
+    )
     row = conn.execute(
         "select args, tag, max_attempts, expires_at - run_at > '23 hours' from forebay.deferred"
     ).fetchone()

@@ -41,13 +41,18 @@ def fill(database, conn) -> None:
         json.dumps({"tag": SECRET}),
     )
     conn.execute(
-        "insert into forebay.duty (name, error, since, recorded_at, worker) values ('sweep', %s, now() - interval '1 h', now(), 'w')",
+        (
+            "insert into forebay.duty (name, error, since, recorded_at, worker) values "
+            "('sweep', %s, now() - interval '1 h', now(), 'w')"
+        ),
         [f"failed on {SECRET}"],
     )
 
 
 def test_it_has_no_data_of_jobs(forebay, database, conn, tmp_path):
-    """A secret in arguments, headers, tags, keys, errors, results and filters is nowhere in the file."""
+    """A secret in arguments, headers, tags, keys, errors, results and filters is nowhere in the
+    file.
+    """
     fill(database, conn)
     answer = forebay("bundle", "--file", tmp_path / "b.zip", "--json")
     assert answer.json["unread"] == []

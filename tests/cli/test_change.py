@@ -6,7 +6,10 @@ from tests.support.engine import Reader, enqueue, enqueue_many, one, state
 
 
 def test_wrong_jobs_are_cancelled_by_filter(forebay, conn, monkeypatch):
-    """The dry run counts what the act with its token then cancels; the right jobs stay, and the event log has one row."""
+    """The dry run counts what the act with its token then cancels.
+
+    The right jobs stay, and the event log has one row.
+    """
     wrong = enqueue_many(conn, [{"kind": "send", "queue": "mail", "tag": "bad"} for _ in range(30)])
     right = enqueue_many(conn, [{"kind": "send", "queue": "mail"} for _ in range(20)])
     conn.execute("delete from forebay.event")

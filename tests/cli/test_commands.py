@@ -13,7 +13,8 @@ from tests.support.engine import Reader, enqueue, one, shift_clock, small_segmen
 JOB_KEYS = {
     "args", "attempt", "cancel_requested", "claimed_at", "correlation_id", "dead_id", "ended_at",
     "enqueued_at", "expires_at", "group", "headers", "job_id", "kind", "max_attempts", "place",
-    "priority", "queue", "redriven_as", "redriven_from", "redriven_from_dead_id", "run_at", "state", "tag", "worker",
+    "priority", "queue", "redriven_as", "redriven_from", "redriven_from_dead_id", "run_at", "state",
+    "tag", "worker",
 }  # fmt: skip
 
 
@@ -285,7 +286,8 @@ def test_dead_letters_are_redriven_by_filter_and_all(forebay, database, conn):
 
 def test_queues_show_depth_and_pause(forebay, database, conn):
     """
-    What waits, for a worker or for its time, what workers have, and what died, and whether the queue is paused.
+    What waits, for a worker or for its time, what workers have, and what died, and whether the
+    queue is paused.
     """
     write_dead_letter(database, conn, queue="mail")
     for _ in range(3):
@@ -330,7 +332,10 @@ def test_a_pause_with_an_end(forebay, conn):
 
 @pytest.mark.slow
 def test_truncate_and_drop_a_queue(forebay, database, conn):
-    """A dry run changes nothing and gives a token; a question is refused without a terminal; a served queue is not dropped."""
+    """A dry run changes nothing and gives a token; a question is refused without a terminal.
+
+    A served queue is not dropped.
+    """
     for _ in range(3):
         enqueue(conn, queue="mail")
     plan = forebay("queues", "truncate", "mail", "--dry-run", "--json").json
@@ -356,7 +361,10 @@ def test_truncate_and_drop_a_queue(forebay, database, conn):
 
 
 def test_redact_a_queue(forebay, database, conn):
-    """Ended jobs lose their arguments; the question is refused without a terminal; a second call finds nothing."""
+    """Ended jobs lose their arguments; the question is refused without a terminal.
+
+    A second call finds nothing.
+    """
     with Reader(database, queue="mail") as reader:
         for n in range(3):
             enqueue(conn, queue="mail", args={"n": n})

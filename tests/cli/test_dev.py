@@ -56,7 +56,10 @@ def forebay(environment, *arguments, folder=None) -> str:
 
 @contextmanager
 def dev(environment, folder, *arguments, stops=True):
-    """Run ``forebay dev`` until the end of the block, then type Ctrl-C; lend what reads its output."""
+    """Run ``forebay dev`` until the end of the block, then type Ctrl-C.
+
+    Lend what reads its output.
+    """
     with (folder / "output").open("w+b") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "forebay", "dev", *arguments],
@@ -114,7 +117,8 @@ def test_dev_runs_a_server_and_a_worker_until_it_is_interrupted(environment, tmp
 @pytest.mark.slow
 def test_dev_starts_the_worker_again_when_a_file_changes(environment, tmp_path):
     """
-    With the new code; a mistake in a file ends the worker and not the command. A job that runs is released at no attempt.
+    With the new code; a mistake in a file ends the worker and not the command. A job that runs is
+    released at no attempt.
     """
     file = tmp_path / "shop.py"
     slow = """
@@ -236,8 +240,8 @@ def test_a_module_that_does_not_exist_is_refused_before_a_server_starts(environm
 @pytest.mark.slow
 def test_two_projects_share_a_server_and_no_queue(environment, tmp_path):
     """
-    A worker of one does not see the jobs of the other; a script finds the database of the project that it runs in, also from
-    a folder below. The first to end leaves the server to the other.
+    A worker of one does not see the jobs of the other; a script finds the database of the project
+    that it runs in, also from a folder below. The first to end leaves the server to the other.
     """
     folders = [tmp_path / name for name in ("one", "two")]
     for folder in folders:

@@ -149,7 +149,8 @@ def test_a_session_that_holds_a_lock_of_ours_is_named_and_no_worker_is_called_fo
     findings, conn, database, monkeypatch, is_prepared
 ):
     """
-    A job is overdue because a transaction holds the lock of promotion: a further worker would not help.
+    A job is overdue because a transaction holds the lock of promotion: a further worker would not
+    help.
     """
     monkeypatch.setattr(lock_checks, "_HELD_SECONDS", 0.0)
     enqueue(conn, delay="1 millisecond")
@@ -182,7 +183,8 @@ def test_a_session_that_holds_a_lock_of_ours_is_named_and_no_worker_is_called_fo
 @pytest.mark.direct
 def test_a_session_that_waits_is_counted_with_the_lock_it_waits_for(findings, conn, database):
     """
-    The wait counts, not the age of the transaction: so the holder is found by a role that may not see other sessions.
+    The wait counts, not the age of the transaction: so the holder is found by a role that may not
+    see other sessions.
     """
     with (
         connect(database) as holder,
@@ -326,11 +328,14 @@ def test_a_schema_that_lacks_a_migration_is_too_old(findings, release):
 
 def test_versions_that_serve_each_other_are_worth_a_notice(findings, conn, release):
     """
-    A newer schema that still serves this library, pending post migrations, and workers made for another version
-    are said, and are no error.
+    A newer schema that still serves this library, pending post migrations, and workers made for
+    another version are said, and are no error.
     """
     conn.execute(
-        "insert into forebay.schema_migration (version, name, checksum) values (%s, 'later', repeat('0', 64))",
+        (
+            "insert into forebay.schema_migration (version, name, checksum) values (%s, "
+            "'later', repeat('0', 64))"
+        ),
         [latest_version() + 1],
     )
     conn.execute("select forebay.open_lease_v1('shop-1:4711', 30, 5, %s)", [latest_version() + 1])

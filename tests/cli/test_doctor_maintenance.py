@@ -50,7 +50,8 @@ def test_a_duty_that_fails_is_a_warning_and_a_finding_until_it_works(
     conn.execute(broken)
     conn.execute(
         "insert into forebay.failure (job_id, group_id, enqueued_at, attempt, failed_at, outcome)"
-        " select i, 1, now(), 1, now() - interval '100 days', 'failed' from generate_series(1, 10) i"
+        " select i, 1, now(), 1, now() - interval '100 days', 'failed' from "
+        "generate_series(1, 10) i"
     )
     with caplog.at_level(logging.WARNING):
         do(database, "trim tombstones", 3)

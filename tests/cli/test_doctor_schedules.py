@@ -1,4 +1,6 @@
-"""What the doctor says about schedules without a scheduler, and about exports that segments wait for."""
+"""What the doctor says about schedules without a scheduler, and about exports that segments wait
+for.
+"""
 
 import anyio
 import pytest

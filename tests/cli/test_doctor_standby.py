@@ -14,8 +14,8 @@ from tests.support.waiting import wait_for
 @pytest.mark.slow
 def test_a_query_on_a_standby_is_named_as_its_standby(pg_bin):
     """
-    With hot_standby_feedback a report on the standby keeps vacuum from working on the primary, where
-    no session of it is to be seen.
+    With hot_standby_feedback a report on the standby keeps vacuum from working on the primary,
+    where no session of it is to be seen.
     """
     with primary_and_standby(pg_bin) as (primary, standby), connect(primary.dsn()) as conn:
         conn.execute("create table t as select 1 as n")

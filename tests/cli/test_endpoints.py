@@ -136,7 +136,8 @@ def test_a_secret_is_rotated(forebay):
     ("ended", "code", "said"),
     [
         (None, 0, "accepted the test message"),
-        ({"outcome": "dead", "reason": "permanent", "error": {"type": "Rejected", "message": "HTTP status 404"}},
+        ({"outcome": "dead", "reason": "permanent",
+            "error": {"type": "Rejected", "message": "HTTP status 404"}},
          1, "HTTP status 404"),
     ],
 )  # fmt: skip

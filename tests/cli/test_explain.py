@@ -1,4 +1,6 @@
-"""`forebay doctor --job`: one answer for each branch of the decision tree, in a sentence and with a next step."""
+"""`forebay doctor --job`: one answer for each branch of the decision tree, in a sentence and
+with a next step.
+"""
 
 import pytest
 
@@ -129,7 +131,8 @@ def test_a_job_in_the_hands_of_a_worker(explain, database, conn):
         reader.claim_ready(1)
         assert "default@test has claimed it" in explain(job_id, "claimed")["answer"]
         conn.execute(
-            "insert into forebay.heartbeat select lease_id, clock_timestamp(), backend_pid, array[%s::bigint]"
+            "insert into forebay.heartbeat select lease_id, clock_timestamp(), "
+            "backend_pid, array[%s::bigint]"
             " from forebay.heartbeat",
             [job_id],
         )
@@ -180,7 +183,8 @@ def test_a_paused_key(explain, forebay, database, conn, sort):
 
 def test_a_kind_that_no_worker_has_declared_and_a_wrong_queue(explain, database, conn):
     """
-    Workers record their kinds: a misspelt kind, and a queue that its workers do not serve, are named.
+    Workers record their kinds: a misspelt kind, and a queue that its workers do not serve, are
+    named.
     """
     one(conn, "select count(*) from forebay.record_kinds_v1('w', '{resize}', '{images}')")
     misspelt = enqueue(conn, kind="resise")
@@ -231,7 +235,8 @@ def test_a_limit_of_a_key(explain, forebay, database, conn):
 
 def test_an_ordering_key_names_the_job_before(explain, database, conn):
     """
-    The job of the key that must end first, in this worker, in another one, and when it waits for its retry.
+    The job of the key that must end first, in this worker, in another one, and when it waits for
+    its retry.
     """
     first, second, third = (enqueue(conn, ordering_key="doc:1") for _ in range(3))
     with Reader(database) as reader:

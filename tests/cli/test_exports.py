@@ -1,4 +1,6 @@
-"""`forebay exports` and `forebay jobs export --format parquet`: complete files, whatever is killed when."""
+"""`forebay exports` and `forebay jobs export --format parquet`: complete files, whatever is
+killed when.
+"""
 
 import json
 import subprocess
@@ -92,7 +94,8 @@ def test_a_run_that_is_killed_between_two_steps_is_run_again(
     forebay, conn, database, tmp_path, segments, step, count
 ):
     """
-    What is marked is complete; what is not marked is not emptied. After the next run the files have each job once.
+    What is marked is complete; what is not marked is not emptied. After the next run the files have
+    each job once.
     """
     assert forebay("exports", "create", "nightly", "--hold", "3d").code == 0
     arguments = ["exports", "run", "nightly", str(tmp_path), "--dsn", database]

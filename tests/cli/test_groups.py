@@ -6,7 +6,8 @@ from tests.support.engine import Reader, enqueue, one, open_group, shift_clock, 
 
 GROUP_KEYS = {
     "claimed_at", "closing_at", "created_at", "group", "held_bytes", "held_segments", "is_implied",
-    "is_served", "oldest_unread_at", "open_batches", "paused_at", "resume_at", "queue", "running", "unread",
+    "is_served", "oldest_unread_at", "open_batches", "paused_at", "resume_at", "queue", "running",
+    "unread",
 }  # fmt: skip
 
 
@@ -38,7 +39,10 @@ def test_groups_are_listed_with_what_they_have_unread(forebay, database, conn):
 
 @pytest.mark.slow
 def test_a_group_is_closed_with_a_report(forebay, database, conn):
-    """The dry run tells what it would do; a group that workers serve is refused; without workers the command does all steps."""
+    """The dry run tells what it would do; a group that workers serve is refused.
+
+    Without workers the command does all steps.
+    """
     with Reader(database, "mail", "old") as reader:
         for _ in range(3):
             enqueue(conn, queue="mail")
@@ -46,7 +50,10 @@ def test_a_group_is_closed_with_a_report(forebay, database, conn):
         dry = forebay("groups", "close", "old", "--queue", "mail", "--dry-run")
         assert (dry.code, dry.out) == (
             0,
-            "would close group old of queue mail\n  cancelled: 2 waiting jobs\n  released: 0 segments\n",
+            (
+                "would close group old of queue mail\n  cancelled: 2 waiting jobs\n  released: "
+                "0 segments\n"
+            ),
         )
         refused = forebay("groups", "close", "old", "--queue", "mail")
         assert refused.code == 1
@@ -61,7 +68,8 @@ def test_a_group_is_closed_with_a_report(forebay, database, conn):
     answer = forebay("groups", "close", "old", "--queue", "mail", "--json")
     assert answer.code == 0
     assert answer.json == {
-        "queue": "mail", "group": "old", "closed": True, "cancelled": 2, "running": 0, "segments": 0, "bytes": 0,
+        "queue": "mail", "group": "old", "closed": True, "cancelled": 2, "running": 0,
+        "segments": 0, "bytes": 0,
     }  # fmt: skip
     missing = forebay("groups", "close", "old", "--queue", "mail")
     assert missing.code == 1

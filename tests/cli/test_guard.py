@@ -236,8 +236,8 @@ def test_the_culprit_is_named_for_each_kind_of_holder(pair, command, guard, monk
 @pytest.mark.slow
 def test_a_session_on_a_replica_is_ended_there_and_recorded_on_the_primary(pair, guard):
     """
-    The primary sees a standby that holds it back; the culprit has a name only on the standby. When it
-    is gone, so is the standby's need.
+    The primary sees a standby that holds it back; the culprit has a name only on the standby. When
+    it is gone, so is the standby's need.
     """
     primary, standby = pair
     dsn = primary.dsn()
@@ -284,8 +284,8 @@ def test_a_slot_that_a_standby_uses_is_named(pair, guard):
 @pytest.mark.slow
 def test_a_standby_is_no_place_to_act_from_alone(pair, guard, command, database):
     """
-    Acts are recorded on the primary. What is named as a replica has to be a standby of this primary;
-    one that cannot be reached does not hide the rest, and is no good news either.
+    Acts are recorded on the primary. What is named as a replica has to be a standby of this
+    primary; one that cannot be reached does not hide the rest, and is no good news either.
     """
     primary, standby = pair
     answer = command("guard", "--dsn", standby.dsn(), *AT_ONCE, "--act", "cancel")
@@ -333,7 +333,8 @@ def test_a_quiet_database_has_nobody_to_name(guard):
 
 def test_a_lock_that_stops_workers_is_named(guard, command, database):
     """
-    A transaction that has locked one of our tables and read nothing has no snapshot and no transaction id.
+    A transaction that has locked one of our tables and read nothing has no snapshot and no
+    transaction id.
     """
     with connect(database) as stranger:
         stranger.execute("begin; lock table only forebay.lock_sweep in share update exclusive mode")
@@ -350,8 +351,8 @@ def test_segments_that_are_kept_are_named_with_the_time_they_can_leave(
     guard, command, conn, database
 ):
     """
-    A writer keeps what was sealed since, a lock the segments it is on, a snapshot none. When they have
-    ended, retention empties what was due.
+    A writer keeps what was sealed since, a lock the segments it is on, a snapshot none. When they
+    have ended, retention empties what was due.
     """
     small_segments(conn)
     with Reader(database) as reader:
@@ -516,8 +517,8 @@ def a_new_transaction_survives(database):
 
 def test_a_new_transaction_of_the_same_session_is_spared(conn, database, monkeypatch):
     """
-    Between the look and the signal a pooled session may be in somebody else's transaction. Without the
-    comparison in the statement that sends the signal, it would be ended.
+    Between the look and the signal a pooled session may be in somebody else's transaction. Without
+    the comparison in the statement that sends the signal, it would be ended.
     """
     a_new_transaction_survives(database)
     assert events(conn, "outcome") == [("gone before",)]

@@ -1,4 +1,6 @@
-"""Text of jobs, errors and sessions is shown and not obeyed: by no terminal, and by no reader of a log."""
+"""Text of jobs, errors and sessions is shown and not obeyed: by no terminal, and by no reader of
+a log.
+"""
 
 import io
 import json
@@ -12,7 +14,8 @@ from forebay.cli.text import Console
 from forebay.model.text import logger
 from tests.support.engine import Reader
 
-#: Clear the screen, set the title, ring, return, C1's CSI, right-to-left override, a separator of lines, delete.
+#: Clear the screen, set the title, ring, return, C1's CSI, right-to-left override, a separator of
+#: lines, delete.
 HOSTILE = "a\x1b[2Jb\x1b]0;title\x07c\rd\x9b31me\u202ef\u2066g\u2028h\x7fi"
 #: What a tag may contain.
 ALLOWED = "e\u202ef\u2066g\u2028h"
@@ -23,7 +26,10 @@ ESCAPES = set("\x1b\x07\r\x9b\u202e\u2066\u2028\x7f")
 def hostile_job(database, conn):
     """A job with hostile text in all its fields, and its dead letter."""
     job_id = conn.execute(
-        "select forebay.enqueue('work', %s::jsonb, tag => %s, correlation_id => %s, headers => %s::jsonb)",
+        (
+            "select forebay.enqueue('work', %s::jsonb, tag => %s, correlation_id => %s, "
+            "headers => %s::jsonb)"
+        ),
         [json.dumps({"x": HOSTILE}), ALLOWED, ALLOWED, json.dumps({"h": ALLOWED})],
     ).fetchone()[0]
     error = {"type": HOSTILE, "message": f"{HOSTILE}\n2026-01-01 INFO forged", "traceback": HOSTILE}
@@ -38,7 +44,8 @@ def hostile_job(database, conn):
     "arguments",
     [
         ("jobs", "list"), ("jobs", "show", "ID"), ("dead", "list"), ("dead", "show", "1"),
-        ("dead", "redrive", HOSTILE), ("jobs", "list", "--queue", HOSTILE), ("queues", "list"), ("enqueue", HOSTILE),
+        ("dead", "redrive", HOSTILE), ("jobs", "list", "--queue", HOSTILE), ("queues", "list"),
+        ("enqueue", HOSTILE),
         ("worker", HOSTILE), ("doctor",),
     ],
     ids=lambda arguments: " ".join(arguments[:2]).replace(HOSTILE, "HOSTILE"),
@@ -60,7 +67,8 @@ def test_no_control_character_of_a_job_is_printed(forebay, hostile_job, argument
 
 def test_a_statement_of_another_session_is_printed_without_its_controls(forebay, database, conn):
     """
-    The guard shows the application's name and the last statement of a session that holds a transaction.
+    The guard shows the application's name and the last statement of a session that holds a
+    transaction.
     """
     with psycopg.connect(database, application_name="evil") as other:
         other.execute(f"/* {HOSTILE} */ select pg_current_xact_id()")
@@ -82,7 +90,8 @@ def test_a_value_with_a_line_break_is_not_another_row_of_a_table():
 
 def test_text_of_a_job_does_not_forge_a_line_of_the_log():
     """
-    Line breaks and control characters in the arguments of a record are escaped; numbers stay numbers.
+    Line breaks and control characters in the arguments of a record are escaped; numbers stay
+    numbers.
     """
     stream = io.StringIO()
     log = logger("forebay.test_hostile_text")

@@ -54,7 +54,10 @@ def waits(forebay, database, job_id):
 
 @pytest.mark.slow
 def test_a_key_behind_a_job(forebay, database, conn, reader):
-    """With the job, its worker, and later the time of its next attempt; `jobs show` has the same answer."""
+    """With the job, its worker, and later the time of its next attempt.
+
+    `jobs show` has the same answer.
+    """
     assert forebay("keys", "list").out == "No job waits for its key.\n"
     jobs = put(conn, 3, ordering_key="doc 1")
     with Reader(database, "q") as other:

@@ -114,7 +114,8 @@ def test_details_are_logged_at_debug(shop, database, conn):
 @pytest.mark.slow
 def test_with_json_each_line_is_an_object(shop, database, conn):
     """
-    Of the worker, of a handler and of a child process: time in UTC, level, logger, message, fields, exception as text.
+    Of the worker, of a handler and of a child process: time in UTC, level, logger, message, fields,
+    exception as text.
     """
     dead, drawn = put(conn, "send", n=2), put(conn, "render", n=3)
     entries = [json.loads(line) for line in worker_log(shop, database, "--log-format", "json")]
@@ -203,7 +204,8 @@ def written(formatter: logging.Formatter, *arguments, **options) -> str:
 
 def test_text_of_another_library_forges_no_line_either():
     """
-    Line breaks in a message begin indented lines; so do those of an exception; control characters are replaced.
+    Line breaks in a message begin indented lines; so do those of an exception; control characters
+    are replaced.
     """
     try:
         raise ValueError(HOSTILE)

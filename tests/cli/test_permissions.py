@@ -77,7 +77,8 @@ def test_the_roles_are_those_that_were_granted(conn):
     The library reads them from its migrations; the database must have the same.
     """
     rows = conn.execute(
-        "select p.proname, array_agg(distinct a.grantee::regrole::text order by a.grantee::regrole::text)"
+        "select p.proname, array_agg(distinct a.grantee::regrole::text order by "
+        "a.grantee::regrole::text)"
         " filter (where a.grantee::regrole::text like 'forebay\\_%')"
         " from pg_proc p, aclexplode(p.proacl) a where p.pronamespace = 'forebay'::regnamespace"
         " and p.proname !~ '^_' group by 1"

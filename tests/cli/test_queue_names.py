@@ -97,8 +97,8 @@ def test_an_enqueue_of_a_kind_that_no_worker_has_declared_warns(forebay, conn):
 @pytest.mark.slow
 def test_a_kind_without_a_queue_goes_where_its_workers_serve_it(forebay, conn, shop):
     """
-    Commands without the app, and of another app, ask the database; what is given takes precedence, and a queue that no worker
-    has served is named with the one that they serve.
+    Commands without the app, and of another app, ask the database; what is given takes precedence,
+    and a queue that no worker has served is named with the one that they serve.
     """
     assert forebay("worker", shop, "--until-idle").code == 0
     made = forebay("enqueue", "send_welcome", '{"user_id": 1}', "--json")
@@ -126,7 +126,8 @@ def test_the_doctor_names_a_kind_that_two_versions_have_in_different_queues(
     forebay, conn, shop, tmp_path
 ):
     """
-    Not a kind that was moved: only one of which workers of both queues start by turns, or run together.
+    Not a kind that was moved: only one of which workers of both queues start by turns, or run
+    together.
     """
 
     def kinds():

@@ -35,7 +35,8 @@ def test_a_change_a_new_and_a_deleted_file_are_seen_once(project):
 
 def test_what_is_not_code_of_the_project_is_not_watched(project):
     """
-    Caches, hidden folders, environments under any name, other files: they change while a worker runs.
+    Caches, hidden folders, environments under any name, other files: they change while a worker
+    runs.
     """
     for folder in (".git", "__pycache__", "node_modules", "env/lib"):
         (project / folder).mkdir(parents=True)

@@ -1,4 +1,6 @@
-"""Screens in a terminal of 80 columns and 24 rows: no line is cut or wraps by itself, and the key facts are visible."""
+"""Screens in a terminal of 80 columns and 24 rows: no line is cut or wraps by itself, and the
+key facts are visible.
+"""
 
 import fcntl
 import json
@@ -73,7 +75,10 @@ def busy_queue(database):
         error = {
             "type": "KeyError",
             "message": "'address'",
-            "traceback": "Traceback (most recent call last):\n  File \"shop.py\", line 7, in send\nKeyError: 'address'",
+            "traceback": (
+                'Traceback (most recent call last):\n  File "shop.py", line 7, in '
+                "send\nKeyError: 'address'"
+            ),
         }
         ended = [
             {"offset": 2, "outcome": "dead", "reason": "permanent", "error": error},
@@ -88,11 +93,13 @@ def busy_queue(database):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "command", ["worker", "enqueue", "migrate", "doctor", "jobs", "jobs list", "dead list", "dead redrive"]
-)  # fmt: skip
+    "command",
+    ["worker", "enqueue", "migrate", "doctor", "jobs", ("jobs list"), "dead list", "dead redrive"],
+)
 def test_help_has_a_row_for_each_option_and_no_types(screen, command):
     """
-    Nothing that a reader has to skip: no boxes, no ``<bool>``, one row for the address of the database.
+    Nothing that a reader has to skip: no boxes, no ``<bool>``, one row for the address of the
+    database.
     """
     lines = screen(*command.split(), "--help")
     text = "\n".join(lines)

@@ -16,7 +16,10 @@ from forebay.sending import SLOTS_DEFAULT
 
 
 def test_the_list_of_commands_says_what_each_says_itself():
-    """The help of the program loads no command; the sentence that it prints is the first of the command's own."""
+    """The help of the program loads no command.
+
+    The sentence that it prints is the first of the command's own.
+    """
     for _, name, text in list(program.listed(None)):
         command = program.get_command(None, name)
         if not isinstance(command, Commands):
@@ -27,19 +30,25 @@ def test_the_list_of_commands_says_what_each_says_itself():
 #: and rooms of the library.
 SLOW = (
     "aiohttp", "asyncio", "importlib.metadata", "msgspec", "psycopg", "pydantic", "rich", "typer",
-    "forebay.app", "forebay.arguments", "forebay.client", "forebay.config", "forebay.db", "forebay.doctor", "forebay.embedded",
-    "forebay.guard", "forebay.mirror", "forebay.ops", "forebay.sending", "forebay.sinks", "forebay.sql", "forebay.upgrade",
+    "forebay.app", "forebay.arguments", "forebay.client", "forebay.config", "forebay.db",
+    "forebay.doctor", "forebay.embedded",
+    "forebay.guard", "forebay.mirror", "forebay.ops", "forebay.sending", "forebay.sinks",
+    "forebay.sql", "forebay.upgrade",
     "forebay.watch", "forebay.worker",
 )  # fmt: skip
 #: What a command that reads the database needs of them.
 READS = (
-    "asyncio", "importlib.metadata", "msgspec", "psycopg", "forebay.client", "forebay.config", "forebay.db", "forebay.ops", "forebay.sql",
+    "asyncio", "importlib.metadata", "msgspec", "psycopg", "forebay.client", "forebay.config",
+    "forebay.db", "forebay.ops", "forebay.sql",
 )  # fmt: skip
 
 
 def loaded_by(*arguments: str, **variables: str) -> set[str]:
     """Return the modules that a fresh process has loaded after a command."""
-    code = "import sys; from forebay.cli import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    code = (
+        "import sys; from forebay.cli import run; run(sys.argv[1:]); print(*sys.modules, "
+        "file=sys.stderr)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code, *arguments],
         env={**os.environ, **variables},
@@ -71,7 +80,9 @@ def test_help_loads_no_database_and_no_screens(called, allowed):
 
 
 def test_a_list_loads_what_reads_the_database(database):
-    """Not the client with all its subjects, and no rich, which costs a third of what psycopg does."""
+    """Not the client with all its subjects, and no rich, which costs a third of what psycopg
+    does.
+    """
     loaded = loaded_by("jobs", "list", FOREBAY_DATABASE_URL=database)
     assert sorted(loaded.intersection(SLOW).difference(READS)) == []
     assert "forebay.client._sync" not in loaded
@@ -93,8 +104,9 @@ from forebay.cli._main import program
 assert program.get_command(None, "worker")
 import forebay.cli._serving, forebay.worker
 app = forebay.App()
-unused = ["rich", "forebay.client._sync", "forebay.client._async", "forebay.mirror", "forebay.sending",
-          "forebay.sinks", "forebay.doctor", "forebay.embedded._server", "forebay_bench", "psycopg_pool", "tomllib"]
+unused = ["rich", "forebay.client._sync", "forebay.client._async", "forebay.mirror",
+          "forebay.sending", "forebay.sinks", "forebay.doctor", "forebay.embedded._server",
+          "forebay_bench", "psycopg_pool", "tomllib"]
 found = [name for name in unused if name in sys.modules]
 if found: raise SystemExit(f"loaded: {found}")
 """
@@ -116,10 +128,14 @@ assert latest_version() == loader.migrations()[-1].version
 
 
 def test_the_app_of_the_benchmarks_loads_little_more_than_a_small_app():
-    """A worker of a benchmark starts as one of a user does; the scenarios and their reports are not loaded."""
+    """A worker of a benchmark starts as one of a user does.
+
+    The scenarios and their reports are not loaded.
+    """
     code = """
 import sys, forebay_bench.jobs
-unused = ["rich", "statistics", "forebay_bench._report", "forebay_bench._place", "forebay_bench._run"]
+unused = ["rich", "statistics", "forebay_bench._report", "forebay_bench._place",
+          "forebay_bench._run"]
 found = [name for name in unused if name in sys.modules]
 if found: raise SystemExit(f"loaded: {found}")
 import forebay_bench

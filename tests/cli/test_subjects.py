@@ -15,7 +15,17 @@ def split(args, state):
 
 @pytest.fixture
 def crawl(forebay, conn):
-    forebay("subjects", "push", "crawl", "a.org", '{"url": "a.org/x"}', "--queue", "q", "--delay", "1h")  # fmt: skip
+    forebay(
+        "subjects",
+        "push",
+        "crawl",
+        "a.org",
+        ('{"url": "a.org/x"}'),
+        "--queue",
+        "q",
+        "--delay",
+        "1h",
+    )
 
 
 @pytest.mark.slow
@@ -68,7 +78,9 @@ def test_the_life_of_a_subject(forebay, conn):
 
 
 def test_append_makes_a_random_name(forebay, conn):
-    name = forebay("subjects", "append", "crawl", '{"n": 1}', "--queue", "q", "--json").json["subject"]  # fmt: skip
+    name = forebay("subjects", "append", "crawl", ('{"n": 1}'), "--queue", "q", "--json").json[
+        "subject"
+    ]
     assert len(name) == 36
     assert forebay("subjects", "show", "q", name, "--json").json["args"] == {"n": 1}
 
@@ -135,11 +147,26 @@ def test_usage(forebay, conn, tmp_path):
 def test_an_upgrade(forebay, crawl, conn, tmp_path, monkeypatch):
     (tmp_path / "upgrade_of_subjects.py").write_text(UPGRADE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    upgrade = ("subjects", "upgrade", "q", "crawl", "--from", "0", "--to", "1", "--with", "upgrade_of_subjects:split")  # fmt: skip
+    upgrade = (
+        "subjects",
+        "upgrade",
+        "q",
+        "crawl",
+        "--from",
+        "0",
+        "--to",
+        "1",
+        "--with",
+        "upgrade_of_subjects:split",
+    )
     answer = forebay(*upgrade)
     assert answer.out.endswith("1 subjects upgraded; none of version 0 left\n"), answer
     found = forebay("subjects", "show", "q", "a.org", "--json").json
-    assert (found["version"], found["args"], found["data"]) == (1, {"host": "a.org", "path": "x"}, {"from": 0})  # fmt: skip
+    assert (found["version"], found["args"], found["data"]) == (
+        1,
+        {"host": "a.org", "path": "x"},
+        {"from": 0},
+    )
     assert forebay(*upgrade, "--json").json["upgraded"] == 0
 
 
@@ -151,7 +178,8 @@ def test_an_upgrade_that_waits_in_vain_fails(forebay, conn, tmp_path, monkeypatc
     monkeypatch.syspath_prepend(str(tmp_path))
     forebay("subjects", "push", "crawl", "due", '{"url": "x"}', "--queue", "q")
     answer = forebay(
-        "subjects", "upgrade", "q", "crawl", "--from", "0", "--to", "1", "--with", "upgrade_of_subjects:split", "--wait", "0",
+        "subjects", "upgrade", "q", "crawl", "--from", "0", "--to", "1", "--with",
+        "upgrade_of_subjects:split", "--wait", "0",
     )  # fmt: skip
     assert answer.code == 1
     assert "1 still run" in answer.out

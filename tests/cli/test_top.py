@@ -73,21 +73,26 @@ def test_json_is_one_object(forebay, load):
 
 def _data(at, *, claims=0, done=0, waits=(0, 0, 0)):
     queue = {
-        "queue": "mail", "group": "default", "scheduled": 0, "ready": 0, "claimed": 0, "running": 0, "retrying": 0, "created_at": 0,
-        "paused_at": None, "is_served": True, "claims": claims, "claimed_at": at, "completed": 1, "completed_at": at, "oldest_ready_at": None,
+        "queue": "mail", "group": "default", "scheduled": 0, "ready": 0, "claimed": 0, "running": 0,
+        "retrying": 0, "created_at": 0,
+        "paused_at": None, "is_served": True, "claims": claims, "claimed_at": at, "completed": 1,
+        "completed_at": at, "oldest_ready_at": None,
     }  # fmt: skip
     cell = {
-        "queue": "mail", "group": "default", "kind": "send", "done": done, "failed": 0, "dead": 0, "waits": list(waits), "durations": [0, 0, 0]
+        "queue": "mail", "group": "default", "kind": "send", "done": done, "failed": 0, "dead": 0,
+        "waits": list(waits), "durations": [0, 0, 0]
     }  # fmt: skip
     return {
         "at": at, "checked_at": at, "alerts": [], "queues": [queue], "dead": [], "workers": [],
-        "counters": {"bounds": [10, 100], "cells": [cell, {**cell, "kind": "other", "done": 0, "waits": [0, 0, 0]}]},
+        "counters": {"bounds": [10, 100],
+            "cells": [cell, {**cell, "kind": "other", "done": 0, "waits": [0, 0, 0]}]},
     }  # fmt: skip
 
 
 def test_rates_are_differences_of_two_reads():
     """
-    Over the last ten seconds; one read alone has no rate, and a counter that began again is 0 and not negative.
+    Over the last ten seconds; one read alone has no rate, and a counter that began again is 0 and
+    not negative.
     """
     reads = Reads()
     first = reads.add(_data(1000.0, claims=500, done=400, waits=(100, 0, 0)), [])
@@ -112,7 +117,8 @@ def test_only_recorded_alerts_that_fire_are_shown_after_a_check():
     A condition that has not lasted long enough is no alert.
     """
     alert = {
-        "code": "A2", "subject": "mail", "group": "default", "severity": "warning", "problem": "many", "hint": "add", "since": 900.0,
+        "code": "A2", "subject": "mail", "group": "default", "severity": "warning",
+        "problem": "many", "hint": "add", "since": 900.0,
         "fired_at": 950.0,
     }  # fmt: skip
     data = {**_data(1000.0), "alerts": [alert, {**alert, "code": "oldest", "fired_at": None}]}

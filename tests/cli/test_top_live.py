@@ -28,10 +28,15 @@ class Terminal:
         self.resize(width, height)
         self.before = termios.tcgetattr(slave)
         self.slave = slave
-        environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}  # fmt: skip
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if name not in ("COLUMNS", "LINES", "NO_COLOR")
+        }
         self.process = subprocess.Popen(
             [sys.executable, "-m", "forebay", "top", "--every", "0.1", "--dsn", dsn],
-            stdin=slave, stdout=slave, stderr=slave, env=environment | {"TERM": "xterm-256color"}, start_new_session=True,
+            stdin=slave, stdout=slave, stderr=slave, env=environment | {"TERM": "xterm-256color"},
+            start_new_session=True,
         )  # fmt: skip
         self._seen = ""
 
@@ -99,7 +104,10 @@ def test_it_shows_what_changes(terminal, conn):
 
 @pytest.mark.slow
 def test_keys_sort_pause_and_quit(terminal, conn):
-    """s changes the order, p keeps the screen and p again continues; q gives the terminal back as it was."""
+    """s changes the order, p keeps the screen and p again continues.
+
+    Q gives the terminal back as it was.
+    """
     terminal.wait("s sort (ready)")
     terminal.press("s")
     terminal.wait("s sort (rate)")

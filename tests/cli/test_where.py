@@ -1,4 +1,6 @@
-"""`forebay where`: one screen that says what made a job, what became of it, and what happens next."""
+"""`forebay where`: one screen that says what made a job, what became of it, and what happens
+next.
+"""
 
 import json
 import random
@@ -28,7 +30,10 @@ def where(forebay, monkeypatch):
 
 
 def test_a_job_with_its_transaction_attempts_and_next_step(where, database, conn):
-    """The transaction that made it with its other jobs; each attempt with its error; what comes next and when."""
+    """The transaction that made it with its other jobs; each attempt with its error.
+
+    What comes next and when.
+    """
     with conn.transaction():
         job = enqueue(conn, kind="send", args={"to": "x" * 300}, correlation_id="order-7")
         enqueue(conn, kind="send")

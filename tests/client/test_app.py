@@ -440,7 +440,8 @@ def test_a_worker_of_the_app_runs_its_jobs(app, database):
 
 def test_a_client_of_the_app_enqueues_by_name_as_the_kind_declares(database):
     """
-    Queue and other options are those of the kind, unless they are given; a plain client does not know them.
+    Queue and other options are those of the kind, unless they are given; a plain client does not
+    know them.
     """
     app = App(database)
 

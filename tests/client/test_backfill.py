@@ -33,9 +33,12 @@ def client(face, database):
 def conn(database):
     with connect(database) as conn:
         conn.execute("""
-            create table page (id bigint primary key, site int, owner text, at timestamptz, code uuid, done boolean);
-            insert into page select i, mod(i, 10), case when i > 5 then 'o''' || mod(i, 3) end, '2026-01-01 12:00+00'::timestamptz
-                + i * interval '1 hour', md5(i::text)::uuid, i > 90 from generate_series(1, 100) i""")
+            create table page (id bigint primary key, site int, owner text, at timestamptz,
+                code uuid, done boolean);
+            insert into page select i, mod(i, 10), case when i > 5 then 'o''' || mod(i, 3) end,
+                '2026-01-01 12:00+00'::timestamptz
+                + i * interval '1 hour', md5(i::text)::uuid, i > 90 from generate_series(1,
+                    100) i""")
         yield conn
 
 
@@ -51,18 +54,35 @@ def ids(conn):
 CONDITIONS = {
     "ids": (Rows("page", ids=[3, 5, 500]), {3, 5}),
     "no ids": (Rows("page", ids=[]), set()),
-    "other ids": (Rows("page", ids=[uuid.UUID("c4ca4238a0b923820dcc509a6f75849b")], id_column="code"), {1}),
+    ("other ids"): (
+        Rows("page", ids=[uuid.UUID("c4ca4238a0b923820dcc509a6f75849b")], id_column="code"),
+        {1},
+    ),
     "equal": (Rows("page", equal={"site": 3, "done": True}), {93}),
-    "text with a quote": (Rows("page", equal={"owner": "o'1"}), {i for i in range(6, 101) if i % 3 == 1}),
+    ("text with a quote"): (
+        Rows("page", equal={"owner": "o'1"}),
+        {i for i in range(6, 101) if i % 3 == 1},
+    ),
     "null": (Rows("page", equal={"owner": None}), {1, 2, 3, 4, 5}),
     "any of": (Rows("page", equal={"site": [1, 2]}), {i for i in range(101) if i % 10 in {1, 2}}),
-    "both ends": (Rows("page", between={"at": (NOON + timedelta(hours=3), NOON + timedelta(hours=5))}), {3, 4, 5}),
+    ("both ends"): (
+        Rows("page", between={"at": (NOON + timedelta(hours=3), NOON + timedelta(hours=5))}),
+        {3, 4, 5},
+    ),
     "one end": (Rows("page", between={"id": (98, None)}), {98, 99, 100}),
     "where": (Rows("page", where="id % 50 = 0"), {50, 100}),
-    "where or": (Rows("page", equal={"site": 3}, where="id = %(a)s or id = %(b)s -- or so", params={"a": 3, "b": 4}), {3}),
+    ("where or"): (
+        Rows(
+            "page",
+            equal={"site": 3},
+            where=("id = %(a)s or id = %(b)s -- or so"),
+            params={"a": 3, "b": 4},
+        ),
+        {3},
+    ),
     "query": (Rows.query("select id from page where id = any(%(ids)s)", {"ids": [7, 8]}), {7, 8}),
     "text": ("select id from page where id < 3", {1, 2}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("rows", "expected"), CONDITIONS.values(), ids=CONDITIONS)
@@ -80,18 +100,30 @@ HOSTILE = st.one_of(
     st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"])),
     st.sampled_from(
         [
-            "'; delete from page; --", "' or true --", "\\'; delete from page; --", "$$; delete from page; $$",
-            "%s %(a)s %1$L %% %", "') or (true", "1", "NULL", '{"a"}', "E'\\''", "/*", "\u02bc", "\u2019",
+            ("'; delete from page; --"),
+            "' or true --",
+            "\\'; delete from page; --",
+            "$$; delete from page; $$",
+            ("%s %(a)s %1$L %% %"),
+            "') or (true",
+            "1",
+            "NULL",
+            '{"a"}',
+            "E'\\''",
+            "/*",
+            "\u02bc",
+            "\u2019",
         ]
     ),
-)  # fmt: skip
+)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strings", ["on", "off"])
 def test_no_value_becomes_sql(database, conn, strings):
     """
-    Any text, alone and in a list, finds exactly the rows with that text, also where backslashes escape.
+    Any text, alone and in a list, finds exactly the rows with that text, also where backslashes
+    escape.
     """
     conn.execute(f"alter database {conn.info.dbname} set standard_conforming_strings = {strings}")
     conn.execute(f"alter database {conn.info.dbname} set escape_string_warning = off")
@@ -142,11 +174,13 @@ def test_options_go_with_every_job(client, conn):
     at = datetime(2036, 1, 1, tzinfo=UTC)
     count = client.backfill(
         "index", Rows("page", ids=[7]), args={"force": True}, queue="q", priority=3, run_at=at,
-        expires_in=timedelta(hours=1), tag="t", max_attempts=2, headers={"a": "b"}, limit_key="k", correlation_id="c",
+        expires_in=timedelta(hours=1), tag="t", max_attempts=2, headers={"a": "b"}, limit_key="k",
+        correlation_id="c",
     )  # fmt: skip
     assert count == 1
     row = conn.execute(
-        "select args, run_at, expires_at, tag, max_attempts, headers, correlation_id from forebay.deferred"
+        "select args, run_at, expires_at, tag, max_attempts, headers, correlation_id from "
+        "forebay.deferred"
     ).fetchone()
     assert row == ({"id": 7, "force": True}, at, at + timedelta(hours=1), "t", 2, {"a": "b"}, "c")
     with pytest.raises(InvalidJob, match="unique would give all jobs the same key"):

@@ -493,7 +493,8 @@ def test_the_generated_files_are_up_to_date():
 
 def test_no_name_of_the_synchronous_client_begins_with_async():
     """
-    What an editor and a traceback show of a synchronous client does not say that it is asynchronous.
+    What an editor and a traceback show of a synchronous client does not say that it is
+    asynchronous.
     """
     names = {
         name[0]: path.name

@@ -54,7 +54,10 @@ def test_a_declared_queue_is_copied_with_its_settings():
         ({"burst": 3}, "queue q: burst is given without rate"),
         ({"key_burst": 3, "rate": 1}, "queue q: key_burst is given without key_rate"),
         ({"max_waiting_group": "a"}, "queue q: max_waiting_group is given without max_waiting"),
-        ({"max_waiting_group": "a b", "max_waiting": 1}, "queue q: max_waiting_group is not a name"),
+        (
+            {"max_waiting_group": ("a b"), "max_waiting": 1},
+            "queue q: max_waiting_group is not a name",
+        ),
         ({"shards": 65}, "queue q: shards is 65, not within 1 to 64"),
         ({"dead_keep_days": "always"}, "queue q: dead_keep_days must be an integer, not str"),
         ({"groups": "default"}, "queue q: groups must be names, not 'default'"),
@@ -63,7 +66,7 @@ def test_a_declared_queue_is_copied_with_its_settings():
         ({"name": "a b"}, "queue 'a b': name is not a name"),
         ({"name": None}, "queue None: name must be text"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_setting_is_refused_at_the_declaration(settings, message):
     app = App()
     with pytest.raises(ConfigError) as error:
@@ -79,7 +82,10 @@ def test_a_queue_is_declared_once(database):
     app.queue("imports", concurrency=5, groups=("default",))
     with pytest.raises(ConfigError) as error:
         app.queue("imports", rate=2)
-    assert "queue imports is declared twice: with concurrency 5, groups ('default',), and with rate 2" in str(error.value)  # fmt: skip
+    assert (
+            "queue imports is declared twice: with concurrency 5, groups ('default',), and with "
+            "rate 2"
+            ) in str(error.value)  # fmt: skip
     assert len(app.apply()) == 2
 
 

@@ -1,4 +1,6 @@
-"""What is particular to one library: settings of its connections, autocommit, and what is refused."""
+"""What is particular to one library: settings of its connections, autocommit, and what is
+refused.
+"""
 
 import asyncio
 import subprocess
@@ -305,7 +307,8 @@ def test_options_of_a_sqlalchemy_connection_do_not_matter(engine, database):
         assert Client().jobs(conn=conn)[0].job_id == job_id
         assert dict(conn.get_execution_options()) == options
         conn.commit()
-    # A cursor on the server, which is what streaming means, needs a transaction; an enqueue needs none.
+    # A cursor on the server, which is what streaming means, needs a transaction; an enqueue needs
+    # none.
     options["isolation_level"] = "AUTOCOMMIT"
     with engine.connect().execution_options(**options) as conn:
         other = send_welcome.enqueue(conn, 2)

@@ -218,7 +218,8 @@ def test_of_two_errors_the_earlier_jobs_is_told(conn):
 
 def test_an_interrupted_bulk_stops_the_statement_under_way(database, conn):
     """
-    Ctrl-C does not wait for a chunk that waits for somebody: it is cancelled, and the connection can be rolled back.
+    Ctrl-C does not wait for a chunk that waits for somebody: it is cancelled, and the connection
+    can be rolled back.
     """
     with psycopg.connect(database) as other:
         other.execute("lock table forebay.log in access exclusive mode")
@@ -299,7 +300,8 @@ def keyed(*numbers):
 
 def test_a_bulk_call_says_which_jobs_are_new(conn):
     """
-    The list gets an id for each item, over all chunks: of the new job, or of the one that has the key.
+    The list gets an id for each item, over all chunks: of the new job, or of the one that has the
+    key.
     """
     before, ids, plain = [], [], []
     assert app.enqueue_many(conn, keyed(1, 2), ids=before) == 2

@@ -1,4 +1,6 @@
-"""The facts of an error that a SQL function raises: a JSON object in DETAIL, attributes in Python."""
+"""The facts of an error that a SQL function raises: a JSON object in DETAIL, attributes in
+Python.
+"""
 
 import json
 

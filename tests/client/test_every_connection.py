@@ -90,7 +90,8 @@ def test_row_and_job_are_rolled_back_together(driver):
 
 def test_an_enqueue_may_be_the_first_statement(driver):
     """
-    Where the library begins its transaction with the first statement, that may be ours: a rollback takes it back.
+    Where the library begins its transaction with the first statement, that may be ours: a rollback
+    takes it back.
     """
     driver.enqueue(send_welcome, 1)
     driver.rollback()
@@ -185,7 +186,8 @@ def test_a_bulk_of_any_length_is_one_transaction(driver):
 
 def test_a_backfill_belongs_to_the_transaction(driver):
     """
-    Names and values of any kind arrive whatever carries them; what is wrong with the query is told as on a connection of ours.
+    Names and values of any kind arrive whatever carries them; what is wrong with the query is told
+    as on a connection of ours.
     """
     driver.execute("create table page (id int, title text)")
     driver.execute("insert into page values (1, 'quotes '' \" and : and $1'), (2, 'other')")

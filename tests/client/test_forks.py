@@ -43,8 +43,8 @@ app.run_worker(until_idle=True)
 @pytest.mark.slow
 def test_forked_processes_share_no_connection(conn, database):
     """
-    Enqueued and worked before the fork and after it, in parent and children at once: every job is there, runs once, and
-    no process receives another's answers.
+    Enqueued and worked before the fork and after it, in parent and children at once: every job is
+    there, runs once, and no process receives another's answers.
     """
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, database],

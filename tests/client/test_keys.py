@@ -28,10 +28,20 @@ def test_keys_are_listed_and_shown(database, jobs):
     """
     client = forebay.Client(database)
     expected = KeyInfo(
-        queue="docs", group="default", sort="ordering", key="doc 1", waiting=2, running=1, reason="running", until=None,
-        blocking_jobs=[jobs[0]], blocking_workers=["default@test"], held_by=None, first_job_id=jobs[1],
+        queue="docs",
+        group="default",
+        sort="ordering",
+        key=("doc 1"),
+        waiting=2,
+        running=1,
+        reason="running",
+        until=None,
+        blocking_jobs=[jobs[0]],
+        blocking_workers=["default@test"],
+        held_by=None,
+        first_job_id=jobs[1],
         waits_for=None,
-    )  # fmt: skip
+    )
     assert client.keys() == client.keys("docs", limit=1) == [expected]
     assert client.keys("other") == []
     assert client.key("docs", ordering_key="doc 1") == [expected]

@@ -1,4 +1,6 @@
-"""Enqueuing on the caller's own connection: its transaction decides, and nothing about it changes."""
+"""Enqueuing on the caller's own connection: its transaction decides, and nothing about it
+changes.
+"""
 
 import asyncio
 import copy
@@ -308,7 +310,8 @@ def test_a_forgotten_connection_is_the_mistake_that_is_reported(database):
 
 def test_the_verbs_of_other_libraries_are_answered_with_ours():
     """
-    What people write by reflex names the call that does the same; any other attribute is just missing.
+    What people write by reflex names the call that does the same; any other attribute is just
+    missing.
     """
     for verb, instead in (
         ("delay", "send_welcome.enqueue(conn, ...)"),

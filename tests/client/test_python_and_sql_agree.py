@@ -1,4 +1,7 @@
-"""What Python takes, SQL takes; what Python refuses, SQL refuses for producers in other languages."""
+"""What Python takes, SQL takes.
+
+What Python refuses, SQL refuses for producers in other languages.
+"""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -147,7 +150,8 @@ def test_both_refuse_the_same_options(conn):
 
 def test_both_refuse_the_same_intents(conn):
     """
-    A JSON form of a uniqueness mode that SQL refuses is refused on the command line, and the reverse.
+    A JSON form of a uniqueness mode that SQL refuses is refused on the command line, and the
+    reverse.
     """
     for form in BOTH_REFUSE_AS_UNIQUE:
         with pytest.raises(InvalidJob):

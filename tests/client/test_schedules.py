@@ -100,7 +100,11 @@ async def test_a_backfill_needs_the_token_of_its_dry_run(database, conn):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"cron": "61 * * * *"}, {"tz": "Europe/Nowhere"}, {"every": 60}, {"overlap": "x"}, {"missed": "x"}, {"options": {"run_at": 1}},
+    [{"cron": (
+            "61 * * * "
+            "*"
+            )}, {"tz": "Europe/Nowhere"}, {"every": 60}, {"overlap": "x"}, {"missed": "x"},
+            {"options": {"run_at": 1}},
      {"missed_max": 0}, {"jitter": -1}, {"name": "a b"}, {"starts_at": "2026-01-01"}],
 )  # fmt: skip
 async def test_a_bad_definition_is_refused_before_the_database(wrong):

@@ -19,7 +19,10 @@ def conn(database):
 
 
 def settle_one_of_each(database, conn) -> None:
-    """Let one job be done, one be retried and one wait, of the tag x; and one wait of another queue."""
+    """Let one job be done, one be retried and one wait, of the tag x.
+
+    And one wait of another queue.
+    """
     for _ in range(3):
         enqueue(conn, queue="mail", kind="send", tag="x")
     enqueue(conn, queue="sites", kind="crawl")

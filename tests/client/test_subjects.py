@@ -75,7 +75,8 @@ async def test_all_subjects_of_a_queue_are_dropped_in_chunks(database):
 
 async def test_the_methods_of_a_handler(app, crawl, conn, database):
     """
-    A push and an upsert carry what the handler declares; they are part of the transaction of their connection.
+    A push and an upsert carry what the handler declares; they are part of the transaction of their
+    connection.
     """
     with conn.transaction():
         assert crawl.push(conn, "a", "x").result == "created"
@@ -91,7 +92,10 @@ async def test_the_methods_of_a_handler(app, crawl, conn, database):
     found = app.client().subject("q", "a")
     assert (found.args, found.due_at) == ({"url": "y"}, due_at)
     assert crawl.upsert(conn, "a", "y").result == "unchanged"
-    assert crawl.using(run_at=datetime(2040, 1, 1, tzinfo=UTC)).upsert(conn, "a", "y").result == "updated"  # fmt: skip
+    assert (
+        crawl.using(run_at=datetime(2040, 1, 1, tzinfo=UTC)).upsert(conn, "a", "y").result
+        == "updated"
+    )
     assert app.client().subject("q", "a").due_at.year == 2040
     name = later.append(conn, "x")
     assert app.client().subject("q", name).args == {"url": "x"}
@@ -252,7 +256,8 @@ def test_an_upgrade_gives_each_subject_once_the_new_version(database, conn):
 
 async def test_an_upgrade_that_failed_goes_on_where_it_stopped(database, conn):
     """
-    The chunk of the error is rolled back, those before it stay; the repeated call converts no subject twice.
+    The chunk of the error is rolled back, those before it stay; the repeated call converts no
+    subject twice.
     """
     client = forebay.AsyncClient(database)
     push_old(forebay.Client(database), 25, **LATER)

@@ -172,7 +172,8 @@ def clocked(server, test_template):
 
 def test_a_failure_is_raised_where_the_jobs_are_run(database, conn):
     """
-    A failing handler fails the test, with its exception, the line of the handler and the name of the job.
+    A failing handler fails the test, with its exception, the line of the handler and the name of
+    the job.
     """
     divide.enqueue(conn, 0)
     send.enqueue(conn, 1)
@@ -285,7 +286,8 @@ async def test_time_travels_on_asynchronous_connections_too(clocked):
 
 def test_the_clock_of_other_databases_stays(server, conn, database):
     """
-    A migrated database has no test clock, and only a database with ``test`` as a word of its name gets one.
+    A migrated database has no test clock, and only a database with ``test`` as a word of its name
+    gets one.
     """
     with pytest.raises(ConfigError, match="is missing in this database"):
         travel(conn, 60)
@@ -341,7 +343,8 @@ def square(items: list[Side]) -> list[Exception | None]:
 
 def test_one_attempt_is_performed_as_a_real_run_does():
     """
-    Arguments are encoded and decoded, so that a value that JSON changes is seen; the outcome and progress are returned.
+    Arguments are encoded and decoded, so that a value that JSON changes is seen; the outcome and
+    progress are returned.
     """
     when = datetime(2030, 1, 1, tzinfo=UTC)
     done = perform(typed, when, {1, 2})
@@ -431,7 +434,8 @@ def test_a_batch_is_performed_in_one_call():
 
 def test_a_context_is_made_for_a_handler():
     """
-    A handler that takes a context can be called: progress is recorded, cancellation and timeouts can be requested.
+    A handler that takes a context can be called: progress is recorded, cancellation and timeouts
+    can be requested.
     """
     ctx = context(
         send.using(tag="import", headers={"tenant": "acme"}), attempt=3, resources={"http": 1}
@@ -463,7 +467,8 @@ def test_the_plugin_lends_databases(pytester, server):
         import pytest
         import forebay
         from forebay.testing import (
-            assert_enqueued, assert_enqueued_async, assert_not_enqueued, run_until_idle, travel, travel_async,
+            assert_enqueued, assert_enqueued_async, assert_not_enqueued, run_until_idle,
+            travel, travel_async,
         )
 
         app = forebay.App()
@@ -486,7 +491,9 @@ def test_the_plugin_lends_databases(pytester, server):
         def test_what_was_rolled_back_is_gone(forebay_conn):
             assert_not_enqueued(forebay_conn)
 
-        def test_one_database_serves_all_that_roll_back(forebay_conn, forebay_database, forebay_dsn):
+        def test_one_database_serves_all_that_roll_back(
+            forebay_conn, forebay_database, forebay_dsn
+        ):
             (name,) = forebay_conn.execute("select current_database()").fetchone()
             assert name in forebay_database and name not in forebay_dsn
 

@@ -70,7 +70,8 @@ def test_equal_arguments_are_one_job(conn):
 
 def test_the_key_has_the_kind_and_the_encoded_arguments():
     """
-    In the form in which they are sent; a default counts as the value; whole numbers are alike; a long key is hashed.
+    In the form in which they are sent; a default counts as the value; whole numbers are alike; a
+    long key is hashed.
     """
     assert key(index.call(7)) == "index:[7]"
     when = date(2030, 1, 2)
@@ -110,8 +111,14 @@ def test_one_call_may_have_another_key_or_none(conn):
     [
         ({"unique_by": ("documentid",)}, "has 'documentid', which is not an argument"),
         ({"unique_by": "document_id"}, "must be names of arguments, not 'document_id'"),
-        ({"unique_by": ("document_id",), "unique": Once("k")}, "must be a uniqueness mode without its key"),
-        ({"unique_by": ("document_id",), "unique": Debounce}, "makes no uniqueness mode from a key"),
+        ({"unique_by": ("document_id",), "unique": Once("k")}, (
+                "must be a uniqueness mode without its "
+                "key"
+                )),
+        ({"unique_by": ("document_id",), "unique": Debounce}, (
+                "makes no uniqueness mode from a "
+                "key"
+                )),
         ({"unique_by": ("document_id",), "unique": str}, "makes a str, not a uniqueness mode"),
     ],
 )  # fmt: skip

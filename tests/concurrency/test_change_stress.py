@@ -25,8 +25,9 @@ def jobs_are_moved_under_stress(dsn: str, seed: int, seconds: float, keyed_share
 @pytest.mark.parametrize("keyed_share", [0, 0.4], ids=["plain", "with ordering keys"])
 def test_moving_jobs_loses_and_doubles_nothing_under_stress(database, seed, keyed_share):
     """
-    Writers, two groups of readers that retry, give back and lose their leases, promotion and retention with small segments, while three
-    operators start waiting jobs now, give them another time and another priority. Each committed job ends exactly once in each group.
+    Writers, two groups of readers that retry, give back and lose their leases, promotion and
+    retention with small segments, while three operators start waiting jobs now, give them another
+    time and another priority. Each committed job ends exactly once in each group.
     """
     jobs_are_moved_under_stress(database, seed, 5, keyed_share)
 
@@ -40,7 +41,9 @@ def test_moving_jobs_loses_and_doubles_nothing_under_stress(database, seed, keye
     ],
 )
 def test_stress_finds_jobs_that_run_twice(database, seed, function, guard, without):
-    """Without the lock of the lane, or with claims that do not skip old rows, some job ends twice."""
+    """Without the lock of the lane, or with claims that do not skip old rows, some job ends
+    twice.
+    """
     break_function(database, function, (guard, without))
     with violation():
         jobs_are_moved_under_stress(database, seed, 5, 0)

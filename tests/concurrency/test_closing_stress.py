@@ -17,7 +17,8 @@ def groups_are_closed_under_stress(
     with connect(dsn) as conn:
         one(conn, "select forebay.limit_queue('stress', max_waiting => 1000000)")
     run = ClosingRun(
-        dsn, seed, seconds, writers=4, claimers=2 * len(groups), groups=groups, keyed_share=keyed_share,
+        dsn, seed, seconds, writers=4, claimers=2 * len(groups), groups=groups,
+        keyed_share=keyed_share,
         jobs_per_second=600, abandoned_share=0.05,
     )  # fmt: skip
     run.run()
@@ -51,9 +52,10 @@ CASES = pytest.mark.parametrize(
 @CASES
 def test_closing_loses_and_doubles_nothing_under_stress(database, seed, groups, keyed_share):
     """
-    Writers, readers, revocations and retention with small segments, while groups with running jobs, retries, parked and unique
-    jobs are closed. Other groups get each job once; a group gets nothing after its closing; nothing of it is left, and it keeps no
-    segment. Where the group was the only one, each job that is enqueued after its closing runs, once, in the next one.
+    Writers, readers, revocations and retention with small segments, while groups with running jobs,
+    retries, parked and unique jobs are closed. Other groups get each job once; a group gets nothing
+    after its closing; nothing of it is left, and it keeps no segment. Where the group was the only
+    one, each job that is enqueued after its closing runs, once, in the next one.
     """
     groups_are_closed_under_stress(database, seed, 4, groups, keyed_share)
 
@@ -68,11 +70,20 @@ def test_closing_loses_and_doubles_nothing_in_a_long_run(database, seed, groups,
 
 @pytest.mark.slow
 def test_the_run_sees_a_group_that_ends_under_its_running_jobs(database, seed):
-    """The control: without the wait for open batches, settlements write rows for a group that is gone."""
+    """The control: without the wait for open batches, settlements write rows for a group that is
+    gone.
+    """
     break_function(
-        database, "close_groups",
-        ("continue when exists (select from forebay._open_jobs() o where o.group_id = v_group.group_id);", ""),
-    )  # fmt: skip
+        database,
+        "close_groups",
+        (
+            (
+                "continue when exists (select from forebay._open_jobs() o where o.group_id = "
+                "v_group.group_id);"
+            ),
+            "",
+        ),
+    )
     with violation(psycopg.Error):
         for attempt in range(4):  # A busy machine closes few groups in one.
             groups_are_closed_under_stress(database, seed + attempt, 4, ("stays",), 0)

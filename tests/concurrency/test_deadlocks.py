@@ -1,4 +1,6 @@
-"""Calls that take the same things in opposite orders: who waits for whom, and what a deadlock costs."""
+"""Calls that take the same things in opposite orders: who waits for whom, and what a deadlock
+costs.
+"""
 
 import asyncio
 import random
@@ -22,7 +24,9 @@ KEYS = 12
 
 
 def together(duties, seed, seconds: float = SECONDS) -> None:
-    """Run functions in threads, each with a random source of its own and a function that says how long; fail as they do."""
+    """Run functions in threads, each with a random source of its own and a function that says
+    how long; fail as they do.
+    """
     errors: list[BaseException] = []
     until = time.monotonic() + seconds
 
@@ -48,7 +52,10 @@ def together(duties, seed, seconds: float = SECONDS) -> None:
 
 
 def bulk_calls_of_the_same_keys(dsn: str, seed, seconds: float = SECONDS) -> int:
-    """Let eight producers enqueue most of a dozen keys at once, in random order; return how many calls there were."""
+    """Let eight producers enqueue most of a dozen keys at once, in random order.
+
+    Return how many calls there were.
+    """
     calls = Counter()
 
     def produce(rng: random.Random, continues) -> None:
@@ -81,7 +88,8 @@ def bulk_calls_of_the_same_keys(dsn: str, seed, seconds: float = SECONDS) -> int
 @pytest.mark.slow
 def test_bulk_calls_of_the_same_keys_in_any_order_never_deadlock(database, seed, is_long):
     """
-    A bulk call takes its keys in an order of theirs, not the caller's: none of many is ended as a deadlock's victim.
+    A bulk call takes its keys in an order of theirs, not the caller's: none of many is ended as a
+    deadlock's victim.
     """
     committed = bulk_calls_of_the_same_keys(database, seed, 60 if is_long else SECONDS)
     print(f"{committed} calls")
@@ -107,8 +115,9 @@ def test_bulk_calls_deadlock_when_they_take_keys_as_they_come(database, seed):
 
 def test_of_two_transactions_that_took_keys_crosswise_one_is_told_and_repeats(database, conn):
     """
-    Each waits for the key that the other one has just taken. PostgreSQL ends one, which gets the driver's own error; the
-    other goes on. Repeated, the one finds what the other made: one live job for each key.
+    Each waits for the key that the other one has just taken. PostgreSQL ends one, which gets the
+    driver's own error; the other goes on. Repeated, the one finds what the other made: one live job
+    for each key.
     """
     made: list[dict[str, int]] = []
     raised: list[psycopg.Error] = []
@@ -144,8 +153,9 @@ def test_of_two_transactions_that_took_keys_crosswise_one_is_told_and_repeats(da
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_limited_claim_and_the_sweep_take_lanes_in_opposite_orders(database, conn, first):
     """
-    The claim reads the public lane and the private one, and another session, as a sweep does, has one of them and comes for
-    the other. One of the two orders is opposite, whichever lane the claim takes first.
+    The claim reads the public lane and the private one, and another session, as a sweep does, has
+    one of them and comes for the other. One of the two orders is opposite, whichever lane the claim
+    takes first.
     """
     jobs = enqueue_many(conn, [{"kind": "work", "queue": "q", "limit_key": "a"}] * 2)
     expire = (
@@ -177,8 +187,8 @@ def test_a_limited_claim_and_the_sweep_take_lanes_in_opposite_orders(database, c
 @pytest.mark.parametrize("locked", [0, 1])
 def test_a_lane_that_a_limited_claim_passed_over_is_claimed_later(database, conn, locked):
     """
-    Another session has the lock of the one lane with a job. Whichever lane is claimed, the job is found afterwards, and its
-    lane is reported as ready.
+    Another session has the lock of the one lane with a job. Whichever lane is claimed, the job is
+    found afterwards, and its lane is reported as ready.
     """
     job = enqueue(conn, queue="q", limit_key="a")
     with (
@@ -212,8 +222,9 @@ ENDS = ("done", "dead", "cancelled")
 @pytest.mark.slow
 def test_ends_that_race_for_the_same_jobs_wait_for_nobody_and_agree(database, conn, seed, is_long):
     """
-    Settlements in parts and in random order, cancellations of many jobs in one transaction, leases taken away, expiry,
-    redrive and maintenance, all at the same few jobs: no deadlock, and each job ends once.
+    Settlements in parts and in random order, cancellations of many jobs in one transaction, leases
+    taken away, expiry, redrive and maintenance, all at the same few jobs: no deadlock, and each job
+    ends once.
     """
     jobs: list[int] = []
     lock = threading.Lock()
@@ -331,8 +342,8 @@ def _each_ended_once(conn: psycopg.Connection) -> None:
 )
 async def test_a_handler_that_is_a_deadlocks_victim_runs_again(app, conn):
     """
-    Two transactions of handlers update the same two rows crosswise: one is rolled back and tried again, and what both
-    wrote is there once.
+    Two transactions of handlers update the same two rows crosswise: one is rolled back and tried
+    again, and what both wrote is there once.
     """
     conn.execute("create table account (name text primary key, total int not null)")
     conn.execute("insert into account values ('a', 0), ('b', 0)")

@@ -1,7 +1,8 @@
 """A cursor never passes what its own transaction writes later.
 
-A session's snapshot does not list the session's own transaction as in progress. Where a later transaction has ended first, the snapshot
-shows the own one as ended, and a cursor that stops there would pass its rows unread.
+A session's snapshot does not list the session's own transaction as in progress. Where a later
+transaction has ended first, the snapshot shows the own one as ended, and a cursor that stops there
+would pass its rows unread.
 """
 
 from concurrent.futures import ThreadPoolExecutor
@@ -25,8 +26,9 @@ def end_a_later_transaction(dsn: str) -> None:
 
 def claim_after_new_limits(dsn: str) -> None:
     """
-    The limits of a queue have just changed, so a claim first records the jobs in flight, and has a transaction id when it reads. It parks
-    jobs and gives their key a turn. The turn is read later, and every job gets its run.
+    The limits of a queue have just changed, so a claim first records the jobs in flight, and has a
+    transaction id when it reads. It parks jobs and gives their key a turn. The turn is read later,
+    and every job gets its run.
     """
     with (
         Reader(dsn, "q") as reader,
@@ -69,8 +71,8 @@ def test_a_turn_is_lost_with_the_plain_snapshot(database):
 
 def jobs_of_one_transaction(dsn: str, act: str) -> list[int]:
     """
-    Enqueue a job, act, and enqueue another, in one transaction that a later one overtakes before it acts. Return the places of the jobs
-    that a reader of the queue's default group gets.
+    Enqueue a job, act, and enqueue another, in one transaction that a later one overtakes before it
+    acts. Return the places of the jobs that a reader of the queue's default group gets.
     """
     with connect(dsn) as conn:
         conn.execute("begin")
@@ -114,7 +116,8 @@ def test_only_the_own_transaction_is_left_out(database, conn, is_overtaken):
         end_a_later_transaction(database)
     seen = conn.execute(
         "select pg_visible_in_snapshot(x::text::xid8, s), pg_visible_in_snapshot(x::text::xid8, p)"
-        " from forebay._snapshot_of_others() s, pg_current_snapshot() p, generate_series(%s::bigint, %s + 2) x order by x",
+        " from forebay._snapshot_of_others() s, pg_current_snapshot() p, "
+        "generate_series(%s::bigint, %s + 2) x order by x",
         [own - 1, own],
     ).fetchall()
     conn.execute("rollback")

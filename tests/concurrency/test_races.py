@@ -422,7 +422,8 @@ def test_promote_and_late_deferred_commit(stage):
     )
 
 
-# -- maintenance --------------------------------------------------------------------------------------
+# -- maintenance
+# --------------------------------------------------------------------------------------
 
 
 def sweep_and_claim(stage: Stage) -> None:
@@ -769,7 +770,9 @@ def claim_and_move(stage: Stage) -> None:
 
 @pytest.mark.slow
 def test_claim_and_move(stage):
-    """Of a claim and two operators that move the same ready jobs each job is claimed once, in every order."""
+    """Of a claim and two operators that move the same ready jobs each job is claimed once, in
+    every order.
+    """
     claim_and_move(stage)
 
 

@@ -61,8 +61,9 @@ def jobs_are_redacted_under_stress(dsn: str, seed: int, keyed_share: float) -> N
 @pytest.mark.parametrize("keyed_share", [0, 0.4], ids=["plain", "with ordering keys"])
 def test_redaction_erases_nothing_that_a_reader_still_gets(database, seed, keyed_share):
     """
-    Two groups of readers that retry, give back and lose their leases, promotion and retention with small segments, while two sessions redact.
-    Each committed job ends exactly once in each group, with its arguments.
+    Two groups of readers that retry, give back and lose their leases, promotion and retention with
+    small segments, while two sessions redact. Each committed job ends exactly once in each group,
+    with its arguments.
     """
     jobs_are_redacted_under_stress(database, seed, keyed_share)
 

@@ -9,7 +9,9 @@ from tests.support.stress import StressRun, as_json, handed_in_order
 
 
 def short_history(dsn: str) -> None:
-    """Let the log go on in segments of a hundred rows, emptied as soon as nothing of them is needed."""
+    """Let the log go on in segments of a hundred rows, emptied as soon as nothing of them is
+    needed.
+    """
     with connect(dsn) as conn:
         small_segments(conn, rows=100, reserve=6000)
         conn.execute("update forebay.segment set removed_at = now() where hi - lo > 1000")
@@ -51,7 +53,9 @@ def test_nothing_is_lost_or_doubled_under_stress(database, seed, stress_seconds)
 
 
 def keyed_run(dsn: str, seed: int, seconds: float, **options) -> Ledger:
-    """A stress run mostly of jobs with few ordering keys, whose readers often close their leases with jobs in them."""
+    """A stress run mostly of jobs with few ordering keys, whose readers often close their leases
+    with jobs in them.
+    """
     short_history(dsn)
     run = StressRun(
         dsn,
@@ -75,8 +79,8 @@ def test_no_job_with_an_ordering_key_is_lost_or_doubled_under_stress(
 ):
     """
     The same with ordering keys: readers close their leases with jobs in them, writers have unusual
-    settings and all isolation levels, other sessions hold snapshots, vacuum, cluster and reindex. Then with claims of a few
-    small jobs, as if each were large.
+    settings and all isolation levels, other sessions hold snapshots, vacuum, cluster and reindex.
+    Then with claims of a few small jobs, as if each were large.
 
     Guards "nothing lost", "once per lease", "bounded duplicates" and "commit decides".
     """
@@ -97,7 +101,8 @@ def test_no_job_with_an_ordering_key_is_lost_or_doubled_under_stress(
 def test_the_stress_run_sees_jobs_of_a_segment_that_no_claim_reads(database, seed):
     """
     The same where a claim chooses the segments that it reads some time before the snapshot at which
-    its window ends: jobs of a segment that is begun in between are lost, and the ledger misses them.
+    its window ends: jobs of a segment that is begun in between are lost, and the ledger misses
+    them.
     """
     read = "v_low := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);"
     break_function(
@@ -117,8 +122,8 @@ def test_the_stress_run_sees_jobs_of_a_segment_that_no_claim_reads(database, see
 @pytest.mark.slow
 def test_transactions_that_did_not_overlap_are_handed_out_in_commit_order(database, seed):
     """
-    In a stress run of writers and competing claimers, no job is handed out after one whose transaction
-    began only when its own had already committed.
+    In a stress run of writers and competing claimers, no job is handed out after one whose
+    transaction began only when its own had already committed.
 
     Guards "order".
     """

@@ -1,8 +1,10 @@
-"""Unique keys under stress: many producers of few keys, random commits and rollbacks, workers beside.
+"""Unique keys under stress: many producers of few keys, random commits and rollbacks, workers
+beside.
 
 Producers hold their transactions open for random times; each call also writes a row, its effect, in
-the same transaction. Workers note which effects of a key they see once they have claimed a job of it.
-A sampler looks at all jobs in one snapshot, over and over, and holds the truth table against them.
+the same transaction. Workers note which effects of a key they see once they have claimed a job of
+it. A sampler looks at all jobs in one snapshot, over and over, and holds the truth table against
+them.
 """
 
 import itertools
@@ -21,7 +23,8 @@ from tests.support.mutant import violation
 
 PRODUCERS = 16
 KEYS = 20
-#: Looks at all jobs without which a run has shown nothing, and how many seconds longer than planned they may take.
+#: Looks at all jobs without which a run has shown nothing, and how many seconds longer than planned
+#: they may take.
 SAMPLES_MIN = 3
 DEADLINE = 30
 PERIOD = 0.5
@@ -123,7 +126,10 @@ class UniqueStress:
                 time.sleep(0.01 * rng.random())
 
     def call(self, conn, rng: random.Random, key: str) -> tuple[bool, bool]:
-        """Enqueue, perhaps in a savepoint that is given up; return whether it stayed, and was new."""
+        """Enqueue, perhaps in a savepoint that is given up.
+
+        Return whether it stayed, and was new.
+        """
         unique_as = {self.mode: key} | MODES[self.mode]
         query = "select is_new from forebay.enqueue_unique('work', %s::jsonb, %s::jsonb)"
         params = [json.dumps({"key": key}), json.dumps(unique_as)]
@@ -227,7 +233,10 @@ class UniqueStress:
     def come_to_rest(self) -> None:
         deadline = time.monotonic() + 60
         with connect(self.dsn) as conn:
-            query = "select coalesce(sum(scheduled + ready + claimed + running + retrying), 0) from forebay.depth()"
+            query = (
+                "select coalesce(sum(scheduled + ready + claimed + running + retrying), 0) "
+                "from forebay.depth()"
+            )
             while one(conn, query) and not self.errors:
                 assert time.monotonic() < deadline, "jobs are left"
                 time.sleep(0.05)
@@ -247,9 +256,9 @@ def test_the_truth_table_holds_at_every_sampled_instant(
     database, mode, seed, stress_seconds, is_long
 ):
     """
-    16 producers of 20 keys, one or many in a call, with random commits, rollbacks and savepoints, beside workers: never more
-    jobs of a key wait or run than the table says, and where a call stands for work to be done after
-    it, that work sees what the call's transaction wrote.
+    16 producers of 20 keys, one or many in a call, with random commits, rollbacks and savepoints,
+    beside workers: never more jobs of a key wait or run than the table says, and where a call
+    stands for work to be done after it, that work sees what the call's transaction wrote.
     """
     seconds = 60 if is_long else min(stress_seconds, 1.5)
     run = UniqueStress(database, mode, seed, seconds)

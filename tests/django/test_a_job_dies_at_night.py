@@ -1,4 +1,6 @@
-"""A handler that fails, is retried and dies: everything that reaches an operator who has written no code for it."""
+"""A handler that fails, is retried and dies: everything that reaches an operator who has written
+no code for it.
+"""
 
 import logging
 from typing import Any
@@ -42,8 +44,9 @@ def events(request):
 
 def test_log_sentry_mail_and_listeners_report_it(project, outbox, events, caplog):  # noqa: F811
     """
-    A warning for the first attempt and an error for the last one; one event and one mail, for the death alone, each with a
-    traceback that begins in the handler; the listeners, the history and the dead letter say the same.
+    A warning for the first attempt and an error for the last one; one event and one mail, for the
+    death alone, each with a traceback that begins in the handler; the listeners, the history and
+    the dead letter say the same.
     """
     caplog.set_level(logging.INFO, "forebay")
     reported: list[AttemptEnded] = []

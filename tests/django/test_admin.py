@@ -1,4 +1,6 @@
-"""Jobs and dead letters in Django's admin: who may read reads, who may change cancels and retries."""
+"""Jobs and dead letters in Django's admin: who may read reads, who may change cancels and
+retries.
+"""
 
 import re
 
@@ -75,7 +77,8 @@ def test_filters_offer_the_names_of_the_project_and_of_the_database(send_welcome
 
 def test_the_page_of_a_job_shows_why_it_waits_and_what_failed(send_welcome):
     """
-    The reason and the next step while it waits; then its errors, newest first, from the handler's line on.
+    The reason and the next step while it waits; then its errors, newest first, from the handler's
+    line on.
     """
     job_id = send_welcome.using(max_attempts=2).enqueue(connection, user_id=-1)
     admin = browser(is_superuser=True)
@@ -170,7 +173,8 @@ def test_running_workers_are_listed(send_welcome):
 
 def test_schedules_are_listed_paused_and_run(send_welcome):
     """
-    With their next instants and, on the page of one, its occurrences; who may only view changes nothing.
+    With their next instants and, on the page of one, its occurrences; who may only view changes
+    nothing.
     """
     from django.contrib.auth.models import Permission, User
 

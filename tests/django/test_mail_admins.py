@@ -30,7 +30,8 @@ def outbox(project, monkeypatch):
 
 def test_a_dead_job_is_a_mail_with_its_traceback(project, outbox):
     """
-    One mail, for the death and for no earlier attempt; the traceback begins with the project's code.
+    One mail, for the death and for no earlier attempt; the traceback begins with the project's
+    code.
     """
     from tests.support.django_project.jobs import send_welcome
 

@@ -25,7 +25,8 @@ def version(dsn):
 @pytest.mark.slow
 def test_migrate_installs_the_schema(empty):
     """
-    In the order of Django's migrations, and recorded as Forebay's own; `forebay migrate` finds nothing to do.
+    In the order of Django's migrations, and recorded as Forebay's own; `forebay migrate` finds
+    nothing to do.
     """
     call_command("migrate", verbosity=0)
     assert version(empty) == latest_version()
@@ -53,7 +54,8 @@ def test_the_schema_is_part_of_djangos_migration(empty):
 @pytest.mark.slow
 def test_a_newer_library_is_brought_up_to_date_by_migrate(empty, release):
     """
-    What the library adds later has no migration of Django's; it comes with the next `manage.py migrate`.
+    What the library adds later has no migration of Django's; it comes with the next `manage.py
+    migrate`.
     """
     call_command("migrate", verbosity=0)
     present = latest_version()

@@ -47,7 +47,8 @@ def test_the_address_is_djangos_own(project):
 
 def test_a_models_row_and_a_job_are_one_transaction(project):
     """
-    Committed together, rolled back together, and what a handler's models write commits with its job.
+    Committed together, rolled back together, and what a handler's models write commits with its
+    job.
     """
     from django.contrib.auth.models import Group
 
@@ -72,7 +73,8 @@ def test_a_models_row_and_a_job_are_one_transaction(project):
 
 def test_connections_are_treated_as_around_a_request(project):
     """
-    With CONN_MAX_AGE 0 a handler leaves no connection of Django's behind, be it a thread's or a coroutine's.
+    With CONN_MAX_AGE 0 a handler leaves no connection of Django's behind, be it a thread's or a
+    coroutine's.
     """
     from django.contrib.auth.models import Group
 
@@ -176,9 +178,11 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
     assert job.state == "done"
     # The child's way in, by itself.
     code = (
-        "from forebay.worker.run._child import load_app; from forebay.worker.run.messages import Start;"
+        "from forebay.worker.run._child import load_app; from forebay.worker.run.messages "
+        "import Start;"
         "import sys;"
-        "start = Start(path=sys.path, module='forebay.django.entry', attribute='app', is_script=False,"
+        "start = Start(path=sys.path, module='forebay.django.entry', attribute='app', "
+        "is_script=False,"
         " dsn='', name='', group='', settings={});"
         "print(sorted(kind.name for kind in load_app(start).kinds))"
     )
@@ -196,7 +200,9 @@ DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 
 def test_declared_queues_are_applied_by_manage_py(project, capsys, monkeypatch):
-    """Under the name of the project, so that projects that share a database do not remove each other's settings."""
+    """Under the name of the project, so that projects that share a database do not remove each
+    other's settings.
+    """
     from forebay.django import app
 
     monkeypatch.setattr(app._internals, "queues", {})

@@ -121,7 +121,8 @@ def test_what_is_no_task_has_no_result(tasks):
 )
 def test_a_kind_that_is_no_task_is_not_imported(tasks, kind):
     """
-    A kind is text of a producer: no function of that name is returned as a task, and no module is imported for it.
+    A kind is text of a producer: no function of that name is returned as a task, and no module is
+    imported for it.
     """
     with connection.cursor() as cursor:
         cursor.execute('select forebay.enqueue(%s, \'{"args": [], "kwargs": {}}\')', [kind])

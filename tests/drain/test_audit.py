@@ -1,4 +1,6 @@
-"""The audit of a drain finds what the far side lost after it was accepted and verified, and sends it again, once."""
+"""The audit of a drain finds what the far side lost after it was accepted and verified, and
+sends it again, once.
+"""
 
 import asyncio
 from datetime import timedelta
@@ -83,7 +85,8 @@ async def test_what_is_lost_after_the_settlement_is_sent_again_once(
         of_key = [int(one[b"body"][5:-1]) for one in keyed if one[b"forebay-ordering-key"] == key]
         assert of_key == sorted(of_key)
     ((lost,),) = conn.execute(
-        "select sum(count) from forebay.mirror_count where mirror = 'drain.orders' and outcome = 'lost'"
+        "select sum(count) from forebay.mirror_count where mirror = 'drain.orders' and "
+        "outcome = 'lost'"
     ).fetchall()
     assert lost == 60
     (event,) = forebay.Client(database).events(act="drains.resend")

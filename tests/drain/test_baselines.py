@@ -1,7 +1,9 @@
-"""What teams do without a staging table, and how each way fails; beside each, the same with a drain.
+"""What teams do without a staging table, and how each way fails.
 
-The three ways are those of the staged drain's author: push before the commit, push after it, and push before it and let the consumer
-fail until the row is there.
+Beside each, the same with a drain.
+
+The three ways are those of the staged drain's author: push before the commit, push after it, and
+push before it and let the consumer fail until the row is there.
 """
 
 import json
@@ -39,7 +41,10 @@ def drain(app, redis_server, far_name):
 
 
 def consume(far, name, conn) -> tuple[int, int]:
-    """Work each message of the list as a consumer does that needs the row; return how many succeeded and how many failed."""
+    """Work each message of the list as a consumer does that needs the row.
+
+    Return how many succeeded and how many failed.
+    """
     succeeded = failed = 0
     for _ in range(far.llen(name)):
         message = far.lpop(name)

@@ -1,4 +1,6 @@
-"""A drain sends the jobs of its queue to its sink: at least once, in order, and at no attempt while the sink is away."""
+"""A drain sends the jobs of its queue to its sink: at least once, in order, and at no attempt
+while the sink is away.
+"""
 
 import asyncio
 

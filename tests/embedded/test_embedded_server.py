@@ -478,7 +478,8 @@ class TestWhatTheAccountCanWriteDoesNotLeadRoot:
 
     def test_a_process_named_in_the_pid_file_gets_no_signal(self, started):
         """
-        The pid file names a process of root that calls itself postgres: neither stop nor kill reaches it.
+        The pid file names a process of root that calls itself postgres: neither stop nor kill
+        reaches it.
         """
         folder = started.data_dir
         other = subprocess.Popen(

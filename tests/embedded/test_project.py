@@ -34,7 +34,8 @@ def test_every_folder_of_a_project_has_its_database(home, marker):
 
 def test_projects_of_one_name_in_different_folders_are_two(home):
     """
-    The name of a database shows the project, and is valid and different whatever the folder is called.
+    The name of a database shows the project, and is valid and different whatever the folder is
+    called.
     """
     names = ["shop", "Shop", "a/shop", "b/shop", "-- x'; drop", "ö", "a" * 200]
     found = [Project.of(make(home / "code" / name, "pyproject.toml")).database for name in names]

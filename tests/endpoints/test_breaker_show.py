@@ -1,4 +1,6 @@
-"""Twenty deliverers, ten thousand waiting deliveries, and an endpoint that is down: one probe for each cooldown."""
+"""Twenty deliverers, ten thousand waiting deliveries, and an endpoint that is down: one probe
+for each cooldown.
+"""
 
 import contextlib
 import json

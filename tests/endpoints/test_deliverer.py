@@ -1,4 +1,6 @@
-"""A deliverer sends what waits for its endpoints: each message until it is accepted, and no endpoint holds up another."""
+"""A deliverer sends what waits for its endpoints: each message until it is accepted, and no
+endpoint holds up another.
+"""
 
 import asyncio
 import contextlib
@@ -39,7 +41,10 @@ def conn(database):
 
 @pytest.fixture
 def shop(conn, http_endpoint, far_name):
-    """Make the endpoint shop at the test's HTTP server; called with options of the endpoint and of the sink."""
+    """Make the endpoint shop at the test's HTTP server.
+
+    Called with options of the endpoint and of the sink.
+    """
 
     def make(config=None, *, name="shop", path=None, **options):
         options = {"retry": [0.05] * 9} | options
@@ -319,7 +324,8 @@ async def test_the_breaker_opens_over_all_deliverers_and_one_probe_closes_it(
     send(conn, "shop", 200)
     async with delivering(database) as one_worker, delivering(database) as other:
         await wait_for_async(lambda: health(conn)["opened_at"])
-        # What was claimed before still arrives. The pause is longer than this second without a request.
+        # What was claimed before still arrives. The pause is longer than this second without a
+        # request.
         seen, changed_at = 0, time.monotonic()
 
         def is_quiet() -> bool:

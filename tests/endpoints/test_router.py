@@ -1,4 +1,6 @@
-"""The router expands events, activates subscriptions and replays, and no job of its queue stops it."""
+"""The router expands events, activates subscriptions and replays, and no job of its queue stops
+it.
+"""
 
 import asyncio
 import json
@@ -56,7 +58,8 @@ def publish(conn, payload=None, **options):
 def deliveries(conn):
     """Count the deliveries by endpoint and event."""
     rows = conn.execute(
-        "select args -> 'endpoint', args -> 'event' -> 0 from forebay.log where kind = 'order.paid' and args ? 'event'"
+        "select args -> 'endpoint', args -> 'event' -> 0 from forebay.log where kind = "
+        "'order.paid' and args ? 'event'"
     )
     return Counter(rows.fetchall())
 
@@ -80,7 +83,8 @@ async def test_jobs_that_are_no_events_are_dead_letters_and_stop_nothing(databas
         *(
             enqueue(conn, kind=kind, queue="forebay.publish", args=args)
             for kind in ("forebay.activate", "forebay.replay")
-            for args in ({}, {"subscription": "1", "replay": "1"}, {"subscription": True, "replay": 10**30})
+            for args in ({}, {"subscription": "1", "replay": "1"},
+                {"subscription": True, "replay": 10**30})
         ),
     ]  # fmt: skip
     gone = enqueue(

@@ -44,7 +44,9 @@ def place(database: str, empty_database: str) -> Place:
 
 @pytest.fixture
 def served(place: Place) -> Iterator[str]:
-    """The address of the running application: one command, with a worker inside and some pages loaded; it logs nothing."""
+    """The address of the running application: one command, with a worker inside and some pages
+    loaded; it logs nothing.
+    """
     said: list[str] = []
     with serving(place, said) as url:
         yield url

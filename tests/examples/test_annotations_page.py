@@ -1,4 +1,6 @@
-"""The example application's page in a real browser: what a person does with it, and that nothing goes wrong unseen."""
+"""The example application's page in a real browser: what a person does with it, and that nothing
+goes wrong unseen.
+"""
 
 import json
 import os
@@ -44,7 +46,8 @@ def page(request, browser, tmp_path) -> Iterator[Page]:
 
 def test_a_person_annotates_searches_edits_deletes_and_indexes_again(page, served, place):
     """
-    All of it with mouse and keyboard, in order; at the end both stores are right and the browser's console is empty.
+    All of it with mouse and keyboard, in order; at the end both stores are right and the browser's
+    console is empty.
     """
     page.go(f"{served}/#/")
     page.see("Read and annotate")
@@ -131,7 +134,8 @@ def test_a_person_annotates_searches_edits_deletes_and_indexes_again(page, serve
 
 def test_every_choice_of_what_to_index_again(page, served, place):
     """
-    By user, group, page, time and ids, the deleted among them too: as many jobs as annotations match.
+    By user, group, page, time and ids, the deleted among them too: as many jobs as annotations
+    match.
     """
     page.go(f"{served}/#/index")
     page.see("Reindex", "h2")
@@ -165,10 +169,12 @@ def refused_by_the_index(place, name: int) -> Iterator[psycopg.Connection]:
         index.execute("delete from documents where id = %s", [name])
         index.execute(
             "create function refuse() returns trigger language plpgsql as"
-            " $$ begin if new.id = tg_argv[0]::bigint then raise exception 'too long for the index'; end if; return new; end $$"
+            " $$ begin if new.id = tg_argv[0]::bigint then raise exception 'too long for "
+            "the index'; end if; return new; end $$"
         )
         index.execute(
-            f"create trigger refuse before insert or update on documents for each row execute function refuse({int(name)})"
+            f"create trigger refuse before insert or update on documents for each row "
+            f"execute function refuse({int(name)})"
         )
         yield index
         index.execute("drop trigger if exists refuse on documents")
@@ -176,8 +182,8 @@ def refused_by_the_index(place, name: int) -> Iterator[psycopg.Connection]:
 
 def test_an_operator_sees_what_fails_and_retries_it(page, served_with_failures, place):
     """
-    The failed job with its error and a link to its annotation; after the cause is gone a button proves it at once. A comparison
-    names differences, and repairs them.
+    The failed job with its error and a link to its annotation; after the cause is gone a button
+    proves it at once. A comparison names differences, and repairs them.
     """
     page.go(f"{served_with_failures}/#/index")
     page.see("no jobs waiting", "#meter")
@@ -189,7 +195,8 @@ def test_an_operator_sees_what_fails_and_retries_it(page, served_with_failures, 
         refused_by_the_index(place, 3) as index,
     ):
         on, line, text = conn.execute(
-            "select name, line, a.text from annotation a join page using (page_id) where annotation_id = 3"
+            "select name, line, a.text from annotation a join page using (page_id) where "
+            "annotation_id = 3"
         ).fetchone()
         page.value("document.querySelector('[value=ids]').click()")
         page.value("document.querySelector('#reindex [name=ids]').value = '3'")
@@ -241,7 +248,8 @@ def test_a_dead_job_is_retried_from_its_dead_letter(page, served_with_failures, 
 
 def test_results_come_while_a_person_types(page, served):
     """
-    From the beginning of a word on, without Enter; the field keeps what is typed, and Back leaves the search at once.
+    From the beginning of a word on, without Enter; the field keeps what is typed, and Back leaves
+    the search at once.
     """
     page.go(f"{served}/#/page/asyncio.queues")
     page.see("asyncio.queues", "h1")
@@ -268,7 +276,10 @@ def test_no_line_of_a_page_is_cut(page, served):
         page.resize(width, 800)
         page.go(f"{served}/#/page/asyncio.queues")
         page.see("asyncio.queues", "h1")
-        cut = "[...document.querySelectorAll('.line pre')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
+        cut = (
+            "[...document.querySelectorAll('.line pre')].filter(e => e.scrollWidth > "
+            "e.clientWidth + 1).length"
+        )
         assert page.value(cut) == 0, width
         box = "document.querySelector('.text')"
         assert page.value(f"{box}.scrollWidth <= {box}.clientWidth")
@@ -280,7 +291,8 @@ def test_no_line_of_a_page_is_cut(page, served):
 
 def test_the_keyboard_is_enough(page, served):
     """
-    From the list of pages to a line, along the annotations, and out of a form again, without a mouse.
+    From the list of pages to a line, along the annotations, and out of a form again, without a
+    mouse.
     """
     page.go(f"{served}/#/page/asyncio.queues")
     page.see("asyncio.queues", "h1")

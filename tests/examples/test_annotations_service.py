@@ -1,4 +1,6 @@
-"""The example application without a browser: its requests, and what stays right when its index does not answer."""
+"""The example application without a browser: its requests, and what stays right when its index
+does not answer.
+"""
 
 import json
 import os
@@ -181,7 +183,8 @@ def test_long_bodies_and_deep_queries_are_refused(service):
     host, port = service._base.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=30) as conn:
         conn.sendall(
-            b"POST /api/annotations HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"POST /api/annotations HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\n"
             b"Transfer-Encoding: chunked\r\n\r\n"
         )
         for _ in range(20):
@@ -209,7 +212,8 @@ def test_a_change_of_something_that_was_changed_meanwhile_is_refused(service):
 @pytest.mark.slow
 def test_indexing_again_enqueues_for_exactly_what_was_chosen(service, place):
     """
-    By page, user, group, ids and time, with both ends included; a dry run counts and enqueues nothing.
+    By page, user, group, ids and time, with both ends included; a dry run counts and enqueues
+    nothing.
     """
     notes = [service.note("x", user="bob", group="herd", page="asyncio.locks") for _ in range(3)]
     times = sorted(note["updated_at"] for note in notes)
@@ -233,7 +237,11 @@ def test_indexing_again_enqueues_for_exactly_what_was_chosen(service, place):
             status, found = service.ask("POST", "/api/reindex", choice)
             assert (status, found) == (202, {"jobs": expected}), choice
             jobs = conn.execute(
-                "select distinct j.priority, forebay._is_bulk(j.tag, j.priority, '{audit,backfill}', 1000) from forebay.log l, forebay.job(l.seq) j where l.seq > %s",
+                (
+                    "select distinct j.priority, forebay._is_bulk(j.tag, j.priority, "
+                    "'{audit,backfill}', 1000) from forebay.log l, forebay.job(l.seq) j where "
+                    "l.seq > %s"
+                ),
                 [last],
             ).fetchall()
             # Alerts ignore the jobs, whatever their priority.
@@ -282,7 +290,8 @@ def two_programs(place, index: str, folder: Path):
 @pytest.mark.slow
 def test_with_a_black_hole_for_an_index_people_go_on_and_searches_say_so(place, tmp_path):
     """
-    Writes succeed within the deadline, pages are read, searches are refused soon; afterwards everything is found.
+    Writes succeed within the deadline, pages are read, searches are refused soon; afterwards
+    everything is found.
     """
     import asyncio
 

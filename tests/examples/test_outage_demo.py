@@ -15,7 +15,8 @@ import pytest
 from tests.examples.conftest import EXAMPLES
 
 KEYS = {
-    "writes", "failed_writes", "deadline_ms", "limit_ms", "write_p99_ms_before", "write_p99_ms_during",
+    "writes", "failed_writes", "deadline_ms", "limit_ms", "write_p99_ms_before",
+    "write_p99_ms_during",
     "write_p99_ms_after", "others_before", "others_during", "others_after", "old_order_lost",
     "missing_after", "stale_after", "orphaned_after", "recovery_seconds", "dsn", "target",
 }  # fmt: skip
@@ -63,7 +64,14 @@ def test_an_outage_costs_one_order_nothing_and_the_other_what_was_written_in_it(
         assert found["writes"] >= writes
         assert found["old_order_lost"] > 0
         assert found["behind_at_most"] > 0
-        for name in ("failed_writes", "lost_writes", "missing_after", "stale_after", "orphaned_after", "jobs_after"):  # fmt: skip
+        for name in (
+            "failed_writes",
+            "lost_writes",
+            "missing_after",
+            "stale_after",
+            "orphaned_after",
+            "jobs_after",
+        ):
             assert found[name] == 0, name
         # How fast it was is judged in a long run on a quiet machine. Nothing else may fail.
         phases = ("before", "during", "after")
@@ -110,8 +118,10 @@ def outage_run(monkeypatch):
 def a_result(outage_run, **values):
     """A run in which all went well, but for these values."""
     good = {field.name: 0 for field in fields(outage_run.Result)} | {
-        "writes": 100, "deadline_ms": 250, "limit_ms": 500, "write_p99_ms_before": 10.0, "write_p99_ms_during": 265.0,
-        "write_p99_ms_after": 60.0, "others_before": 0.02, "others_during": None, "others_after": 0.1,
+        "writes": 100, "deadline_ms": 250, "limit_ms": 500, "write_p99_ms_before": 10.0,
+        "write_p99_ms_during": 265.0,
+        "write_p99_ms_after": 60.0, "others_before": 0.02, "others_during": None,
+        "others_after": 0.1,
         "recovery_seconds": 3.0, "behind_at_most": 50, "old_order_lost": 7, "plot": None,
     }  # fmt: skip
     return outage_run.Result(**good | values)
@@ -123,7 +133,8 @@ def test_a_broken_promise_is_not_a_success(outage_run):
     """
     assert a_result(outage_run).is_right
     for name, value in [
-        *((name, 1) for name in ("failed_writes", "lost_writes", "missing_after", "stale_after", "orphaned_after", "jobs_after")),
+        *((name, 1) for name in ("failed_writes", "lost_writes", "missing_after", "stale_after",
+            "orphaned_after", "jobs_after")),
         ("recovery_seconds", None), ("behind_at_most", 0), ("old_order_lost", 0),
     ]:  # fmt: skip
         assert not a_result(outage_run, **{name: value}).is_right, name
@@ -131,8 +142,8 @@ def test_a_broken_promise_is_not_a_success(outage_run):
 
 def test_the_closing_sentence_says_what_the_run_has_shown(outage_run):
     """
-    Each of the three times is judged by itself: a slow time before the outage excuses no slow time in it. On a busy machine slow
-    times prove nothing, and fast ones do.
+    Each of the three times is judged by itself: a slow time before the outage excuses no slow time
+    in it. On a busy machine slow times prove nothing, and fast ones do.
     """
     from annotations.outage.view import verdict
 
@@ -173,7 +184,8 @@ def test_the_table_has_the_times_before_during_and_after(outage_run):
 @pytest.mark.slow
 def test_work_of_other_programs_is_sent_from_ours(outage_run):
     """
-    A busy process counts as ours if it descends from us, also after its end; without numbers nothing is said.
+    A busy process counts as ours if it descends from us, also after its end; without numbers
+    nothing is said.
     """
     from annotations.outage.machine import Machine, Use, share_of_others
 

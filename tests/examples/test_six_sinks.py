@@ -1,4 +1,6 @@
-"""The demo of six sinks: with one that is killed, one that lies and one that is slow, both sides have the same messages."""
+"""The demo of six sinks: with one that is killed, one that lies and one that is slow, both sides
+have the same messages.
+"""
 
 import json
 import os

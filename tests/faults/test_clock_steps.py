@@ -52,8 +52,8 @@ def server_ahead(conn: psycopg.Connection) -> float:
 
 async def test_a_living_worker_keeps_its_lease_when_the_clock_is_set_forward(stepping, dsn):
     """
-    Between two heartbeats the clock jumps an hour. The worker that does the maintenance sees an hour of silence on every
-    lease; it has not seen it pass.
+    Between two heartbeats the clock jumps an hour. The worker that does the maintenance sees an
+    hour of silence on every lease; it has not seen it pass.
     """
     apps = [forebay.App(dsn) for _ in range(2)]
     may_end = asyncio.Event()
@@ -78,7 +78,8 @@ async def test_a_living_worker_keeps_its_lease_when_the_clock_is_set_forward(ste
                 await wait_for_async(lambda: one(conn, beats) > so_far)
                 stepping.set_clock(_HOUR)
                 assert server_ahead(conn) > _HOUR - 60
-                # Two leases, and several rounds of heartbeats: every lease has been judged many times.
+                # Two leases, and several rounds of heartbeats: every lease has been judged many
+                # times.
                 until = time.monotonic() + 16
                 await wait_for_async(lambda: time.monotonic() > until)
                 assert (
@@ -93,8 +94,8 @@ async def test_a_living_worker_keeps_its_lease_when_the_clock_is_set_forward(ste
 @pytest.mark.parametrize("seconds", [-_HOUR, -20, _HOUR])
 async def test_the_jobs_of_a_dead_worker_run_soon_after_the_clock_was_set(stepping, dsn, seconds):
     """
-    A worker died, and its last heartbeats are in the future, or an hour ago. A living worker gets its jobs after the time
-    that it takes to see the silence, and keeps its own lease.
+    A worker died, and its last heartbeats are in the future, or an hour ago. A living worker gets
+    its jobs after the time that it takes to see the silence, and keeps its own lease.
     """
     app = forebay.App(dsn)
     ran: list[int] = []
@@ -123,8 +124,8 @@ async def test_the_jobs_of_a_dead_worker_run_soon_after_the_clock_was_set(steppi
 
 async def test_nothing_waits_for_a_time_from_before_the_clock_was_set_back(stepping, dsn):
     """
-    Flags with times in the future count no longer: producers notify only while a worker sleeps, leadership is taken again, and
-    delayed jobs start by the new clock.
+    Flags with times in the future count no longer: producers notify only while a worker sleeps,
+    leadership is taken again, and delayed jobs start by the new clock.
     """
     app = forebay.App(dsn)
     ran: list[int] = []

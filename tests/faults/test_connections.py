@@ -33,8 +33,8 @@ def is_drained(conn) -> bool:
 @pytest.mark.slow
 async def test_a_heartbeat_connection_that_went_silent_is_replaced_in_time(app, conn, database):
     """
-    Half open: the server receives the heartbeat, its answers do not come. The next heartbeat goes over a new connection, and
-    the lease is kept.
+    Half open: the server receives the heartbeat, its answers do not come. The next heartbeat goes
+    over a new connection, and the lease is kept.
     """
     finished = []
 
@@ -74,8 +74,8 @@ async def test_without_notifications_the_poll_finds_every_job(app, conn, databas
 
 async def test_a_connection_whose_opening_is_cancelled_is_closed():
     """
-    The server accepts and does not answer: a call that is cancelled, or that takes too long, leaves no open connection, even
-    while its error is kept.
+    The server accepts and does not answer: a call that is cancelled, or that takes too long, leaves
+    no open connection, even while its error is kept.
     """
     accepted = []
     closed = asyncio.Event()
@@ -134,8 +134,8 @@ async def test_a_lost_connection_is_forgotten_by_the_event_loop(database):
 @pytest.mark.slow
 async def test_every_connection_that_goes_silent_is_noticed(app, conn, database):
     """
-    Claims, settlements and maintenance each on a connection that swallows everything: within its deadline each is replaced,
-    and work goes on without a restart.
+    Claims, settlements and maintenance each on a connection that swallows everything: within its
+    deadline each is replaced, and work goes on without a restart.
     """
     ran = []
 
@@ -172,8 +172,8 @@ def claimer_pid(conn: psycopg.Connection) -> int | None:
 @pytest.mark.slow
 async def test_while_no_connection_is_to_be_had_nothing_is_spent(app, conn, database):
     """
-    Every connection is cut and new ones are refused, for longer than the lease: afterwards every job runs, and those
-    that were interrupted had not used up an attempt.
+    Every connection is cut and new ones are refused, for longer than the lease: afterwards every
+    job runs, and those that were interrupted had not used up an attempt.
     """
     attempts = []
 
@@ -197,8 +197,8 @@ async def test_while_no_connection_is_to_be_had_nothing_is_spent(app, conn, data
 @pytest.mark.slow
 async def test_a_full_server_costs_no_running_job_its_lease(pg_bin, caplog):
     """
-    All connections are taken when the claiming one is lost. The heartbeat has its own, so running jobs are kept; when
-    connections are free again the worker goes on.
+    All connections are taken when the claiming one is lost. The heartbeat has its own, so running
+    jobs are kept; when connections are free again the worker goes on.
     """
     finished = []
     settings = {"max_connections": "14", "superuser_reserved_connections": "0"}
@@ -246,8 +246,8 @@ def fill(dsn: str, hoard: list[psycopg.Connection]) -> bool:
 @pytest.mark.direct  # a pooler keeps sessions that were read-only when they began
 async def test_a_read_only_window_pauses_the_work_and_spends_no_attempt(app, conn, caplog):
     """
-    The server is read-only for a while, as during a failover: nothing is claimed, nothing fails, and the work goes on
-    by itself.
+    The server is read-only for a while, as during a failover: nothing is claimed, nothing fails,
+    and the work goes on by itself.
     """
     attempts = []
 
@@ -283,8 +283,8 @@ async def test_a_read_only_window_pauses_the_work_and_spends_no_attempt(app, con
 )
 async def test_a_table_locked_by_a_stranger_delays_and_loses_nothing(app, conn, database, tables):
     """
-    An ACCESS EXCLUSIVE lock held for longer than the lease on tables of the hot path: claims wait, heartbeats do not, no
-    lease is lost, and everything runs once when the lock is gone.
+    An ACCESS EXCLUSIVE lock held for longer than the lease on tables of the hot path: claims wait,
+    heartbeats do not, no lease is lost, and everything runs once when the lock is gone.
     """
     ran = []
 
@@ -315,7 +315,8 @@ async def test_a_locked_heartbeat_table_stops_handlers_and_work_goes_on_afterwar
     app, conn, database
 ):
     """
-    When not even heartbeats pass, a worker has to give up its jobs; nothing is settled twice, and it recovers.
+    When not even heartbeats pass, a worker has to give up its jobs; nothing is settled twice, and
+    it recovers.
     """
     ran = []
 
@@ -342,7 +343,8 @@ async def test_a_worker_whose_clock_is_wrong_starts_nothing_early_and_expires_no
     conn, workers, effects, skew
 ):
     """
-    Hours and years off: leases, due times and expiries go by the database's clock, and a snooze lasts as long as asked.
+    Hours and years off: leases, due times and expiries go by the database's clock, and a snooze
+    lasts as long as asked.
     """
     workers.start(environment={"TEST_CLOCK_SKEW": skew})
     began = one(conn, "select clock_timestamp()")
@@ -367,7 +369,8 @@ async def test_an_enqueue_whose_commit_is_in_doubt_is_never_called_a_failure(
     app, conn, database, fate
 ):
     """
-    When the answer to the commit is lost the producer is told that the outcome is unknown, and not that it failed.
+    When the answer to the commit is lost the producer is told that the outcome is unknown, and not
+    that it failed.
     """
 
     @app.job

@@ -14,8 +14,9 @@ def test_killed_while_the_commit_of_its_handler_is_in_doubt(
     conn, database, workers, effects, kind, fate
 ):
     """
-    The process dies after it sent the commit and before it heard the answer. Whether the commit had arrived or not: one
-    effect, one completion, and the handler runs again only if nothing was committed.
+    The process dies after it sent the commit and before it heard the answer. Whether the commit had
+    arrived or not: one effect, one completion, and the handler runs again only if nothing was
+    committed.
     """
     with Proxy(database) as proxy:
         worker = workers.start(dsn=proxy.dsn)
@@ -34,7 +35,8 @@ def test_killed_while_the_commit_of_its_handler_is_in_doubt(
 @pytest.mark.slow
 def test_killed_between_claim_and_start_costs_no_attempt(conn, database, workers, effects):
     """
-    The claim is committed, its answer never arrives, the process dies: every job runs, at its first attempt.
+    The claim is committed, its answer never arrives, the process dies: every job runs, at its first
+    attempt.
     """
     with Proxy(database) as proxy:
         worker = workers.start(dsn=proxy.dsn)
@@ -57,8 +59,8 @@ def test_killed_again_while_its_suspects_run_costs_each_started_one_an_attempt(
     conn, workers, effects
 ):
     """
-    A job whose worker died is tried alone. When that worker dies too, the job that was running pays an attempt, and
-    one that had not been started does not.
+    A job whose worker died is tried alone. When that worker dies too, the job that was running pays
+    an attempt, and one that had not been started does not.
     """
     first = workers.start(concurrency=1)
     job = enqueue(conn, args={"entry": 1, "seconds": 3})
@@ -76,7 +78,9 @@ def test_killed_again_while_its_suspects_run_costs_each_started_one_an_attempt(
 
 
 def settlements_as_done(conn, workers, effects) -> int:
-    """Freeze a worker that does not watch its own lease until its job ran elsewhere, thaw it, and count."""
+    """Freeze a worker that does not watch its own lease until its job ran elsewhere, thaw it,
+    and count.
+    """
     frozen = workers.start(concurrency=1, environment={"TEST_WITHOUT_OWN_FENCE": "1"})
     job = enqueue(conn, args={"entry": 1, "seconds": 1.0})
     wait_for(lambda: effects.all("start"))
@@ -96,7 +100,8 @@ DONE = "select count(*) from forebay.settlement where outcomes is null"
 
 def test_the_fence_is_in_the_database(conn, workers, effects):
     """
-    A thawed worker that does not notice that its lease is gone is refused all the same, and told so.
+    A thawed worker that does not notice that its lease is gone is refused all the same, and told
+    so.
     """
     assert settlements_as_done(conn, workers, effects) == 1
     assert "LeaseLost" in workers.members[0].log

@@ -43,8 +43,8 @@ def percentile(values: list[float], share: float) -> float:
 @pytest.mark.anyio
 async def test_thousands_due_in_the_same_second_run_once_and_not_early(app, conn):
     """
-    Five thousand jobs of one instant: none before it, each once, and an urgent one that comes in the middle of them is
-    not kept waiting.
+    Five thousand jobs of one instant: none before it, each once, and an urgent one that comes in
+    the middle of them is not kept waiting.
     """
     ran: Counter[int] = Counter()
     early: list[int] = []
@@ -79,8 +79,8 @@ async def test_thousands_due_in_the_same_second_run_once_and_not_early(app, conn
 @pytest.mark.nightly
 def test_a_hundred_thousand_due_at_once_are_promoted_in_bounded_calls(conn, database, is_long):
     """
-    In calls of five thousand, five thousand a second and more, whatever else has to be done has its turn in between:
-    urgent jobs that come meanwhile are claimed as they were before.
+    In calls of five thousand, five thousand a second and more, whatever else has to be done has its
+    turn in between: urgent jobs that come meanwhile are claimed as they were before.
     """
     count = 1_000_000 if is_long else 100_000
     with Reader(database) as reader, connect(database) as maintenance:
@@ -102,7 +102,8 @@ def test_a_hundred_thousand_due_at_once_are_promoted_in_bounded_calls(conn, data
             during += [urgent_milliseconds(reader, conn) for _ in range(3)]
         rate = count / sum(calls)
         print(
-            f"{rate:,.0f} promoted per second, longest call {max(calls) * 1000:.0f} ms; urgent jobs, p50 and p99:"
+            f"{rate:,.0f} promoted per second, longest call {max(calls) * 1000:.0f} ms; "
+            f"urgent jobs, p50 and p99:"
             f" {percentile(before, 0.5):.1f} {percentile(before, 0.99):.1f} ms before,"
             f" {percentile(during, 0.5):.1f} {percentile(during, 0.99):.1f} ms meanwhile"
         )
@@ -121,8 +122,8 @@ def test_a_hundred_thousand_due_at_once_are_promoted_in_bounded_calls(conn, data
 @pytest.mark.direct
 async def test_ten_idle_workers_ask_little_more_than_one_and_start_a_job_once(app, conn):
     """
-    What they ask while nothing is to be done hardly grows with their number; one job then starts once, and of many jobs
-    each starts once, soon.
+    What they ask while nothing is to be done hardly grows with their number; one job then starts
+    once, and of many jobs each starts once, soon.
     """
     started: list[tuple[int, float]] = []
 
@@ -132,7 +133,10 @@ async def test_ten_idle_workers_ask_little_more_than_one_and_start_a_job_once(ap
 
     def transactions() -> int:
         conn.execute("select pg_stat_clear_snapshot()")
-        query = "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
+        query = (
+            "select xact_commit + xact_rollback from pg_stat_database where datname = "
+            "current_database()"
+        )
         return one(conn, query)
 
     async def idle_rate() -> float:
@@ -167,8 +171,9 @@ async def test_ten_idle_workers_ask_little_more_than_one_and_start_a_job_once(ap
 @pytest.mark.nightly
 def test_very_many_keys_and_one_with_most_of_the_jobs(conn, database, is_long):
     """
-    Nearly every job has an ordering key of its own, one key has a tenth of them all, and a claim holds that one: the
-    others are handed out beside it, claims at the end cost what they did at first, and each job is handed out once.
+    Nearly every job has an ordering key of its own, one key has a tenth of them all, and a claim
+    holds that one: the others are handed out beside it, claims at the end cost what they did at
+    first, and each job is handed out once.
     """
     count = 500_000 if is_long else 20_000
     hot = 0

@@ -1,6 +1,8 @@
-"""Commits that were confirmed and are lost: after a crash without synchronous commit, or on a promoted standby.
+"""Commits that were confirmed and are lost: after a crash without synchronous commit, or on a
+promoted standby.
 
-A client that outlives them still has the names that these commits gave it. No later lease, group or backfill has such a name.
+A client that outlives them still has the names that these commits gave it. No later lease, group or
+backfill has such a name.
 """
 
 import asyncio
@@ -65,7 +67,10 @@ def cut_off(primary: EmbeddedServer, standby: EmbeddedServer) -> Iterator[None]:
 
 
 def repeated_flush(conn: psycopg.Connection, old: Reader) -> str | None:
-    """Send the flush of the old worker's first batch again; return its status, or the SQLSTATE of the refusal."""
+    """Send the flush of the old worker's first batch again.
+
+    Return its status, or the SQLSTATE of the refusal.
+    """
     flush = json.dumps([{"claim_no": 1, "flush_no": 1}])
     try:
         return one(conn, "select status from forebay.settle_v1(%s, %s::jsonb)", old.lease_id, flush)
@@ -89,8 +94,8 @@ def require_that_jobs_run(dsn: str, old: Reader, jobs: list[int]) -> None:
 
 def test_a_lease_that_a_crash_undid_settles_nothing(own_server, own_database):
     """
-    The opening of a lease was not flushed when the server was killed. The next worker claims the same jobs with the same claim
-    number; the old worker sends its settlement again.
+    The opening of a lease was not flushed when the server was killed. The next worker claims the
+    same jobs with the same claim number; the old worker sends its settlement again.
     """
     own_server.stop()
     own_server.extra_settings |= _DURABLE_LATE
@@ -135,13 +140,16 @@ def test_a_lease_of_the_failed_primary_settles_nothing_on_the_new_one(failover):
 
 def test_a_group_of_the_failed_primary_is_no_other_group(failover):
     """
-    The opening of a group is lost, and another group is opened on the new primary. What the old worker claims, polls or leads
-    under its group's id does not concern the other group.
+    The opening of a group is lost, and another group is opened on the new primary. What the old
+    worker claims, polls or leads under its group's id does not concern the other group.
     """
     primary, standby, name = failover
     with cut_off(primary, standby), connect(primary.dsn(name)) as conn:
         lost = one(conn, "select forebay.open_group('mail')")
-        backfill = "select backfill_id from forebay.backfill_record_v1('k', 'select 1', 'n', '{}', null, '{1}', '{1}', '{1}')"
+        backfill = (
+            "select backfill_id from forebay.backfill_record_v1('k', 'select 1', 'n', '{}', "
+            "null, '{1}', '{1}', '{1}')"
+        )
         lost_backfill = one(conn, backfill)
     with connect(standby.dsn(name)) as conn:
         for queue in ("reports", "files"):
@@ -153,8 +161,9 @@ def test_a_group_of_the_failed_primary_is_no_other_group(failover):
 @pytest.mark.anyio
 async def test_a_worker_changes_to_the_new_primary(failover):
     """
-    A worker's lease and its group's opening are lost with the primary. The worker opens both on the promoted standby and runs
-    what is enqueued there; what it ran for the lost lease does not end a job there.
+    A worker's lease and its group's opening are lost with the primary. The worker opens both on the
+    promoted standby and runs what is enqueued there; what it ran for the lost lease does not end a
+    job there.
     """
     primary, standby, name = failover
     dsn = make_conninfo(

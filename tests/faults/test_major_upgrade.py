@@ -62,14 +62,16 @@ def _user(owner: Owner) -> int | None:
 
 def test_after_pg_upgrade_nothing_runs_until_the_log_is_adopted(old_bin, pg_bin):
     """
-    The new cluster has the old one's transaction ids and another identity, as a restored dump has: nothing is handed
-    out, enqueues are kept, and adopted everything that had not ended runs once for each group.
+    The new cluster has the old one's transaction ids and another identity, as a restored dump has:
+    nothing is handed out, enqueues are kept, and adopted everything that had not ended runs once
+    for each group.
     """
     with temporary_server(old_bin) as old, temporary_server(pg_bin) as new:
         dsn = old.dsn(make_migrated(old, "test"))
         some_of_everything(dsn)
         with connect(dsn) as conn:
-            # Some builds of PostgreSQL 15 note a version at every column, which pg_upgrade of others does not take.
+            # Some builds of PostgreSQL 15 note a version at every column, which pg_upgrade of
+            # others does not take.
             conn.execute("set allow_system_table_mods = on")
             conn.execute("update pg_attribute set attoptions = null where attoptions is not null")
         old.stop()

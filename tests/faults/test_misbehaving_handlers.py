@@ -47,8 +47,9 @@ def memory_of(pid: int) -> int:
 @pytest.mark.slow
 def test_a_memory_bomb_in_a_thread_ends_as_a_failed_job(conn, workers, effects):
     """
-    The worker's own process has a limit, as under ``ulimit -v``, and a plain function uses it up: its job fails and
-    dies of its attempts, the worker lives, and what ran beside it is done at the first attempt.
+    The worker's own process has a limit, as under ``ulimit -v``, and a plain function uses it up:
+    its job fails and dies of its attempts, the worker lives, and what ran beside it is done at the
+    first attempt.
     """
     worker = workers.start(app=APP, concurrency=4)
     resource.prlimit(
@@ -70,7 +71,8 @@ def test_a_memory_bomb_in_a_thread_ends_as_a_failed_job(conn, workers, effects):
 @pytest.mark.anyio
 async def test_a_thread_that_cannot_be_had_is_asked_for_again(app, conn, monkeypatch):
     """
-    With no memory for one more thread a job is released, at no attempt, and runs when there is one. No slot is lost.
+    With no memory for one more thread a job is released, at no attempt, and runs when there is one.
+    No slot is lost.
     """
     missing = [True] * 5
     begin = threading.Thread.start
@@ -119,8 +121,8 @@ async def test_a_thread_that_never_started_does_not_count(monkeypatch):
 @pytest.mark.slow
 def test_what_a_call_changes_of_its_process_is_put_back_for_the_next(conn, workers, tmp_path):
     """
-    A process is used again: working folder, file mode mask and locale are for the next call what they were for the
-    first.
+    A process is used again: working folder, file mode mask and locale are for the next call what
+    they were for the first.
     """
     workers.start(app=APP, concurrency=1)
     jobs = [
@@ -137,8 +139,8 @@ def test_a_worker_that_was_taken_elsewhere_starts_processes_where_it_began(
     conn, workers, effects, tmp_path
 ):
     """
-    A handler changed the worker's own folder, to one that is gone: handlers in processes find the application all the
-    same.
+    A handler changed the worker's own folder, to one that is gone: handlers in processes find the
+    application all the same.
     """
     gone = tmp_path / "gone"
     gone.mkdir()
@@ -152,8 +154,8 @@ def test_a_worker_that_was_taken_elsewhere_starts_processes_where_it_began(
 @pytest.mark.slow
 def test_a_process_that_dies_is_noticed_though_its_copy_lives(conn, workers, effects):
     """
-    A handler in a process forks, and its process ends; the copy holds everything open that it had. The job has failed,
-    and the next one gets another process.
+    A handler in a process forks, and its process ends; the copy holds everything open that it had.
+    The job has failed, and the next one gets another process.
     """
     workers.start(app=APP, concurrency=1)
     job = enqueue(conn, kind="fork_and_die", args={"entry": 1})
@@ -167,8 +169,8 @@ def test_a_process_that_dies_is_noticed_though_its_copy_lives(conn, workers, eff
 @pytest.mark.slow
 def test_processes_end_with_their_worker_though_its_copy_lives(conn, workers, effects):
     """
-    A plain function forked within the worker, which is then killed: its processes end too, and do not run on beside
-    those that get their jobs next.
+    A plain function forked within the worker, which is then killed: its processes end too, and do
+    not run on beside those that get their jobs next.
     """
     worker = workers.start(app=APP, concurrency=2)
     enqueue(conn, kind="sleep_in_process", args={"entry": 1})
@@ -183,8 +185,8 @@ def test_processes_end_with_their_worker_though_its_copy_lives(conn, workers, ef
 @pytest.mark.slow
 def test_a_handler_that_closes_every_descriptor_costs_one_worker(conn, workers, effects):
     """
-    Without its descriptors a worker cannot go on: it ends by itself, for its supervisor to start it again. The job then
-    runs alone, dies of its attempts, and nobody else's fails.
+    Without its descriptors a worker cannot go on: it ends by itself, for its supervisor to start it
+    again. The job then runs alone, dies of its attempts, and nobody else's fails.
     """
     workers.start(app=APP, concurrency=2)
     poison = enqueue(conn, kind="close_everything", args={"entry": 0})
@@ -204,8 +206,8 @@ def test_a_handler_that_closes_every_descriptor_costs_one_worker(conn, workers, 
 @pytest.mark.anyio
 async def test_handlers_that_hold_all_connections_and_wait_for_another_job(app, conn):
     """
-    All slots but one are transactions that wait for a job which needs a connection as well: it gets one, heartbeats and
-    settlements have their own, and all of them end.
+    All slots but one are transactions that wait for a job which needs a connection as well: it gets
+    one, heartbeats and settlements have their own, and all of them end.
     """
     last = asyncio.Event()
 
@@ -232,7 +234,8 @@ async def test_handlers_that_hold_all_connections_and_wait_for_another_job(app, 
 @pytest.mark.anyio
 async def test_handlers_that_wait_for_a_job_without_a_slot_end_at_their_timeout(app, conn):
     """
-    Every slot waits for a job that has none: nothing but the timeout can end this, and it does; the job runs then.
+    Every slot waits for a job that has none: nothing but the timeout can end this, and it does; the
+    job runs then.
     """
     ran = asyncio.Event()
 

@@ -21,8 +21,8 @@ async def test_a_notification_carries_a_name_or_a_number_and_nothing_of_the_job(
     app, conn, database
 ):
     """
-    The wake-up, the resignation of a leader and the end of a job: a queue's name, which is short, or an id. However large and
-    odd the arguments, the error and the result are.
+    The wake-up, the resignation of a leader and the end of a job: a queue's name, which is short,
+    or an id. However large and odd the arguments, the error and the result are.
     """
     secret = "secret ' \" \\ " * 2000
     heard: set[tuple[str, str]] = set()

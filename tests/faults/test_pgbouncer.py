@@ -61,8 +61,8 @@ def app(pooled):
 
 async def test_a_pooler_is_found_out_by_who_answers(database, pooled):
     """
-    The server's process is not the one that was announced when connecting, unless somebody says that it is nobody's
-    business.
+    The server's process is not the one that was announced when connecting, unless somebody says
+    that it is nobody's business.
     """
     for dsn, pooler, is_pooled in [
         (database, "auto", False),
@@ -78,7 +78,8 @@ async def test_a_pooler_is_found_out_by_who_answers(database, pooled):
 
 async def test_settings_of_a_call_hold_for_that_call_only(conn, database, pooled):
     """
-    What a call needs it has, whatever the database's default; afterwards no server session shows a trace.
+    What a call needs it has, whatever the database's default; afterwards no server session shows a
+    trace.
     """
     conn.execute(
         f"alter database {conn.info.dbname} set default_transaction_isolation = 'serializable'"
@@ -91,7 +92,8 @@ async def test_settings_of_a_call_hold_for_that_call_only(conn, database, pooled
         settings={"default_transaction_read_only": "on", "jit": "off"},
     )
     seen = Operation(
-        "select concat_ws(' ', current_setting('lock_timeout'), current_setting('transaction_read_only'),"
+        "select concat_ws(' ', current_setting('lock_timeout'), "
+        "current_setting('transaction_read_only'),"
         " current_setting('jit'), current_setting('transaction_isolation'), %(text)s::text)",
         scalar,
         {"text": "100% 'right'"},
@@ -109,8 +111,9 @@ async def test_settings_of_a_call_hold_for_that_call_only(conn, database, pooled
 
 async def test_a_prepared_statement_that_is_gone_or_changed_is_sent_again(database, conn):
     """
-    After ``deallocate all``, and after a migration that gave a function another result: the call succeeds all the same. A
-    session that lost what it had prepared takes it that a pooler is in between.
+    After ``deallocate all``, and after a migration that gave a function another result: the call
+    succeeds all the same. A session that lost what it had prepared takes it that a pooler is in
+    between.
     """
     conn.execute("create function public.f() returns table (a int) language sql as 'select 1'")
     call = Operation("select * from public.f()", lambda rows: rows[0])
@@ -206,7 +209,8 @@ async def test_producers_of_every_kind(app, conn, pooled):
 
 async def test_a_worker_finds_jobs_by_polling(app, conn, pooled, server):
     """
-    It does not listen, nobody notifies for it, and jobs start within a moment, also where the leader is busy.
+    It does not listen, nobody notifies for it, and jobs start within a moment, also where the
+    leader is busy.
     """
     done: list[int] = []
     opened = anyio.Event()
@@ -233,7 +237,8 @@ async def test_a_worker_finds_jobs_by_polling(app, conn, pooled, server):
 @pytest.mark.slow
 async def test_handlers_in_transactions(app, conn, pooled):
     """
-    Their writes, what they enqueue and their end are one commit, whichever server session each gets.
+    Their writes, what they enqueue and their end are one commit, whichever server session each
+    gets.
     """
     conn.execute("create table effect (n integer primary key)")
 
@@ -280,8 +285,8 @@ async def test_listening_can_be_switched_off_on_a_direct_connection(database, co
 @pytest.mark.slow
 def test_a_pooler_that_reconnects_pauses_and_restarts(conn, pooled, pooler, workers, effects):
     """
-    Server sessions replaced under it, everything held up for a while, and the pooler itself ended and started:
-    the worker goes on, and every job runs.
+    Server sessions replaced under it, everything held up for a while, and the pooler itself ended
+    and started: the worker goes on, and every job runs.
     """
     workers.start(dsn=pooled)
     rest = "array(select jsonb_build_object('entry', g) from generate_series(%s::int, %s::int) g)"
@@ -307,7 +312,8 @@ def test_a_pooler_that_reconnects_pauses_and_restarts(conn, pooled, pooler, work
 @pytest.mark.usefixtures("needs_pgbouncer")
 def test_many_clients_share_a_few_server_sessions(server, conn, database, workers, effects):
     """
-    Three server sessions serve two workers and their handlers in transactions; heartbeats get their turn.
+    Three server sessions serve two workers and their handlers in transactions; heartbeats get their
+    turn.
     """
     with pgbouncer(server, default_pool_size=3) as narrow:
         dsn = narrow.dsn(conn.info.dbname)
@@ -328,8 +334,9 @@ def test_many_clients_share_a_few_server_sessions(server, conn, database, worker
 @pytest.mark.usefixtures("needs_pgbouncer")
 async def test_two_hundred_clients_share_five_server_sessions(server, conn, database):
     """
-    Each connected all the time, in transactions that commit or roll back, while the pooler resets and replaces its
-    server sessions: what was committed runs once, through the same pooler, and nothing else does.
+    Each connected all the time, in transactions that commit or roll back, while the pooler resets
+    and replaces its server sessions: what was committed runs once, through the same pooler, and
+    nothing else does.
     """
     reset = {"server_reset_query": "discard all", "server_reset_query_always": 1}
     with pgbouncer(server, default_pool_size=5, **reset) as narrow:
@@ -366,7 +373,8 @@ async def test_two_hundred_clients_share_five_server_sessions(server, conn, data
 @pytest.mark.parametrize("default", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_jobs_of_a_killed_worker_start_again_in_time(conn, pooled, workers, effects, default):
     """
-    Nothing but the silence of its heartbeat tells that it is dead. With the default settings its jobs run again within 45 s.
+    Nothing but the silence of its heartbeat tells that it is dead. With the default settings its
+    jobs run again within 45 s.
     """
     settings = {"lease_seconds": 30, "lease_margin_seconds": 5, "suspect_seconds": 5}
     settings |= {"heartbeat_seconds": 1}

@@ -1,7 +1,8 @@
 """A standby that is promoted as soon as it has the schema, or a group: every call works there.
 
-Up to PostgreSQL 15.18, and the releases of its time, an unlogged sequence cannot be read on such a server: its first page is copied
-from the disk at the promotion, and a standby writes it there only at a restart point.
+Up to PostgreSQL 15.18, and the releases of its time, an unlogged sequence cannot be read on such a
+server: its first page is copied from the disk at the promotion, and a standby writes it there only
+at a restart point.
 """
 
 import psycopg
@@ -20,7 +21,10 @@ _WAKEUPS = "select oid::regclass::text from pg_class where relname ~ '^wakeup_[0
 def queues_of_all_wakeups(conn: psycopg.Connection) -> list[str]:
     """Return queue names, one for each flag sequence of the wake-ups."""
     flags = [row[0] for row in conn.execute(_WAKEUPS).fetchall()]
-    chosen = "select distinct on (1) forebay._wakeup(q)::text, q from (select 'q' || n from generate_series(1, 1000) n) s (q)"
+    chosen = (
+        "select distinct on (1) forebay._wakeup(q)::text, q from (select 'q' || n from "
+        "generate_series(1, 1000) n) s (q)"
+    )
     named = dict(conn.execute(chosen).fetchall())
     assert sorted(named) == sorted(flags)
     assert len(flags) == 16
@@ -31,7 +35,8 @@ def queues_of_all_wakeups(conn: psycopg.Connection) -> list[str]:
 @pytest.mark.slow
 def test_every_call_works_on_a_standby_promoted_right_after_the_migration(pg_bin):
     """
-    Enqueues of every wake-up, polls that set them, leadership of maintenance and of a new group, a caller that waits for a result.
+    Enqueues of every wake-up, polls that set them, leadership of maintenance and of a new group, a
+    caller that waits for a result.
     """
     with primary_and_standby(pg_bin, _WITHOUT_CHECKPOINTS) as (primary, standby):
         name = make_migrated(primary, "test")
@@ -71,5 +76,8 @@ def test_no_relation_of_the_schema_is_unlogged(conn):
     Neither those of the migration nor that of a group.
     """
     one(conn, "select forebay.open_group('mail')")
-    query = "select count(*), min(relname) from pg_class where relnamespace = 'forebay'::regnamespace and relpersistence <> 'p'"
+    query = (
+        "select count(*), min(relname) from pg_class where relnamespace = "
+        "'forebay'::regnamespace and relpersistence <> 'p'"
+    )
     assert conn.execute(query).fetchone() == (0, None)

@@ -1,4 +1,6 @@
-"""A publication of all tables, as for an upgrade or a warehouse, and a subscriber that follows it."""
+"""A publication of all tables, as for an upgrade or a warehouse, and a subscriber that follows
+it.
+"""
 
 import pytest
 
@@ -18,14 +20,17 @@ pytestmark = pytest.mark.anyio
 
 #: The kinds of rows that are trimmed.
 PARTS = (
-    "deferred", "late_deferred", "promotions", "batches", "key_runs", "limiters", "waiting", "heartbeats", "leases", "failures",
-    "events", "guard_events", "dead_letters", "tombstones", "results", "progress", "mirror_counts", "mirror_samples", "mirror_breakers",
+    "deferred", "late_deferred", "promotions", "batches", "key_runs", "limiters", "waiting",
+    "heartbeats", "leases", "failures",
+    "events", "guard_events", "dead_letters", "tombstones", "results", "progress", "mirror_counts",
+    "mirror_samples", "mirror_breakers",
     "mirror_audits", "unique_keys", "published", "replays",
 )  # fmt: skip
 
 #: What maintenance does.
 DUTIES = (
-    "extend_v1()", "seal_v1()", "promote_v1(1000)", "sweep_v1(null)", "retain_v1()", *(f"trim_v1('{part}')" for part in PARTS),
+    "extend_v1()", "seal_v1()", "promote_v1(1000)", "sweep_v1(null)", "retain_v1()",
+    *(f"trim_v1('{part}')" for part in PARTS),
     "summarize_v1()", "renew_counters_v1()", "drop_segments_v1()", "forget_v1()", "close_groups()",
 )  # fmt: skip
 
@@ -47,8 +52,10 @@ def without_identity(conn) -> list[str]:
         " where c.relnamespace = 'forebay'::regnamespace and c.relkind in ('r', 'p')"
         " and c.relname !~ '^lock_'"  # locks hold no rows
         " and not (c.relreplident = 'f'"
-        "     or c.relreplident = 'i' and exists (select from pg_index i where i.indrelid = c.oid and i.indisreplident)"
-        "     or c.relreplident = 'd' and exists (select from pg_index i where i.indrelid = c.oid and i.indisprimary))"
+        "     or c.relreplident = 'i' and exists (select from pg_index i where i.indrelid "
+        "= c.oid and i.indisreplident)"
+        "     or c.relreplident = 'd' and exists (select from pg_index i where i.indrelid "
+        "= c.oid and i.indisprimary))"
         " order by 1"
     )
     return [table for (table,) in rows]
@@ -57,8 +64,8 @@ def without_identity(conn) -> list[str]:
 @pytest.mark.direct
 def test_every_table_has_a_replica_identity(conn):
     """
-    Without one, UPDATE and DELETE fail from the moment a publication contains the table: maintenance would stop.
-    Segments that are made later have one too.
+    Without one, UPDATE and DELETE fail from the moment a publication contains the table:
+    maintenance would stop. Segments that are made later have one too.
     """
     segments = "select count(*) from forebay.segment"
     before = one(conn, segments)
@@ -69,15 +76,22 @@ def test_every_table_has_a_replica_identity(conn):
 
 @pytest.mark.direct
 def test_a_subscriber_can_compare_each_column_of_an_identity_that_is_the_whole_row(conn):
-    """A subscriber finds the row of a DELETE by all columns; it stops at a type without an equality operator."""
+    """A subscriber finds the row of a DELETE by all columns.
+
+    It stops at a type without an equality operator.
+    """
     rows = conn.execute(
-        "select c.relname || '.' || a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid and a.attnum > 0"
-        " where c.relnamespace = 'forebay'::regnamespace and c.relkind in ('r', 'p') and c.relreplident = 'f'"
+        "select c.relname || '.' || a.attname from pg_class c join pg_attribute a on "
+        "a.attrelid = c.oid and a.attnum > 0"
+        " where c.relnamespace = 'forebay'::regnamespace and c.relkind in ('r', 'p') and "
+        "c.relreplident = 'f'"
         "   and not a.attisdropped"
         "   and not exists (select from pg_opclass o join pg_am m on m.oid = o.opcmethod"
         "     where m.amname in ('btree', 'hash') and o.opcdefault"
-        "       and o.opcintype in (a.atttypid, (select t.typbasetype from pg_type t where t.oid = a.atttypid)))"
-        "   and (select t.typcategory not in ('A', 'E', 'S') from pg_type t where t.oid = a.atttypid)"
+        "       and o.opcintype in (a.atttypid, (select t.typbasetype from pg_type t where "
+        "t.oid = a.atttypid)))"
+        "   and (select t.typcategory not in ('A', 'E', 'S') from pg_type t where t.oid = "
+        "a.atttypid)"
         " order by 1"
     )
     assert [column for (column,) in rows] == []
@@ -86,9 +100,10 @@ def test_a_subscriber_can_compare_each_column_of_an_identity_that_is_the_whole_r
 @pytest.mark.slow
 async def test_maintenance_and_a_subscriber_keep_up_with_each_other(pg_bin):
     """
-    Jobs of every fate are worked while all tables are published; then months of maintenance, by roles with no more rights than they
-    need. Dead letters are trimmed, segments are dropped, lanes are forgotten and a group is closed. No duty fails, and the
-    copy has the same rows, except those that retention truncated in the log.
+    Jobs of every fate are worked while all tables are published; then months of maintenance, by
+    roles with no more rights than they need. Dead letters are trimmed, segments are dropped, lanes
+    are forgotten and a group is closed. No duty fails, and the copy has the same rows, except those
+    that retention truncated in the log.
     """
     with (
         temporary_server(

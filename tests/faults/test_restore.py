@@ -225,7 +225,9 @@ def test_a_restored_log_in_a_cluster_of_quite_other_xids(
 
 @pytest.mark.slow
 def test_a_copy_of_a_database_is_foreign_too(own_server):
-    """A database cloned within its cluster, as for a rehearsal, runs nothing until it is adopted."""
+    """A database cloned within its cluster, as for a rehearsal, runs nothing until it is
+    adopted.
+    """
     source = own_server.dsn(make_migrated(own_server, "original"))
     some_of_everything(source)
     adopted_once(create_database(own_server, "clone", "original"), resume=False)
@@ -309,8 +311,9 @@ def test_what_waits_for_an_ordering_key_keeps_its_order_when_a_log_is_adopted(
     server, database, place, resume
 ):
     """
-    Held by several claims, parked, requeued behind a retry and not yet read: each key's jobs run in their order, a retry that
-    waits for its time behind them, and what was enqueued before the adoption last; or only that, if they are discarded.
+    Held by several claims, parked, requeued behind a retry and not yet read: each key's jobs run in
+    their order, a retry that waits for its time behind them, and what was enqueued before the
+    adoption last; or only that, if they are discarded.
     """
     numbers = {"a": 9, "b": 9, "c": 3}
 

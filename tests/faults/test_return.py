@@ -1,4 +1,6 @@
-"""The database returns after an outage: jobs run again within two seconds, and lost leases are revoked within eight."""
+"""The database returns after an outage: jobs run again within two seconds, and lost leases are
+revoked within eight.
+"""
 
 import contextlib
 import threading
@@ -17,7 +19,8 @@ from tests.support.waiting import wait_for_async
 
 pytestmark = [pytest.mark.anyio, pytest.mark.crash, pytest.mark.slow]
 
-#: What the settings of tests shorten is as in production, except the lease: it is given up during each outage.
+#: What the settings of tests shorten is as in production, except the lease: it is given up during
+#: each outage.
 _LEASE = {
     "lease_seconds": 4.0,
     "lease_margin_seconds": 1.0,
@@ -73,7 +76,8 @@ async def test_jobs_run_within_two_seconds_of_the_return(
     own_server, own_database, downtime_seconds, count, caplog
 ):
     """
-    The outage is shorter than the lease, and longer; with one worker and with several. A worker reports it once.
+    The outage is shorter than the lease, and longer; with one worker and with several. A worker
+    reports it once.
     """
     ran: dict[int, float] = {}
     apps = [forebay.App(own_database) for _ in range(count)]
@@ -102,7 +106,8 @@ async def test_jobs_run_within_two_seconds_of_the_return(
         print(f"first job {late:.2f} s after the server accepted connections")
         assert late <= _FIRST_JOB_SECONDS
     reports = [r.getMessage() for r in caplog.records if "database unavailable" in r.getMessage()]
-    # The connection breaks; no server; perhaps it starts up: each in a few wordings, whatever the number of attempts.
+    # The connection breaks; no server; perhaps it starts up: each in a few wordings, whatever the
+    # number of attempts.
     assert len(reports) <= 6 * count, reports
 
 

@@ -1,4 +1,6 @@
-"""Very many savepoints in a transaction, and very many transactions that lock the row of one lease."""
+"""Very many savepoints in a transaction, and very many transactions that lock the row of one
+lease.
+"""
 
 import time
 from contextlib import ExitStack
@@ -33,8 +35,8 @@ def claim_pages(conn, reader: Reader, lane: int) -> int:
 
 def test_a_producer_with_hundreds_of_savepoints_slows_no_claim(database, conn):
     """
-    More than a session keeps in shared memory (64), so that others have to look them up: open claims cost what they
-    did, and of its jobs those exist whose savepoints were kept.
+    More than a session keeps in shared memory (64), so that others have to look them up: open
+    claims cost what they did, and of its jobs those exist whose savepoints were kept.
     """
     lane = lane_of("default", conn)
     with Reader(database) as reader, psycopg.connect(database) as producer:
@@ -58,8 +60,8 @@ def test_a_producer_with_hundreds_of_savepoints_slows_no_claim(database, conn):
 
 def test_a_lease_under_which_forty_transactions_have_settled_claims_as_fast(database, conn):
     """
-    Handlers in transactions share the lock of their lease's row until they commit. However many do at a time, the next
-    claim and settlement under it take about as long.
+    Handlers in transactions share the lock of their lease's row until they commit. However many do
+    at a time, the next claim and settlement under it take about as long.
     """
 
     def milliseconds(reader: Reader) -> float:
@@ -92,7 +94,8 @@ def test_a_lease_under_which_forty_transactions_have_settled_claims_as_fast(data
 @pytest.mark.anyio
 async def test_no_job_costs_a_savepoint(app, conn, database):
     """
-    Neither a plain handler nor one in a transaction, done, failed or snoozed: the worker's statements have none.
+    Neither a plain handler nor one in a transaction, done, failed or snoozed: the worker's
+    statements have none.
     """
     make_effect_table(conn)
 

@@ -280,8 +280,9 @@ def test_leases_of_living_workers_survive_a_restart(own_server, own_database):
 @pytest.mark.slow
 def test_without_synchronous_commit_rows_and_their_jobs_vanish_together(own_server, own_database):
     """
-    A producer whose role does not wait for the disk loses its newest commits in a crash: each with its row and its job, or
-    neither. What was committed in the usual way is there, and numbers that are given out again confuse nobody.
+    A producer whose role does not wait for the disk loses its newest commits in a crash: each with
+    its row and its job, or neither. What was committed in the usual way is there, and numbers that
+    are given out again confuse nobody.
     """
     own_server.stop()
     own_server.extra_settings |= {"wal_writer_delay": "10s", "wal_writer_flush_after": "1GB"}

@@ -18,8 +18,9 @@ OPEN = "select coalesce(sum(ready + claimed + running + retrying), 0) from foreb
 @pytest.mark.slow
 def test_answers_agree_with_the_ledger_of_a_run_with_kills(database, workers, effects, request):
     """
-    Workers are killed while jobs fail, retry, die, wait for limits and keys, are cancelled, and are scheduled. 100 random jobs are compared:
-    state, each attempt with the process that ran it, and each error.
+    Workers are killed while jobs fail, retry, die, wait for limits and keys, are cancelled, and are
+    scheduled. 100 random jobs are compared: state, each attempt with the process that ran it, and
+    each error.
     """
     seed = request.config.getoption("--seed") or random.randrange(10**6)
     print(f"--seed {seed}")
@@ -29,10 +30,18 @@ def test_answers_agree_with_the_ledger_of_a_run_with_kills(database, workers, ef
         one(conn, "select forebay.limit_queue('default', key_concurrency => 2)::text")
         wanted = {}
         for entry in range(160):
-            keys = draw.choice([{}, {}, {"ordering_key": f"o{draw.randrange(6)}"}, {"limit_key": f"l{draw.randrange(3)}"}])  # fmt: skip
+            keys = draw.choice(
+                [
+                    {},
+                    {},
+                    {"ordering_key": f"o{draw.randrange(6)}"},
+                    {"limit_key": f"l{draw.randrange(3)}"},
+                ]
+            )
             wanted[entry] = {
                 "kind": "step",
-                "args": {"entry": entry, "seconds": draw.choice([0, 0.05, 0.2]), "failures": draw.choice([0, 0, 1, 3])},
+                "args": {"entry": entry, "seconds": draw.choice([0, 0.05, 0.2]),
+                    "failures": draw.choice([0, 0, 1, 3])},
                 # A dead letter holds its ordering key.
                 "max_attempts": 20 if "ordering_key" in keys else draw.choice([2, 20]),
                 **keys,
@@ -75,7 +84,9 @@ def test_answers_agree_with_the_ledger_of_a_run_with_kills(database, workers, ef
                 # Where no worker claims, a cancelled job stays ready until maintenance skips it.
                 states = {"cancelled"} if entry % 2 else {"cancelled", "ready"}
             assert job.cancel_requested == (entry in cancelled), said
-            assert ("cancelled" in found.next_steps[job.group] or job.state == "cancelled") == (entry in cancelled), said  # fmt: skip
+            assert ("cancelled" in found.next_steps[job.group] or job.state == "cancelled") == (
+                entry in cancelled
+            ), said
             assert job.state in states, said
             assert ledger[entry] == [], said
             assert not [a for a in found.attempts if a.worker], said
@@ -87,7 +98,11 @@ def test_answers_agree_with_the_ledger_of_a_run_with_kills(database, workers, ef
         assert {e for e in began if e[1] in pids} <= tries, said
         assert {attempt for attempt, _ in began} <= {attempt for attempt, _ in tries}, said
         # Who was claimed and not started is released, or lost with its worker.
-        ran = {(a.attempt, int(a.worker.split(":")[1])) for a in found.attempts if a.outcome in ("done", "retried", "dead")}  # fmt: skip
+        ran = {
+            (a.attempt, int(a.worker.split(":")[1]))
+            for a in found.attempts
+            if a.outcome in ("done", "retried", "dead")
+        }
         assert {attempt for attempt, _ in ran} <= {attempt for attempt, _ in began}, said
         last = ledger[entry][-1]
         assert job.state in ("done", "dead"), said
@@ -97,4 +112,6 @@ def test_answers_agree_with_the_ledger_of_a_run_with_kills(database, workers, ef
         failed = {e.attempt for e in ledger[entry] if e.what == "fail" and e.pid in pids - killed}
         errors = {e.attempt: e for history in found.histories for e in history.errors}
         assert failed <= set(errors), said
-        assert {(errors[n].type, errors[n].message) for n in failed} <= {("ValueError", str(entry))}, said  # fmt: skip
+        assert {(errors[n].type, errors[n].message) for n in failed} <= {
+            ("ValueError", str(entry))
+        }, said

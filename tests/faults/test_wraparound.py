@@ -1,4 +1,6 @@
-"""The server is about to run out of transaction ids, and refuses to give out more until it is vacuumed."""
+"""The server is about to run out of transaction ids, and refuses to give out more until it is
+vacuumed.
+"""
 
 import os
 import time
@@ -17,8 +19,8 @@ from tests.support.worker_process import crew
 
 pytestmark = [pytest.mark.crash, pytest.mark.slow]
 
-#: How far from the end of all ids the server stops to give them out (PostgreSQL manual, "Preventing Transaction ID
-#: Wraparound Failures").
+#: How far from the end of all ids the server stops to give them out (PostgreSQL manual, "Preventing
+#: Transaction ID Wraparound Failures").
 MARGIN = 3_000_000
 #: Ids that are left when the test begins.
 LEFT = 3000
@@ -37,7 +39,8 @@ def move_to_the_end(server: EmbeddedServer, dsn: str) -> None:
     server.stop()
     xid = oldest + 2**31 - 1 - MARGIN - LEFT
     owner = server.data_dir.stat()
-    # What became of the transactions in between: nobody will ask, but the file of the newest has to be there.
+    # What became of the transactions in between: nobody will ask, but the file of the newest has to
+    # be there.
     file = server.data_dir / "pg_xact" / f"{xid // IDS_PER_FILE:04X}"
     file.write_bytes(bytes(32 * 8192))
     file.chmod(0o600)
@@ -50,9 +53,10 @@ def move_to_the_end(server: EmbeddedServer, dsn: str) -> None:
 
 def test_without_transaction_ids_work_stops_and_goes_on_after_a_vacuum(pg_bin, effects: Effects):
     """
-    A stranger's lock keeps vacuum from a table until nobody gets an id any more: enqueues are refused in PostgreSQL's
-    own words, a worker says why it stands still and says it seldom. When the table has been vacuumed everything goes
-    on without a restart; what was committed runs, at its first attempt.
+    A stranger's lock keeps vacuum from a table until nobody gets an id any more: enqueues are
+    refused in PostgreSQL's own words, a worker says why it stands still and says it seldom. When
+    the table has been vacuumed everything goes on without a restart; what was committed runs, at
+    its first attempt.
     """
     with temporary_server(pg_bin) as server:
         dsn = server.dsn(make_migrated(server, "test"))

@@ -8,5 +8,7 @@ from tests.support.fix_db import make_migrated
 
 @pytest.fixture(scope="session")
 def template(server: EmbeddedServer) -> str:
-    """A database as the migrator leaves it, with all its segments: a migration locks each of them."""
+    """A database as the migrator leaves it, with all its segments: a migration locks each of
+    them.
+    """
     return make_migrated(server, "forebay_template_as_migrated")

@@ -64,13 +64,17 @@ class Producer:
 
 
 def stranger_and_producer(dsn: str, release) -> float:
-    """Migrate while a stranger's idle transaction holds the log; return the slowest enqueue meanwhile."""
+    """Migrate while a stranger's idle transaction holds the log.
+
+    Return the slowest enqueue meanwhile.
+    """
     (step,) = release(ADD_COLUMN)
     messages: list[str] = []
     with psycopg.connect(dsn, application_name="stranger") as stranger, connect(dsn) as conn:
         stranger.execute(ENQUEUE)
         wait_for(lambda: one(conn, "select clock_timestamp() > min(xact_start) + interval '1.2 s'"
-                                   " from pg_stat_activity where application_name = 'stranger'"))  # fmt: skip
+                                   " from pg_stat_activity where application_name = "
+                                           "'stranger'"))  # fmt: skip
         with Producer(dsn) as producer, ThreadPoolExecutor(1) as threads:
             migrating = threads.submit(upgrade, dsn, lock_policy=LockPolicy(report=messages.append))
             wait_for(lambda: messages or producer.slowest > 1.0)
@@ -89,8 +93,8 @@ def stranger_and_producer(dsn: str, release) -> float:
 @pytest.mark.slow
 def test_nobody_waits_behind_a_migration_that_waits_for_a_stranger(database, release):
     """
-    While somebody's idle transaction holds the log the migration asks for no lock, says whom it waits for, and
-    enqueues go on as before; when that transaction has ended it is applied.
+    While somebody's idle transaction holds the log the migration asks for no lock, says whom it
+    waits for, and enqueues go on as before; when that transaction has ended it is applied.
     """
     assert stranger_and_producer(database, release) < 0.2
 
@@ -109,8 +113,8 @@ def test_without_the_look_at_who_holds_a_lock_they_would(database, release, monk
 
 def test_a_migration_that_gets_no_lock_gives_up_and_says_who_holds_it(database, release):
     """
-    After its patience the error names the session, its lock and its transaction's age; nothing was applied, and the
-    same call succeeds later.
+    After its patience the error names the session, its lock and its transaction's age; nothing was
+    applied, and the same call succeeds later.
     """
     (step,) = release(ADD_COLUMN)
     with psycopg.connect(database, application_name="stranger") as stranger:
@@ -140,9 +144,15 @@ def test_a_forgotten_prepared_transaction_is_named_too(database, release):
 
 def lock_crosswise(dsn: str, release) -> None:
     """Hold what a migration wants, and then want what it holds."""
-    (step,) = release(("both", "-- locks: lane, log\n\nalter table forebay.log add column source text;\n"))  # fmt: skip
+    (step,) = release(("both", (
+            "-- locks: lane, log\n\nalter table forebay.log add column source "
+            "text;\n"
+            )))  # fmt: skip
     messages: list[str] = []
-    waiting = "select count(*) from pg_locks where not granted and relation = 'forebay.log'::regclass and waitstart < clock_timestamp() - interval '1.2 s'"  # fmt: skip
+    waiting = (
+            "select count(*) from pg_locks where not granted and relation = "
+            "'forebay.log'::regclass and waitstart < clock_timestamp() - interval '1.2 s'"
+            )  # fmt: skip
     with psycopg.connect(dsn) as other, connect(dsn) as conn, ThreadPoolExecutor(1) as threads:
         other.execute("lock table forebay.log in row exclusive mode")
         migrating = threads.submit(upgrade, dsn, lock_policy=LockPolicy(report=messages.append))
@@ -154,8 +164,8 @@ def lock_crosswise(dsn: str, release) -> None:
 
 def test_in_a_deadlock_the_migration_gives_way(database, release):
     """
-    Who holds what the migration wants and wants what it holds is served: the migration lets go before a deadlock is
-    found, and comes back.
+    Who holds what the migration wants and wants what it holds is served: the migration lets go
+    before a deadlock is found, and comes back.
     """
     lock_crosswise(database, release)
 
@@ -163,7 +173,8 @@ def test_in_a_deadlock_the_migration_gives_way(database, release):
 @pytest.mark.slow
 def test_with_longer_attempts_the_other_one_would_fail(database, release, monkeypatch):
     """
-    The mutant that waits longer than ``deadlock_timeout`` has the other transaction ended as the deadlock's victim.
+    The mutant that waits longer than ``deadlock_timeout`` has the other transaction ended as the
+    deadlock's victim.
     """
     monkeypatch.setattr(stepping, "_DEADLOCK_SHARE", 100)
     monkeypatch.setattr(LockPolicy, "attempts", lambda self: iter([15.0] * 10))
@@ -186,7 +197,9 @@ def test_locks_are_not_held_for_longer_than_said(database, release):
 
 
 def maintenance_meanwhile(dsn: str, release) -> None:
-    """Call the maintenance that makes and empties segments while a migration is in its transaction."""
+    """Call the maintenance that makes and empties segments while a migration is in its
+    transaction.
+    """
     (step,) = release(ADD_COLUMN)
     with psycopg.connect(dsn) as migrator, connect(dsn) as conn:
         conn.execute("select forebay.configure('reserve_rows', 70000000)")
@@ -198,7 +211,8 @@ def maintenance_meanwhile(dsn: str, release) -> None:
         assert one(conn, "select forebay.extend_v1()") > 0
         missing = conn.execute(
             "select c.relname from pg_inherits i join pg_class c on c.oid = i.inhrelid"
-            " where i.inhparent = 'forebay.log'::regclass and not exists (select from pg_attribute a"
+            " where i.inhparent = 'forebay.log'::regclass and not exists (select from "
+            "pg_attribute a"
             " where a.attrelid = c.oid and a.attname = 'source')"
         ).fetchall()
         assert not missing
@@ -206,8 +220,8 @@ def maintenance_meanwhile(dsn: str, release) -> None:
 
 def test_maintenance_pauses_and_does_not_wait(database, release):
     """
-    Maintenance that would make or empty segments while a migration is at work returns at once, and finds its turn later;
-    segments from before and from after have the new column.
+    Maintenance that would make or empty segments while a migration is at work returns at once, and
+    finds its turn later; segments from before and from after have the new column.
     """
     maintenance_meanwhile(database, release)
 
@@ -224,7 +238,8 @@ def test_without_its_locks_maintenance_would_wait_and_fail(database, release, mo
 
 def test_a_migration_waits_while_segments_are_made(database, release):
     """
-    Making segments is not cut off by a migration either: it waits for its turn, within its patience.
+    Making segments is not cut off by a migration either: it waits for its turn, within its
+    patience.
     """
     (step,) = release(ADD_COLUMN)
     messages: list[str] = []
@@ -241,14 +256,17 @@ def test_a_migration_waits_while_segments_are_made(database, release):
 
 
 def copy_rows_meanwhile(dsn: str, release, copy: str) -> None:
-    """Begin to write rows twice and copy what is there, while somebody has written a row in the old way."""
+    """Begin to write rows twice and copy what is there, while somebody has written a row in the
+    old way.
+    """
     release(
         ("twice", "create table forebay.copied (job_id bigint primary key);"),
         ("copy", f"{copy}insert into forebay.copied select job_id from forebay.failure;"),
     )
     with psycopg.connect(dsn) as writer, ThreadPoolExecutor(1) as threads:
         writer.execute(
-            "insert into forebay.failure (job_id, group_id, enqueued_at, attempt, failed_at, outcome)"
+            "insert into forebay.failure (job_id, group_id, enqueued_at, attempt, "
+            "failed_at, outcome)"
             " values (1, 1, now(), 1, now(), 'retried')"
         )
         messages: list[str] = []

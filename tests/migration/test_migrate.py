@@ -33,7 +33,8 @@ select 'relation', c.relname, c.relkind::text, array_to_string(c.relacl, ' '),
        pg_get_expr(c.relpartbound, c.oid)
 from pg_class c where c.relnamespace = 'forebay'::regnamespace
 union all
-select 'column', a.attrelid::regclass::text || '.' || a.attname, format_type(a.atttypid, a.atttypmod),
+select 'column', a.attrelid::regclass::text || '.' || a.attname, format_type(a.atttypid,
+    a.atttypmod),
        a.attnotnull::text, a.attidentity::text, pg_get_expr(d.adbin, d.adrelid), a.attnum::text
 from pg_attribute a join pg_class c on c.oid = a.attrelid
 left join pg_attrdef d on d.adrelid = a.attrelid and d.adnum = a.attnum
@@ -107,7 +108,10 @@ def test_a_failing_migration_leaves_nothing_and_those_before_it_stay(database, r
     Each migration of an upgrade is a transaction. The next call goes on where the last one failed.
     """
     first, _ = release(("add_later", "create table forebay.added_later (id bigint);"),
-                       ("broken", "create table forebay.half (id bigint); select 1/0;"))  # fmt: skip
+                       ("broken", (
+                               "create table forebay.half (id bigint); select "
+                               "1/0;"
+                               )))  # fmt: skip
 
     with pytest.raises(psycopg.errors.DivisionByZero):
         migrate(database)

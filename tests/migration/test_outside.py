@@ -1,4 +1,6 @@
-"""What is committed statement by statement: indexes on large tables, and what is done to each segment."""
+"""What is committed statement by statement: indexes on large tables, and what is done to each
+segment.
+"""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +28,10 @@ drop index concurrently if exists forebay.log_{segment}_tag;
 create index concurrently log_{segment}_tag on forebay.log_{segment} (tag);
 """,
 )
-BUILT = "select coalesce(bool_and(indisvalid), false) from pg_index where indexrelid = to_regclass(%s)"  # fmt: skip
+BUILT = (
+        "select coalesce(bool_and(indisvalid), false) from pg_index where indexrelid = "
+        "to_regclass(%s)"
+        )  # fmt: skip
 
 
 def counts(conn) -> tuple[int, int]:
@@ -38,8 +43,8 @@ def counts(conn) -> tuple[int, int]:
 
 def test_an_index_is_built_beside_open_transactions_that_write(database, release):
     """
-    Somebody's open transaction that has written to the table is waited for, and nobody waits meanwhile: not for the
-    index, and not for the migrator.
+    Somebody's open transaction that has written to the table is waited for, and nobody waits
+    meanwhile: not for the index, and not for the migrator.
     """
     (step,) = release(INDEX)
     with psycopg.connect(database) as writer, connect(database) as conn:
@@ -50,7 +55,10 @@ def test_an_index_is_built_beside_open_transactions_that_write(database, release
                 lambda: one(conn, "select count(*) from pg_stat_progress_create_index") or None
             )
             second = threads.submit(migrate, database)
-            conn.execute("set lock_timeout = '1s'; lock table forebay.settlement in row exclusive mode")  # fmt: skip
+            conn.execute(
+                    "set lock_timeout = '1s'; lock table forebay.settlement in row exclusive "
+                    "mode"
+                    )  # fmt: skip
             assert not running.done()
             writer.commit()
             assert running.result(timeout=30) == [step]
@@ -60,7 +68,8 @@ def test_an_index_is_built_beside_open_transactions_that_write(database, release
 
 def test_a_build_that_was_cut_off_is_begun_anew(database, release):
     """
-    What a crash leaves is an invalid index and no record of the migration; the next call drops it and builds it.
+    What a crash leaves is an invalid index and no record of the migration; the next call drops it
+    and builds it.
     """
     (step,) = release(INDEX)
     with psycopg.connect(database) as writer, connect(database) as conn:
@@ -114,7 +123,8 @@ def test_in_a_transaction_or_a_script_the_same_is_done_under_a_lock(
     database, empty_database, release
 ):
     """
-    Alembic, Django and psql run everything in one transaction: the indexes are built there, without CONCURRENTLY.
+    Alembic, Django and psql run everything in one transaction: the indexes are built there, without
+    CONCURRENTLY.
     """
     version = latest_version()
     steps = release(INDEX, EACH)

@@ -34,8 +34,8 @@ def open_lease(conn, version: int | None) -> int:
 
 def test_a_post_migration_waits_for_the_last_worker_of_an_older_version(database, release):
     """
-    It is held back and the worker is named, with the version its code was made for; pre migrations are applied. When
-    the worker has ended, the next call applies it.
+    It is held back and the worker is named, with the version its code was made for; pre migrations
+    are applied. When the worker has ended, the next call applies it.
     """
     version = latest_version()
     with connect(database) as conn:
@@ -102,8 +102,8 @@ def a_worker_that_comes_meanwhile(dsn: str, release) -> None:
 
 def test_a_worker_that_comes_while_it_runs_is_refused(database, release):
     """
-    Who opens a lease in that moment waits until the post migration has committed, and is then told that the schema
-    does not serve it any more.
+    Who opens a lease in that moment waits until the post migration has committed, and is then told
+    that the schema does not serve it any more.
     """
     a_worker_that_comes_meanwhile(database, release)
 
@@ -120,8 +120,8 @@ def test_without_the_lock_on_the_leases_it_would_be_let_in(database, release):
 @pytest.mark.slow
 def test_a_worker_of_an_older_version_is_refused_before_it_claims(database, release):
     """
-    After the post migration a worker of the version before ends at once, with an error that says what to do; the
-    schema's version alone is no reason.
+    After the post migration a worker of the version before ends at once, with an error that says
+    what to do; the schema's version alone is no reason.
     """
     version = latest_version()
     release(PRE)
@@ -139,7 +139,8 @@ def test_a_worker_of_an_older_version_is_refused_before_it_claims(database, rele
         run_own(database, protocol.open_lease("w", lease_seconds=30, suspect_seconds=5))
     assert "Install a newer version" in str(caught.value.hint)
     ended = subprocess.run(
-        [sys.executable, "-m", "forebay", "worker", "tests.support.worker_app:app", "--dsn", database],
+        [sys.executable, "-m", "forebay", "worker", "tests.support.worker_app:app", "--dsn",
+            database],
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert ended.returncode == 3
@@ -165,7 +166,8 @@ def test_new_code_works_while_its_post_migration_is_pending_and_not_before_its_p
 
 def test_what_the_library_needs_is_not_left_behind_a_post_migration_in_silence(database, release):
     """
-    A pre migration behind one that has to wait: the upgrade fails, and says that a release was left out.
+    A pre migration behind one that has to wait: the upgrade fails, and says that a release was left
+    out.
     """
     with connect(database) as conn:
         open_lease(conn, latest_version())
@@ -228,7 +230,8 @@ def drop_what_a_statement_uses(dsn: str, release) -> None:
         )
         wait_for(
             lambda: watcher.execute(
-                "select from pg_stat_activity where application_name = 'report' and state = 'active'"
+                "select from pg_stat_activity where application_name = 'report' and state "
+                "= 'active'"
                 " and query like '%pg_sleep%'"
             ).fetchall()
         )
@@ -241,7 +244,8 @@ def drop_what_a_statement_uses(dsn: str, release) -> None:
 @pytest.mark.slow
 def test_a_post_migration_waits_for_statements_that_began_before_it(database, release):
     """
-    A statement may be within a function as it was a moment ago, or about to call one: it ends first, and is named.
+    A statement may be within a function as it was a moment ago, or about to call one: it ends
+    first, and is named.
     """
     drop_what_a_statement_uses(database, release)
 
@@ -249,7 +253,8 @@ def test_a_post_migration_waits_for_statements_that_began_before_it(database, re
 @pytest.mark.slow
 def test_without_waiting_for_them_one_would_fail(database, release, monkeypatch):
     """
-    The mutant that does not wait takes away a function before a statement that is under way comes to call it.
+    The mutant that does not wait takes away a function before a statement that is under way comes
+    to call it.
     """
     monkeypatch.setattr(stepping, "session_running_since", lambda *_, **__: None)
     with violation(psycopg.Error):
@@ -258,8 +263,8 @@ def test_without_waiting_for_them_one_would_fail(database, release, monkeypatch)
 
 def test_a_public_function_gains_a_parameter_under_statements_that_call_it(database, release):
     """
-    ``forebay._set_aside``: a statement that began with the old function goes on with it, and the next one finds the new
-    one; there are never two to choose from, and never none.
+    ``forebay._set_aside``: a statement that began with the old function goes on with it, and the
+    next one finds the new one; there are never two to choose from, and never none.
     """
     name, text = next(step for step in next_migrations() if step[0] == "source_of_an_enqueue")
     release((name, text))
@@ -270,7 +275,10 @@ def test_a_public_function_gains_a_parameter_under_statements_that_call_it(datab
         calling = threads.submit(
             one,
             conn,
-            "select count(forebay.enqueue('work', '{}')) from generate_series(1, 3) n, pg_advisory_xact_lock(4711) l",
+            (
+                "select count(forebay.enqueue('work', '{}')) from generate_series(1, 3) n, "
+                "pg_advisory_xact_lock(4711) l"
+            ),
         )
         wait_for(
             lambda: watcher.execute(

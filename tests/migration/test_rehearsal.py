@@ -21,8 +21,8 @@ ADD_COLUMN = (
 @pytest.mark.slow
 def test_locks_are_told_with_their_length_and_nothing_is_left(database, release):
     """
-    Each migration with the locks that stop somebody, what they stop, and for how long; the longest of all. The
-    database is as it was.
+    Each migration with the locks that stop somebody, what they stop, and for how long; the longest
+    of all. The database is as it was.
     """
     _, second = release(
         ADD_COLUMN,
@@ -42,7 +42,10 @@ def test_locks_are_told_with_their_length_and_nothing_is_left(database, release)
     with connect(database) as conn:
         assert not one(
             conn,
-            "select count(*) from pg_attribute where attrelid = 'forebay.log'::regclass and attname = 'source'",
+            (
+                "select count(*) from pg_attribute where attrelid = 'forebay.log'::regclass "
+                "and attname = 'source'"
+            ),
         )
     assert len(migrate(database)) == 2
 
@@ -71,7 +74,8 @@ def test_a_rehearsal_does_not_hold_locks_for_long_either(database, release):
 @pytest.mark.slow
 def test_migrations_of_the_next_release_say_what_they_lock(database, release):
     """
-    Every lock that blocks all sessions is requested at the beginning of its migration, and none lasts.
+    Every lock that blocks all sessions is requested at the beginning of its migration, and none
+    lasts.
     """
     steps = release(*next_migrations())
     done = rehearse(database)
@@ -90,7 +94,8 @@ def test_migrations_of_the_next_release_say_what_they_lock(database, release):
 @pytest.mark.slow
 def test_the_command_prints_it_for_people_and_for_programs(database, release, capsys, monkeypatch):
     """
-    ``--rehearse`` changes nothing, names the workers a post migration waits for, and ends with the longest lock.
+    ``--rehearse`` changes nothing, names the workers a post migration waits for, and ends with the
+    longest lock.
     """
     monkeypatch.setenv("COLUMNS", "160")
     with connect(database) as conn:

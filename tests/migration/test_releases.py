@@ -8,15 +8,16 @@ from tests.support.released import problems, protocol, released
 
 def test_what_was_released_is_what_is_here(server, template):
     """
-    No migration of a release has changed, and what its workers call is there until a post migration takes it away.
+    No migration of a release has changed, and what its workers call is there until a post migration
+    takes it away.
     """
     assert problems(released(), migrations(), protocol(server.dsn(template))) == []
 
 
 def test_a_change_of_what_was_released_would_be_noticed(server, template):
     """
-    A migration that was edited, and a function of the protocol that is gone or has changed, are named; a post migration
-    may take one away.
+    A migration that was edited, and a function of the protocol that is gone or has changed, are
+    named; a post migration may take one away.
     """
     steps, spoken = list(migrations()), protocol(server.dsn(template))
     assert {"forebay.seal_v1()", "forebay.retain_v1(bigint)"} <= spoken.keys()

@@ -30,7 +30,8 @@ def schema(tmp_path: Path) -> Path:
 
 def test_the_first_migration_is_a_file_once_it_is_released():
     """
-    Until then it is composed of the sources, so an edited source is never tested in its former state.
+    Until then it is composed of the sources, so an edited source is never tested in its former
+    state.
     """
     file = SCHEMA.parent / "migrations" / "0001_initial.sql"
     assert file.exists() == bool(released())
@@ -41,8 +42,8 @@ def test_the_first_migration_is_a_file_once_it_is_released():
 @pytest.mark.slow
 def test_the_migrations_and_the_sources_end_in_the_same_schema(server, template, empty_database):
     """
-    A database that went through all migrations, and one built from src/forebay/sql/schema: the same objects, grants,
-    comments and settings.
+    A database that went through all migrations, and one built from src/forebay/sql/schema: the same
+    objects, grants, comments and settings.
     """
     build_into(empty_database)
     assert differences(contents(server.dsn(template)), contents(empty_database)) == []
@@ -50,7 +51,8 @@ def test_the_migrations_and_the_sources_end_in_the_same_schema(server, template,
 
 def test_every_body_is_one_that_postgresql_accepts(server, template):
     """
-    The first migration makes functions without a look at their bodies; made once more with that look, none is refused.
+    The first migration makes functions without a look at their bodies; made once more with that
+    look, none is refused.
     """
     with psycopg.connect(server.dsn(template)) as conn:
         definitions = conn.execute(
@@ -67,7 +69,8 @@ def test_every_body_is_one_that_postgresql_accepts(server, template):
 
 def test_no_function_is_longer_than_a_reader_can_keep_in_mind():
     """
-    200 lines, with what it includes. Functions of segments count one by one, not as the text of the function that makes them.
+    200 lines, with what it includes. Functions of segments count one by one, not as the text of the
+    function that makes them.
     """
     function = re.compile(r"^create function (\w+\.\w+).*?\$\$.*?\$\$;", re.MULTILINE | re.DOTALL)
     sources = [compose(), *segment_functions(SCHEMA).values()]
@@ -85,7 +88,8 @@ def test_each_segment_has_a_function_of_each_file(server, template):
     """
     with psycopg.connect(server.dsn(template)) as conn:
         made = conn.execute(
-            "select p.proname from pg_proc p where p.pronamespace = 'forebay'::regnamespace and p.proname ~ '_0$'"
+            "select p.proname from pg_proc p where p.pronamespace = "
+            "'forebay'::regnamespace and p.proname ~ '_0$'"
         ).fetchall()
     assert {name for (name,) in made} == {f"_{name}_0" for name in segment_functions(SCHEMA)}
 
@@ -95,7 +99,8 @@ def test_grants_are_read_from_the_heads_of_files(schema: Path):
     A role may call what names it, and nothing that does not.
     """
     (schema / "functions" / "extra.sql").write_text(
-        "-- grant: reader\ncreate function forebay.extra() returns int language sql as 'select 1';\n"
+        "-- grant: reader\ncreate function forebay.extra() returns int language sql as "
+        "'select 1';\n"
     )
     assert "extra" in grants(schema)["reader"]
     assert "extra" not in grants(schema)["operator"]
@@ -133,8 +138,8 @@ def test_planner_settings_are_those_of_a_named_set(schema: Path):
 
 def test_a_fragment_stands_where_it_is_included(schema: Path):
     """
-    It is indented like the line that names it, comes without its head, and has to exist. One that stands in one place only
-    belongs there.
+    It is indented like the line that names it, comes without its head, and has to exist. One that
+    stands in one place only belongs there.
     """
     files = [*functions_of(schema), *(schema / "tables").glob("*.sql")]
     sources = "".join(file.read_text() for file in files)
@@ -152,15 +157,18 @@ def test_a_fragment_stands_where_it_is_included(schema: Path):
 
 def test_lists_of_the_fields_of_a_job_are_made_of_their_declaration(schema: Path):
     """
-    A new line of job_columns.sql is in every list that does not leave it out; a name that is no field is refused.
+    A new line of job_columns.sql is in every list that does not leave it out; a name that is no
+    field is refused.
     """
     columns = schema / "fragments" / "job_columns.sql"
     columns.write_text(columns.read_text().rstrip() + ",\nregion         text\n")
     file = schema / "first_rows.sql"
     but = "but kind, args, max_attempts, tag, correlation_id, headers"
     file.write_text(
-        f"{{job {but}}}; {{job of (r.job) {but}}}; {{options passed of o {but}}}; {{options keys {but}}};\n"
-        f"{{job types {but}}}; {{options parameters {but}, limit_key, region}}; {{options of o but region}};\n"
+        f"{{job {but}}}; {{job of (r.job) {but}}}; {{options passed of o {but}}}; "
+        f"{{options keys {but}}};\n"
+        f"{{job types {but}}}; {{options parameters {but}, limit_key, region}}; {{options "
+        f"of o but region}};\n"
     )
     made = compose(schema)
     assert (
@@ -182,7 +190,8 @@ def test_lists_of_the_fields_of_a_job_are_made_of_their_declaration(schema: Path
 
 def test_python_has_the_fields_of_a_job_as_they_are_declared():
     """
-    A claimed job is an array, so its fields are read in the order of the declaration; every option is a field.
+    A claimed job is an array, so its fields are read in the order of the declaration; every option
+    is a field.
     """
     columns = job_columns()
     inside = ("kind", "args", "ordering_key", "limit_key")  # At a place of their own, or not told.

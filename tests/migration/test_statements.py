@@ -33,7 +33,17 @@ def test_every_migration_is_split_into_statements_that_begin_as_statements_do():
     for step in migrations():
         for statement in step.statements():
             code = [line for line in statement.splitlines() if line and not line.startswith("--")]
-            assert code[0].split()[0] in {"create", "insert", "comment", "revoke", "do", "select", "update", "alter", "grant"}, statement  # fmt: skip
+            assert code[0].split()[0] in {
+                "create",
+                "insert",
+                "comment",
+                "revoke",
+                "do",
+                "select",
+                "update",
+                "alter",
+                "grant",
+            }, statement
 
 
 @pytest.mark.parametrize(

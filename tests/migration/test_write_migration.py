@@ -1,4 +1,6 @@
-"""The next migration, written from what differs between the migrations and the sources of the schema."""
+"""The next migration, written from what differs between the migrations and the sources of the
+schema.
+"""
 
 import json
 import os
@@ -63,7 +65,8 @@ def checkout(tmp_path: Path) -> Checkout:
 
 def test_a_release_writes_down_the_first_migration(checkout: Checkout):
     """
-    From then on it is frozen, whatever the sources say; before, there is nothing to bring an older database to.
+    From then on it is frozen, whatever the sources say; before, there is nothing to bring an older
+    database to.
     """
     shutil.rmtree(checkout.first.parent)
     refused = checkout.run("write_migration", "nothing")
@@ -101,8 +104,8 @@ def test_without_an_edit_there_is_nothing_to_migrate(checkout: Checkout):
 @pytest.mark.slow
 def test_a_line_of_the_hot_claim_is_one_line_to_review(checkout: Checkout):
     """
-    The template of what each segment has, edited in one line, makes a migration with the function that makes it, run
-    for each segment there is.
+    The template of what each segment has, edited in one line, makes a migration with the function
+    that makes it, run for each segment there is.
     """
     checkout.edit("functions/claim/segment/take.sql", "interval '30 days'", "interval '31 days'")
     done = checkout.run("write_migration", "longer_expiry")
@@ -118,7 +121,8 @@ def test_a_line_of_the_hot_claim_is_one_line_to_review(checkout: Checkout):
 @pytest.mark.slow
 def test_a_function_of_segments_gets_a_parameter(checkout: Checkout):
     """
-    The old one of each segment is set aside for calls that have begun, and dropped by the post migration.
+    The old one of each segment is set aside for calls that have begun, and dropped by the post
+    migration.
     """
     checkout.edit(
         "functions/claim/segment/fetch.sql", "p_seqs bigint[])", "p_seqs bigint[], p_most integer)"
@@ -135,7 +139,8 @@ def test_a_function_of_segments_gets_a_parameter(checkout: Checkout):
 @pytest.mark.slow
 def test_functions_columns_tables_indexes_and_grants_are_migrated(checkout: Checkout):
     """
-    An edit of each kind: the chain ends in what the sources make, what is taken away comes after older workers ended.
+    An edit of each kind: the chain ends in what the sources make, what is taken away comes after
+    older workers ended.
     """
     checkout.edit("functions/operate/depth.sql", "-- grant: operator, reader", "-- grant: operator")
     checkout.edit("functions/operate/purge_dead.sql", "begin\n", "begin\n    -- As of now.\n")
@@ -161,13 +166,16 @@ def test_functions_columns_tables_indexes_and_grants_are_migrated(checkout: Chec
     )
     (checkout.sql / "schema" / "tables" / "node.sql").write_text(
         "create sequence forebay.node_seq as bigint cache 1;\n\n"
-        "create table forebay.node (node_id bigint primary key default nextval('forebay.node_seq'), name text);\n"
+        "create table forebay.node (node_id bigint primary key default "
+        "nextval('forebay.node_seq'), name text);\n"
         "create index node_by_name on forebay.node (name);\n\n"
         "comment on table forebay.node is 'Nodes.';\n"
     )
     (checkout.sql / "schema" / "functions" / "operate" / "node.sql").write_text(
-        "-- grant: reader\n\n-- Nodes.\ncreate function forebay.nodes() returns bigint language sql stable\n"
-        "set search_path = pg_catalog, pg_temp\n-- planner: short\nas $$ select count(*) from forebay.node $$;\n"
+        "-- grant: reader\n\n-- Nodes.\ncreate function forebay.nodes() returns bigint "
+        "language sql stable\n"
+        "set search_path = pg_catalog, pg_temp\n-- planner: short\nas $$ select count(*) "
+        "from forebay.node $$;\n"
     )
     done = checkout.run("write_migration", "nodes")
     assert done.returncode == 0, done.stderr
@@ -191,7 +199,8 @@ def test_functions_columns_tables_indexes_and_grants_are_migrated(checkout: Chec
 @pytest.mark.slow
 def test_what_has_to_be_thought_about_fails_until_it_is_written(checkout: Checkout):
     """
-    A column of another type, and a new one that existing rows can not have: each is named, and nothing migrates.
+    A column of another type, and a new one that existing rows can not have: each is named, and
+    nothing migrates.
     """
     checkout.edit(
         "tables/failure.sql",

@@ -1,4 +1,6 @@
-"""An audit finds what is wrong between both stores, nothing else, and what it finds can be repaired."""
+"""An audit finds what is wrong between both stores, nothing else, and what it finds can be
+repaired.
+"""
 
 import asyncio
 import contextlib
@@ -137,8 +139,8 @@ def test_what_is_in_step_by_its_checksums_is_not_read(app):
 @pytest.mark.parametrize("page", [1, 7, 1000])
 def test_nothing_hides_behind_a_checksum(app, page):
     """
-    With checksums the same is found as without, at both ends, in between and in long runs; and what is in a range too many is
-    no load: its checksum is asked of one row more than there should be.
+    With checksums the same is found as without, at both ends, in between and in long runs; and what
+    is in a range too many is no load: its checksum is asked of one row more than there should be.
     """
     source = SummedItems(dict.fromkeys(range(10, 90), 2))
     target = SummedTarget()
@@ -202,7 +204,8 @@ def other_order(conn):
 )
 def test_all_stores_have_the_same_checksum(app, conn, empty_database, tmp_path, names):
     """
-    Of the same rows: a query, a table in another database, and a file; numbers, and texts of all sorts.
+    Of the same rows: a query, a table in another database, and a file; numbers, and texts of all
+    sorts.
     """
     id_type = "text" if isinstance(names, list) else "bigint"
     column = id_type + (other_order(conn) if id_type == "text" else "")
@@ -216,7 +219,10 @@ def test_all_stores_have_the_same_checksum(app, conn, empty_database, tmp_path, 
     source = QuerySource(
         app.dsn,
         read="select id, version from page where id = any(%(ids)s)",
-        scan=f"select id, version from page where {ordered} > coalesce(%(after)s, {least}) order by {ordered} limit %(limit)s;",
+        scan=(
+            f"select id, version from page where {ordered} > coalesce(%(after)s, {least}) "
+            f"order by {ordered} limit %(limit)s;"
+        ),
     )
     table = PostgresTarget(empty_database, id_type=id_type)
     table.create()
@@ -228,7 +234,8 @@ def test_all_stores_have_the_same_checksum(app, conn, empty_database, tmp_path, 
     async def compare():
         await table.write(documents)
         for after, until, limit in [
-            (None, None, 100), (None, in_order[2], 100), (in_order[1], None, 2), (in_order[-1], None, 9), (None, in_order[0], 1),
+            (None, None, 100), (None, in_order[2], 100), (in_order[1], None, 2),
+            (in_order[-1], None, 9), (None, in_order[0], 1),
         ]:  # fmt: skip
             rows = [
                 row for row in await source.scan(after, limit) if until is None or row[0] <= until
@@ -250,7 +257,8 @@ def test_all_stores_have_the_same_checksum(app, conn, empty_database, tmp_path, 
 
 def test_documents_are_compared_by_hash_where_that_was_declared(app, conn, tmp_path):
     """
-    A copy of the right version with other contents is stale; the repair makes it right. By version nothing is found.
+    A copy of the right version with other contents is stale; the repair makes it right. By version
+    nothing is found.
     """
 
     class Texts(Items):
@@ -307,7 +315,10 @@ def test_what_audits_found_is_kept(app, conn):
     assert mirror.audits(limit=1) == kept[:1]
     assert mirror.status().facts.audits == kept
     conn.execute(
-        "update forebay.mirror_audit set ended_at = ended_at - interval '366 days' where audit_id = %s",
+        (
+            "update forebay.mirror_audit set ended_at = ended_at - interval '366 days' where "
+            "audit_id = %s"
+        ),
         [first.audit_id],
     )
     trim(conn)
@@ -329,7 +340,9 @@ def test_an_audit_counts_also_where_it_cannot_be_kept(app, conn):
 
 
 class Moving(Items):
-    """A source in which everything changes right after it was scanned, and is in the target a moment later."""
+    """A source in which everything changes right after it was scanned, and is in the target a
+    moment later.
+    """
 
     def __init__(self, versions, target, then):
         super().__init__(versions)
@@ -367,7 +380,8 @@ def test_what_changes_meanwhile_is_no_drift(app, then):
 @pytest.mark.parametrize("has_come", [True, False])
 def test_a_suspect_is_compared_with_the_version_that_was_scanned(app, has_come):
     """
-    A copy that has come up to that one is right, though the item has changed again; one that has not is stale.
+    A copy that has come up to that one is right, though the item has changed again; one that has
+    not is stale.
     """
 
     class Late(LyingTarget):
@@ -435,15 +449,18 @@ async def test_drift_planted_under_live_writes_is_found_exactly_and_repaired(
     app, conn, empty_database
 ):
     """
-    Missing, stale and orphaned copies at random, while others are written: the audit finds those and no other, and after the
-    repair there is none.
+    Missing, stale and orphaned copies at random, while others are written: the audit finds those
+    and no other, and after the repair there is none.
     """
     conn.execute("create table page (id bigint primary key, version bigint)")
     conn.execute("insert into page select n, 1 from generate_series(1, %s) n", [COUNT])
     source = QuerySource(
         app.dsn,
         read="select id, version from page where id = any(%(ids)s)",
-        scan="select id, version from page where id > coalesce(%(after)s, 0) order by id limit %(limit)s",
+        scan=(
+            "select id, version from page where id > coalesce(%(after)s, 0) order by id limit "
+            "%(limit)s"
+        ),
     )
     target = PostgresTarget(empty_database)
     target.create()
@@ -508,7 +525,8 @@ def test_the_command_tells_and_repairs(database, tmp_path, monkeypatch, capsys):
         "from forebay.mirror import Document, SQLiteTarget\n"
         "class Items:\n"
         "    def read(self, ids): return [Document(i, 1, {'text': 'mill'}) for i in ids if i < 4]\n"
-        "    def scan(self, after, limit): return [(i, 1) for i in range(1, 4) if i > (after or 0)]\n"
+        "    def scan(self, after, limit): return [(i, 1) for i in range(1, 4) if i > "
+        "(after or 0)]\n"
         "app = forebay.App()\n"
         "pages = forebay.Mirror(app, 'pages', source=Items(), target=SQLiteTarget('index.db'))\n"
     )

@@ -12,7 +12,8 @@ from forebay.testing import LyingTarget, run_until_idle
 
 def test_the_items_of_a_condition_are_looked_at_again(database):
     """
-    Behind all other jobs, under a tag of their own; planned and done alike; forced ones are written even if they look right.
+    Behind all other jobs, under a tag of their own; planned and done alike; forced ones are written
+    even if they look right.
     """
     with psycopg.connect(database, autocommit=True) as conn:
         conn.execute(
@@ -24,14 +25,18 @@ def test_the_items_of_a_condition_are_looked_at_again(database):
         source = QuerySource(
             lambda: database,
             read="select id, version from page where id = any(%(ids)s)",
-            scan="select id, version from page where id > coalesce(%(after)s, 0) order by id limit %(limit)s",
+            scan=(
+                "select id, version from page where id > coalesce(%(after)s, 0) order by id "
+                "limit %(limit)s"
+            ),
         )
         pages = forebay.Mirror(app, "pages", source=source, target=target)
         rows = Rows("page", equal={"site": 3})
         plan = pages.plan_backfill(rows)
         assert pages.backfill(rows, token=plan.token) == plan.jobs == 5
         found = conn.execute(
-            "select distinct kind, tag, lane = forebay._lane_id('mirror', 1000, 0), expires_at is null from forebay.log"
+            "select distinct kind, tag, lane = forebay._lane_id('mirror', 1000, 0), "
+            "expires_at is null from forebay.log"
         ).fetchall()
         assert found == [("mirror.pages", "backfill", True, False)]
         run_until_idle(app)
@@ -45,8 +50,8 @@ def test_the_items_of_a_condition_are_looked_at_again(database):
 
 def test_jobs_for_many_items_are_never_taken_for_changes(app, conn):
     """
-    A backfill or repair that alerts would count as ordinary changes is refused: its backlog would be an alert, and its completed
-    jobs would hide that no more changes come. Nothing is written.
+    A backfill or repair that alerts would count as ordinary changes is refused: its backlog would
+    be an alert, and its completed jobs would hide that no more changes come. Nothing is written.
     """
     pages = forebay.Mirror(
         app, "pages", source=LyingTarget(), target=LyingTarget(),
@@ -55,7 +60,11 @@ def test_jobs_for_many_items_are_never_taken_for_changes(app, conn):
     query = "select i as id from generate_series(1, 3) i"
     drift = Drift(missing=[1])
     for tag, priority in [("reindex.user", 100), ("backfills", 499), ("renewed-user", 100)]:
-        for refused in (pages.backfill, pages.plan_backfill, lambda _, **options: pages.repair(drift, **options)):  # fmt: skip
+        for refused in (
+            pages.backfill,
+            pages.plan_backfill,
+            lambda _, **options: pages.repair(drift, **options),
+        ):
             with pytest.raises(InvalidJob, match="ordinary changes") as error:
                 refused(query, tag=tag, priority=priority)
             assert f"'backfill.{tag}'" in error.value.hint

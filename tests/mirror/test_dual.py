@@ -1,4 +1,6 @@
-"""Two targets as one: jobs end when both are right, and the one in use does not suffer from the one being built."""
+"""Two targets as one: jobs end when both are right, and the one in use does not suffer from the
+one being built.
+"""
 
 import asyncio
 import time
@@ -95,8 +97,8 @@ async def test_what_is_gone_is_deleted_from_both(app, conn, mirror, current, new
 @pytest.mark.parametrize("fault", ["hanging", "resetting"])
 async def test_a_new_target_that_is_away_harms_nobody(app, conn, mirror, current, new, fault):
     """
-    Direct writes are accepted as fast as before, jobs keep the target in use right and wait for the other without an attempt;
-    when it is back both are right and the jobs end.
+    Direct writes are accepted as fast as before, jobs keep the target in use right and wait for the
+    other without an attempt; when it is back both are right and the jobs end.
     """
     setattr(new, fault, True)
     mirror.source.versions = dict.fromkeys(range(40), 1)
@@ -116,7 +118,8 @@ async def test_a_new_target_that_is_away_harms_nobody(app, conn, mirror, current
         await wait_for_async(lambda: mirror.counts.get("completed.up_to_date", 0) == 20)
     assert set(range(20, 40)) <= set(new.versions())
     assert one(conn, "select count(*) from forebay.log where attempt > 0") == 0
-    # What the direct writes could not tell the new one has jobs of its own in real life; an audit finds it as well.
+    # What the direct writes could not tell the new one has jobs of its own in real life; an audit
+    # finds it as well.
     await wait_for_async(lambda: not mirror.target.direct._under_way)
     drift = await asyncio.to_thread(mirror.audit, settle=0)
     assert set(drift.repairable) == set(range(40)) - set(new.versions())
@@ -162,7 +165,8 @@ async def test_errors_of_either_are_told():
 
 async def test_pages_of_two_scans_are_one_scan():
     """
-    However the two differ, nothing is left out, told twice or out of order, and a short page is the last.
+    However the two differ, nothing is left out, told twice or out of order, and a short page is the
+    last.
     """
     first, second = range(0, 60, 2), [*range(0, 60, 3), *range(100, 130)]
     target = DualTarget(LyingTarget(), LyingTarget())
@@ -185,8 +189,8 @@ async def test_pages_of_two_scans_are_one_scan():
 
 async def test_an_index_is_rebuilt_under_live_writes(app, conn):
     """
-    The whole of it: the new index is filled by an audit's jobs while items change, takes over when nothing is wrong, and
-    the old one is gone.
+    The whole of it: the new index is filled by an audit's jobs while items change, takes over when
+    nothing is wrong, and the old one is gone.
     """
     engine = SearchEngine()
     with engine.running() as url:

@@ -1,4 +1,6 @@
-"""The target for Elasticsearch and OpenSearch, on a stand-in for both that refuses what they refuse."""
+"""The target for Elasticsearch and OpenSearch, on a stand-in for both that refuses what they
+refuse.
+"""
 
 import socket
 import sys
@@ -60,7 +62,8 @@ async def searched(target, engine, words):
 
 async def test_a_deletion_is_remembered_when_the_server_has_forgotten_it(engine, url):
     """
-    The server forgets deletions after a minute, and when it starts anew; ours are documents until their time has come.
+    The server forgets deletions after a minute, and when it starts anew; ours are documents until
+    their time has come.
     """
     target = made(url, realtime=True)
     await target.write([Document(1, 4, {"text": "a mill"})])
@@ -76,7 +79,8 @@ async def test_a_deletion_is_remembered_when_the_server_has_forgotten_it(engine,
 
 async def test_without_tombstones_the_late_document_would_come_back(engine, url):
     """
-    The test above would notice: with the server's own deletion, an older document is taken a minute later.
+    The test above would notice: with the server's own deletion, an older document is taken a minute
+    later.
     """
     from forebay.mirror.targets import _bulk
 
@@ -113,7 +117,8 @@ async def test_tombstones_are_removed_after_their_time(engine, url):
 
 async def test_the_errors_of_single_items_are_told(engine, url):
     """
-    A request that answers 200 may have failed for some of its items: only those are told, and the others are there.
+    A request that answers 200 may have failed for some of its items: only those are told, and the
+    others are there.
     """
     target = made(url, realtime=True, mappings={"properties": {"pages": {"type": "long"}}})
     await target.write([Document(4, 9, {})])
@@ -142,7 +147,8 @@ async def test_the_errors_of_single_items_are_told(engine, url):
 
 async def test_items_without_room_are_sent_again(engine, url, monkeypatch):
     """
-    429 of an item is no fault of it: it is sent again, alone; when that does not help, nothing is said about it.
+    429 of an item is no fault of it: it is sent again, alone; when that does not help, nothing is
+    said about it.
     """
     monkeypatch.setattr("forebay.mirror.targets._elasticsearch._AGAIN_SECONDS", (0.0, 0.0))
     target = made(url, realtime=True)
@@ -174,7 +180,8 @@ async def test_an_item_that_failed_for_the_servers_reasons_is_not_to_blame(engin
 @pytest.mark.parametrize("fault", [401, 429, 502, 503, "html", "hang", "reset"])
 async def test_a_server_that_cannot_be_asked_says_nothing_about_items(engine, url, fault):
     """
-    Whatever goes wrong with a request as a whole: the target is unavailable, and works again when the server does.
+    Whatever goes wrong with a request as a whole: the target is unavailable, and works again when
+    the server does.
     """
     target = made(url, realtime=True, timeout=2 if fault == "hang" else 10)
     for call, arguments in (
@@ -207,7 +214,8 @@ async def test_a_request_that_is_refused_as_a_whole_leaves_the_blame_open(engine
 
 async def test_nobody_is_there(url):
     """
-    A refused connection, a missing alias and half a search are told as what they are; a missing alias is not made by a write.
+    A refused connection, a missing alias and half a search are told as what they are; a missing
+    alias is not made by a write.
     """
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -266,7 +274,8 @@ async def test_what_is_read_back_is_what_searches_find(engine, url):
 
 async def test_an_index_is_rebuilt_behind_the_alias(engine, url):
     """
-    The successor is written beside the old index, takes its name in one step when nothing is wrong, and can have one itself.
+    The successor is written beside the old index, takes its name in one step when nothing is wrong,
+    and can have one itself.
     """
     old = made(url, realtime=True)
     await old.write([Document(1, 1, {"text": "a mill"})])
@@ -369,7 +378,8 @@ class Items:
 @pytest.mark.parametrize("engine", ["elasticsearch"], indirect=True)
 async def test_nothing_is_missing_of_what_a_server_only_said_it_took(app, conn, engine, url):
     """
-    With a server that answers 200 and drops every twentieth item once, all are there when all jobs have ended.
+    With a server that answers 200 and drops every twentieth item once, all are there when all jobs
+    have ended.
     """
     unlucky = {str(name) for name in range(0, 300, 20)}
 

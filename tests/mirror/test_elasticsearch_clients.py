@@ -1,7 +1,9 @@
-"""Both official clients make the requests that the target makes, and read the answers that the stand-in gives.
+"""Both official clients make the requests that the target makes, and read the answers that the
+stand-in gives.
 
-So neither is only held against the other: the target's requests are those of the clients, parameter by parameter and line
-by line, and the stand-in's answers are taken by the clients' parsers. A real server was not to be had.
+So neither is only held against the other: the target's requests are those of the clients, parameter
+by parameter and line by line, and the stand-in's answers are taken by the clients' parsers. A real
+server was not to be had.
 """
 
 import json
@@ -33,7 +35,10 @@ def client(engine, url):
 
 
 def said(request):
-    """Return what a request says, whoever made it; in the body the order and the white space of JSON say nothing."""
+    """Return what a request says, whoever made it.
+
+    In the body the order and the white space of JSON say nothing.
+    """
     body = request.lines if request.path.endswith("_bulk") else json.loads(request.body or b"null")
     # POST and PUT are the same for bulk requests.
     method = "POST" if request.path.endswith("_bulk") else request.method
@@ -64,7 +69,10 @@ async def target_requests(engine, url):
 
 
 class Calls:
-    """The same calls as a client has them; OpenSearch's takes bodies whole, and parameters by the side."""
+    """The same calls as a client has them.
+
+    OpenSearch's takes bodies whole, and parameters by the side.
+    """
 
     def __init__(self, client):
         self.client = client
@@ -107,7 +115,8 @@ class Calls:
 
 async def test_the_requests_are_those_of_the_official_clients(engine, url, client):
     """
-    Each request of the target is sent once more by the client's own methods, and is the same on the wire.
+    Each request of the target is sent once more by the client's own methods, and is the same on the
+    wire.
     """
     wanted = await target_requests(engine, url)
     calls = Calls(client)
@@ -149,7 +158,8 @@ async def test_the_requests_are_those_of_the_official_clients(engine, url, clien
 
 async def test_what_the_target_wrote_is_read_by_the_official_clients(engine, url, client):
     """
-    Searches of the alias find documents and no tombstones; the versions are there, and an older one is refused with 409.
+    Searches of the alias find documents and no tombstones; the versions are there, and an older one
+    is refused with 409.
     """
     target = ElasticsearchTarget(
         url, "pages", mappings={"properties": {"text": {"type": "text"}}}, refresh_seconds=60

@@ -108,8 +108,8 @@ def writing(url, table, versions, ids, barrier, failures):
 
 async def test_the_newest_wins_when_several_write_at_once(groonga, target):
     """
-    Four writers on four threads of the server, the same items at the same moment: what is left is the newest version, with
-    its own words and digest, and nothing else is found.
+    Four writers on four threads of the server, the same items at the same moment: what is left is
+    the newest version, with its own words and digest, and nothing else is found.
     """
     for newest, ids in ((24, [1, 2, 3]), (23, [4, 5, 6])):
         versions = list(range(newest - 19, newest + 1))
@@ -138,7 +138,8 @@ async def test_the_newest_wins_when_several_write_at_once(groonga, target):
 
 async def test_what_a_writer_left_halfway_is_cleared_by_the_next_who_looks(target):
     """
-    Stopped before it removed the older row, or in the middle of a row: neither counts, and the older row is removed.
+    Stopped before it removed the older row, or in the middle of a row: neither counts, and the
+    older row is removed.
     """
     await target.write([Document(1, 1, {"text": "old"})])
     await target._load([target._document(Document(1, 2, {"text": "new"}))])
@@ -217,7 +218,8 @@ class Items:
 @pytest.mark.slow
 async def test_a_real_search_server_is_kept_in_step(app, conn, target):
     """
-    Written, changed, deleted, by jobs and at once; an audit finds nothing wrong, and what was broken by hand.
+    Written, changed, deleted, by jobs and at once; an audit finds nothing wrong, and what was
+    broken by hand.
     """
     source = Items(dict.fromkeys(range(500), 1))
     mirror = forebay.Mirror(app, "pages", source=source, target=target, grace=0, compare="hash")

@@ -1,4 +1,6 @@
-"""A search engine that answers too much, or nonsense: the items of the request are not at fault, and memory is bounded."""
+"""A search engine that answers too much, or nonsense: the items of the request are not at fault,
+and memory is bounded.
+"""
 
 import asyncio
 import gzip
@@ -85,20 +87,25 @@ async def outcomes(target):
 
 #: Well-formed JSON that is no answer to the request, and JSON that is none.
 ODD = [
-    b"[]", b"3", b'"x"', b"null", b"{}", b"{", b"\xff", b"[" * 100_000, b'{"docs": 3}', b'{"docs": [3]}',
-    b'{"docs": [{}]}', b'{"docs": [{"found": true}]}', b'{"docs": [{"found": true, "_id": "9", "_version": 1}]}',
+    b"[]", b"3", b'"x"', b"null", b"{}", b"{", b"\xff", b"[" * 100_000, b'{"docs": 3}',
+    b'{"docs": [3]}',
+    b'{"docs": [{}]}', b'{"docs": [{"found": true}]}',
+    b'{"docs": [{"found": true, "_id": "9", "_version": 1}]}',
     b'{"docs": [{"found": true, "_id": "1", "_version": "x", "_source": {"forebay": {}}}]}',
     b'{"docs": [{"found": true, "_id": "1", "_version": 1, "_source": {"forebay": 5}}]}',
     b'{"docs": [{"found": true, "_id": "1", "_version": 1, "_source": []}]}',
     b'{"items": 3}', b'{"items": [1, 2]}', b'{"items": [{"index": 1}, {"index": 2}]}',
     b'{"items": [{"index": {"_id": "1", "status": []}}, {"index": {"_id": "2", "status": 200}}]}',
     b'{"hits": {"hits": 3}}', b'{"hits": {"hits": [3]}}', b'{"hits": {"hits": [{"sort": []}]}}',
-    b'{"hits": {"hits": [{"sort": [[1]], "_version": 1, "_source": {"forebay": {}}}]}}', b'{"_shards": 3}',
+    b'{"hits": {"hits": [{"sort": [[1]], "_version": 1, "_source": {"forebay": {}}}]}}',
+    b'{"_shards": 3}',
     b'{"header": {"return_code": 0}}', b'{"header": {"return_code": 0}, "body": 3}',
     b'{"header": {"return_code": 0, "error": 3}, "body": {}}',
     b'{"header": {"return_code": 0}, "body": {"records": [[1]], "n_loaded_records": "x"}}',
-    b'{"header": {"return_code": 0}, "body": {"records": [["1:1", 1, "x", "", 0]], "n_loaded_records": 0}}',
-    b'{"header": {"return_code": 0}, "body": {"records": [["1:1", [1], 1, "", 0]], "n_loaded_records": 0}}',
+    (b'{"header": {"return_code": 0}, "body": {"records": [["1:1", 1, "x", "", 0]],'
+     b' "n_loaded_records": 0}}'),
+    (b'{"header": {"return_code": 0}, "body": {"records": [["1:1", [1], 1, "", 0]],'
+     b' "n_loaded_records": 0}}'),
 ]  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""A job of a mirror ends when its item was read in the target and is right, whatever the target does."""
+"""A job of a mirror ends when its item was read in the target and is right, whatever the target
+does.
+"""
 
 import asyncio
 import subprocess
@@ -73,7 +75,8 @@ def writes(target, name=None):
 
 async def test_a_job_exists_if_the_change_committed_and_ends_with_the_copy_right(app, conn):
     """
-    A change that is rolled back leaves no job; one that is committed is in the target when its job is done, not before its grace.
+    A change that is rolled back leaves no job; one that is committed is in the target when its job
+    is done, not before its grace.
     """
     source, target = Items({1: 3}), LyingTarget()
     with mirrored(app, source, target, grace=60) as mirror:
@@ -173,7 +176,8 @@ async def churn(app, conn, mirror, source, target, count, seconds=40):
 )
 async def test_nothing_is_missing_of_what_a_target_only_said_it_took(app, conn, fault):
     """
-    Jobs end when their items were read, not when the target said so; each that ended was shown at its version before.
+    Jobs end when their items were read, not when the target said so; each that ended was shown at
+    its version before.
     """
     source, target = Items(), LyingTarget(**fault)
     with mirrored(app, source, target, batch_size=100) as mirror:
@@ -245,7 +249,8 @@ async def test_broken_off_calls_are_repeated_until_it_is_right(app, conn):
 @pytest.mark.slow
 async def test_a_target_that_never_answers_costs_no_attempt(app, conn):
     """
-    A call has its time; then its jobs are postponed, and when the target answers again they are done.
+    A call has its time; then its jobs are postponed, and when the target answers again they are
+    done.
     """
     source, target = Items({1: 1}), LyingTarget(hanging=True)
     with mirrored(app, source, target, timeout=0.1) as mirror:
@@ -276,7 +281,8 @@ async def test_refused_items_back_off_and_the_others_are_done(app, conn):
 @pytest.mark.parametrize("where", ["source", "target"])
 async def test_items_that_make_whole_calls_fail_starve_nobody(app, conn, where):
     """
-    More of them than a pass takes, in front of all others and with a better priority: the others are done all the same.
+    More of them than a pass takes, in front of all others and with a better priority: the others
+    are done all the same.
     """
     bad, good = range(100, 130), range(10)
     source, target = Items(dict.fromkeys([*bad, *good], 1)), LyingTarget()
@@ -315,8 +321,8 @@ class Gate(Items):
 
 async def after_a_late_writer(app, conn, target, *, first, deleted):
     """
-    Let somebody read item 1 and be stopped, have it changed to version 2 or deleted, and proved; then let him go on. Return
-    what the target has.
+    Let somebody read item 1 and be stopped, have it changed to version 2 or deleted, and proved;
+    then let him go on. Return what the target has.
     """
     source = Gate({1: 1})
     with mirrored(app, source, target, direct_timeout=20, timeout=20) as mirror:
@@ -434,7 +440,8 @@ async def test_a_direct_write_is_there_at_once_and_the_job_only_looks(app, conn)
 
 async def test_a_direct_write_never_raises_and_never_waits_long(app):
     """
-    With a target that never answers each call returns within its deadline, and after some of them at once.
+    With a target that never answers each call returns within its deadline, and after some of them
+    at once.
     """
     target = LyingTarget(hanging=True)
     with mirrored(app, Items({1: 1}), target, direct_timeout=0.1) as mirror:
@@ -458,8 +465,8 @@ async def test_a_direct_write_never_raises_and_never_waits_long(app):
 
 def test_a_backlog_is_postponed_in_line_while_a_store_is_away(app, monkeypatch):
     """
-    What two passes postponed comes back after the breaker's wait one behind the other, at a bounded rate; when the store has
-    answered, the next that is postponed does not wait behind those.
+    What two passes postponed comes back after the breaker's wait one behind the other, at a bounded
+    rate; when the store has answered, the next that is postponed does not wait behind those.
     """
     monkeypatch.setattr("forebay.mirror._reconcile.POSTPONED_PER_SECOND", 10.0)
     source, target = Items(dict.fromkeys(range(60), 1)), LyingTarget(hanging=True)
@@ -491,7 +498,8 @@ def test_a_backlog_is_postponed_in_line_while_a_store_is_away(app, monkeypatch):
 
 def test_calls_that_fail_side_by_side_count_once():
     """
-    Sixteen calls that hang at the same time open the breaker for its first wait, not for its longest.
+    Sixteen calls that hang at the same time open the breaker for its first wait, not for its
+    longest.
     """
     now = [0.0]
     breaker = SharedBreaker(failures=5, seconds=1, seconds_max=10, clock=lambda: now[0])
@@ -562,8 +570,8 @@ def test_what_hangs_is_left_behind_when_it_ends(app):
 
 async def test_every_kind_of_id_and_connection(app, conn, database):
     """
-    Numbers, texts and UUIDs; plain and asynchronous connections; one and many. What is no id is refused, at the door or,
-    when it came by plain SQL, as a dead letter.
+    Numbers, texts and UUIDs; plain and asynchronous connections; one and many. What is no id is
+    refused, at the door or, when it came by plain SQL, as a dead letter.
     """
     name = uuid.uuid4()
     source = Items({1: 1, "two": 1, str(name): 1, 4: 1})
@@ -594,7 +602,10 @@ async def test_a_table_and_a_search_in_another_database(app, conn, empty_databas
     source = QuerySource(
         app.dsn,
         read="select id, version, text, hidden as gone from page where id = any(%(ids)s);",
-        scan="select id, version from page where id > coalesce(%(after)s, 0) order by id limit %(limit)s",
+        scan=(
+            "select id, version from page where id > coalesce(%(after)s, 0) order by id limit "
+            "%(limit)s"
+        ),
     )
     target = PostgresTarget(empty_database)
     target.create()

@@ -67,7 +67,8 @@ def kept(conn, *columns):
     """Return the sums of all counts, by outcome or by these columns."""
     names = ", ".join(columns or ["outcome"])
     rows = conn.execute(
-        f"select {names}, sum(count)::int from forebay.mirror_count where mirror = 'pages' group by {names}"
+        f"select {names}, sum(count)::int from forebay.mirror_count where mirror = 'pages' "
+        f"group by {names}"
     ).fetchall()
     return {row[:-1] if columns else row[0]: row[-1] for row in rows}
 
@@ -81,12 +82,14 @@ def codes(mirror):
 
 async def test_what_passes_do_is_kept_by_outcome_tag_and_priority(app, conn, mirror, target):
     """
-    Items once per pass, for the first of their jobs; completed jobs each for itself. What is kept is what the process counts.
+    Items once per pass, for the first of their jobs; completed jobs each for itself. What is kept
+    is what the process counts.
     """
     target.write([Document(5, 1, {}), Document(2000, 1, {})])
     with conn.transaction():
         for name, tag, priority in [
-            (1, "api", 100), (1, "import", 100), (2, "import", 5), (5, "api", 100), (2000, None, 100),
+            (1, "api", 100), (1, "import", 100), (2, "import", 5), (5, "api", 100),
+            (2000, None, 100),
         ]:  # fmt: skip
             mirror.changed(conn, name, tag=tag, priority=priority)
         mirror.heartbeat(conn)
@@ -122,7 +125,10 @@ def settle_with(reader, claim_no, counted, conn=None, **flush):
 
 
 def counted_as_settled(dsn, conn):
-    """Settle once, again under the same name, in part, wrongly, and too late; compare what was counted."""
+    """Settle once, again under the same name, in part, wrongly, and too late.
+
+    Compare what was counted.
+    """
     conn.execute(
         "select forebay.enqueue('mirror.pages', '{}', queue => 'mirror') from generate_series(1, 4)"
     )
@@ -148,7 +154,8 @@ def counted_as_settled(dsn, conn):
 
 async def test_what_is_counted_is_what_was_settled(database, conn):
     """
-    A repeated settlement counts once; one that is refused, or comes after the lease was lost, does not.
+    A repeated settlement counts once; one that is refused, or comes after the lease was lost, does
+    not.
 
     Guards invariant "counted with the settlement" (docs/design/reconcile.md).
     """
@@ -174,8 +181,8 @@ async def test_counts_outlive_killed_workers_and_those_of_suspects_are_kept(
     conn, database, tmp_path, monkeypatch
 ):
     """
-    A worker that is killed in a pass has counted nothing of it; what it did before is kept. Its jobs come back as suspects,
-    which run in processes of their own, and are counted too.
+    A worker that is killed in a pass has counted nothing of it; what it did before is kept. Its
+    jobs come back as suspects, which run in processes of their own, and are counted too.
     """
     from tests.support.effects import PATH_VARIABLE
 
@@ -187,7 +194,10 @@ async def test_counts_outlive_killed_workers_and_those_of_suspects_are_kept(
         rows = [[f'{{"id": {name}}}'] for name in names]
         with conn.cursor() as cursor:
             cursor.executemany(
-                "select forebay.enqueue('mirror.pages', %s::jsonb, queue => 'mirror', tag => 'api')",
+                (
+                    "select forebay.enqueue('mirror.pages', %s::jsonb, queue => 'mirror', tag "
+                    "=> 'api')"
+                ),
                 rows,
             )
 
@@ -213,7 +223,8 @@ async def test_counts_outlive_killed_workers_and_those_of_suspects_are_kept(
 
 async def test_counts_are_folded_and_their_sum_stays(conn, mirror):
     """
-    By the minute, by the hour, and in one row when they are older than retention: what happened in all is always known.
+    By the minute, by the hour, and in one row when they are older than retention: what happened in
+    all is always known.
     """
     for age, count in [
         ("0 s", 1),
@@ -228,8 +239,14 @@ async def test_counts_are_folded_and_their_sum_stays(conn, mirror):
                 " values ('pages', now() - %s::interval, 'completed.up_to_date', %s, 100, %s)",
                 [age, tag, count],
             )
-    for table in ("mirror_sample (mirror, at, due, due_all, waiting) select 'pages', now() - i, 1, 1, 1",
-                  "mirror_breaker (mirror, at, who, place) select 'pages', now() - i, 'w', 'pass'"):  # fmt: skip
+    for table in ((
+            "mirror_sample (mirror, at, due, due_all, waiting) select 'pages', now() - i, 1, 1, "
+            "1"
+            ),
+                  (
+                          "mirror_breaker (mirror, at, who, place) select 'pages', now() - i, 'w', "
+                          "'pass'"
+                          )):  # fmt: skip
         conn.execute(f"insert into forebay.{table} from unnest('{{1 h, 3 days}}'::interval[]) i")
     for _ in range(3):
         trim(conn)
@@ -252,7 +269,8 @@ async def test_counts_are_folded_and_their_sum_stays(conn, mirror):
 
 async def test_direct_writes_are_kept_too(app, conn, mirror, source, target):
     """
-    Some seconds later, or when it is closed; with the breaker when it opens and when it closes again.
+    Some seconds later, or when it is closed; with the breaker when it opens and when it closes
+    again.
     """
     mirror._direct._breaker = SharedBreaker(failures=2, seconds=0.01)
     assert await mirror.awrite_now(1)
@@ -479,7 +497,8 @@ async def test_a_job_that_cannot_succeed_is_an_alert_before_it_expires_and_after
     app, database, conn, mirror, target
 ):
     """
-    Early, when it has failed and is not proved in an hour; then for good. Jobs that only wait, as in an outage, are none.
+    Early, when it has failed and is not proved in an hour; then for good. Jobs that only wait, as
+    in an outage, are none.
     """
     target.refused = frozenset({3})
     mirror.changed_many(conn, [1, 2, 3])
@@ -520,7 +539,8 @@ async def test_samples_are_taken_by_passes_and_by_whoever_asks_once_a_minute(app
 @pytest.mark.slow
 async def test_a_heartbeat_is_proved_by_both_stores(app, conn, mirror, source, target):
     """
-    It is postponed while one of them cannot be asked, fails alone where a scan is broken, and is completed else.
+    It is postponed while one of them cannot be asked, fails alone where a scan is broken, and is
+    completed else.
     """
     mirror._reconciler.breaker = SharedBreaker(failures=1, seconds=0.05)
     source.is_down = True
@@ -572,7 +592,8 @@ def shop(database, tmp_path, monkeypatch):
         "    def read(self, ids): return [Document(i, 1, {}) for i in ids]\n"
         "    def scan(self, after, limit): return []\n"
         "app = forebay.App()\n"
-        "pages = forebay.Mirror(app, 'pages', source=Items(), target=SQLiteTarget('index.db'), grace=0)\n"
+        "pages = forebay.Mirror(app, 'pages', source=Items(), "
+        "target=SQLiteTarget('index.db'), grace=0)\n"
     )
     return "watched_shop:app"
 

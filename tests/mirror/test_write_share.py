@@ -42,7 +42,8 @@ async def call(turns, clock, took, count=10_000):
 @pytest.mark.parametrize("share", [0.25, 0.5, 0.8])
 async def test_calls_that_write_take_their_share_of_the_time_and_no_more(share):
     """
-    After a call comes a rest that is in proportion to the time it took, whatever that was. A pause that was made anyway counts.
+    After a call comes a rest that is in proportion to the time it took, whatever that was. A pause
+    that was made anyway counts.
     """
     clock = Clock()
     turns = WriteShare(share, clock=clock, sleep=clock.sleep)
@@ -61,7 +62,8 @@ async def test_calls_that_write_take_their_share_of_the_time_and_no_more(share):
 
 async def test_a_call_that_takes_long_makes_the_next_one_smaller():
     """
-    Short calls grow to all items of a pass; calls of a target that is busy shrink to a few; a failed call counts by its time too.
+    Short calls grow to all items of a pass; calls of a target that is busy shrink to a few; a
+    failed call counts by its time too.
     """
     clock = Clock()
     turns = WriteShare(0.5, clock=clock, sleep=clock.sleep)
@@ -81,7 +83,8 @@ async def test_a_call_that_takes_long_makes_the_next_one_smaller():
 
 async def test_calls_take_turns_and_do_not_wait_for_ever():
     """
-    One call at a time; who does not get a turn in its time hears that, and the next gets it. A cancelled one leaves the turn.
+    One call at a time; who does not get a turn in its time hears that, and the next gets it. A
+    cancelled one leaves the turn.
     """
     turns = WriteShare(0.9)
     async with turns.turn(1, seconds=60):
@@ -123,7 +126,8 @@ class Items:
 def passes(mirror, *groups):
     """Run passes over these groups of items at the same time; return how the jobs of each end."""
     jobs = [
-        [SimpleNamespace(args={"id": item}, tag=None, priority=0, job_id=item, enqueued_at=0) for item in group]
+        [SimpleNamespace(args={"id": item}, tag=None, priority=0, job_id=item,
+            enqueued_at=0) for item in group]
         for group in groups
     ]  # fmt: skip
 
@@ -160,9 +164,12 @@ class Counting(LyingTarget):
 
 
 @pytest.mark.parametrize(("share", "calls", "side_by_side"), [(0.5, False, 1), (1, True, 4)])
-async def test_a_backlog_is_written_in_short_calls_one_after_another(app, share, calls, side_by_side):  # fmt: skip
+async def test_a_backlog_is_written_in_short_calls_one_after_another(
+    app, share, calls, side_by_side
+):
     """
-    Four passes at the same time over a thousand items each. Every item is written once, and every job is done.
+    Four passes at the same time over a thousand items each. Every item is written once, and every
+    job is done.
     """
     target = Counting(together=side_by_side)
     mirror = forebay.Mirror(app, "pages", source=Items(), target=target, write_share=share)
@@ -179,7 +186,8 @@ async def test_a_backlog_is_written_in_short_calls_one_after_another(app, share,
 
 async def test_items_that_get_no_turn_are_postponed_and_not_failed(app):
     """
-    A pass whose turn does not come postpones what it did not write, without an attempt; what it wrote is read back and done.
+    A pass whose turn does not come postpones what it did not write, without an attempt; what it
+    wrote is read back and done.
     """
     target = Counting()
     mirror = forebay.Mirror(app, "pages", source=Items(), target=target, timeout=0.2)
@@ -209,8 +217,8 @@ async def test_items_that_get_no_turn_are_postponed_and_not_failed(app):
 @pytest.mark.slow
 async def test_closing_a_mirror_costs_no_attempt(app, conn):
     """
-    A pass that ``close`` interrupts while it waits for its turn, in a worker that still runs: its job runs again, as the same
-    attempt, and is done.
+    A pass that ``close`` interrupts while it waits for its turn, in a worker that still runs: its
+    job runs again, as the same attempt, and is done.
     """
     mirror = forebay.Mirror(app, "pages", source=Items(), target=Counting(), grace=0)
     held = asyncio.Event()
@@ -228,7 +236,14 @@ async def test_closing_a_mirror_costs_no_attempt(app, conn):
         await wait_for_async(lambda: state(conn, job) == "running")
         await asyncio.to_thread(mirror.close)
         await wait_for_async(lambda: state(conn, job) == "done", 20)
-    assert one(conn, "select count(*) from forebay.job_history(%s) h, jsonb_array_elements(h.errors) e", job) == 0  # fmt: skip
+    assert (
+        one(
+            conn,
+            ("select count(*) from forebay.job_history(%s) h, jsonb_array_elements(h.errors) e"),
+            job,
+        )
+        == 0
+    )
     mirror.close()
 
 

@@ -24,8 +24,8 @@ What a reader does not need to see goes into a comment and runs all the same::
     create table users (id bigint primary key);
     -->
 
-A page shows numbers, such as the id of a job, that are others in the reader's database. What is 1041 in
-the blocks from here on is what the query returns::
+A page shows numbers, such as the id of a job, that are others in the reader's database. What is
+1041 in the blocks from here on is what the query returns::
 
     <!-- number 1041: select max(job_id) from forebay.jobs() -->
 """
@@ -53,7 +53,8 @@ _BLOCK = re.compile(
     |
     ^<!--[ ]number[ ](?P<number>\d+):[ ](?P<query>[^\n]*?)[ ]-->$
     |
-    (?:^<!--[ ](?P<directive>not[ ]run|file|fails|runs[ ]until):[ ]*(?P<argument>[^\n]*?)[ ]*-->\n+)?
+    (?:^<!--[ ](?P<directive>not[ ]run|file|fails|runs[ ]until):[ ]*
+        (?P<argument>[^\n]*?)[ ]*-->\n+)?
     ^(?P<indent>[ ]*)(?P<fence>```+)(?P<language>\w*)[^\n]*\n(?P<code>.*?)^[ ]*(?P=fence)[ ]*$
     """,
     re.MULTILINE | re.DOTALL | re.VERBOSE,

@@ -84,7 +84,8 @@ def documents() -> dict[str, Any]:
 
 def test_the_manifests_fit_together_and_to_the_defaults():
     """
-    Ports, paths and names of one are those of the other; grace periods are longer than the worker's.
+    Ports, paths and names of one are those of the other; grace periods are longer than the
+    worker's.
     """
     found = documents()
     deployment, scaled = found["Deployment"], found["ScaledObject"]

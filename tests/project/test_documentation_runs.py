@@ -1,4 +1,6 @@
-"""Every code block of the README and the documentation, and every example, runs: in reading order, on one database."""
+"""Every code block of the README and the documentation, and every example, runs: in reading
+order, on one database.
+"""
 
 import ast
 import os
@@ -101,8 +103,9 @@ def test_a_reader_runs_everything_in_order_on_one_database(
     file, database, environment, redis_url, tmp_path, monkeypatch
 ):
     """
-    A reader who types what the page says, from its top, gets what the page says, whatever was read before it and left
-    in the same database. An example starts as its first lines say, and starts again.
+    A reader who types what the page says, from its top, gets what the page says, whatever was read
+    before it and left in the same database. An example starts as its first lines say, and starts
+    again.
     """
     if file.suffix == ".py":
         start_as_its_first_lines_say(file, commands_of(file), database, environment)
@@ -173,7 +176,10 @@ def commands_of(example: Path) -> list[str]:
 def start_as_its_first_lines_say(
     example: Path, lines: list[str], database: str, environment: dict[str, str]
 ) -> None:
-    """Type each command; servers run until the others have ended, and workers until they are idle."""
+    """Type each command.
+
+    Servers run until the others have ended, and workers until they are idle.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -93,7 +93,8 @@ def broken_links(page: Path) -> list[str]:
 
 def test_every_file_with_tests_of_the_night_has_its_twins_named():
     """
-    CI leaves out what is marked nightly: tests/README.md says which shorter test checks the same promise there.
+    CI leaves out what is marked nightly: tests/README.md says which shorter test checks the same
+    promise there.
     """
     text = (ROOT / "tests/README.md").read_text(encoding="utf-8")
     table = text.partition("| only at night |")[2].partition("\n## ")[0]

@@ -57,10 +57,12 @@ def described_attributes(cls: type) -> set[str]:
 
 def test_every_public_name_has_its_entry_and_every_entry_its_name():
     """
-    The reference has a section for each name of the package, and no other but those of its other modules.
+    The reference has a section for each name of the package, and no other but those of its other
+    modules.
     """
     modules = {
-        "forebay.mirror", "forebay.sinks", "forebay.testing", "forebay.django", "forebay.watch.metrics", "forebay.tracing",
+        "forebay.mirror", "forebay.sinks", "forebay.testing", "forebay.django",
+        "forebay.watch.metrics", "forebay.tracing",
     }  # fmt: skip
     assert set(SECTIONS) == {*forebay.__all__, *modules}
 

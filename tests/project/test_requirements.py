@@ -29,7 +29,8 @@ def test_each_requirement_has_its_version_and_hashes(extra):
 
 def test_a_package_is_needed_under_any_of_its_markers():
     """
-    Markers along a path must all hold; of several paths one is enough, and one without a marker is always needed.
+    Markers along a path must all hold; of several paths one is enough, and one without a marker is
+    always needed.
     """
     spec = importlib.util.spec_from_file_location("made", ROOT / "scripts/_requirements.py")
     made = importlib.util.module_from_spec(spec)

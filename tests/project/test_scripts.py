@@ -1,4 +1,6 @@
-"""The scripts that run the tests: what they choose, what they write down, and what they take for a pass."""
+"""The scripts that run the tests: what they choose, what they write down, and what they take for
+a pass.
+"""
 
 import importlib.util
 import json
@@ -12,7 +14,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: In place of Python in a checkout's environment: a run of pytest fails, and what failed passes alone.
+#: In place of Python in a checkout's environment: a run of pytest fails, and what failed passes
+#: alone.
 PYTHON = f"""#!/usr/bin/env bash
 case "$*" in
     *"--last-failed"*) echo "passed alone" ;;
@@ -76,7 +79,8 @@ def run(folder, *words, failures=(), **environment):
 )
 def test_a_test_that_passes_only_alone_is_no_pass(checkout, failed, allowed, code):
     """
-    Each is named at the end. The run fails, unless it was said how many may do so and there are not more.
+    Each is named at the end. The run fails, unless it was said how many may do so and there are not
+    more.
     """
     names = [f"tests/unit/test_x.py::test_{n}[a b]" for n in range(failed)]
     done = run(checkout, "scripts/test", failures=names, FOREBAY_ALONE_MAX=allowed)
@@ -105,10 +109,12 @@ def test_a_run_of_the_tests_leaves_a_record(tmp_path):
     """
     (tmp_path / "test_some.py").write_text(TESTS)
     subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.fix_record", "-p", "no:cacheprovider",
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.fix_record", "-p",
+            "no:cacheprovider",
          "-n", "2", "--rootdir", tmp_path, tmp_path],
         cwd=tmp_path,
-        env=os.environ | {"FOREBAY_TESTS_RECORD": str(tmp_path / "record.json"), "PYTHONPATH": str(ROOT)},
+        env=os.environ | {"FOREBAY_TESTS_RECORD": str(tmp_path / "record.json"),
+            "PYTHONPATH": str(ROOT)},
         capture_output=True, check=False,
     )  # fmt: skip
     found = json.loads((tmp_path / "record.json").read_text())
@@ -119,7 +125,8 @@ def test_a_run_of_the_tests_leaves_a_record(tmp_path):
 
 def test_a_part_of_the_nightly_run_leaves_a_record(checkout):
     """
-    It says which commit was tested with which seed, and what came of each suite; the seed is the one that the suites got.
+    It says which commit was tested with which seed, and what came of each suite; the seed is the
+    one that the suites got.
     """
     (checkout / ".gitignore").write_text("*\n")
     identity = ["-c", "user.name=a", "-c", "user.email=a@b"]
@@ -153,7 +160,8 @@ def test_a_part_of_the_nightly_run_leaves_a_record(checkout):
 )
 def test_each_section_of_ci_can_fail_the_run(checkout, broken, named, are_tested):
     """
-    All output is shown, what came of the tests last. Only lint and imports keep the tests from being run.
+    All output is shown, what came of the tests last. Only lint and imports keep the tests from
+    being run.
     """
     tools = checkout / "tools"
     tools.mkdir()

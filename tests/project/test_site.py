@@ -1,4 +1,6 @@
-"""The documentation site in a browser: it needs no other server, search finds, and pages fit a phone."""
+"""The documentation site in a browser: it needs no other server, search finds, and pages fit a
+phone.
+"""
 
 import subprocess
 import sys
@@ -68,7 +70,8 @@ def page():
 @pytest.mark.parametrize("name", PAGES)
 def test_a_page_loads_nothing_from_elsewhere_and_fits_a_phone(site, page, name):
     """
-    Without the internet a page is complete; at 390 pixels only tables and code scroll sideways, inside themselves.
+    Without the internet a page is complete; at 390 pixels only tables and code scroll sideways,
+    inside themselves.
     """
     page.resize(390, 844)
     page.go(f"{site}/{name.replace('README', 'index')}.html")

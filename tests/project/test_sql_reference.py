@@ -17,7 +17,8 @@ ENTRY = re.compile(
 )
 #: They run a query of the caller's, with the caller's rights and search_path.
 INVOKERS = {
-    "backfill", "backfill_plan", "backfill_begin", "backfill_next", "backfill_run_v1", "backfill_count_v1",
+    "backfill", "backfill_plan", "backfill_begin", "backfill_next", "backfill_run_v1",
+    "backfill_count_v1",
 }  # fmt: skip
 ROLES = ("producer", "worker", "operator", "reader")
 
@@ -44,7 +45,8 @@ def functions(database):
                       pg_get_function_arguments(p.oid), pg_get_function_result(p.oid)),
                array(select r from unnest(%s::text[]) r
                      where has_function_privilege('forebay_' || r, p.oid, 'execute')),
-               case when p.proname = any (%s) then not p.prosecdef else p.prosecdef and p.proconfig is not null end,
+               case when p.proname = any (%s) then not p.prosecdef else p.prosecdef
+                   and p.proconfig is not null end,
                has_function_privilege('public', p.oid, 'execute')
         from pg_proc p
         where p.pronamespace = 'forebay'::regnamespace and p.proname !~ '^_'"""
@@ -83,7 +85,8 @@ def test_every_entry_names_the_roles_that_may_call_it(functions):
 
 def test_every_function_runs_as_the_owner_with_a_pinned_path_and_is_nobodys_by_default(functions):
     """
-    What the reference says of all functions is true of each, but for those that run a query of the caller's.
+    What the reference says of all functions is true of each, but for those that run a query of the
+    caller's.
     """
     assert {signature for signature, rest in functions.items() if not rest[1] or rest[2]} == set()
 
@@ -121,7 +124,8 @@ def test_a_function_that_the_page_would_not_have_is_refused(
     copy = Path(shutil.copytree(write_sql_reference.FUNCTIONS, tmp_path / "functions"))
     (copy / folder).mkdir(exist_ok=True)
     (copy / folder / "extra.sql").write_text(
-        f"-- grant: reader\n\n{comment}create function forebay.extra()\nreturns int\nlanguage sql stable\n"
+        f"-- grant: reader\n\n{comment}create function forebay.extra()\nreturns "
+        f"int\nlanguage sql stable\n"
     )
     monkeypatch.setattr(write_sql_reference, "FUNCTIONS", copy)
     with pytest.raises(ValueError, match=problem):

@@ -1,4 +1,6 @@
-"""The types are part of the interface: right uses pass both type checkers, wrong ones are refused."""
+"""The types are part of the interface: right uses pass both type checkers, wrong ones are
+refused.
+"""
 
 import json
 import re

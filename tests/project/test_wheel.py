@@ -31,9 +31,13 @@ def built(project: Path, folder: Path, target: str = "wheel") -> Path:
 
 
 def installed(distribution: Path, folder: Path) -> Path:
-    """Install a distribution beside this environment, whose packages it needs; return the folder."""
+    """Install a distribution beside this environment, whose packages it needs.
+
+    Return the folder.
+    """
     subprocess.run(
-        [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps",
+        [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check",
+            "--no-deps",
          "--no-index", "--no-build-isolation", "--no-compile", "--target", folder, distribution],
         check=True, capture_output=True,
     )  # fmt: skip
@@ -71,8 +75,8 @@ def files_of(folder: Path, root: Path | None = None) -> set[str]:
 @pytest.mark.slow
 def test_every_file_of_the_package_is_in_the_wheel(wheel):
     """
-    SQL files and the type marker are no Python modules, and are shipped all the same. The sources of the schema are
-    not: what is composed of them is.
+    SQL files and the type marker are no Python modules, and are shipped all the same. The sources
+    of the schema are not: what is composed of them is.
     """
     package = ROOT / "src" / "forebay"
     sources = files_of(package / "sql" / "schema", package.parent) | {"forebay/sql/composer.py"}
@@ -88,8 +92,8 @@ def test_an_installed_distribution_has_the_schema_of_its_sources(
     distributions, target: str, tmp_path: Path
 ):
     """
-    The first migration is a file there, equal to what a checkout uses, and nothing is read from the checkout. pip
-    builds a wheel from the source distribution first.
+    The first migration is a file there, equal to what a checkout uses, and nothing is read from the
+    checkout. pip builds a wheel from the source distribution first.
     """
     folder = installed(distributions[target], tmp_path / "site")
     file = folder / "forebay" / "sql" / "migrations" / "0001_initial.sql"
@@ -115,7 +119,10 @@ def test_an_editable_installation_composes_the_schema_when_it_is_used(tmp_path: 
     """
     It has no copy of the first migration, which an edit of the sources would leave behind.
     """
-    code = "from hatchling.builders.wheel import WheelBuilder as B; list(B('.').build(directory=%r, versions=['editable']))"
+    code = (
+        "from hatchling.builders.wheel import WheelBuilder as B; "
+        "list(B('.').build(directory=%r, versions=['editable']))"
+    )
     subprocess.run([sys.executable, "-c", code % str(tmp_path)], cwd=ROOT, check=True)
     (path,) = tmp_path.iterdir()
     with zipfile.ZipFile(path) as archive:
@@ -146,8 +153,8 @@ def test_the_wheel_names_its_licence_and_its_command(wheel):
 
 def test_the_page_on_the_package_index_has_no_relative_link(wheel):
     """
-    The README is shown there without the checkout: each link and image names the repository and the version, and what
-    it names exists.
+    The README is shown there without the checkout: each link and image names the repository and the
+    version, and what it names exists.
     """
     metadata = message_from_string(wheel.read("forebay-0.1.0.dist-info/METADATA").decode())
     urls = dict(line.split(", ", 1) for line in metadata.get_all("Project-URL"))
@@ -176,7 +183,8 @@ def test_the_page_on_the_package_index_has_no_relative_link(wheel):
 
 def test_the_benchmarks_are_a_distribution_beside_it(bench_wheel):
     """
-    It has its own package, adds its command, and needs exactly the version of Forebay that it measures.
+    It has its own package, adds its command, and needs exactly the version of Forebay that it
+    measures.
     """
     names = set(bench_wheel.namelist())
     assert files_of(ROOT / "bench" / "src" / "forebay_bench") <= names

@@ -1,6 +1,7 @@
 """One word for each idea, and sentences that are read once.
 
-Decision records are left out: each tells what was decided in the words of its day. Decision 0038 lists the old words.
+Decision records are left out: each tells what was decided in the words of its day. Decision 0038
+lists the old words.
 """
 
 import io
@@ -13,7 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
-#: Words that had a private or a second meaning here: what to say instead, and the names that use the word as everybody does.
+#: Words that had a private or a second meaning here: what to say instead, and the names that use
+#: the word as everybody does.
 WORDS: dict[str, tuple[str, set[str]]] = {
     "bell bells ring rings rung": ("wake-up, notify", set()),
     "beat beats heart hearts": ("heartbeat", set()),

@@ -89,7 +89,8 @@ def read(task):
 def test_a_worker_of_celery_runs_what_was_committed(database, redis_server, far_name):
     url = f"redis://{redis_server}/{DATABASE}"
     found = ends_in_a_worker(
-        ["-m", "celery", "-A", "celery_tasks", "worker", "--pool=solo", "-Q", far_name, "-l", "info"],
+        ["-m", "celery", "-A", "celery_tasks", "worker", "--pool=solo", "-Q", far_name, "-l",
+            "info"],
         Celery(url, queue=far_name, tasks={ORDER: SHIP}),
         database=database, records=redis_server, environment={"FAR_BROKER": url},
     )  # fmt: skip

@@ -43,7 +43,9 @@ class _Contract(SinkContract):
         )
 
     def test_a_server_that_is_away_is_unavailable(self):
-        """An endpoint fails for its own reasons: its messages use up their attempts, so that retries end."""
+        """An endpoint fails for its own reasons: its messages use up their attempts, so that
+        retries end.
+        """
 
         async def use():
             sink = self.make_sink("127.0.0.1:9")

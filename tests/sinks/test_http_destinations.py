@@ -1,4 +1,6 @@
-"""An HTTP sink connects to public addresses only, and to others only if the operator allows them."""
+"""An HTTP sink connects to public addresses only, and to others only if the operator allows
+them.
+"""
 
 import asyncio
 import ipaddress
@@ -334,7 +336,8 @@ def test_a_name_with_one_internal_address_is_not_called(answer, connected):
 
 def test_a_name_is_resolved_once_and_that_address_is_called(connected):
     """
-    A DNS that says a public address first and an internal one afterwards gets no connection to the internal one.
+    A DNS that says a public address first and an internal one afterwards gets no connection to the
+    internal one.
     """
     sink = Http(
         "https://h.example/", destinations=Destinations(lookup=lookup(["1.1.1.1"], ["127.0.0.1"]))

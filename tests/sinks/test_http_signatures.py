@@ -1,4 +1,6 @@
-"""Signatures of Standard Webhooks, held against the library standardwebhooks and against ed25519 of cryptography."""
+"""Signatures of Standard Webhooks, held against the library standardwebhooks and against ed25519
+of cryptography.
+"""
 
 import asyncio
 import base64

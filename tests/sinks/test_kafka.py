@@ -1,4 +1,6 @@
-"""Topics of the broker Tansu, and of librdkafka's mock cluster where a broker must refuse something. Not of Apache Kafka."""
+"""Topics of the broker Tansu, and of librdkafka's mock cluster where a broker must refuse
+something. Not of Apache Kafka.
+"""
 
 import asyncio
 import contextlib
@@ -36,7 +38,8 @@ def delete(server, topic):
 def read_all(server, topic, partitions=1):
     """Return all records of a topic, each partition in its order."""
     consumer = ck.Consumer({
-        "bootstrap.servers": server, "group.id": "test", "enable.partition.eof": True, "log_level": 0,
+        "bootstrap.servers": server, "group.id": "test", "enable.partition.eof": True,
+        "log_level": 0,
         "enable.auto.commit": False, "auto.offset.reset": "earliest", "fetch.wait.max.ms": 10,
     })  # fmt: skip
     consumer.assign([ck.TopicPartition(topic, number, 0) for number in range(partitions)])
@@ -329,7 +332,8 @@ class TestInjectedErrors:
 
     @pytest.mark.parametrize(
         "code",
-        ["NOT_LEADER_FOR_PARTITION", "NOT_ENOUGH_REPLICAS", "REQUEST_TIMED_OUT", "NOT_ENOUGH_REPLICAS_AFTER_APPEND"],
+        ["NOT_LEADER_FOR_PARTITION", "NOT_ENOUGH_REPLICAS", "REQUEST_TIMED_OUT",
+            "NOT_ENOUGH_REPLICAS_AFTER_APPEND"],
     )  # fmt: skip
     def test_what_passes_by_itself_is_tried_again(self, mock, code):
         mock.refuse(PRODUCE, getattr(KafkaError, code))
@@ -338,7 +342,8 @@ class TestInjectedErrors:
 
     @pytest.mark.parametrize(
         "code",
-        ["TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "POLICY_VIOLATION", "INVALID_TIMESTAMP"],
+        ["TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED", "POLICY_VIOLATION",
+            "INVALID_TIMESTAMP"],
     )  # fmt: skip
     def test_what_an_operator_can_mend_makes_messages_wait(self, mock, code):
         mock.refuse(PRODUCE, getattr(KafkaError, code))
@@ -428,9 +433,15 @@ def test_a_closed_sink_leaves_no_threads(kafka_server, far_name):
         ({"url": "kafka://h", "topic": "t", "delivery_timeout": 0}, "delivery_timeout is 0"),
         ({"url": "kafka://h", "topic": "t", "connect_timeout": 61}, "connect_timeout is 61"),
         ({"url": "kafka://h", "topic": "t", "options": {"acks": 1}}, "acks cannot be set"),
-        ({"url": "kafka://h", "topic": "t", "options": {"enable.idempotence": False}}, "idempotence cannot"),
+        ({"url": "kafka://h", "topic": "t", "options": {"enable.idempotence": False}}, (
+                "idempotence "
+                "cannot"
+                )),
         ({"url": "kafka://h", "topic": "t", "options": {"partitioner": "random"}}, "order of keys"),
-        ({"url": "kafka://h", "topic": "t", "options": {"lingr.ms": 1}}, "No such configuration property"),
+        ({"url": "kafka://h", "topic": "t", "options": {"lingr.ms": 1}}, (
+                "No such configuration "
+                "property"
+                )),
         ({"url": "kafka://h", "topic": "t", "options": {"batch.size": "x"}}, "batch.size"),
         ({"url": "kafka://h", "topic": "t", "options": {"error_cb": print}}, "error_cb is a"),
         ({"url": "kafka://h", "topic": "t", "options": {"retries": 0}}, "retries"),

@@ -103,7 +103,9 @@ class TestJetStream(SinkContract):
         self.run(restore)
 
     def seen(self, act, **config):
-        """Send three messages, let ``act(streams)`` do something, and return what of them is seen."""
+        """Send three messages, let ``act(streams)`` do something, and return what of them is
+        seen.
+        """
 
         async def use():
             async with jetstream(self.server) as streams:
@@ -195,7 +197,8 @@ class TestJetStream(SinkContract):
         self.stored()  # The stream still exists.
 
     def test_a_message_that_is_too_large_for_the_server_is_rejected_alone(self):
-        # The server ends the connection otherwise. It counts the headers too, so this is about the last byte.
+        # The server ends the connection otherwise. It counts the headers too, so this is about the
+        # last byte.
         def large(size):
             return make_message(1, body="x" * size)
 
@@ -453,7 +456,9 @@ async def test_a_drain_loses_nothing_while_its_connection_is_cut_and_answers_are
 
 
 def test_what_a_server_loses_with_its_power_is_lost(tmp_path):
-    """The last messages are not on the disk yet when the server ends: a file that is cut shows it."""
+    """The last messages are not on the disk yet when the server ends: a file that is cut shows
+    it.
+    """
 
     async def send(address):
         async with jetstream(address) as streams:

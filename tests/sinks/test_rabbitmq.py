@@ -166,7 +166,8 @@ class TestRabbitMQ(SinkContract):
 
     @pytest.mark.parametrize("name", ["CC", "BCC", "n" * 129])
     def test_a_header_that_the_server_takes_for_its_own_blocks_nobody(self, name):
-        # Such a header closes the channel, for all messages of the call and each time again; a long name is cut.
+        # Such a header closes the channel, for all messages of the call and each time again; a long
+        # name is cut.
         answers = asyncio.run(
             ended(self.make_sink(), [make_message(1, headers={name: "x"}), make_message(2)])
         )

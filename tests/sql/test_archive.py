@@ -1,4 +1,7 @@
-"""Looking back: searches miss no job and find each once; a replay copies exactly the jobs of its plan, once."""
+"""Looking back: searches miss no job and find each once.
+
+A replay copies exactly the jobs of its plan, once.
+"""
 
 import json
 import random
@@ -48,7 +51,10 @@ def search(conn, wanted=None, **options) -> list[int]:
 
 def replay(conn, wanted, options=None, token=None, most=20_000) -> tuple[int, int]:
     """Do all steps; return the number of the replay and that of the jobs."""
-    query = "select replay_id, total, is_over from forebay.replay_jobs(%s::jsonb, %s::jsonb, %s, %s, %s)"
+    query = (
+        "select replay_id, total, is_over from forebay.replay_jobs(%s::jsonb, %s::jsonb, %s, "
+        "%s, %s)"
+    )
     replay_id = None
     for _ in range(10_000):
         given = [json.dumps(wanted), json.dumps(options or {}), token, most, replay_id]
@@ -69,7 +75,9 @@ def origins(conn, replay_id: int) -> list[int]:
 
 @pytest.mark.slow
 def test_a_search_agrees_with_a_look_at_every_row(conn, database, request):
-    """Random jobs in many segments, with retries and scheduled jobs: each filter finds each matching job once, newest first."""
+    """Random jobs in many segments, with retries and scheduled jobs: each filter finds each
+    matching job once, newest first.
+    """
     seed = request.config.getoption("--seed") or random.randrange(10**6)
     print(f"--seed {seed}")
     draw = random.Random(seed)
@@ -129,7 +137,10 @@ def test_a_search_agrees_with_a_look_at_every_row(conn, database, request):
 
 @pytest.mark.parametrize("guarded", [True, False])
 def test_the_runs_of_a_subject_are_found_at_a_bounded_cost(conn, database, guarded):
-    """Summaries skip what has no run of it; forged headers, valid or not, are no error. The control has summaries without subjects."""
+    """Summaries skip what has no run of it; forged headers, valid or not, are no error.
+
+    The control has summaries without subjects.
+    """
     if not guarded:
         break_function(database, "_summarize_block", ("where i.subject is not null", "where false"))
     forged = [{"kind": "work", "headers": {"forebay-subject": text}} for text in ("[]", "{", "")]
@@ -209,9 +220,13 @@ def test_a_look_up_reads_no_terms_of_blocks_without_a_match(conn, database, guar
     conn.execute(
         "insert into forebay.archive_block (lo, hi, segment_id, row_count, terms)"
         " select i, i + 1, (select min(segment_id) from forebay.segment), 1,"
-        "        array(select hashint8(i * 3000 + t) from generate_series(1, 3000) t) from generate_series(1, 300) i"
+        "        array(select hashint8(i * 3000 + t) from generate_series(1, 3000) t) from "
+        "generate_series(1, 300) i"
     )
-    query = "select * from forebay._blocks_with('&&', array[hashint8(7 * 3000 + 1)], 1, 1000, null, null)"
+    query = (
+        "select * from forebay._blocks_with('&&', array[hashint8(7 * 3000 + 1)], 1, 1000, "
+        "null, null)"
+    )
     assert [lo for lo, *_ in conn.execute(query)] == [7]
     assert (pages(conn, query, []) < 50) == guarded
 
@@ -240,7 +255,10 @@ def test_the_summaries_of_emptied_segments_are_deleted(conn, database):
     summarize(conn)
     after = one(
         conn,
-        "select count(*) from forebay.archive_block b join forebay.segment s using (segment_id) where s.removed_at is not null",
+        (
+            "select count(*) from forebay.archive_block b join forebay.segment s using "
+            "(segment_id) where s.removed_at is not null"
+        ),
     )
     assert before > 0
     assert after == 0
@@ -277,7 +295,10 @@ def test_bad_input_is_refused(conn, arguments):
 
 @pytest.mark.slow
 def test_a_replay_takes_exactly_the_jobs_of_its_plan_once(conn, database):
-    """The dry run equals the effect, in steps, in order, to one group only; the jobs say where they came from."""
+    """The dry run equals the effect, in steps, in order, to one group only.
+
+    The jobs say where they came from.
+    """
     open_group(conn, "mail", "first", "beginning")
     jobs = enqueue_many(
         conn,
@@ -299,7 +320,8 @@ def test_a_replay_takes_exactly_the_jobs_of_its_plan_once(conn, database):
     assert total == planned
     assert origins(conn, replay_id) == jobs[::2]
     audiences = conn.execute(
-        "select distinct l.audience, l.sort from forebay.log j join forebay.lane l on l.lane = j.lane"
+        "select distinct l.audience, l.sort from forebay.log j join forebay.lane l on "
+                "l.lane = j.lane"
         " where headers ->> 'forebay-replay' = %s order by 2", [str(replay_id)]
     ).fetchall()  # fmt: skip
     assert audiences == [(second, "keyed"), (second, "plain")]
@@ -311,7 +333,10 @@ def test_a_replay_takes_exactly_the_jobs_of_its_plan_once(conn, database):
 
 
 def _two_sessions(conn, database) -> list[int]:
-    """Continue a replay in one session while another one has a step of it open; return where the jobs come from."""
+    """Continue a replay in one session while another one has a step of it open.
+
+    Return where the jobs come from.
+    """
     enqueue_many(conn, [{"kind": "work"}] * 9000)
     first = 'select replay_id from forebay.replay_jobs(\'{"kind": "work"}\', most => 1)'
     again = "select jobs from forebay.replay_jobs(replay_id => %s)"
@@ -344,7 +369,8 @@ def test_without_the_lock_two_sessions_copy_twice(conn, database):
             "coalesce(replay_jobs.replay_id, r.replay_id);",
         ),
     )
-    # The row's update at the end waits, and the copies of the call are rolled back: without the wait they would stay.
+    # The row's update at the end waits, and the copies of the call are rolled back: without the
+    # wait they would stay.
     break_function(
         database,
         "replay_jobs",
@@ -384,7 +410,8 @@ def plan_replay(conn, options="{}") -> tuple[str, int]:
 
 def test_a_token_is_of_the_jobs_that_were_counted(conn, database):
     """
-    Jobs that came later, or whose transaction was open, are not replayed; another filter is refused.
+    Jobs that came later, or whose transaction was open, are not replayed; another filter is
+    refused.
     """
     with connect(database) as open_one:
         open_one.execute("begin")
@@ -405,7 +432,8 @@ def test_a_token_is_of_the_jobs_that_were_counted(conn, database):
 
 def test_a_token_of_as_many_other_jobs_is_refused(database, conn):
     """
-    Two jobs were done at the dry run; when one is gone and another one is done, the token is that of neither set.
+    Two jobs were done at the dry run; when one is gone and another one is done, the token is that
+    of neither set.
     """
     jobs = enqueue_many(conn, [{"kind": "work"}] * 3)
     with Reader(database) as reader:
@@ -420,7 +448,8 @@ def test_a_token_of_as_many_other_jobs_is_refused(database, conn):
 
 def test_a_token_begins_one_replay(conn):
     """
-    A call whose answer was lost is repeated: it is the same replay, also after the last step; a new dry run begins another one.
+    A call whose answer was lost is repeated: it is the same replay, also after the last step; a new
+    dry run begins another one.
     """
     enqueue_many(conn, [{"kind": "work"}] * 9000)
     token, _ = plan_replay(conn)
@@ -437,7 +466,10 @@ def test_a_token_begins_one_replay(conn):
 
 
 def _begin_twice(conn, database) -> list[int]:
-    """Let two sessions begin with one token before either has committed; return the jobs that were copied."""
+    """Let two sessions begin with one token before either has committed.
+
+    Return the jobs that were copied.
+    """
     enqueue_many(conn, [{"kind": "work"}] * 20)
     token, _ = plan_replay(conn)
     with connect(database) as first, connect(database) as second:

@@ -1,4 +1,6 @@
-"""Backfills in SQL: as many jobs as rows, with the caller's rights, once each, whatever happens in between."""
+"""Backfills in SQL: as many jobs as rows, with the caller's rights, once each, whatever happens
+in between.
+"""
 
 import threading
 
@@ -16,7 +18,8 @@ def conn(database):
     with connect(database) as conn:
         conn.execute("""
             create table page (id bigint primary key, site int, title text, at timestamptz);
-            insert into page select i, mod(i, 10), 'Page ' || i, '2026-01-01'::timestamptz + i * interval '1 hour'
+            insert into page select i, mod(i, 10), 'Page ' || i,
+                '2026-01-01'::timestamptz + i * interval '1 hour'
             from generate_series(1, 100) i""")
         yield conn
 
@@ -40,7 +43,8 @@ def finish(conn, backfill_id):
 
 def test_each_row_becomes_a_job_whose_arguments_are_its_columns(conn):
     """
-    Kind, arguments, and the defaults: behind all others, with a tag of their own. Types arrive as JSON has them.
+    Kind, arguments, and the defaults: behind all others, with a tag of their own. Types arrive as
+    JSON has them.
     """
     query = "select id, title, at from page where site = 3 order by id"
     assert one(conn, "select forebay.backfill('index', %s)", query) == 10
@@ -53,13 +57,16 @@ def test_each_row_becomes_a_job_whose_arguments_are_its_columns(conn):
 
 def test_options_and_common_arguments_go_to_all_jobs(conn):
     """
-    Queue, priority, delay, expiry, tag, attempts, headers; arguments that all have give way to those of the row.
+    Queue, priority, delay, expiry, tag, attempts, headers; arguments that all have give way to
+    those of the row.
     """
-    options = """{"queue": "index", "priority": 5, "delay": 60, "expires_in": 3600, "tag": "again", "max_attempts": 3,
+    options = """{"queue": "index", "priority": 5, "delay": 60, "expires_in": 3600, "tag": "again",
+                  "max_attempts": 3,
                   "headers": {"a": "b"}, "correlation_id": "c", "args": {"force": true, "id": 0}}"""
     assert one(conn, "select forebay.backfill('index', 'select id from page', %s)", options) == 100
     rows = conn.execute(
-        "select distinct tag, max_attempts, headers, correlation_id, args - 'id', lane = forebay._lane_id('index', 5, 0),"
+        "select distinct tag, max_attempts, headers, correlation_id, args - 'id', lane = "
+        "forebay._lane_id('index', 5, 0),"
         " expires_at - run_at between '59 min' and '1 h' from forebay.deferred"
     ).fetchall()
     assert rows == [("again", 3, {"a": "b"}, "c", {"force": True}, True, True)]
@@ -70,7 +77,8 @@ def test_with_a_column_args_the_others_are_options_of_each_job(conn):
     """
     Ordering keys and unique keys differ from row to row; a null leaves the option to what all have.
     """
-    query = """select jsonb_build_object('id', id) as args, 'site:' || site as ordering_key, case id when 7 then 'odd' end as tag
+    query = """select jsonb_build_object('id', id) as args, 'site:' || site as ordering_key,
+    case id when 7 then 'odd' end as tag
                from page where id < 10"""
     assert (
         one(conn, "select forebay.backfill('index', %s, '{\"args\": {\"force\": true}}')", query)
@@ -84,7 +92,8 @@ def test_with_a_column_args_the_others_are_options_of_each_job(conn):
     )
     assert jobs(conn, "tag")[5] == ("backfill",)
 
-    once = """select jsonb_build_object('site', site) as args, jsonb_build_object('once', 'site:' || site) as unique_as from page"""
+    once = """select jsonb_build_object('site', site) as args,
+    jsonb_build_object('once', 'site:' || site) as unique_as from page"""
     one(conn, "select forebay.backfill('tidy', %s)", once)
     assert one(conn, "select count(*) from forebay.log where kind = 'tidy'") == 10
 
@@ -116,9 +125,13 @@ def test_a_backfill_belongs_to_the_callers_transaction(conn):
 @pytest.mark.slow
 def test_more_rows_than_a_batch_and_large_ones_all_arrive(conn):
     """
-    What is written at a time is bounded in number and in bytes, and nothing is lost between two of them.
+    What is written at a time is bounded in number and in bytes, and nothing is lost between two of
+    them.
     """
-    query = "select i, case when i <= 30 then repeat('x', 900000) end as text from generate_series(1, 45000) i"
+    query = (
+        "select i, case when i <= 30 then repeat('x', 900000) end as text from "
+        "generate_series(1, 45000) i"
+    )
     with conn.transaction():
         assert one(conn, "select forebay.backfill('index', %s)", query) == 45000
         # More than 64 subtransactions in one transaction make snapshots dearer for everybody.
@@ -153,7 +166,8 @@ def test_more_rows_than_a_batch_and_large_ones_all_arrive(conn):
 )
 def test_what_is_wrong_is_refused_with_nothing_written(conn, kind, query, options, code):
     """
-    Options with our own codes, queries with PostgreSQL's; only a SELECT is one. A dry run refuses the same.
+    Options with our own codes, queries with PostgreSQL's; only a SELECT is one. A dry run refuses
+    the same.
     """
     for function in ("backfill", "backfill_plan"):
         found = sqlstate(conn, f"select forebay.{function}(%s, %s, %s)", kind, query, options)
@@ -170,7 +184,10 @@ def test_a_query_may_end_with_a_comment_and_have_any_names(conn):
     assert jobs(conn)[0] == {"q": 1}
     number = one(
         conn,
-        "select forebay.backfill_begin('index', 'select id as chunk, 1 as \"a\"\"b\" from page chunk -- all', 'chunk', 60)",
+        (
+            'select forebay.backfill_begin(\'index\', \'select id as chunk, 1 as "a""b" from '
+            "page chunk -- all', 'chunk', 60)"
+        ),
     )
     assert finish(conn, number) == [60, 40]
 
@@ -181,7 +198,8 @@ def test_a_query_may_end_with_a_comment_and_have_any_names(conn):
 @pytest.mark.usual("every role may read the tables that tests make")
 def test_the_query_is_read_with_the_rights_and_the_path_of_the_caller(database, conn):
     """
-    A producer backfills from tables of its own, and reads nobody else's through the owner's functions.
+    A producer backfills from tables of its own, and reads nobody else's through the owner's
+    functions.
     """
     conn.execute("create schema shop; create table shop.page as select * from page where site = 1")
     with acting_as(database, "forebay_producer") as producer:
@@ -212,7 +230,8 @@ def test_the_query_is_read_with_the_rights_and_the_path_of_the_caller(database, 
 
 IN_THE_WAY = """
 create schema evil;
-create function evil.hijacked() returns boolean language plpgsql as 'begin raise exception ''hijacked''; end';
+create function evil.hijacked() returns boolean language plpgsql
+    as 'begin raise exception ''hijacked''; end';
 """
 
 SIGNATURES = [
@@ -250,7 +269,8 @@ OPERATORS = [
 
 def test_nothing_of_the_callers_path_replaces_what_stands_beside_the_query(conn):
     """
-    An operator stumbles over no function or operator that somebody put in front of PostgreSQL's own, in any of the functions.
+    An operator stumbles over no function or operator that somebody put in front of PostgreSQL's
+    own, in any of the functions.
     """
     conn.execute(IN_THE_WAY)
     body = "language plpgsql as 'begin perform evil.hijacked(); return null; end'"
@@ -259,7 +279,8 @@ def test_nothing_of_the_callers_path_replaces_what_stands_beside_the_query(conn)
     for number, (name, left, right, result) in enumerate(OPERATORS):
         conn.execute(f"create function evil.op_{number}({left}, {right}) returns {result} {body}")
         conn.execute(
-            f"create operator evil.{name} (leftarg = {left}, rightarg = {right}, function = evil.op_{number})"
+            f"create operator evil.{name} (leftarg = {left}, rightarg = {right}, function "
+            f"= evil.op_{number})"
         )
     conn.execute("set search_path = evil, pg_catalog, public")
     assert sqlstate(conn, "select to_jsonb(1)") == "P0001"
@@ -275,7 +296,8 @@ def test_nothing_of_the_callers_path_replaces_what_stands_beside_the_query(conn)
 
 def test_nobody_goes_on_with_anothers_query(database, conn):
     """
-    A backfill in chunks keeps its query, which must not run with the rights of who is talked into resuming it.
+    A backfill in chunks keeps its query, which must not run with the rights of who is talked into
+    resuming it.
     """
     with acting_as(database, "forebay_producer") as producer:
         number = one(producer, "select forebay.backfill_begin('index', 'select 1 as id', 'id')")
@@ -287,7 +309,8 @@ def test_nobody_goes_on_with_anothers_query(database, conn):
 
 def test_one_role_of_a_login_does_not_run_the_query_of_another(database, conn):
     """
-    Two tenants of one login differ by SET ROLE: neither runs the other's query, and the login runs neither's.
+    Two tenants of one login differ by SET ROLE: neither runs the other's query, and the login runs
+    neither's.
     """
     with connect(database) as login:
         login.execute("create role tenant_a; create role tenant_b; create role pooled login")
@@ -298,7 +321,10 @@ def test_one_role_of_a_login_does_not_run_the_query_of_another(database, conn):
             login.execute("set role tenant_a")
             number = one(
                 login,
-                "select forebay.backfill_begin('index', 'select current_user as ran_as, 1 as id', 'id')",
+                (
+                    "select forebay.backfill_begin('index', 'select current_user as ran_as, 1 "
+                    "as id', 'id')"
+                ),
             )
             for other in ("set role tenant_b", "reset role"):
                 login.execute(other)
@@ -321,12 +347,16 @@ def test_one_role_of_a_login_does_not_run_the_query_of_another(database, conn):
 
 def test_a_dry_run_says_what_would_be_and_writes_nothing(conn):
     """
-    As many jobs and bytes as the backfill then has, what waits already, and nothing changed, in a read-only transaction too.
+    As many jobs and bytes as the backfill then has, what waits already, and nothing changed, in a
+    read-only transaction too.
     """
     one(conn, "select forebay.backfill('index', 'select id from page')")
     one(conn, "select forebay.enqueue('index', priority => 5)")
     one(conn, "select forebay.enqueue('index', priority => 5, delay => '1 hour')")
-    plan = "select jobs, bytes, waiting, waiting_alike, seconds > 0, token from forebay.backfill_plan('again', %s)"
+    plan = (
+        "select jobs, bytes, waiting, waiting_alike, seconds > 0, token from "
+        "forebay.backfill_plan('again', %s)"
+    )
     query = "select id, title from page where site < 5"
     *found, token = conn.execute(plan, [query]).fetchone()
     assert found == [50, 1494, 102, 100, True]
@@ -349,14 +379,18 @@ CHANGES = {
     "another row": "update page set id = 203 where id = 13",
     "another sign": "update page set id = -13 where id = 13",
     "another value": "update page set title = 'other' where id = 13",
-    "two swapped": "update page set title = case id when 13 then 'Page 3' else 'Page 13' end where id in (3, 13)",
+    ("two swapped"): (
+        "update page set title = case id when 13 then 'Page 3' else 'Page 13' end "
+        "where id in (3, 13)"
+    ),
 }
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_token_stands_for_exactly_these_jobs(conn, change):
     """
-    After any change that would give other jobs it is refused, and when the change is taken back it holds again.
+    After any change that would give other jobs it is refused, and when the change is taken back it
+    holds again.
     """
     query = "select id, title from page where site = 3"
     token = one(conn, "select token from forebay.backfill_plan('index', %s)", query)
@@ -393,7 +427,8 @@ def test_a_token_holds_for_its_kind_and_options_only(conn):
 
 def test_a_token_begins_one_backfill(conn):
     """
-    A call whose answer was lost is repeated: it enqueues nothing again, whatever has become of the rows. A new dry run begins another one.
+    A call whose answer was lost is repeated: it enqueues nothing again, whatever has become of the
+    rows. A new dry run begins another one.
     """
     query = "select id from page"
     plan = "select token from forebay.backfill_plan('index', %s)"
@@ -416,7 +451,10 @@ def test_a_token_begins_one_backfill(conn):
 
 
 def _begin_twice(database, conn) -> int:
-    """Let two sessions begin with one token before either has committed; return the number of jobs."""
+    """Let two sessions begin with one token before either has committed.
+
+    Return the number of jobs.
+    """
     query = "select id from page"
     token = one(conn, "select token from forebay.backfill_plan('index', %s)", query)
     backfill = "select forebay.backfill('index', %s, token => %s)"
@@ -455,19 +493,26 @@ def test_without_the_unique_token_they_begin_two_backfills(database, conn):
 
 def test_an_event_counts_what_was_enqueued(conn):
     """
-    Nobody can write the event of a backfill without its jobs, and 30,000 jobs of one backfill are one event.
+    Nobody can write the event of a backfill without its jobs, and 30,000 jobs of one backfill are
+    one event.
     """
     write = "select forebay.backfill_write_v1('index', '{}', null, '{}', false, 'select 1')"
     conn.execute(write)
     number = one(conn, "select forebay.backfill_begin('index', 'select id from page', 'id')")
     conn.execute("select forebay.backfill_done_v1(%s, 1, 5)", [number])
     one(conn, "select forebay.backfill('index', 'select generate_series(1, 30000) as n')")
-    events = "select act, count from forebay.event where act in ('backfill', 'backfill.end') order by event_id"
+    events = (
+        "select act, count from forebay.event where act in ('backfill', 'backfill.end') order "
+        "by event_id"
+    )
     assert conn.execute(events).fetchall() == [("backfill.end", 0), ("backfill", 30_000)]
 
 
 def change_meanwhile(conn):
-    """Let a row change between the first look of a backfill with a token and its second; return the SQLSTATE."""
+    """Let a row change between the first look of a backfill with a token and its second.
+
+    Return the SQLSTATE.
+    """
     conn.execute("create sequence looks")
     query = "select case nextval('looks') when 1 then 1 else 2 end as n"
     token = one(conn, "select token from forebay.backfill_plan('index', %s)", query)
@@ -531,7 +576,8 @@ def test_chunks_have_all_rows_and_each_is_a_transaction(conn):
 )
 def test_chunks_go_by_any_key_that_has_an_order(conn, key):
     """
-    Numbers, texts, times, uuids; rows that share a key are in one chunk, so that none falls between two.
+    Numbers, texts, times, uuids; rows that share a key are in one chunk, so that none falls between
+    two.
     """
     conn.execute("set datestyle = 'German'")
     query = f"select {key} as key, id from page"
@@ -570,7 +616,10 @@ def test_a_chunk_needs_a_size_and_a_key_without_nulls(conn, key, chunk, query):
 
 
 def crash_and_resume(database, conn):
-    """Kill the connection at each point of a chunk, and go on; return the ids enqueued, in order."""
+    """Kill the connection at each point of a chunk, and go on.
+
+    Return the ids enqueued, in order.
+    """
     number = one(conn, "select forebay.backfill_begin('index', 'select id from page', 'id', 30)")
     for commits in (False, True, False):
         other = connect(database)
@@ -634,7 +683,8 @@ def test_two_who_go_on_with_it_do_each_chunk_once(database, conn):
 
 def test_without_a_token_a_chunk_has_what_is_there_when_it_comes(conn):
     """
-    Rows that came, went or changed within the range are taken as they are; those beyond its end are not part of it.
+    Rows that came, went or changed within the range are taken as they are; those beyond its end are
+    not part of it.
     """
     number = one(
         conn,
@@ -642,7 +692,8 @@ def test_without_a_token_a_chunk_has_what_is_there_when_it_comes(conn):
     )
     conn.execute("select * from forebay.backfill_next(%s)", [number])
     conn.execute(
-        "delete from page where id = 50; update page set site = 1 where id = 59; insert into page values (200, 1, '', now())"
+        "delete from page where id = 50; update page set site = 1 where id = 59; insert "
+        "into page values (200, 1, '', now())"
     )
     finish(conn, number)
     expected = {i for i in range(1, 101) if i % 10 != 9} - {50} | {59}
@@ -651,8 +702,8 @@ def test_without_a_token_a_chunk_has_what_is_there_when_it_comes(conn):
 
 def test_with_a_token_chunks_are_those_that_were_counted(conn):
     """
-    A change before the beginning refuses all of it; a change of a chunk to come refuses that one and what follows, and
-    nothing of it is written.
+    A change before the beginning refuses all of it; a change of a chunk to come refuses that one
+    and what follows, and nothing of it is written.
     """
     query = "select id from page where site < 9"
     token = one(conn, "select token from forebay.backfill_plan('index', %s)", query)

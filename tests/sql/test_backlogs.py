@@ -1,4 +1,6 @@
-"""Maintenance in steps: a backlog of any size takes small calls, and none is stopped by a bad row or an idle database."""
+"""Maintenance in steps: a backlog of any size takes small calls, and none is stopped by a bad
+row or an idle database.
+"""
 
 import json
 
@@ -30,20 +32,26 @@ BACKLOGS = {
         "select count(*) from forebay.tombstone",
     ),
     "unique_keys": (
-        ("insert into forebay.unique_key (queue, mode, key, gen, job_id, lane, is_deferred, taken_at, expires_at, origin)"
-        " select 'q', 'i', 'k' || i, 1, -i, forebay._lane_id('q', 100, 0), false, now() - interval '100 days',"
+        ("insert into forebay.unique_key (queue, mode, key, gen, job_id, lane, is_deferred, "
+                "taken_at, expires_at, origin)"
+        " select 'q', 'i', 'k' || i, 1, -i, forebay._lane_id('q', 100, 0), false, now() - "
+                "interval '100 days',"
         " now() - interval '70 days', 1 from generate_series(1, %s) i"),
         "select count(*) from forebay.unique_key",
     ),
     "dead_letters": (
-        ("insert into forebay.dead_letter (group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, attempt, kind, args,"
-        " errors) select 1, i, i, 'permanent', now() - interval '100 days', 'q', 100, now() - interval '100 days', 1, 'work', '{}', '[]'"
+        ("insert into forebay.dead_letter (group_id, job_id, seq, reason, died_at, queue, "
+                "priority, enqueued_at, attempt, kind, args,"
+        " errors) select 1, i, i, 'permanent', now() - interval '100 days', 'q', 100, "
+                "now() - interval '100 days', 1, 'work', '{}', '[]'"
         " from generate_series(1, %s) i"),
         "select count(*) from forebay.dead_letter",
     ),
     "batches": (
-        ("insert into forebay.batch (group_id, lane, no, snap_from, pos_segment, pos_xid, pos_seq, high_seq, handed_total,"
-        " skipped_total, claimed_at) select 1, i %% 10, 1 + i / 10, '1:1:', 0, '0', 0, 0, 0, 0, now() from generate_series(10, %s + 19) i"),
+        ("insert into forebay.batch (group_id, lane, no, snap_from, pos_segment, pos_xid, "
+                "pos_seq, high_seq, handed_total,"
+        " skipped_total, claimed_at) select 1, i %% 10, 1 + i / 10, '1:1:', 0, '0', 0, 0, "
+                "0, 0, now() from generate_series(10, %s + 19) i"),
         "select count(*) - 10 from forebay.batch",
     ),
     "key_runs": (
@@ -53,22 +61,27 @@ BACKLOGS = {
     ),
     "failures": (
         ("insert into forebay.failure (job_id, group_id, enqueued_at, attempt, failed_at, outcome)"
-        " select i, 1, now(), 1, now() - interval '100 days', 'failed' from generate_series(1, %s) i"),
+        " select i, 1, now(), 1, now() - interval '100 days', 'failed' from "
+                "generate_series(1, %s) i"),
         "select count(*) from forebay.failure",
     ),
     "leases": (
-        ("insert into forebay.lease (lease_id, worker, lease_seconds, suspect_seconds, opened_at, closed_at, closed_as)"
-        " select -i, 'w', 30, 5, now(), now() - interval '100 days', 'closed' from generate_series(1, %s) i"),
+        ("insert into forebay.lease (lease_id, worker, lease_seconds, suspect_seconds, "
+                "opened_at, closed_at, closed_as)"
+        " select -i, 'w', 30, 5, now(), now() - interval '100 days', 'closed' from "
+                "generate_series(1, %s) i"),
         "select count(*) from forebay.lease",
     ),
     "heartbeats": (
         ("insert into forebay.heartbeat (lease_id, heartbeat_at, backend_pid)"
-        " select -1 - i %% 100, now() - interval '1 day' + i * interval '1 ms', 1 from generate_series(1, %s) i"),
+        " select -1 - i %% 100, now() - interval '1 day' + i * interval '1 ms', 1 from "
+                "generate_series(1, %s) i"),
         "select count(*) from forebay.heartbeat",
     ),
     "late_deferred": (
         ("insert into forebay.deferred (run_at, lane, enqueued_at, job_id, kind, args)"
-        " select now() - interval '1 day', 1, now(), i, 'work', '{}' from generate_series(1, %s) i"),
+        " select now() - interval '1 day', 1, now(), i, 'work', '{}' from "
+                "generate_series(1, %s) i"),
         "select count(*) from forebay.deferred",
     ),
     "mirror_counts": (
@@ -106,8 +119,8 @@ def pages(conn, part, after, most) -> int:
 @pytest.mark.parametrize("part", BACKLOGS)
 def test_a_backlog_is_worked_off_in_small_steps(database, conn, part, rows):
     """
-    Of each kind a call deletes about as many rows as it is told, touches no more pages for a bigger backlog, and as many calls as
-    that takes are a pass.
+    Of each kind a call deletes about as many rows as it is told, touches no more pages for a bigger
+    backlog, and as many calls as that takes are a pass.
     """
     fill, left = BACKLOGS[part]
     with Reader(database, "q"):
@@ -142,12 +155,15 @@ def test_a_backlog_is_worked_off_in_small_steps(database, conn, part, rows):
         if after is None:
             break
     assert one(conn, left) == 0
-    # Two rows of work for one in some parts: a probe and a deletion; counts are added up at three levels.
+    # Two rows of work for one in some parts: a probe and a deletion; counts are added up at three
+    # levels.
     assert calls <= 65, calls
 
 
 def test_a_producer_cannot_stop_maintenance_with_large_numbers(conn):
-    """A count beyond any real one is refused, and one that is there nevertheless stops no sum and no other part."""
+    """A count beyond any real one is refused, and one that is there nevertheless stops no sum
+    and no other part.
+    """
     counters = {"mirror": "m", "counts": [["direct.x", None, None, 2**63 - 1]]}
     conn.execute("grant forebay_producer to current_user")
     with conn.transaction(force_rollback=True):
@@ -158,7 +174,8 @@ def test_a_producer_cannot_stop_maintenance_with_large_numbers(conn):
             assert caught.value.sqlstate == "JQ001"
     conn.execute(
         "insert into forebay.mirror_count (mirror, at, outcome, count)"
-        " select 'm', now() - (400 + i) * interval '1 day', 'direct.x', 9223372036854775807 from generate_series(20, 29) i"
+        " select 'm', now() - (400 + i) * interval '1 day', 'direct.x', "
+        "9223372036854775807 from generate_series(20, 29) i"
     )
     conn.execute(BACKLOGS["failures"][0], [10])
     trim(conn)
@@ -183,7 +200,9 @@ def duty_of(maintenance, name):
 
 
 async def test_an_expiry_that_is_committed_late_is_swept(database, conn):
-    """A job whose transaction committed minutes after its expiry expires although no worker claims it."""
+    """A job whose transaction committed minutes after its expiry expires although no worker
+    claims it.
+    """
     enqueue(conn, queue="forlorn", kind="stays")
     session = Session(database, name="test")
     try:
@@ -192,7 +211,10 @@ async def test_an_expiry_that_is_committed_late_is_swept(database, conn):
         with psycopg.connect(database) as late:
             job = enqueue(late, queue="forlorn", expires_at="2126-01-01")
             late.execute(
-                "update forebay.log set expires_at = clock_timestamp() - interval '10 minutes' where seq = %s",
+                (
+                    "update forebay.log set expires_at = clock_timestamp() - interval '10 "
+                    "minutes' where seq = %s"
+                ),
                 [job],
             )
             for _ in range(3):
@@ -209,12 +231,14 @@ async def test_an_expiry_that_is_committed_late_is_swept(database, conn):
 @pytest.mark.slow
 def test_idle_lanes_write_little_while_another_queue_is_busy(database, conn):
     """
-    Ten minutes with a writer that always has a transaction open, forty idle lanes, and a poll every four seconds: the
-    cursors of the idle lanes, and the maintenance, write at most the sixth part of 2,000 rows and transactions an hour.
+    Ten minutes with a writer that always has a transaction open, forty idle lanes, and a poll every
+    four seconds: the cursors of the idle lanes, and the maintenance, write at most the sixth part
+    of 2,000 rows and transactions an hour.
     """
     conn.execute(
         "create or replace function forebay._now() returns timestamptz language sql volatile as"
-        " $$ select clock_timestamp() + coalesce(current_setting('test.ahead', true), '0')::float8 * interval '1 second' $$"
+        " $$ select clock_timestamp() + coalesce(current_setting('test.ahead', true), "
+        "'0')::float8 * interval '1 second' $$"
     )
     enqueue_many(conn, [{"kind": "work", "queue": f"q{i}"} for i in range(40)])
     readers = [Reader(database, f"q{i}", conn=conn) for i in range(40)]

@@ -1,4 +1,6 @@
-"""Limits of queues: exact for one producer, bounded for many, cheap at the limit, without a worker."""
+"""Limits of queues: exact for one producer, bounded for many, cheap at the limit, without a
+worker.
+"""
 
 import json
 import threading
@@ -44,8 +46,8 @@ def is_full(conn, **options) -> bool:
 
 def test_a_limit_holds_to_the_job_whether_a_worker_runs_or_not(database, conn):
     """
-    Enqueues beyond the limit are refused, one by one, in bulk and with keys; what a worker takes makes
-    room again.
+    Enqueues beyond the limit are refused, one by one, in bulk and with keys; what a worker takes
+    makes room again.
     """
     assert limit(conn, 10) is None
     ids = [enqueue(conn) for _ in range(6)]
@@ -186,8 +188,9 @@ def test_with_many_producers_it_is_exceeded_by_no_more_than_their_open_transacti
 @pytest.mark.slow
 def test_jobs_parked_for_their_ordering_key_count_until_they_are_taken(database, conn):
     """
-    The cursor has passed them and nobody has them: they wait, whichever claim of which lane takes them. A count that is
-    begun in the middle agrees, and after retries and jobs released nothing is left over.
+    The cursor has passed them and nobody has them: they wait, whichever claim of which lane takes
+    them. A count that is begun in the middle agrees, and after retries and jobs released nothing is
+    left over.
     """
     limit(conn, 1_000_000)
 
@@ -223,8 +226,8 @@ def test_jobs_parked_for_their_ordering_key_count_until_they_are_taken(database,
 
 def test_a_count_that_an_open_transaction_keeps_misses_none_of_its_jobs(database, conn):
     """
-    While it is open another transaction ends that began later, so its snapshot shows it as visible. It has jobs from before and
-    from after the count.
+    While it is open another transaction ends that began later, so its snapshot shows it as visible.
+    It has jobs from before and from after the count.
     """
     group_id = open_group(conn, "default")
     limit(conn, 300)
@@ -244,7 +247,9 @@ def test_a_count_that_an_open_transaction_keeps_misses_none_of_its_jobs(database
 
 @pytest.mark.slow
 def test_no_enqueue_visits_all_jobs_of_a_queue_that_was_not_counted(database, conn):
-    """A group that begins at the beginning of a long queue: an enqueue visits a part, maintenance counts, and then the limit holds."""
+    """A group that begins at the beginning of a long queue: an enqueue visits a part,
+    maintenance counts, and then the limit holds.
+    """
     open_group(conn, "default", "first")
     limit(conn, 40_000)
     enqueue_many(conn, [{"kind": "work"}] * 39_900)
@@ -268,10 +273,14 @@ def test_a_full_queue_refuses_without_counting_all_of_it_again(database, conn):
     for _ in range(30):
         enqueue_many(conn, [{"kind": "work"}] * 1000)
     assert is_full(conn)
-    query = """do $$ begin perform forebay.enqueue('work'); exception when sqlstate '53400' then null; end $$"""
+    query = """do $$ begin perform forebay.enqueue('work');
+    exception when sqlstate '53400' then null; end $$"""
     before = one(conn, "select count(*) from forebay.counter_waiting")
     assert before >= 2
-    last = "select (select count(*) from forebay.log) - totals[1] from forebay.counter_waiting order by no desc limit 1"
+    last = (
+        "select (select count(*) from forebay.log) - totals[1] from forebay.counter_waiting "
+        "order by no desc limit 1"
+    )
     assert one(conn, last) <= 11_000
     conn.execute(query)
     open_group(conn, "default")

@@ -1,4 +1,6 @@
-"""What members of one role can do to each other, as ``docs/security.md`` says: roles separate duties, not applications."""
+"""What members of one role can do to each other, as ``docs/security.md`` says: roles separate
+duties, not applications.
+"""
 
 import json
 
@@ -53,7 +55,8 @@ def test_the_number_of_a_lease_is_all_that_a_worker_needs_to_settle_under_it(dat
 
 def test_a_worker_that_stays_in_its_transaction_keeps_a_lock(database, conn):
     """
-    The right to call a function is the right to hold its locks until the end of the transaction; without the role there is none.
+    The right to call a function is the right to hold its locks until the end of the transaction;
+    without the role there is none.
     """
     enqueue(conn, queue="q")
     with Reader(database, "q"), acting_as(database, "forebay_worker") as worker:

@@ -98,7 +98,9 @@ class World:
         return len(batch.jobs)
 
     def first_of_key(self) -> list[tuple[int, int, int, int]]:
-        """Jobs in flight that a worker may run: without an ordering key, or the first of their key."""
+        """Jobs in flight that a worker may run: without an ordering key, or the first of their
+        key.
+        """
         found, keys = [], set()
         for item in sorted(self.open_jobs(), key=lambda i: (i[0], i[1], i[2])):
             key = self.jobs[item[3]][0]
@@ -108,7 +110,9 @@ class World:
         return found
 
     def settle(self, item: tuple[int, int, int, int], outcome: str) -> None:
-        """End a job; where it runs again, the others of its ordering key in the lease are released."""
+        """End a job; where it runs again, the others of its ordering key in the lease are
+        released.
+        """
         nr, claim, offset, job = item
         ends = [(claim, offset, outcome)]
         key = self.jobs[job][0]
@@ -223,7 +227,9 @@ def random_life(database: str, seed: int, steps: int = 150) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("nr", range(6))
 def test_random_lives(database, seed, nr):
-    """Retries, lost leases, cancels, pauses and new limits at random: order and limits hold, and nothing is forgotten."""
+    """Retries, lost leases, cancels, pauses and new limits at random: order and limits hold, and
+    nothing is forgotten.
+    """
     random_life(database, seed + nr)
 
 
@@ -298,7 +304,9 @@ def why(conn: psycopg.Connection, **given: str) -> tuple:
 
 
 def test_the_slots_of_a_limit_key_go_to_ordering_keys_in_turn(database, conn):
-    """One job of each ordering key is in flight, never more than the limit, and keys wait in line."""
+    """One job of each ordering key is in flight, never more than the limit, and keys wait in
+    line.
+    """
     settled_limits(database, conn, key_concurrency=2)
     jobs = {key: put(conn, key, count=3) for key in "vwxyz"}
     with Reader(database, "q") as reader:
@@ -320,7 +328,9 @@ def test_the_slots_of_a_limit_key_go_to_ordering_keys_in_turn(database, conn):
 
 
 def test_an_ordering_key_leaves_slots_to_others(database, conn):
-    """Its jobs run one at a time: it takes no more than half of the slots, and one of a single slot."""
+    """Its jobs run one at a time: it takes no more than half of the slots, and one of a single
+    slot.
+    """
     settled_limits(database, conn, key_concurrency=5)
     put(conn, "x", count=20)
     with Reader(database, "q") as reader:
@@ -362,7 +372,10 @@ def test_a_key_says_that_its_limit_key_holds_it_back(database, conn):
         one(conn, "select forebay.resume_key('q', ordering_key => 'y')")
         one(
             conn,
-            "select forebay.limit_queue('q', remove => '{key_concurrency}', key_rate => 0.1, key_burst => 1)::text",
+            (
+                "select forebay.limit_queue('q', remove => '{key_concurrency}', key_rate => "
+                "0.1, key_burst => 1)::text"
+            ),
         )
         shift_clock(conn, 100)
         assert drained(reader) == second[:1]
@@ -375,7 +388,10 @@ def test_a_key_says_that_its_limit_key_holds_it_back(database, conn):
 
 
 def paused_in_turn(database: str) -> None:
-    """An ordering key is paused when its job gets the turn of the limit key; others and later it must not be forgotten."""
+    """An ordering key is paused when its job gets the turn of the limit key.
+
+    Others and later it must not be forgotten.
+    """
     with connect(database) as conn, Reader(database, "q") as reader:
         settled_limits(database, conn, key_concurrency=1)
         (first,) = put(conn, "x")
@@ -495,7 +511,10 @@ def reader_batch(reader: Reader) -> Batch:
 
 @pytest.mark.parametrize("how", ["single", "bulk", "unique", "bulk unique", "scheduled"])
 def test_every_way_to_enqueue_takes_both_keys(database, conn, how):
-    """Order and limit hold for jobs of each way; a unique key joins a job that waits for its limit key."""
+    """Order and limit hold for jobs of each way.
+
+    A unique key joins a job that waits for its limit key.
+    """
     settled_limits(database, conn, key_concurrency=1)
 
     def one_job(key: str) -> int:
@@ -525,7 +544,9 @@ def test_every_way_to_enqueue_takes_both_keys(database, conn, how):
 @pytest.mark.slow
 @pytest.mark.parametrize("resume", [True, False])
 def test_an_adopted_log_has_each_waiting_job_once(server, database, conn, resume):
-    """In a copy of the database, with a job that runs, two that wait for a turn and others behind these."""
+    """In a copy of the database, with a job that runs, two that wait for a turn and others
+    behind these.
+    """
     settled_limits(database, conn, key_concurrency=1)
     for key in "xyz":
         put(conn, key, count=2)
@@ -550,7 +571,9 @@ def test_an_adopted_log_has_each_waiting_job_once(server, database, conn, resume
 
 
 def test_a_pause_of_the_limit_key_is_the_first_use_of_limits(database, conn):
-    """Without limits, and without a job of a limit key alone: the jobs of the key wait all the same, and run when it is resumed."""
+    """Without limits, and without a job of a limit key alone: the jobs of the key wait all the
+    same, and run when it is resumed.
+    """
     (job,) = put(conn, "x")
     with Reader(database, "q") as reader:
         one(conn, "select forebay.pause_key('q', limit_key => 'a')")
@@ -561,7 +584,9 @@ def test_a_pause_of_the_limit_key_is_the_first_use_of_limits(database, conn):
 
 
 def test_settled_jobs_of_a_batch_use_no_slot_of_new_limits(database, conn):
-    """A batch of before the limits has one settled and one unsettled job: one slot of two is free."""
+    """A batch of before the limits has one settled and one unsettled job: one slot of two is
+    free.
+    """
     jobs = [job for key in "xyz" for job in put(conn, key)]
     with Reader(database, "q") as reader:
         (batch,) = take(reader)

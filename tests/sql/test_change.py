@@ -1,4 +1,6 @@
-"""Acts on many jobs at once: what a filter matches, what becomes of each job, and that nothing else is touched."""
+"""Acts on many jobs at once: what a filter matches, what becomes of each job, and that nothing
+else is touched.
+"""
 
 import json
 
@@ -62,7 +64,8 @@ def retrying(reader, conn, **options):
             batch.claim_no,
             ended=[
                 {
-                    "offset": each["batch_offset"], "outcome": "retried", "attempt": 1, "after": 3600,
+                    "offset": each["batch_offset"], "outcome": "retried", "attempt": 1,
+                    "after": 3600,
                     "error": {"type": "E", "message": "m"},
                 }
                 for each in batch.jobs
@@ -73,7 +76,10 @@ def retrying(reader, conn, **options):
 
 
 def test_a_filter_takes_what_it_says_and_nothing_else(database, conn):
-    """Each name restricts, and together they do so too; the dry run counts what the act then takes."""
+    """Each name restricts, and together they do so too.
+
+    The dry run counts what the act then takes.
+    """
     old = enqueue(conn, queue="mail", kind="old")
     conn.execute("select pg_sleep(0.01)")
     when = one(conn, "select clock_timestamp()").isoformat()
@@ -86,12 +92,16 @@ def test_a_filter_takes_what_it_says_and_nothing_else(database, conn):
         "limit_key": enqueue(conn, queue="mail", limit_key="acme"),
         "unique_key": one(
             conn,
-            "select job_id from forebay.enqueue_unique('work', '{}', '{\"once\": \"u1\"}', queue => 'mail')",
+            (
+                "select job_id from forebay.enqueue_unique('work', '{}', '{\"once\": \"u1\"}', "
+                "queue => 'mail')"
+            ),
         ),
         "state": enqueue(conn, queue="mail", delay="1 hour"),
     }
     filters = {
-        "queue": "other", "kind": "special", "tag": "import", "correlation_id": "c1", "ordering_key": "doc 1",
+        "queue": "other", "kind": "special", "tag": "import", "correlation_id": "c1",
+        "ordering_key": "doc 1",
         "limit_key": "acme", "unique_key": "u1", "state": "scheduled",
     }  # fmt: skip
     for name, value in filters.items():
@@ -143,7 +153,10 @@ def test_bad_filters_and_options_are_refused_and_nothing_is_written(conn):
 
 
 def _cancel_by_token(database) -> tuple[set[int], set[int]]:
-    """Cancel with the token of a dry run while jobs end, come and fail; return the jobs that it showed, and those cancelled."""
+    """Cancel with the token of a dry run while jobs end, come and fail.
+
+    Return the jobs that it showed, and those cancelled.
+    """
     with (
         connect(database) as conn,
         connect(database) as open_one,
@@ -178,7 +191,8 @@ def _cancel_by_token(database) -> tuple[set[int], set[int]]:
 
 def test_a_token_takes_only_jobs_that_the_dry_run_counted(database):
     """
-    Those of them that have not ended, in whatever state they are; none that came later or was not committed then.
+    Those of them that have not ended, in whatever state they are; none that came later or was not
+    committed then.
     """
     shown, cancelled = _cancel_by_token(database)
     assert cancelled < shown
@@ -220,7 +234,8 @@ def test_a_token_of_a_state_takes_no_job_that_has_come_into_it(database, conn, s
 
 def test_a_token_is_of_one_act_filter_and_options(conn):
     """
-    A change that would take as many jobs as those of the token is refused all the same if it is not the same change.
+    A change that would take as many jobs as those of the token is refused all the same if it is not
+    the same change.
     """
     enqueue_many(conn, [{"kind": "work", "queue": "mail"} for _ in range(3)])
     token, found = plan(conn, "reprioritise", {"queue": "mail"}, priority=5)
@@ -258,22 +273,42 @@ def test_each_job_gets_its_answer(database, conn):
         ids = {"ids": [done, waits, held, ready, keyed, later, gone]}
         at = one(conn, "select now() + interval '3 hours'").isoformat()
         assert change(conn, "reschedule", ids, run_at=at, most=10) == {
-            done: "already ended", waits: "changed", held: "running", ready: "changed", keyed: "ordering key",
-            later: "expires before", gone: "unknown",
-        }  # fmt: skip
+            done: ("already ended"),
+            waits: "changed",
+            held: "running",
+            ready: "changed",
+            keyed: "ordering key",
+            later: "expires before",
+            gone: "unknown",
+        }
         assert change(conn, "reschedule", ids, run_at=at, most=10)[ready] == "unchanged"
         assert change(conn, "reprioritise", ids, priority=7, most=10) == {
-            done: "already ended", waits: "changed", held: "running", ready: "changed", keyed: "ordering key",
-            later: "changed", gone: "unknown",
-        }  # fmt: skip
+            done: ("already ended"),
+            waits: "changed",
+            held: "running",
+            ready: "changed",
+            keyed: "ordering key",
+            later: "changed",
+            gone: "unknown",
+        }
         assert change(conn, "retry", ids, most=10) == {
-            done: "already ended", waits: "changed", held: "running", ready: "changed", keyed: "unchanged",
-            later: "changed", gone: "unknown",
-        }  # fmt: skip
+            done: ("already ended"),
+            waits: "changed",
+            held: "running",
+            ready: "changed",
+            keyed: "unchanged",
+            later: "changed",
+            gone: "unknown",
+        }
         assert change(conn, "cancel", ids) == {
-            done: "already ended", waits: "cancelled", held: "requested", ready: "cancelled", keyed: "cancelled",
-            later: "cancelled", gone: "unknown",
-        }  # fmt: skip
+            done: ("already ended"),
+            waits: "cancelled",
+            held: "requested",
+            ready: "cancelled",
+            keyed: "cancelled",
+            later: "cancelled",
+            gone: "unknown",
+        }
         assert change(conn, "cancel", ids)[held] == "requested"
         assert change(conn, "cancel", ids)[ready] == "cancelled"
 
@@ -284,7 +319,10 @@ def test_a_retried_job_is_ready_at_once_and_keeps_what_it_was(database, conn):
         key = '{"once": "u1"}'
         job = one(
             conn,
-            "select job_id from forebay.enqueue_unique('work', '{\"a\": 1}', %s, queue => 'mail', tag => 't')",
+            (
+                "select job_id from forebay.enqueue_unique('work', '{\"a\": 1}', %s, queue => "
+                "'mail', tag => 't')"
+            ),
             key,
         )
         before = conn.execute("select expires_at, tag, args from forebay.job(%s)", [job]).fetchone()
@@ -369,7 +407,9 @@ def test_a_moved_job_expires_and_is_cancelled_once(database, conn):
 
 
 def test_a_unique_key_follows_a_moved_job(database, conn):
-    """Its key is taken while the job waits or runs, wherever its old row is, and free when it has ended."""
+    """Its key is taken while the job waits or runs, wherever its old row is, and free when it
+    has ended.
+    """
     key = '{"coalesce": "u1"}'
     call = "select job_id, is_new from forebay.enqueue_unique('work', '{}', %s, queue => 'mail')"
     with Reader(database, "mail") as reader:
@@ -391,7 +431,10 @@ def test_one_event_for_a_change_in_steps(conn):
     event = None
     for expected in (4, 4, 2):
         rows = conn.execute(
-            "select jobs, event from forebay.change_jobs('purge', '{\"queue\": \"mail\"}', most => 4, event_id => %s)",
+            (
+                "select jobs, event from forebay.change_jobs('purge', '{\"queue\": \"mail\"}', "
+                "most => 4, event_id => %s)"
+            ),
             [event],
         ).fetchall()
         ((jobs, event),) = rows
@@ -409,11 +452,15 @@ def test_one_event_for_a_change_in_steps(conn):
 )
 def test_a_step_never_adds_to_an_event_that_is_not_its_own(conn, changed):
     """
-    The number of an event is any number that a caller gives: it cannot change what the log says of others, or of long ago.
+    The number of an event is any number that a caller gives: it cannot change what the log says of
+    others, or of long ago.
     """
     conn.execute("delete from forebay.event")
     enqueue_many(conn, [{"kind": "work", "queue": "mail"} for _ in range(3)])
-    query = "select event from forebay.change_jobs('cancel', '{\"queue\": \"mail\"}', most => 1, event_id => %s)"
+    query = (
+        "select event from forebay.change_jobs('cancel', '{\"queue\": \"mail\"}', most => 1, "
+        "event_id => %s)"
+    )
     first = conn.execute(query, [None]).fetchone()[0]
     conn.execute(f"update forebay.event set {changed}")
     assert conn.execute(query, [first]).fetchone()[0] != first
@@ -437,7 +484,8 @@ def test_a_job_that_one_group_has_and_another_waits_for_is_requested_once(databa
 @pytest.mark.parametrize("act", ["retry", "reprioritise"])
 def test_sleeping_workers_are_woken_for_the_jobs_that_became_claimable(database, conn, act):
     """
-    A retried job is ready at once, and one of another priority may come first: the worker does not wait for its next poll.
+    A retried job is ready at once, and one of another priority may come first: the worker does not
+    wait for its next poll.
     """
     with Reader(database, "mail") as reader, connect(database) as listener:
         if act == "retry":
@@ -446,7 +494,8 @@ def test_sleeping_workers_are_woken_for_the_jobs_that_became_claimable(database,
             enqueue(conn, queue="mail")
         listener.execute("listen forebay_wakeup")
         conn.execute(
-            "select setval(forebay._wakeup('mail'), (extract(epoch from clock_timestamp()) * 1000)::bigint + 60000)"
+            "select setval(forebay._wakeup('mail'), (extract(epoch from clock_timestamp()) "
+            "* 1000)::bigint + 60000)"
         )
         conn.execute("select set_config('forebay.wakeup', 'on', false)")
         options = {"priority": 1} if act == "reprioritise" else {}

@@ -1,7 +1,8 @@
-"""A claim ends at about two megabytes, whatever its jobs are made of, and nothing is lost at the cut.
+"""A claim ends at about two megabytes, whatever its jobs are made of, and nothing is lost at the
+cut.
 
-The bound holds for the text of the jobs. How large that is does not show in what is stored: a value can be compressed,
-and a number of a few bytes can have thousands of digits.
+The bound holds for the text of the jobs. How large that is does not show in what is stored: a value
+can be compressed, and a number of a few bytes can have thousands of digits.
 """
 
 import json
@@ -80,7 +81,9 @@ def flat(batches: list[list[int]]) -> list[int]:
 
 
 def plain_jobs(database, conn, form) -> None:
-    """Large jobs among small ones, of one transaction and of many, in the order in which they were enqueued."""
+    """Large jobs among small ones, of one transaction and of many, in the order in which they
+    were enqueued.
+    """
     with Reader(database, "q") as reader:
         lane = lane_of("q", conn)
         first = put(conn, ["{}"])
@@ -142,7 +145,9 @@ def test_a_claim_of_one_job_always_gives_it(database, conn):
 
 @pytest.mark.slow
 def test_the_cut_may_lie_at_any_border(database, conn):
-    """Between segments, between the current window and the next, and beside a transaction that commits late."""
+    """Between segments, between the current window and the next, and beside a transaction that
+    commits late.
+    """
     small_segments(conn, rows=300)
     with Reader(database, "q") as reader, psycopg.connect(database) as late:
         lane = lane_of("q", conn)
@@ -207,7 +212,10 @@ def test_jobs_with_ordering_keys_are_bounded_and_stay_in_order(database, conn, f
 @pytest.mark.slow
 @pytest.mark.parametrize("keys", [3, 12])
 def test_large_jobs_that_wait_behind_their_key_are_bounded_as_well(database, conn, keys):
-    """Another lease has the keys, so the jobs are parked; once it is done they come in parts and in order."""
+    """Another lease has the keys, so the jobs are parked.
+
+    Once it is done they come in parts and in order.
+    """
     with Reader(database, "q") as holder, Reader(database, "q") as reader:
         first = [put(conn, ["{}"], ordering_key=f"k{key}")[0] for key in range(keys)]
         batch = holder.claim_ready(20)
@@ -229,7 +237,9 @@ def test_large_jobs_that_wait_behind_their_key_are_bounded_as_well(database, con
 
 @pytest.mark.slow
 def test_returned_large_jobs_come_before_others_of_their_keys(database, conn):
-    """The first jobs of many keys return while more wait behind them: what does not fit comes later, in order."""
+    """The first jobs of many keys return while more wait behind them: what does not fit comes
+    later, in order.
+    """
     keys = range(12)
     by_key = {key: put(conn, [incompressible(LARGE)] * 2, ordering_key=f"k{key}") for key in keys}
     with Reader(database, "q") as holder, Reader(database, "q") as reader:

@@ -1,4 +1,5 @@
-"""A claim of several lanes in one call: a batch for each, and nothing for a lane that needs the other claim.
+"""A claim of several lanes in one call: a batch for each, and nothing for a lane that needs the
+other claim.
 
 Each promise has a mutant in which its guard is missing.
 """
@@ -40,7 +41,10 @@ class Several:
         self.conn.close()
 
     def claim(self, limit: int = 10) -> dict[int, list[int] | None]:
-        """Claim from all lanes; return the ids of the jobs of each lane that was claimed, None of one that is locked."""
+        """Claim from all lanes.
+
+        Return the ids of the jobs of each lane that was claimed, None of one that is locked.
+        """
         rows = self.conn.execute(
             QUERY,
             [
@@ -68,13 +72,17 @@ class Several:
 
 def test_each_lane_gets_a_batch_under_a_number_of_its_own(database, conn):
     """
-    Number N of the lanes has claim number p_claim_no + N - 1, also where a lane before it has no jobs; each batch is settled by it.
+    Number N of the lanes has claim number p_claim_no + N - 1, also where a lane before it has no
+    jobs; each batch is settled by it.
     """
     with Several(database, "a", "b", "c") as several:
         ids = {queue: [enqueue(conn, queue=queue) for _ in range(3)] for queue in ("a", "c")}
         assert several.claim() == {1: ids["a"], 3: ids["c"]}
         batches = conn.execute(
-            "select claim_no, lane, cardinality(seqs) from forebay.batch where lease_id = %s order by 1",
+            (
+                "select claim_no, lane, cardinality(seqs) from forebay.batch where lease_id = "
+                "%s order by 1"
+            ),
             [several.lease_id],
         ).fetchall()
         assert batches == [(1, several.lanes[0], 3), (3, several.lanes[2], 3)]
@@ -87,7 +95,8 @@ def test_each_lane_gets_a_batch_under_a_number_of_its_own(database, conn):
 
 def test_claims_of_several_lanes_go_on_where_the_last_one_ended(database, conn):
     """
-    No job is handed out twice or left out, whichever function claims, with limits that end in the middle of a window.
+    No job is handed out twice or left out, whichever function claims, with limits that end in the
+    middle of a window.
     """
     with Several(database, "a", "b") as several:
         ids = [[enqueue(conn, queue=queue) for _ in range(11)] for queue in ("a", "b")]
@@ -141,7 +150,9 @@ def a_locked_lane_is_not_waited_for(dsn: str) -> None:
 
 
 def a_locked_lane_is_not_read(dsn: str) -> None:
-    """The holder of the lock has claimed from the lane and not committed: its jobs must not be handed out again."""
+    """The holder of the lock has claimed from the lane and not committed: its jobs must not be
+    handed out again.
+    """
     with (
         Several(dsn, "a", "b") as several,
         Several(dsn, "b") as other,
@@ -206,21 +217,46 @@ def _in_the_call(*pairs: tuple[str, str]) -> Callable[[str], None]:
 
 
 PROMISES = [
-    (a_late_committer_is_served, _in_segments("select true from forebay.log_# l where", "select true from forebay.log_# l where false and")),
-    (a_lane_that_is_listed_twice_is_refused, _in_the_call(("count(distinct (u.g, u.l))", "count((u.g, u.l))"))),
+    (
+        a_late_committer_is_served,
+        _in_segments(
+            ("select true from forebay.log_# l where"),
+            "select true from forebay.log_# l where false and",
+        ),
+    ),
+    (
+        a_lane_that_is_listed_twice_is_refused,
+        _in_the_call((("count(distinct (u.g, u.l))"), "count((u.g, u.l))")),
+    ),
     (a_locked_lane_is_not_waited_for, _in_the_call((" mode nowait'", " mode'"))),
-    (a_locked_lane_is_not_read, _in_the_call(("v_locks[i] <> all (v_busy) or i = 1", "true"), ("v_locks[i] = any (v_busy) and i > 1", "false"))),
+    (
+        a_locked_lane_is_not_read,
+        _in_the_call(
+            (("v_locks[i] <> all (v_busy) or i = 1"), "true"),
+            ("v_locks[i] = any (v_busy) and i > 1", "false"),
+        ),
+    ),
     (a_closed_lease_gets_nothing, _in_segments("and i.closed_at is null", "")),
-    (a_paused_queue_gives_nothing, _in_segments("(g.paused_at is null or g.resume_at <= forebay._now())", "true")),
+    (
+        a_paused_queue_gives_nothing,
+        _in_segments(("(g.paused_at is null or g.resume_at <= forebay._now())"), "true"),
+    ),
     (lanes_of_keys_are_left_out, _in_the_call(("l.sort <> 'plain' or ", ""))),
-    (cancelled_jobs_are_left_to_the_other_claim, _in_segments("not exists (select from forebay.tombstone", "true or exists (select from forebay.tombstone")),
-]  # fmt: skip
+    (
+        cancelled_jobs_are_left_to_the_other_claim,
+        _in_segments(
+            ("not exists (select from forebay.tombstone"),
+            "true or exists (select from forebay.tombstone",
+        ),
+    ),
+]
 
 
 @pytest.mark.parametrize("promise", [p for p, _ in PROMISES], ids=lambda p: p.__name__)
 def test_it_takes_only_what_it_may(database, promise):
     """
-    It never hands out a job that another claim has, that is cancelled, or of a queue that is paused; and it waits for one lock only.
+    It never hands out a job that another claim has, that is cancelled, or of a queue that is
+    paused; and it waits for one lock only.
     """
     promise(database)
 
@@ -237,7 +273,8 @@ def test_it_takes_only_what_it_may_breaks_without(database, promise, break_it):
 
 def test_bad_lists_are_refused(database, conn):
     """
-    Lists of different lengths, none, too many, and numbers out of range raise JQ001, and nothing is claimed.
+    Lists of different lengths, none, too many, and numbers out of range raise JQ001, and nothing is
+    claimed.
     """
     with Several(database, "a") as several:
         job = enqueue(conn, queue="a")

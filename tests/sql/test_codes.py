@@ -30,7 +30,10 @@ def test_a_column_takes_the_codes_that_are_named_and_no_other(conn, column):
     """
     table, _, name = column.partition(".")
     (check,) = conn.execute(
-        "select pg_get_constraintdef(oid) from pg_constraint where conrelid = %s::regclass and conname = %s",
+        (
+            "select pg_get_constraintdef(oid) from pg_constraint where conrelid = %s::regclass "
+            "and conname = %s"
+        ),
         [f"forebay.{table}", f"{table}_{name}_check"],
     ).fetchone()
     assert set(re.findall(r"'(\w)'", check)) == codes(conn, column).keys()
@@ -38,7 +41,8 @@ def test_a_column_takes_the_codes_that_are_named_and_no_other(conn, column):
 
 def test_what_a_worker_says_of_a_job_has_the_code_of_that_name(conn):
     """
-    Each outcome of the protocol is written as the code that the view gives it; that a job is requeued, no worker says.
+    Each outcome of the protocol is written as the code that the view gives it; that a job is
+    requeued, no worker says.
     """
     for code, meaning in codes(conn, "settlement.outcomes").items():
         outcome, holds = ("dead", True) if code == "y" else (meaning, False)
@@ -63,7 +67,8 @@ def test_every_column_of_codes_is_in_the_view(conn):
     A column of type "char", or an array of it, that a new table brings is named too.
     """
     columns = conn.execute(
-        "select c.relname || '.' || a.attname from pg_class c join pg_attribute a on a.attrelid = c.oid"
+        "select c.relname || '.' || a.attname from pg_class c join pg_attribute a on "
+        "a.attrelid = c.oid"
         " where c.relnamespace = 'forebay'::regnamespace and c.relkind = 'r' and a.attnum > 0"
         " and a.atttypid in ('\"char\"'::regtype, '\"char\"[]'::regtype)"
     ).fetchall()

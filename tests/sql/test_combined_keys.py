@@ -138,7 +138,9 @@ def test_a_requeued_job_holds_its_unique_key(database, conn):
 
 @pytest.mark.parametrize("sort", KEYS)
 def test_unique_jobs_with_keys_run_once_and_in_order(database, conn, seed, sort):
-    """Two readers, failures, joins and other keys at random: of each unique key one job at a time, each job done once."""
+    """Two readers, failures, joins and other keys at random: of each unique key one job at a
+    time, each job done once.
+    """
     rng = random.Random(seed)
     if sort == "limit_key":
         one(conn, "select forebay.limit_queue('q', key_concurrency => 1)::text")
@@ -178,7 +180,9 @@ def test_unique_jobs_with_keys_run_once_and_in_order(database, conn, seed, sort)
 
 
 def test_new_limits_of_a_queue_with_both_sorts_of_keys(database, conn):
-    """A claim of ordering keys writes nothing before it has read its lane, also where it announces new limits."""
+    """A claim of ordering keys writes nothing before it has read its lane, also where it
+    announces new limits.
+    """
     reader = Reader(database, "q")
     for _ in range(2):
         one(conn, "select forebay.enqueue('work', queue => 'q', limit_key => 'k')")

@@ -1,4 +1,6 @@
-"""Counters agree: depth() is the sum over job(), whatever happened to the jobs, and it visits none of those that just wait."""
+"""Counters agree: depth() is the sum over job(), whatever happened to the jobs, and it visits
+none of those that just wait.
+"""
 
 import json
 import time
@@ -26,7 +28,8 @@ from tests.support.job_life import STATES, Life, by_job, by_state
 from tests.support.mutant import break_function, violation
 from tests.support.plans import pages
 
-#: A page holds at least fifty rows of an index: what 5 ms visit is at most so many pages, in memory.
+#: A page holds at least fifty rows of an index: what 5 ms visit is at most so many pages, in
+#: memory.
 _PAGES_OF_5_MS = 600
 
 
@@ -39,7 +42,9 @@ def by_depth(conn) -> Counter:
 
 
 def agree(conn, jobs) -> None:
-    """Compare depth() with the states of all jobs, also when it begins from the last count and when it counts everything."""
+    """Compare depth() with the states of all jobs, also when it begins from the last count and
+    when it counts everything.
+    """
     with conn.transaction():
         conn.execute("set transaction isolation level repeatable read")
         before, found = by_job(conn, jobs, _PLACE), by_depth(conn)
@@ -55,8 +60,8 @@ def agree(conn, jobs) -> None:
 @pytest.mark.parametrize("seed", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))])
 def test_depth_is_the_sum_over_the_states_of_all_jobs(database, conn, seed, keyed):
     """
-    After every random act, for two groups, priorities, limit keys, shards and ordering keys: depth() from the last count, and a full
-    recount, agree with job().
+    After every random act, for two groups, priorities, limit keys, shards and ordering keys:
+    depth() from the last count, and a full recount, agree with job().
     """
     small_segments(conn)
     life = Life(database, conn, seed, keyed=keyed)
@@ -80,8 +85,9 @@ def is_full(conn, **options) -> bool:
 @pytest.mark.parametrize("renew", [False, True])
 def test_a_count_follows_the_jobs_of_ordering_keys(database, conn, renew):
     """
-    From one count over a late commit below the cursor, parked, cancelled and requeued jobs, and a transaction that appends a count while
-    it has jobs, to the last one: with and without a new count after each step.
+    From one count over a late commit below the cursor, parked, cancelled and requeued jobs, and a
+    transaction that appends a count while it has jobs, to the last one: with and without a new
+    count after each step.
     """
     with (
         Reader(database) as reader,
@@ -185,7 +191,10 @@ def test_an_old_transaction_appends_no_count(database, conn):
 
 @pytest.mark.parametrize("guarded", [True, False])
 def test_changes_stay_while_a_group_without_a_count_is_beside_one_with(database, conn, guarded):
-    """A fold of the counters is newer than the count, and says nothing about what the count needs; the control deletes up to the fold."""
+    """A fold of the counters is newer than the count, and says nothing about what the count needs.
+
+    The control deletes up to the fold.
+    """
     if not guarded:
         break_function(database, "_trim_changes", ("continue when v_up_to is null;", ""))
     open_group(conn, "default")
@@ -228,7 +237,10 @@ def done_and_emptied(dsn, conn, keys) -> None:
 
 @pytest.mark.parametrize("keys", [{}, {"ordering_key": "k"}, {"limit_key": "k"}])
 def test_a_segment_is_emptied_when_the_counts_have_its_jobs(database, conn, keys):
-    """A count from before the jobs were enqueued would visit them in vain; and the jobs would be subtracted, being taken."""
+    """A count from before the jobs were enqueued would visit them in vain.
+
+    And the jobs would be subtracted, being taken.
+    """
     done_and_emptied(database, conn, keys)
     (waiting,) = conn.execute("select sum(ready) from forebay.depth()").fetchone()
     assert waiting == 2
@@ -280,7 +292,9 @@ def test_a_clock_that_is_set_back_does_not_bring_back_withdrawn_jobs(conn):
 
 @pytest.mark.parametrize("shape", ["plain", "scheduled", "keyed", "retrying"])
 def test_depth_visits_no_job_that_waits(database, conn, shape):
-    """It reads as few pages with 30,000 waiting jobs as with 3,000, also while a snapshot is held."""
+    """It reads as few pages with 30,000 waiting jobs as with 3,000, also while a snapshot is
+    held.
+    """
     options = {
         "plain": "",
         "scheduled": ", delay => '1 hour'",
@@ -315,10 +329,13 @@ def test_depth_visits_no_job_that_waits(database, conn, shape):
 
 
 def test_depth_visits_no_key_without_waiting_jobs(database, conn):
-    """Keys of which jobs ended or are claimed cost nothing: it reads as few pages with 6,000 of them as with 1,000."""
+    """Keys of which jobs ended or are claimed cost nothing: it reads as few pages with 6,000 of
+    them as with 1,000.
+    """
     fill = (
         "select forebay.enqueue_many(jsonb_agg(jsonb_build_object("
-        " 'kind', 'work', 'ordering_key', format('key %%s', i)) order by i)) from generate_series(%s::integer, %s::integer) i"
+        " 'kind', 'work', 'ordering_key', format('key %%s', i)) order by i)) from "
+        "generate_series(%s::integer, %s::integer) i"
     )
     read = {}
     with Reader(database) as reader:
@@ -334,7 +351,10 @@ def test_depth_visits_no_key_without_waiting_jobs(database, conn):
 
 
 def test_max_waiting_counts_jobs_in_every_state_of_waiting(database, conn):
-    """Ready, scheduled, retrying, parked and released jobs count; running, cancelled and replaced ones do not. Nothing accepted is refused later."""
+    """Ready, scheduled, retrying, parked and released jobs count.
+
+    Running, cancelled and replaced ones do not. Nothing accepted is refused later.
+    """
     one(conn, "select forebay.limit_queue('default', max_waiting => 4)")
     with Reader(database) as reader:
         enqueue(conn)
@@ -409,20 +429,31 @@ def test_a_group_without_workers_stops_nobody(database, conn):
 
 
 def test_an_enqueue_visits_few_rows_of_a_long_queue_without_a_worker(conn):
-    """30,000 scheduled jobs and a limit near them: what it visits does not grow, and a first count by an enqueue ends early."""
+    """30,000 scheduled jobs and a limit near them: what it visits does not grow, and a first
+    count by an enqueue ends early.
+    """
     open_group(conn, "default")
     one(conn, "select forebay.limit_queue('default', max_waiting => 30100)")
     for _ in range(6):
         one(
             conn,
-            "select forebay.enqueue_many('work', array_fill('{}'::jsonb, array[5000]), delay => '1 hour')",
+            (
+                "select forebay.enqueue_many('work', array_fill('{}'::jsonb, array[5000]), "
+                "delay => '1 hour')"
+            ),
         )
     for _ in range(150):
         is_full(conn, delay="1 hour")
     assert is_full(conn)
-    query = "do $$ begin perform forebay.enqueue('work'); exception when sqlstate '53400' then null; end $$"
+    query = (
+        "do $$ begin perform forebay.enqueue('work'); exception when sqlstate '53400' then "
+        "null; end $$"
+    )
     conn.execute(query)
-    last = "select 30100 - (scheduled[1] + totals[1]) from forebay.counter_waiting order by oldest desc, no desc limit 1"
+    last = (
+        "select 30100 - (scheduled[1] + totals[1]) from forebay.counter_waiting order by "
+        "oldest desc, no desc limit 1"
+    )
     assert one(conn, last) < 11_000
     conn.execute("delete from forebay.counter_waiting")
     query = (
@@ -433,19 +464,27 @@ def test_an_enqueue_visits_few_rows_of_a_long_queue_without_a_worker(conn):
 
 
 def test_a_job_that_expires_while_a_move_waits_is_not_moved(database, conn):
-    """The sweep decided first: the job has its dead letter, does not run again, and is subtracted once."""
+    """The sweep decided first: the job has its dead letter, does not run again, and is
+    subtracted once.
+    """
     open_group(conn, "default")
     jobs = [enqueue(conn, expires_at=one(conn, "select forebay._now() + interval '9 s'"))]
     renewed(conn)
     shift_clock(conn, 10)
-    waits = "select count(*) from pg_locks where relation = 'forebay.lock_sweep'::regclass and not granted"
+    waits = (
+        "select count(*) from pg_locks where relation = 'forebay.lock_sweep'::regclass and not "
+        "granted"
+    )
     with (
         connect(database) as mover,
         psycopg.connect(database) as sweeper,
         ThreadPoolExecutor() as pool,
     ):
         sweeper.execute("lock table forebay.lock_sweep in share update exclusive mode")
-        query = "select forebay.change_jobs('reprioritise', '{\"all\": true}', '{\"priority\": 5}', most => 9)"
+        query = (
+            "select forebay.change_jobs('reprioritise', '{\"all\": true}', '{\"priority\": "
+            "5}', most => 9)"
+        )
         moved = pool.submit(mover.execute, query)
         gives_up_at = time.monotonic() + 30
         while not one(conn, waits):

@@ -20,7 +20,8 @@ def die(database, conn, queue, jobs=1, error="ValueError"):
         for batch in reader.claim_all():
             ended = [
                 {
-                    "offset": job["batch_offset"], "outcome": "dead", "attempt": 1, "reason": "permanent",
+                    "offset": job["batch_offset"], "outcome": "dead", "attempt": 1,
+                    "reason": "permanent",
                     "error": {"type": error, "message": "m"},
                 }
                 for job in batch.jobs
@@ -41,7 +42,8 @@ def kept(conn):
 
 def summary(conn):
     rows = conn.execute(
-        "select queue, error_type, kept, not_redriven, deleted, keep_days from forebay.dead_summary() order by 1, 2"
+        "select queue, error_type, kept, not_redriven, deleted, keep_days from "
+        "forebay.dead_summary() order by 1, 2"
     )
     return rows.fetchall()
 

@@ -1,4 +1,6 @@
-"""Declared queues: code, database and what was applied last are compared, and what somebody changed by hand is kept."""
+"""Declared queues: code, database and what was applied last are compared, and what somebody
+changed by hand is kept.
+"""
 
 import json
 
@@ -41,7 +43,8 @@ def limit(conn, **changes):
 
 
 EVERYTHING = {
-    "queue": "q", "max_waiting": 1000, "rate": 0.1 + 0.2, "burst": 5, "concurrency": 20, "key_rate": 2,
+    "queue": "q", "max_waiting": 1000, "rate": 0.1 + 0.2, "burst": 5, "concurrency": 20,
+    "key_rate": 2,
     "key_concurrency": 3, "shards": 4, "dead_keep_days": 90, "groups": ["default", "audit"],
 }  # fmt: skip
 
@@ -52,9 +55,16 @@ def test_every_declared_setting_is_applied_once(conn):
     assert set(found.values()) == {"set"}
     assert len(found) == 9
     assert settings(conn) == {
-        "max_waiting": 1000, "rate": {"rate": 0.1 + 0.2, "burst": 5}, "concurrency": 20, "key_rate": {"rate": 2},
-        "key_concurrency": 3, "shards": 4, "dead_keep_days": 90, "group default": "open", "group audit": "open",
-    }  # fmt: skip
+        "max_waiting": 1000,
+        "rate": {"rate": 0.1 + 0.2, "burst": 5},
+        "concurrency": 20,
+        "key_rate": {"rate": 2},
+        "key_concurrency": 3,
+        "shards": 4,
+        "dead_keep_days": 90,
+        ("group default"): "open",
+        "group audit": "open",
+    }
     conn.execute("set extra_float_digits = -5")
     before = conn.execute("select * from forebay.applied_setting order by 1, 2").fetchall()
     assert apply(conn, EVERYTHING) == {} == compare(conn, EVERYTHING)
@@ -186,7 +196,9 @@ def test_a_setting_of_another_application_is_a_conflict(conn):
 
 
 def test_groups_that_are_declared_together_miss_no_job(database, conn):
-    """Jobs that were enqueued before the first apply reach every declared group, the first and the others."""
+    """Jobs that were enqueued before the first apply reach every declared group, the first and
+    the others.
+    """
     enqueue(conn, queue="q")
     apply(conn, {"queue": "q", "groups": ["default", "audit"]})
     for group in ("default", "audit"):
@@ -220,8 +232,14 @@ def test_a_group_that_is_declared_later_gets_later_jobs(database, conn):
         ),
         ('[{"queue": "q", "max_waiting": 1e30}]', "max_waiting is 1000000"),
         ('[{"queue": "q", "burst": 2}]', "burst is given without rate"),
-        ('[{"queue": "q", "key_burst": 2, "key_rate": null}]', "key_burst is given without key_rate"),
-        ('[{"queue": "q", "max_waiting_group": "a"}]', "max_waiting_group is given without max_waiting"),
+        (
+            ('[{"queue": "q", "key_burst": 2, "key_rate": null}]'),
+            "key_burst is given without key_rate",
+        ),
+        (
+            ('[{"queue": "q", "max_waiting_group": "a"}]'),
+            "max_waiting_group is given without max_waiting",
+        ),
         ('[{"queue": "q", "max_waiting": 1, "max_waiting_group": "a b"}]', "max_waiting_group"),
         ('[{"queue": "q", "shards": 65}]', "shards is 65"),
         ('[{"queue": "q", "dead_keep_days": "always"}]', "dead_keep_days"),
@@ -230,7 +248,7 @@ def test_a_group_that_is_declared_later_gets_later_jobs(database, conn):
         ('[{"queue": "q", "groups": ["a b"]}]', "group a b is not a name"),
         ('[{"queue": "q", "groups": [1]}]', "group 1 is not a name"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_declaration_is_refused_and_nothing_is_changed(conn, queues, problem):
     good = '[{"queue": "a", "concurrency": 1}'
     for text in {queues, queues.replace("[", good + ", ", 1) if queues[0] == "[" else queues}:
@@ -248,7 +266,10 @@ def test_a_wrong_name_of_an_application_is_refused(conn, app):
 
 
 def apply_at_the_same_time(database):
-    """Begin to apply version 1, start version 2 meanwhile, commit the first; return what was recorded and what is set."""
+    """Begin to apply version 1, start version 2 meanwhile, commit the first.
+
+    Return what was recorded and what is set.
+    """
     from concurrent.futures import ThreadPoolExecutor
 
     with connect(database) as first, connect(database) as second, ThreadPoolExecutor(1) as pool:
@@ -267,14 +288,19 @@ def apply_at_the_same_time(database):
 
 
 def test_two_versions_that_are_deployed_at_once_are_applied_one_after_the_other(database):
-    """The second one compares with what the first one left, so it is what both the database and the record have."""
+    """The second one compares with what the first one left, so it is what both the database and
+    the record have.
+    """
     found, left = apply_at_the_same_time(database)
     assert found == {("q", "concurrency"): "change", ("q", "max_waiting"): "set"}
     assert left == {"concurrency": 2, "max_waiting": 9}
 
 
 def test_without_the_lock_the_second_version_compares_with_what_is_gone(database):
-    lock = "lock table forebay.applied_setting, forebay.queue_limits, forebay.queue_shards, forebay.dead_retention in share row exclusive mode;"
+    lock = (
+        "lock table forebay.applied_setting, forebay.queue_limits, forebay.queue_shards, "
+        "forebay.dead_retention in share row exclusive mode;"
+    )
     break_function(database, "apply_queues", (lock, ""))
     found, _ = apply_at_the_same_time(database)
     assert found == {

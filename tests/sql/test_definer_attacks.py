@@ -32,7 +32,8 @@ INJECTIONS = [
 
 CALLABLE = """
     select format('forebay.%I', p.proname),
-           array(select t::regtype::text from unnest(p.proargtypes) with ordinality u (t, n) order by n)
+           array(select t::regtype::text from unnest(p.proargtypes) with ordinality u (t, n)
+               order by n)
     from pg_proc p
     where p.pronamespace = 'forebay'::regnamespace and p.prosecdef and p.proname <> '_window'
       and exists (select from aclexplode(p.proacl) a where a.grantee <> p.proowner)
@@ -42,7 +43,8 @@ CALLABLE = """
 @pytest.mark.parametrize("injection", INJECTIONS)
 def test_no_text_in_an_argument_becomes_sql(database, conn, injection):
     """
-    Every text of every function that any role may call: it is a value, refused or stored, and never part of a statement.
+    Every text of every function that any role may call: it is a value, refused or stored, and never
+    part of a statement.
     """
     enqueue(conn)
     functions = conn.execute(CALLABLE).fetchall()
@@ -68,7 +70,8 @@ def test_no_text_in_an_argument_becomes_sql(database, conn, injection):
 
 def test_expressions_in_arguments_run_with_the_callers_rights(database, conn):
     """
-    A function, a cast or a default of the caller's own that an argument leads to finds the caller, not the owner.
+    A function, a cast or a default of the caller's own that an argument leads to finds the caller,
+    not the owner.
     """
     with acting_as(database, "forebay_producer") as attacker:
         attacker.execute("""
@@ -83,16 +86,19 @@ def test_expressions_in_arguments_run_with_the_callers_rights(database, conn):
             create type public.evil as (n integer);
             create function public.evil_to_jsonb(public.evil) returns jsonb language sql
                 as $$ select jsonb_build_object('who', public.who()) $$;
-            create cast (public.evil as jsonb) with function public.evil_to_jsonb(public.evil) as implicit;
+            create cast (public.evil as jsonb) with function public.evil_to_jsonb(public.evil)
+                as implicit;
             create function public.evil_to_text(public.evil) returns text language sql
                 as $$ select public.who() $$;
-            create domain public.sly as text check (public.who() <> 'deleted' and value is not null);
+            create domain public.sly as text check (public.who() <> 'deleted'
+                and value is not null);
             """)
         attacker.execute("select forebay.enqueue('work', jsonb_build_object('who', public.who()))")
         attacker.execute("select forebay.enqueue('work', row(1)::public.evil)")
         attacker.execute("select forebay.enqueue('work'::public.sly)")
         attacker.execute(
-            "select forebay.enqueue_many('work', array(select jsonb_build_object('who', public.who())))"
+            "select forebay.enqueue_many('work', array(select jsonb_build_object('who', "
+            "public.who())))"
         )
         (name,) = attacker.execute("select current_user").fetchone()
         attacker.execute("drop owned by current_user cascade")
@@ -140,8 +146,8 @@ create function evil.jsonb_typeof(jsonb) returns text language plpgsql
 
 def test_a_schema_before_the_catalog_replaces_nothing(database, conn):
     """
-    Operators and functions of better or equal fit, in a schema of the caller's that is searched first: none of them runs,
-    whichever function of the schema is called.
+    Operators and functions of better or equal fit, in a schema of the caller's that is searched
+    first: none of them runs, whichever function of the schema is called.
     """
     enqueue(conn)
     with acting_as(database, *ROLES) as attacker:
@@ -193,8 +199,9 @@ SETTINGS = {
     "forebay.search_path_before": "evil",
 }
 
-TO_STORE = """select forebay.enqueue('work', '{"a": [1.25, null, "x"]}', queue => 'q', priority => 7,
-    run_at => '2100-03-04 05:06:07+00', expires_at => '2100-05-04 05:06:07+00', tag => E't\\\\n', headers => '{"h": "NULL"}')"""
+TO_STORE = """select forebay.enqueue('work', '{"a": [1.25, null, "x"]}', queue => 'q',
+    priority => 7, run_at => '2100-03-04 05:06:07+00', expires_at => '2100-05-04 05:06:07+00',
+    tag => E't\\\\n', headers => '{"h": "NULL"}')"""
 REFUSED = [
     r"select forebay.enqueue(E'a\nb')",
     r"select forebay.enqueue('work', tag => E'a\x01b')",
@@ -208,7 +215,8 @@ REFUSED = [
 @pytest.mark.parametrize("name", SETTINGS)
 def test_no_setting_of_the_callers_session_bends_a_check_or_a_value(database, conn, name):
     """
-    Settings change how literals are read and values are written; the functions store the same and refuse the same.
+    Settings change how literals are read and values are written; the functions store the same and
+    refuse the same.
     """
     stored = (
         "select kind, args::text, lane, extract(epoch from run_at), extract(epoch from expires_at),"
@@ -230,7 +238,8 @@ def test_no_setting_of_the_callers_session_bends_a_check_or_a_value(database, co
 
 def test_a_forged_wakeup_only_notifies_or_does_not(database, conn):
     """
-    The setting that says whether enqueues may notify is anybody's to set: it never decides whether a job is stored.
+    The setting that says whether enqueues may notify is anybody's to set: it never decides whether
+    a job is stored.
     """
     with acting_as(database, "forebay_producer") as attacker:
         for value in ("on", "off", "", "yes'", "x" * 10_000):

@@ -18,8 +18,8 @@ def timeless(text: str) -> str:
 @pytest.mark.parametrize("role", ["forebay_operator", "forebay_reader"])
 def test_a_reading_role_sees_every_check(database, role):
     """
-    With a worker, waiting and deferred jobs and a segment that cannot be emptied: no check is hidden from it, and each
-    says the same as to the owner.
+    With a worker, waiting and deferred jobs and a segment that cannot be emptied: no check is
+    hidden from it, and each says the same as to the owner.
     """
     with connect(database) as conn, Reader(database) as worker:
         small_segments(conn)

@@ -35,7 +35,8 @@ select forebay.limit_queue('mail', max_waiting => 100, rate => 5),
        forebay.set_max_attempts('mail', 3),
        forebay.keep_dead('mail', 7);
 insert into forebay.applied_setting values ('mail', 'rate', '5', 'shop', now());
-insert into forebay.kind_queue (kind, queue, recorded_at, recorded_by) values ('send', 'mail', now(), 'w');
+insert into forebay.kind_queue (kind, queue, recorded_at, recorded_by) values ('send', 'mail',
+    now(), 'w');
 """
 
 
@@ -78,8 +79,15 @@ def test_a_dropped_queue_leaves_nothing_to_run_and_no_setting(database, conn):
     done = drop(conn)
     assert done == before
     assert done["settings"] == [
-        "limits", "key limits", "shards", "paused keys", "max attempts", "dead letters", "declared", "kinds",
-    ]  # fmt: skip
+        "limits",
+        ("key limits"),
+        "shards",
+        "paused keys",
+        "max attempts",
+        "dead letters",
+        "declared",
+        "kinds",
+    ]
     finish_closing(conn)
     assert done["groups"] == ["audit"]
     assert {table: rows(conn, table) for table in SETTINGS} == dict.fromkeys(SETTINGS, 0)

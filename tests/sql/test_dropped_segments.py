@@ -1,4 +1,6 @@
-"""Segments that were emptied: no call reads them, and in the end their tables are dropped without holding up anyone."""
+"""Segments that were emptied: no call reads them, and in the end their tables are dropped
+without holding up anyone.
+"""
 
 import psycopg
 import pytest
@@ -89,8 +91,8 @@ where l.pid = pg_backend_pid() and s.removed_at is not null"""
 )
 def test_no_count_touches_a_segment_that_was_emptied(database, conn, call):
     """
-    Each table that a call reads, and each of its indexes, takes a place in the lock table of the server. A count that named
-    every segment of a long life would fill it, and enqueues would fail.
+    Each table that a call reads, and each of its indexes, takes a place in the lock table of the
+    server. A count that named every segment of a long life would fill it, and enqueues would fail.
     """
     touches_no_emptied_segment(database, conn, call)
 
@@ -132,8 +134,8 @@ def test_the_first_claim_of_a_lane_touches_no_segment_that_was_emptied(database,
 @pytest.mark.slow
 def test_a_long_life_leaves_few_tables(database, conn):
     """
-    Emptied segments are dropped with their functions and registry rows. Nothing waiting, open or enqueued later is lost, for
-    either group, and a job whose segment is gone is unknown.
+    Emptied segments are dropped with their functions and registry rows. Nothing waiting, open or
+    enqueued later is lost, for either group, and a job whose segment is gone is unknown.
     """
     with Reader(database) as one_reader, Reader(database, group="other") as other:
         first = enqueue(conn)
@@ -155,7 +157,10 @@ def test_a_long_life_leaves_few_tables(database, conn):
         }
         assert len(removed) <= 2  # The newest sealed segments stay.
         assert {n for (n,) in conn.execute("select segment_id from forebay.segment")} == kept
-        functions = "select distinct substring(proname from '_([0-9]+)$')::bigint from pg_proc where pronamespace = 'forebay'::regnamespace and proname ~ '^_[a-z_]+_[0-9]+$'"
+        functions = (
+            "select distinct substring(proname from '_([0-9]+)$')::bigint from pg_proc where "
+            "pronamespace = 'forebay'::regnamespace and proname ~ '^_[a-z_]+_[0-9]+$'"
+        )
         assert {n for (n,) in conn.execute(functions)} == kept
 
         assert state(conn, first) is None
@@ -185,8 +190,8 @@ def drop_beside_an_open_transaction(database):
 
 def test_dropping_never_waits_in_front_of_an_enqueue(database, conn):
     """
-    While a transaction that enqueued is open the log cannot be locked. The attempt ends at once: if it waited, each enqueue
-    would wait behind it.
+    While a transaction that enqueued is open the log cannot be locked. The attempt ends at once: if
+    it waited, each enqueue would wait behind it.
     """
     drop_beside_an_open_transaction(database)
 

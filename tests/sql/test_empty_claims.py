@@ -1,4 +1,6 @@
-"""What a poll reports, a claim clears, even where it finds no job: otherwise workers poll and claim without an end."""
+"""What a poll reports, a claim clears, even where it finds no job: otherwise workers poll and
+claim without an end.
+"""
 
 from contextlib import closing
 

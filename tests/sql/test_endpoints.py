@@ -1,4 +1,6 @@
-"""Endpoints: their settings, messages to one of them, the breaker over all processes, and their health."""
+"""Endpoints: their settings, messages to one of them, the breaker over all processes, and their
+health.
+"""
 
 import inspect
 import json
@@ -55,7 +57,9 @@ def acts(conn) -> list[str]:
 
 
 def limits(conn, name="shop"):
-    """Return rate, burst, concurrency of the endpoint's key, and whether it has to wait for the next token."""
+    """Return rate, burst, concurrency of the endpoint's key, and whether it has to wait for the
+    next token.
+    """
     return conn.execute(
         "select rate, burst, concurrency, empty_until > forebay._now() from forebay.key_limits"
         " where queue = 'forebay.deliver' and key = %s",
@@ -130,34 +134,70 @@ def test_an_endpoint_has_what_it_was_created_with(conn):
 
 
 BAD = [
-    ("name", {"name": "a b"}, "name 'a b' of an endpoint must have 1 to 100 characters: letters, digits and _ . - only"),
+    (
+        "name",
+        {"name": ("a b")},
+        ("name 'a b' of an endpoint must have 1 to 100 characters: letters, digits and _ . - only"),
+    ),
     ("name", {"name": ""}, None),
     ("name", {"name": "x" * 101}, None),
     ("sink", {"sink": "smtp"}, "sink 'smtp' is an unknown type"),
     ("config", {"config": []}, "config is array, not a JSON object"),
-    ("config", {"config": {"url": "u", "ulr": 1}}, "config has 'ulr', which is not a setting of the sink http"),
+    (
+        "config",
+        {"config": {"url": "u", "ulr": 1}},
+        ("config has 'ulr', which is not a setting of the sink http"),
+    ),
     ("config", {"config": {}}, "config lacks 'url', which the sink http needs"),
     ("config", {"config": {"url": "u", "secrets": ["whsec_abc"]}}, None),
-    ("config", {"config": {"url": "u", "secrets": "env:KEY"}}, "config: secrets is not a list of references"),
+    (
+        "config",
+        {"config": {"url": "u", "secrets": "env:KEY"}},
+        ("config: secrets is not a list of references"),
+    ),
     ("config", {"config": {"url": "u", "secrets": ["env:"]}}, None),
     ("config", {"config": {"url": "u", "secrets": [1]}}, None),
-    ("config", {"config": {"url": "u", "secrets": ["env:A"] * 11}}, "config: secrets has more than 10 entries"),
-    ("config", {"config": {"url": "u", "auth": "bearer abc"}}, 'config: auth is not a reference to a secret, such as "bearer env:NAME"'),
+    (
+        "config",
+        {"config": {"url": "u", "secrets": ["env:A"] * 11}},
+        ("config: secrets has more than 10 entries"),
+    ),
+    (
+        "config",
+        {"config": {"url": "u", "auth": ("bearer abc")}},
+        'config: auth is not a reference to a secret, such as "bearer env:NAME"',
+    ),
     ("config", {"config": {"url": "u", "auth": {"a": 1}}}, None),
     ("retry", {"retry": '"often"'}, None),
-    ("retry", {"retry": "[1, -1]"}, "retry has the delay -1, not a number of seconds from 0 to 2592000"),
+    (
+        "retry",
+        {"retry": ("[1, -1]")},
+        "retry has the delay -1, not a number of seconds from 0 to 2592000",
+    ),
     ("retry", {"retry": '["1"]'}, None),
     ("retry", {"retry": json.dumps([1] * 101)}, "retry has 101 delays, the limit is 100"),
     ("rate", {"rate": 0}, "rate 0 is outside 0.000001 to 1000000 per second"),
     ("burst", {"burst": 2}, "burst 2 without a rate"),
     ("concurrency", {"concurrency": 0}, "concurrency 0 is outside 1 to 1000000"),
     ("concurrency", {"concurrency": None}, "concurrency is null"),
-    ("breaker_threshold", {"breaker_threshold": 1001}, "breaker_threshold 1001 is outside 1 to 1000"),
-    ("breaker_cooldown", {"breaker_cooldown": 4}, "breaker_cooldown 4 is outside 5 to 3600 seconds"),
-    ("disable_after", {"disable_after": "1 hour"}, "disable_after 01:00:00 is outside 12 hours to 365 days"),
+    (
+        "breaker_threshold",
+        {"breaker_threshold": 1001},
+        ("breaker_threshold 1001 is outside 1 to 1000"),
+    ),
+    (
+        "breaker_cooldown",
+        {"breaker_cooldown": 4},
+        ("breaker_cooldown 4 is outside 5 to 3600 seconds"),
+    ),
+    (
+        "disable_after",
+        {"disable_after": ("1 hour")},
+        "disable_after 01:00:00 is outside 12 hours to 365 days",
+    ),
     ("max_waiting", {"max_waiting": 0}, "max_waiting 0 is outside 1 to 10^12"),
     ("max_age", {"max_age": "0"}, "max_age 00:00:00 is outside 1 second to 10 years"),
-]  # fmt: skip
+]
 
 
 def test_a_bad_setting_is_refused_and_named(conn):
@@ -247,7 +287,9 @@ def test_alter_refuses_what_create_refuses(conn, options, field):
 
 
 def test_a_change_is_returned_to_deliverers_that_read_before_its_commit(database, conn):
-    """A reader that misses a change, because its transaction is open, gets it with the next call."""
+    """A reader that misses a change, because its transaction is open, gets it with the next
+    call.
+    """
     create(conn)
     create(conn, "other")
     with connect(database) as slow, slow.transaction():
@@ -333,7 +375,8 @@ def test_an_endpoint_with_waiting_deliveries_is_dropped_only_if_asked(database, 
     with Reader(database, "forebay.deliver") as reader:
         one(conn, "select forebay.disable_endpoint('shop')")
         conn.execute(
-            "select forebay.enqueue('k', '{\"endpoint\": 1, \"payload\": {}}', 'forebay.deliver', limit_key => 'shop')"
+            "select forebay.enqueue('k', '{\"endpoint\": 1, \"payload\": {}}', "
+            "'forebay.deliver', limit_key => 'shop')"
         )
         reader.claim_all()
         code, _, message = problem(conn, "select forebay.drop_endpoint('shop')")
@@ -407,7 +450,8 @@ def test_a_message_is_a_delivery_of_the_transaction(database, conn):
     assert job["args"] == {"payload": {"a": 1}, "endpoint": endpoint_id}
     assert (job["tag"], job["headers"], job["correlation_id"]) == ("t", {"h": "v"}, "c")
     found = conn.execute(
-        "select ordering_key, limit_key, expires_at - enqueued_at <= interval '1 hour' from forebay.log where kind = 'order.paid'"
+        "select ordering_key, limit_key, expires_at - enqueued_at <= interval '1 hour' "
+        "from forebay.log where kind = 'order.paid'"
     ).fetchone()
     assert found == ("shop/o-1", "shop", True)
 
@@ -592,7 +636,9 @@ def test_reports_without_news_update_no_row(conn):
 
 
 def test_a_report_waits_for_no_lock_of_another_endpoint(database, conn):
-    """Reports lock in the order of the ids: two that name the same endpoints in opposite orders both end."""
+    """Reports lock in the order of the ids: two that name the same endpoints in opposite orders
+    both end.
+    """
     ids = [create(conn, name, breaker_threshold=1000) for name in ("a", "b", "c")]
     start = threading.Barrier(2)
 
@@ -642,7 +688,8 @@ def test_an_endpoint_without_a_success_for_long_is_disabled_after_warnings(conn)
         return [
             percent
             for (percent,) in conn.execute(
-                "select (args ->> 'percent')::int from forebay.log where kind = 'forebay.endpoint_failing' order by seq"
+                "select (args ->> 'percent')::int from forebay.log where kind = "
+                "'forebay.endpoint_failing' order by seq"
             )
         ]
 

@@ -1,7 +1,7 @@
 """Random sequences of what can happen to the log, compared with a small model of it.
 
-The model knows for each group where each job is: ready, held by a worker, deferred, or ended. The machine
-drives a real server through several connections and compares, after every step, what
+The model knows for each group where each job is: ready, held by a worker, deferred, or ended. The
+machine drives a real server through several connections and compares, after every step, what
 ``forebay.depth()`` says, and at the end and now and then what ``forebay.job()`` says of every job.
 Short by default; more ``--stress-seconds`` than 5 make it longer in proportion.
 """
@@ -348,7 +348,8 @@ class EngineMachine(RuleBasedStateMachine):
         if revoked or held.alone:
             job.suspect.add(group)
 
-    # -- operators and maintenance --------------------------------------------------------------------
+    # -- operators and maintenance
+    # --------------------------------------------------------------------
 
     @precondition(lambda self: self.jobs)
     @rule(data=st.data(), group=st.sampled_from([None, *GROUPS]))
@@ -475,8 +476,8 @@ def model_settings(examples: int, *phases: Phase) -> settings:
 )
 def test_the_engine_agrees_with_a_small_model(model_database, stress_seconds, examples):
     """
-    Whatever producers, workers, operators and maintenance do in whatever order, each job is for each
-    group in exactly the place where a model of a page says it is.
+    Whatever producers, workers, operators and maintenance do in whatever order, each job is for
+    each group in exactly the place where a model of a page says it is.
     """
     phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
     examples = int(examples * max(1.0, stress_seconds / 5))

@@ -1,4 +1,6 @@
-"""The event log: every act of an operator, in the transaction of the act, and nothing on the path of a job."""
+"""The event log: every act of an operator, in the transaction of the act, and nothing on the
+path of a job.
+"""
 
 import pytest
 
@@ -19,7 +21,10 @@ def events(conn, **where):
     """Return (act, queue, group, old, new, count), oldest first."""
     given = ", ".join(f"{name} => %({name})s" for name in where)
     rows = conn.execute(
-        f"select act, queue, group_name, old, new, count from forebay.events({given}) order by event_id",
+        (
+            f"select act, queue, group_name, old, new, count from forebay.events({given}) "
+            f"order by event_id"
+        ),
         where,
     )
     return rows.fetchall()
@@ -78,7 +83,8 @@ def test_every_act_leaves_one_event_with_the_old_and_the_new_value(database, con
     one(conn, "select forebay.purge_dead('0', 'mail')")
     found = events(conn, only_act="dead") + events(conn, only_act="jobs")
     assert [(act, count) for act, _queue, _group, _old, _new, count in found] == [
-        ("dead.keep", None), ("dead.redrive", 1), ("dead.redrive", 2), ("dead.purge", 3), ("jobs.cancel", 1),
+        ("dead.keep", None), ("dead.redrive", 1), ("dead.redrive", 2), ("dead.purge", 3),
+        ("jobs.cancel", 1),
     ]  # fmt: skip
     one(conn, "select forebay.limit_queue('mail', rate => 2)")
     assert events(conn, only_act="queues.limit")[-1][3:5] == ({"rate": 5}, {"rate": 2})
@@ -117,7 +123,8 @@ def test_an_event_names_the_login_role_and_not_the_owner_of_the_function(databas
 
 def test_events_are_chosen_by_act_and_time(conn):
     """
-    An act is chosen by its name or by the part before the dot; the end of a time is excluded, its begin is not.
+    An act is chosen by its name or by the part before the dot; the end of a time is excluded, its
+    begin is not.
     """
     enqueue(conn, queue="mail")
     one(conn, "select forebay.pause_queue('mail')")
@@ -146,7 +153,10 @@ def test_jobs_leave_no_events(database, conn):
 def test_acts_of_the_guard_are_events(conn):
     number = one(
         conn,
-        "select forebay.record_act('primary', 'rollback prepared', 'prepared transaction', 'x', 'older than 1 min')",
+        (
+            "select forebay.record_act('primary', 'rollback prepared', 'prepared transaction', "
+            "'x', 'older than 1 min')"
+        ),
     )
     assert events(conn, only_act="guard") == [
         ("guard.rollback-prepared", None, None, {"server": "primary"}, {"outcome": None}, None)

@@ -1,4 +1,6 @@
-"""Exported, then emptied: retention waits for exports, up to their limit, and an export finds each ended job of a segment."""
+"""Exported, then emptied: retention waits for exports, up to their limit, and an export finds
+each ended job of a segment.
+"""
 
 import json
 
@@ -55,22 +57,30 @@ def empty(conn):
 
 
 def following(conn, name):
-    """Return the next segment that an export has to write, with the numbers of its rows; or None."""
+    """Return the next segment that an export has to write, with the numbers of its rows.
+
+    Or None.
+    """
     return conn.execute(
         "select segment_id, lo, hi - 1 from forebay.next_to_export(%s)", [name]
     ).fetchone()
 
 
 def write(conn, name):
-    """Export all that is ready as one would: read in pages, mark; return the ended jobs by segment."""
+    """Export all that is ready as one would: read in pages, mark.
+
+    Return the ended jobs by segment.
+    """
     files = {}
     while (segment := following(conn, name)) is not None:
         segment_id, first, last = segment
         files[segment_id] = rows = []
         for low in range(first, last + 1, 30):
             rows += conn.execute(
-                "select j.job_id, j.group_name, j.state from forebay.jobs_to_export(%s, %s, %s) e (job_id)"
-                " cross join lateral forebay.job(e.job_id) j where j.state in ('done', 'dead', 'cancelled', 'expired')",
+                "select j.job_id, j.group_name, j.state from forebay.jobs_to_export(%s, "
+                "%s, %s) e (job_id)"
+                " cross join lateral forebay.job(e.job_id) j where j.state in ('done', "
+                "'dead', 'cancelled', 'expired')",
                 [segment_id, low, min(low + 29, last)],
             ).fetchall()
         assert one(
@@ -108,7 +118,10 @@ def test_a_segment_is_emptied_when_each_export_has_written_it(database, conn):
 
 
 def test_the_wait_has_a_limit_and_a_missed_segment_is_recorded(database, conn):
-    """The time begins when retention would have emptied the segment. Then it goes, with one event of each export that has missed it."""
+    """The time begins when retention would have emptied the segment.
+
+    Then it goes, with one event of each export that has missed it.
+    """
     one(conn, "select forebay.create_export('a', 2)::text")
     one(conn, "select forebay.create_export('b', 5)::text")
     with Reader(database) as reader:
@@ -119,7 +132,10 @@ def test_the_wait_has_a_limit_and_a_missed_segment_is_recorded(database, conn):
         assert empty(conn) == []
         held_by = one(
             conn,
-            "select forebay.segment_held_by(segment_id) from forebay.segment where due_at is not null",
+            (
+                "select forebay.segment_held_by(segment_id) from forebay.segment where due_at "
+                "is not null"
+            ),
         )
         assert held_by == "export a has not written it"
         write(conn, "a")
@@ -139,7 +155,8 @@ def test_a_segment_beyond_the_size_waits_alone(database, conn):
     one(conn, "select forebay.configure('retention_days', 30)")
     total = one(
         conn,
-        "select sum(pg_total_relation_size(format('forebay.log_%s', segment_id)::regclass)) from forebay.segment"
+        "select sum(pg_total_relation_size(format('forebay.log_%s', "
+        "segment_id)::regclass)) from forebay.segment"
         " where removed_at is null and lo <= pg_sequence_last_value('forebay.log_seq')",
     )
     one(conn, "select forebay.configure('retention_bytes', %s)", int(total) - 1)
@@ -162,7 +179,8 @@ def test_a_segment_beyond_the_size_waits_alone(database, conn):
 
 def test_each_ended_job_is_once_in_each_segment_that_it_has_a_row_in(database, conn):
     """
-    Retries within a segment and across segments, and two groups: what is written is final, and nothing is missing.
+    Retries within a segment and across segments, and two groups: what is written is final, and
+    nothing is missing.
     """
     open_group(conn, "default", "other")
     one(conn, "select forebay.create_export('a')::text")
@@ -231,11 +249,21 @@ def test_a_segment_in_use_is_not_ready(database, conn):
 @pytest.mark.parametrize(
     "call",
     [
-        "create_export('')", "create_export('a b')", "create_export(null)", "create_export('a', 0)", "create_export('a', null)", "create_export('b')",
-        "next_to_export('a')", "mark_exported('a', 1, 1, 'f')", "mark_exported('b', 1, -1, 'f')", "mark_exported('b', 1, 1, '')",
-        "jobs_to_export(1, 1, 10001)", "jobs_to_export(1, 2, 1)", "jobs_to_export(1, null, 1)",
+        "create_export('')",
+        ("create_export('a b')"),
+        "create_export(null)",
+        ("create_export('a', 0)"),
+        "create_export('a', null)",
+        "create_export('b')",
+        "next_to_export('a')",
+        ("mark_exported('a', 1, 1, 'f')"),
+        "mark_exported('b', 1, -1, 'f')",
+        "mark_exported('b', 1, 1, '')",
+        "jobs_to_export(1, 1, 10001)",
+        "jobs_to_export(1, 2, 1)",
+        "jobs_to_export(1, null, 1)",
     ],
-)  # fmt: skip
+)
 def test_bad_values_are_refused(conn, call):
     one(conn, "select forebay.create_export('b')::text")
     before = conn.execute("select * from forebay.export").fetchall()

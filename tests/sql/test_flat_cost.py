@@ -135,7 +135,8 @@ def make_dead_rows(conn: psycopg.Connection) -> None:
     """Leave twenty thousand dead rows in the tables that maintenance deletes from."""
     conn.execute(
         "insert into forebay.deferred (run_at, lane, enqueued_at, job_id, kind, args)"
-        " select now() - interval '1 hour', 1, now(), i, 'work', '{}' from generate_series(1, 20000) i"
+        " select now() - interval '1 hour', 1, now(), i, 'work', '{}' from "
+        "generate_series(1, 20000) i"
     )
     conn.execute("delete from forebay.deferred where lane = 1")
     conn.execute(
@@ -166,8 +167,8 @@ def compare(small: dict[str, int], large: dict[str, int]) -> None:
 def test_flat_cost(database, statistics):
     """
     With a hundred thousand jobs waiting, hundreds of batches done, twenty thousand dead rows that a
-    held snapshot keeps, and whatever statistics the planner has, each hot call touches about as many
-    pages as it did at a thousand waiting jobs.
+    held snapshot keeps, and whatever statistics the planner has, each hot call touches about as
+    many pages as it did at a thousand waiting jobs.
     """
     with connect(database) as conn:
         for table in ("log", "deferred", "batch", "settlement", "lease", "heartbeat", "lane"):
@@ -195,7 +196,9 @@ def test_flat_cost(database, statistics):
 
 
 class KeyedMeter:
-    """Measures what jobs with ordering keys cost: two readers, so that keys are held, free and parked for."""
+    """Measures what jobs with ordering keys cost: two readers, so that keys are held, free and
+    parked for.
+    """
 
     def __init__(self, dsn: str, keys: int) -> None:
         self.conn = connect(dsn)
@@ -214,7 +217,10 @@ class KeyedMeter:
             enqueue(self.conn, queue="keyed", ordering_key=f"k{self.number % self.keys}")
 
     def claim(self, reader: Reader, limit: int) -> tuple[int, int]:
-        """Claim from the first ready lane that gives anything; return the claim's number, and all pages."""
+        """Claim from the first ready lane that gives anything.
+
+        Return the claim's number, and all pages.
+        """
         touched = 0
         for lane in reader.ready():
             reader.claim_no += 1
@@ -228,21 +234,30 @@ class KeyedMeter:
                 ],
                 *[reader.group_id, lane["lane"], limit],
             )
-            if one(self.conn, "select exists (select from forebay.batch where lease_id = %s and claim_no = %s)",
+            if one(self.conn, (
+                    "select exists (select from forebay.batch where lease_id = %s and claim_no = "
+                    "%s)"
+                    ),
                    reader.lease_id, reader.claim_no):  # fmt: skip
                 reader.open_claims.add(reader.claim_no)
                 return reader.claim_no, touched
         return 0, touched
 
     def settle(self, reader: Reader, claim_no: int, ended: str = "[]") -> int:
-        size = one(self.conn, "select cardinality(seqs) from forebay.batch where lease_id = %s and claim_no = %s",
+        size = one(self.conn, (
+                "select cardinality(seqs) from forebay.batch where lease_id = %s and claim_no = "
+                "%s"
+                ),
                    reader.lease_id, claim_no)  # fmt: skip
         first = 2 if ended != "[]" else 1
         touched = pages(
             reader.conn,
             "select * from forebay.settle_v1(%s, %s::jsonb)",
             reader.lease_id,
-            f'[{{"claim_no": {claim_no}, "flush_no": 1, "done": {[*range(first, size + 1)]}, "ended": {ended}}}]',
+            (
+                f'[{{"claim_no": {claim_no}, "flush_no": 1, "done": '
+                f'{[*range(first, size + 1)]}, "ended": {ended}}}]'
+            ),
         )
         reader.open_claims.discard(claim_no)
         return touched
@@ -284,8 +299,8 @@ class KeyedMeter:
 @pytest.mark.parametrize("keys", [1, 20])
 def test_flat_cost_of_jobs_with_ordering_keys(database, keys):
     """
-    After thousands of jobs of the same few keys, parked, taken and ended while a report holds its snapshot, the calls touch
-    about as many pages as in the beginning.
+    After thousands of jobs of the same few keys, parked, taken and ended while a report holds its
+    snapshot, the calls touch about as many pages as in the beginning.
     """
     with connect(database) as conn:
         meter = KeyedMeter(database, keys)
@@ -306,8 +321,8 @@ def test_flat_cost_of_jobs_with_ordering_keys(database, keys):
 @pytest.mark.slow
 def test_flat_cost_of_a_backlog_with_ordering_keys(database):
     """
-    With fifty thousand jobs waiting, all of one key that somebody holds or of others behind them, a claim touches about as
-    many pages as with a few.
+    With fifty thousand jobs waiting, all of one key that somebody holds or of others behind them, a
+    claim touches about as many pages as with a few.
     """
     with connect(database) as conn:
         meter = KeyedMeter(database, 20)
@@ -329,7 +344,8 @@ def test_flat_cost_of_a_backlog_with_ordering_keys(database):
             for reader, claim_no in ((first, held), (second, parking)):
                 if claim_no:
                     meter.settle(reader, claim_no)
-        # The least: when autovacuum has analyzed what was written, a session reads the catalogs once more.
+        # The least: when autovacuum has analyzed what was written, a session reads the catalogs
+        # once more.
         assert min(taken) <= small["claim that parks"] * 1.5 + 12
         assert min(parked) <= small["claim that parks"] * 1.5 + 12
         meter.close()
@@ -337,7 +353,9 @@ def test_flat_cost_of_a_backlog_with_ordering_keys(database):
 
 @pytest.mark.slow
 def test_flat_cost_of_jobs_with_unique_keys(database):
-    """After thousands of jobs of the same twenty keys, while a report holds its snapshot, enqueue, claim and settlement stay as they were."""
+    """After thousands of jobs of the same twenty keys, while a report holds its snapshot,
+    enqueue, claim and settlement stay as they were.
+    """
 
     def once(conn, reader, numbers) -> dict[str, int]:
         touched: dict[str, list[int]] = {}
@@ -347,13 +365,19 @@ def test_flat_cost_of_jobs_with_unique_keys(database):
                 (
                     "enqueue",
                     conn,
-                    "select forebay.enqueue('work', unique_as => jsonb_build_object('once', %s::text))",
+                    (
+                        "select forebay.enqueue('work', unique_as => "
+                        "jsonb_build_object('once', %s::text))"
+                    ),
                     [key],
                 ),
                 (
                     "enqueue what waits",
                     conn,
-                    "select forebay.enqueue('work', unique_as => jsonb_build_object('once', %s::text))",
+                    (
+                        "select forebay.enqueue('work', unique_as => "
+                        "jsonb_build_object('once', %s::text))"
+                    ),
                     [key],
                 ),
             ]
@@ -384,7 +408,10 @@ def test_flat_cost_of_jobs_with_unique_keys(database):
                 key = f"k{number % 20}"
                 one(
                     conn,
-                    "select forebay.enqueue('work', unique_as => jsonb_build_object('once', %s::text))",
+                    (
+                        "select forebay.enqueue('work', unique_as => "
+                        "jsonb_build_object('once', %s::text))"
+                    ),
                     key,
                 )
                 if number % 20 == 19:
@@ -488,15 +515,18 @@ def test_flat_cost_breaks_when_the_planner_is_left_alone_with_a_tiny_table(datab
 
 def test_trimming_does_not_walk_over_what_it_has_deleted(database):
     """
-    Promoted rows are deleted, and a held snapshot keeps them in the index: the next trim starts behind
-    them, and still finds what a late commit left before its mark when it makes a pass.
+    Promoted rows are deleted, and a held snapshot keeps them in the index: the next trim starts
+    behind them, and still finds what a late commit left before its mark when it makes a pass.
     """
     step = "select forebay.trim_v1('deferred', null, 20000)"
     with connect(database) as conn, psycopg.connect(database) as late, held_snapshot(database):
         trim(conn)
         enqueue(late, delay="1 millisecond")
         touched = []
-        due = "select forebay.enqueue_many('work', array_fill('{}'::jsonb, array[%s::int]), delay => '1 ms')"
+        due = (
+            "select forebay.enqueue_many('work', array_fill('{}'::jsonb, array[%s::int]), "
+            "delay => '1 ms')"
+        )
         for rows in (100, 20_000, 100):
             one(conn, due, rows)
             promoted = 0

@@ -114,7 +114,9 @@ def open_producer(conn: psycopg.Connection, reader: Reader, producer: psycopg.Co
 
 @pytest.mark.parametrize("known", [False, True])
 def test_a_transaction_that_relied_on_a_lane_keeps_it(database, conn, reader, known):
-    """The lane is polled until the transaction has ended, whether it read the row or the flag sequence."""
+    """The lane is polled until the transaction has ended, whether it read the row or the flag
+    sequence.
+    """
     if known:
         conn.execute("select forebay.enqueue('work') from generate_series(1, 1000)")
         finish_all(reader)
@@ -301,7 +303,10 @@ def pass_segments(database: str, conn: psycopg.Connection, reader: Reader, rows:
 
 @pytest.mark.slow
 def test_rows_and_cursors_go_with_the_segments(database, conn):
-    """A year of keys and priorities leaves nothing; what is counted, and a lane used again, are right."""
+    """A year of keys and priorities leaves nothing.
+
+    What is counted, and a lane used again, are right.
+    """
     small_segments(conn, 100)
     conn.execute("select forebay.configure('retention_days', 0)")
     conn.execute("select forebay.configure('lane_idle_hours', 0)")
@@ -311,7 +316,8 @@ def test_rows_and_cursors_go_with_the_segments(database, conn):
             "select forebay.enqueue('work', '{}', 'default', n) from generate_series(1, 20) n"
         )
         conn.execute(
-            "select forebay.enqueue('work', '{}', limit_key => 'k' || n) from generate_series(1, 20) n"
+            "select forebay.enqueue('work', '{}', limit_key => 'k' || n) from "
+            "generate_series(1, 20) n"
         )
         conn.execute("select forebay.enqueue('work', '{}', ordering_key => 'o')")
         one(conn, "select forebay.renew_counters_v1(0)")
@@ -326,7 +332,8 @@ def test_rows_and_cursors_go_with_the_segments(database, conn):
             trim(conn)
             forget(conn)
         left = conn.execute(
-            "select priority, state from forebay.lane where queue = 'default' and sort in ('plain', 'keyed')"
+            "select priority, state from forebay.lane where queue = 'default' and sort in "
+            "('plain', 'keyed')"
         ).fetchall()
         assert left == [(77, "dormant")], "the lane of a delayed job"
         # That of the newest batch.

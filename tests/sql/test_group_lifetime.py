@@ -1,4 +1,6 @@
-"""Consumer groups from their opening to their end: implied groups, closing, and what closing leaves to others."""
+"""Consumer groups from their opening to their end: implied groups, closing, and what closing
+leaves to others.
+"""
 
 import threading
 from datetime import UTC, datetime, timedelta
@@ -72,8 +74,9 @@ def named_group_gets_what_waited(database, conn, before):
 )
 def test_the_first_named_group_gets_what_waited_before_any_worker(database, conn, before):
     """
-    The sweep and a pause open a group for a queue without any. It is implied: the first group that a worker opens takes it over,
-    so that no job is missed, and none expires in a group that no worker ever serves.
+    The sweep and a pause open a group for a queue without any. It is implied: the first group that
+    a worker opens takes it over, so that no job is missed, and none expires in a group that no
+    worker ever serves.
     """
     named_group_gets_what_waited(database, conn, before)
 
@@ -87,7 +90,9 @@ def test_a_named_group_beside_an_implied_one_would_miss_jobs(database, conn):
 
 
 def test_a_group_that_takes_over_keeps_expiries_and_the_pause(database, conn):
-    """What expired before the first worker came has its dead letter in that worker's group, and does not run."""
+    """What expired before the first worker came has its dead letter in that worker's group, and
+    does not run.
+    """
     expired = [
         enqueue(conn, expires_at=datetime.now(UTC) + timedelta(seconds=30)) for _ in range(2)
     ]
@@ -136,7 +141,10 @@ def test_two_sessions_that_open_the_first_group_at_once_leave_no_implied_group(d
         wait_for(
             lambda: one(
                 conn,
-                "select count(*) = 1 from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()",
+                (
+                    "select count(*) = 1 from pg_stat_activity where wait_event_type = 'Lock' "
+                    "and datname = current_database()"
+                ),
             )
         )
         worker.commit()
@@ -191,15 +199,25 @@ def close_one_of_two(database, conn):
 
 
 def test_closing_a_group_leaves_nothing_of_it_and_everything_of_others(database, conn):
-    """Its running job ends first; its waiting jobs and retries are given up; the other group gets each of its jobs."""
+    """Its running job ends first; its waiting jobs and retries are given up.
+
+    The other group gets each of its jobs.
+    """
     close_one_of_two(database, conn)
 
 
 def test_closing_would_end_a_group_under_its_running_job(database, conn):
     break_function(
-        database, "close_groups",
-        ("continue when exists (select from forebay._open_jobs() o where o.group_id = v_group.group_id);", ""),
-    )  # fmt: skip
+        database,
+        "close_groups",
+        (
+            (
+                "continue when exists (select from forebay._open_jobs() o where o.group_id = "
+                "v_group.group_id);"
+            ),
+            "",
+        ),
+    )
     with violation(psycopg.Error):
         close_one_of_two(database, conn)
 
@@ -224,7 +242,9 @@ def test_jobs_enqueued_while_the_only_group_closes_wait_for_the_next_one(databas
 
 
 def a_claim_crosses_the_closing(database, conn):
-    """A claim that looked before the closing commits after it, with a job that was enqueued after the closing began."""
+    """A claim that looked before the closing commits after it, with a job that was enqueued
+    after the closing began.
+    """
     with (
         Reader(database) as reader,
         psycopg.connect(database) as closer,
@@ -328,7 +348,9 @@ def test_closing_releases_the_segments_that_only_the_group_kept(database, conn):
 
 @pytest.mark.slow
 def test_each_way_to_keep_a_segment_is_listed_as_retention_sees_it(database, conn):
-    """A cursor behind it, a running job, a job that waits for its key: the list counts the segment for the group that has it."""
+    """A cursor behind it, a running job, a job that waits for its key: the list counts the
+    segment for the group that has it.
+    """
     small_segments(conn, rows=100, reserve=1000)
     conn.execute("update forebay.segment set removed_at = now() where hi - lo > 100")
     one(conn, "select forebay.configure('retention_days', 0)")
@@ -361,7 +383,8 @@ def test_each_way_to_keep_a_segment_is_listed_as_retention_sees_it(database, con
         first.finish(holding)
         reasons = conn.execute(
             "select h.group_id, h.reason from forebay.segment s,"
-            " forebay._segment_holders(array[s.segment_id], false) h where s.lo <= %s and s.hi > %s",
+            " forebay._segment_holders(array[s.segment_id], false) h where s.lo <= %s and "
+            "s.hi > %s",
             [job, job],
         ).fetchall()
         assert set(reasons) == {
@@ -433,7 +456,10 @@ def test_rows_of_a_closed_group_are_deleted_in_bounded_steps(database, conn):
 
 
 def test_a_count_that_commits_after_the_end_of_its_group_is_deleted(database, conn):
-    """An enqueue counted for the group, and was open while the group was closed; so were jobs of forgotten lanes counted."""
+    """An enqueue counted for the group, and was open while the group was closed.
+
+    So were jobs of forgotten lanes counted.
+    """
     open_group(conn, "default", "goes")
     one(
         conn,

@@ -1,4 +1,6 @@
-"""A dead letter holds its ordering key: later jobs wait until it is redriven, in its place, skipped or purged."""
+"""A dead letter holds its ordering key: later jobs wait until it is redriven, in its place,
+skipped or purged.
+"""
 
 import asyncio
 from contextlib import closing
@@ -280,7 +282,9 @@ def lease_is_lost_after_the_skip(reader: Reader, conn, how: str) -> tuple[list[i
 
 @pytest.mark.parametrize("how", ["closed", "revoked"])
 def test_a_lease_that_is_lost_after_the_skip_forgets_nothing(conn, reader, how):
-    """Its worker had not yet released the jobs behind the dead one when claims looked at the key again."""
+    """Its worker had not yet released the jobs behind the dead one when claims looked at the key
+    again.
+    """
     rest, got = lease_is_lost_after_the_skip(reader, conn, how)
     assert got == rest
 

@@ -186,7 +186,9 @@ def test_limits_hold_for_arguments_that_come_compressed_from_a_table(conn, compr
     ],
 )
 def test_numbers_that_clients_do_not_read_are_refused(database, conn, number, code):
-    """Python reads no integer of more than 4300 digits: one such job would fail each claim of it."""
+    """Python reads no integer of more than 4300 digits: one such job would fail each claim of
+    it.
+    """
     document = f'{{"a": [{number}]}}'
     assert sqlstate(conn, "select forebay.enqueue('work', %s::jsonb)", document) == code
     assert sqlstate(conn, "select forebay.enqueue_many('work', array[%s::jsonb])", document) == code
@@ -234,7 +236,10 @@ def test_cancelling_what_never_was_changes_nothing(conn, job_id):
 
 @pytest.mark.parametrize("level", ["read committed", "repeatable read", "serializable"])
 def test_callers_of_every_isolation_level_enqueue(database, conn, level):
-    """Commit, rollback and savepoints decide over the job at each level; nothing commits by itself."""
+    """Commit, rollback and savepoints decide over the job at each level.
+
+    Nothing commits by itself.
+    """
     with psycopg.connect(database) as caller, Reader(database) as reader:
         caller.execute(f"set transaction isolation level {level}")
         kept = enqueue(caller)
@@ -294,7 +299,9 @@ def test_calls_that_must_stand_alone_refuse_a_transaction(database, call):
 
 @pytest.mark.slow
 def test_a_claim_in_a_transaction_that_has_been_open_for_a_while_is_refused(database):
-    """A claim that would keep its turn until somebody commits is recognised by the transaction's age."""
+    """A claim that would keep its turn until somebody commits is recognised by the transaction's
+    age.
+    """
     with psycopg.connect(database) as caller:
         caller.execute("select 1")
         wait_for(lambda: one(caller, "select clock_timestamp() - now() > interval '3.1 s'"))
@@ -306,7 +313,10 @@ def make_segment(conn, segment_id: int, lo: int, hi: int) -> None:
     with conn.transaction():
         one(
             conn,
-            "select set_config('role', pg_get_userbyid(nspowner), true) from pg_namespace where nspname = 'forebay'",
+            (
+                "select set_config('role', pg_get_userbyid(nspowner), true) from pg_namespace "
+                "where nspname = 'forebay'"
+            ),
         )
         conn.execute("select forebay._make_segment(%s, %s, %s)", [segment_id, lo, hi])
 
@@ -331,7 +341,10 @@ def test_numbers_beyond_every_smaller_type(database, conn, border):
 
 
 def test_the_last_number_of_all(database, conn):
-    """At the end of 63 bits enqueues fail cleanly; what is there is served, and nothing is wedged."""
+    """At the end of 63 bits enqueues fail cleanly.
+
+    What is there is served, and nothing is wedged.
+    """
     top = 2**63 - 1
     last = one(conn, "select max(segment_id) from forebay.segment")
     make_segment(conn, last + 1, top - 100, top)

@@ -109,7 +109,8 @@ def test_commit_is_the_gate(database):
             (
                 "from forebay.batch i\n                       where i.group_id = p_group_id",
                 (
-                    "from (select j.group_id, j.lane, j.no, j.snap_to, j.pos_segment, j.pos_xid, j.pos_seq,"
+                    "from (select j.group_id, j.lane, j.no, j.snap_to, j.pos_segment, "
+                    "j.pos_xid, j.pos_seq,"
                     " j.high_seq, j.handed_total, j.skipped_total, j.claimed_at,"
                     " format('%1$s:%1$s:', pg_snapshot_xmax(j.snap_from))::pg_snapshot as snap_from"
                     " from forebay.batch j) i where i.group_id = p_group_id"
@@ -315,7 +316,8 @@ def a_window_reads_each_segment_once(dsn: str) -> None:
             enqueue(conn)
         assert one(conn, "select forebay.seal_v1()") == 1
         rows = conn.execute(
-            "select (unnest(rows)).seq from forebay._window(%s, forebay._xid_ranges('1:1:', pg_current_snapshot()),"
+            "select (unnest(rows)).seq from forebay._window(%s, "
+            "forebay._xid_ranges('1:1:', pg_current_snapshot()),"
             " 0, '0', 0, 1000, %s::bigint[], %s::text::xid8, 1000000)",
             [lane, unsealed, last_seal],
         ).fetchall()
@@ -461,7 +463,9 @@ def test_revocation_waits_for_the_settlements_under_way(database):
 
 
 def test_single_holder_breaks_when_revocation_is_a_plain_update(database):
-    """An update of a column that is no key does not wait for KEY SHARE: a settled job runs again."""
+    """An update of a column that is no key does not wait for KEY SHARE: a settled job runs
+    again.
+    """
     break_function(database, "_revoke", ("l.closed_at is null for update;", "l.closed_at is null;"))
     with violation():
         revocation_waits_for_settlements(database)
@@ -559,7 +563,10 @@ def test_jobs_of_a_lost_lease_come_back_without_losing_an_attempt(database):
 
 
 def test_only_a_suspect_that_was_started_pays_for_the_death_of_its_worker(database):
-    """A suspect is handed out alone; dying with it costs it an attempt, and the last one is dead."""
+    """A suspect is handed out alone.
+
+    Dying with it costs it an attempt, and the last one is dead.
+    """
     with connect(database) as conn, Reader(database) as lost:
         killer, bystander = enqueue(conn, max_attempts=1), enqueue(conn, max_attempts=1)
         lost.claim()

@@ -1,4 +1,6 @@
-"""Limits of one limit key: they replace those that the queue has for each key, live, and are never exceeded."""
+"""Limits of one limit key: they replace those that the queue has for each key, live, and are
+never exceeded.
+"""
 
 import json
 from collections import Counter
@@ -41,15 +43,22 @@ def limit_queue(conn: psycopg.Connection, **given: object) -> dict | None:
 
 
 def probes(conn: psycopg.Connection, key: str, seconds: float) -> None:
-    """Let one job of a key start after so many seconds, by the clock of the database, then one per interval."""
-    call = "select forebay._set_key_limits('q', %s, %s::float8, 1, 1, forebay._now() + make_interval(secs => %s))"
+    """Let one job of a key start after so many seconds, by the clock of the database, then one
+    per interval.
+    """
+    call = (
+        "select forebay._set_key_limits('q', %s, %s::float8, 1, 1, forebay._now() + "
+        "make_interval(secs => %s))"
+    )
     assert one(conn, call, key, 1 / INTERVAL, seconds)
 
 
 def put(
     conn: psycopg.Connection, key: str | None, count: int = 1, ordering: bool = False
 ) -> list[int]:
-    """Enqueue so many jobs of a key, each with an ordering key that no other one has, or without one."""
+    """Enqueue so many jobs of a key, each with an ordering key that no other one has, or without
+    one.
+    """
     jobs = [
         {"kind": "work", "queue": "q", "limit_key": key, "args": {"key": key}}
         | ({"ordering_key": f"o{conn.info.backend_pid} {key} {nr}"} if ordering else {})
@@ -171,7 +180,9 @@ def test_jobs_of_several_workers_count_for_the_key(database, conn, ordering):
 @both_sorts
 @pytest.mark.parametrize("of_queue", [None, 6])
 def test_jobs_that_run_already_count(database, conn, ordering, of_queue):
-    """They were claimed when the key had no limit of its own, and were not recorded for the key if the queue had none."""
+    """They were claimed when the key had no limit of its own, and were not recorded for the key
+    if the queue had none.
+    """
     if of_queue is not None:
         limit_queue(conn, key_concurrency=of_queue)
     limit(conn, "other", concurrency=1)
@@ -187,7 +198,9 @@ def test_jobs_that_run_already_count(database, conn, ordering, of_queue):
 
 
 def count_from_leases(database: str, ordering: bool) -> None:
-    """Jobs run, of a key without any limit, when it gets its first one, in a queue where another key has limits."""
+    """Jobs run, of a key without any limit, when it gets its first one, in a queue where another
+    key has limits.
+    """
     with connect(database) as conn, Reader(database, "q") as reader:
         limit(conn, "other", concurrency=1)
         put(conn, "other", 1, ordering)
@@ -267,7 +280,10 @@ def test_the_limits_of_the_queue_apply_again(database, conn, ordering):
 
 
 def claimed_meanwhile(database: str, ordering: bool) -> None:
-    """A claim is held up before its commit, and the key gets the first limits of the queue; then another worker claims."""
+    """A claim is held up before its commit, and the key gets the first limits of the queue.
+
+    Then another worker claims.
+    """
     with (
         connect(database) as conn,
         Reader(database, "q") as first,
@@ -280,7 +296,8 @@ def claimed_meanwhile(database: str, ordering: bool) -> None:
             " $$ begin perform pg_advisory_xact_lock(4711); return new; end $$"
         )
         conn.execute(
-            "create trigger brake before insert on forebay.batch for each row when (new.seqs is not null)"
+            "create trigger brake before insert on forebay.batch for each row when "
+            "(new.seqs is not null)"
             " execute function public.brake()"
         )
         put(conn, "a", 2, ordering)
@@ -307,7 +324,9 @@ def test_a_claim_in_progress_counts(database, ordering):
 
 
 def test_else_a_claim_that_did_not_pass_the_limiter_would_not_count(database):
-    """The same without the count from the leases, of all keys and of the key with the new limits."""
+    """The same without the count from the leases, of all keys and of the key with the new
+    limits.
+    """
     seeds = "v_seeds := v.has_new_limits or v.seed_until >= v.at;"
     break_function(database, "_claim_limited", (seeds, "v_seeds := false;"))
     break_function(database, "_decide_keyed", ("v.seed_until >= v.at", "false"))
@@ -353,7 +372,9 @@ def test_one_job_starts_at_the_time_and_one_per_interval_after(database, conn, o
 
 
 def test_the_time_counts_from_the_change_whatever_a_claim_decided_meanwhile(database, conn):
-    """A claim that was in progress when the limits were set records a bucket of the earlier rate, later than they were set."""
+    """A claim that was in progress when the limits were set records a bucket of the earlier
+    rate, later than they were set.
+    """
     limit_queue(conn, key_rate=10.0)
     with Reader(database, "q") as reader:
         put(conn, "a", 30)
@@ -410,7 +431,10 @@ def test_a_key_that_is_paused_too_waits_for_both(database, conn):
 
 
 def claimed_bare(database: str) -> None:
-    """The queue has a limit on concurrency only, so that claims need not record each key; one key has a rate."""
+    """The queue has a limit on concurrency only, so that claims need not record each key.
+
+    One key has a rate.
+    """
     with connect(database) as conn, Reader(database, "q") as reader:
         limit_queue(conn, key_concurrency=5)
         limit(conn, "a", rate=1 / INTERVAL, burst=1)
@@ -432,7 +456,10 @@ def test_else_its_bucket_would_stay_full(database):
         database,
         "_take_limited",
         (
-            "where s.rate is not null or s.has_new_limits or s.concurrency is not null and not v.is_bare",
+            (
+                "where s.rate is not null or s.has_new_limits or s.concurrency is not null and "
+                "not v.is_bare"
+            ),
             "where not v.is_bare and num_nonnulls(s.concurrency, s.rate) > 0",
         ),
     )
@@ -522,7 +549,10 @@ def test_without_the_lock_it_would(database):
 
 def test_a_claim_does_not_read_the_table_before_it_was_used(database, conn):
     """So never used, it costs nothing."""
-    scans = "select seq_scan + idx_scan from pg_stat_all_tables where relid = 'forebay.key_limits'::regclass"
+    scans = (
+        "select seq_scan + idx_scan from pg_stat_all_tables where relid = "
+        "'forebay.key_limits'::regclass"
+    )
 
     def read(reader: Reader) -> bool:
         one(conn, "select pg_stat_force_next_flush()::text")
@@ -585,7 +615,8 @@ def test_a_change_is_an_event(conn):
     limit(conn, "a", rate=2.0)
     limit(conn, "a", remove=True)
     found = conn.execute(
-        "select act, queue, old, new from forebay.events() where act like 'keys.%' order by event_id"
+        "select act, queue, old, new from forebay.events() where act like 'keys.%' order "
+        "by event_id"
     ).fetchall()
     assert found == [
         ("keys.limit", "q", {"limit_key": "a"}, {"limit_key": "a", "rate": 2}),

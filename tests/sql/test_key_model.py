@@ -1,9 +1,12 @@
-"""Random sequences of what can happen to jobs with keys, compared with a small model of what is promised of them.
+"""Random sequences of what can happen to jobs with keys, compared with a small model of what is
+promised of them.
 
-The machine drives a real server: producers whose transactions overlap, leases that claim, settle and are lost, operators who pause
-keys, change limits and decide about dead letters. The model asserts after each claim that it was allowed, and after each step that
-nothing waits without a reason for a claim to look at it. At the end everything is run: each job has to end. Time stands still
-unless the machine moves it. Short by default; more ``--stress-seconds`` than 5 make it longer in proportion.
+The machine drives a real server: producers whose transactions overlap, leases that claim, settle
+and are lost, operators who pause keys, change limits and decide about dead letters. The model
+asserts after each claim that it was allowed, and after each step that nothing waits without a
+reason for a claim to look at it. At the end everything is run: each job has to end. Time stands
+still unless the machine moves it. Short by default; more ``--stress-seconds`` than 5 make it longer
+in proportion.
 """
 
 import sys
@@ -133,7 +136,9 @@ class KeyMachine(RuleBasedStateMachine):
 
 @pytest.fixture
 def model_database(server, template):
-    """A database with small segments, with a clock that stands still and with kinds that hold their keys."""
+    """A database with small segments, with a clock that stands still and with kinds that hold
+    their keys.
+    """
     with fresh_database(server, template) as dsn, connect(dsn) as conn:
         conn.execute(
             "update forebay.cluster set database_oid ="
@@ -150,7 +155,8 @@ def model_database(server, template):
             " coalesce(pg_sequence_last_value('public.milliseconds'), 0) / 1000.0) $$"
         )
         conn.execute(
-            "select * from forebay.record_kinds_v1('w', '{work,strict}', '{default,default}', '{strict}')"
+            "select * from forebay.record_kinds_v1('w', '{work,strict}', "
+            "'{default,default}', '{strict}')"
         )
         KeyActs.dsn = dsn
         KeyActs.conns = [connect(dsn) for _ in range(4)]
@@ -176,8 +182,8 @@ def model_settings(examples: int, *phases: Phase, **more) -> settings:
 @pytest.mark.parametrize("examples", [20, pytest.param(400, marks=pytest.mark.nightly)])
 def test_keys_keep_what_is_promised_of_them(model_database, stress_seconds, examples):
     """
-    Whatever producers, workers and operators do in whatever order: jobs of an ordering key run in order and alone, no limit is
-    exceeded, held and paused keys stand still, and every job ends.
+    Whatever producers, workers and operators do in whatever order: jobs of an ordering key run in
+    order and alone, no limit is exceeded, held and paused keys stand still, and every job ends.
     """
     phases = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)
     examples = int(examples * max(1.0, stress_seconds / 5))
@@ -347,7 +353,9 @@ def play(acts: list[tuple]) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("function", "guards", "acts"), MUTANTS)
 def test_the_model_notices_a_missing_guard(model_database, function, guards, acts):
-    """The same acts: they keep what is promised, and without one guard of the engine they do not."""
+    """The same acts: they keep what is promised, and without one guard of the engine they do
+    not.
+    """
     play(acts)
     break_function(model_database, function, *guards)
     with violation():
@@ -372,6 +380,7 @@ FOUND_BY_CHANCE = [
 def test_random_acts_notice_a_missing_guard(model_database, function, guards, acts):
     """Without the acts that show it, within five hundred random runs. The others take more."""
     break_function(model_database, function, *guards)
-    # The same acts may end well a second time: what one run leaves in the database is part of the next.
+    # The same acts may end well a second time: what one run leaves in the database is part of the
+    # next.
     with violation(FlakyFailure):
         run_state_machine_as_test(KeyMachine, settings=model_settings(500, Phase.generate))

@@ -1,4 +1,6 @@
-"""What forebay.keys() and forebay.key() show: how many jobs of a key wait and run, and why the next one does not."""
+"""What forebay.keys() and forebay.key() show: how many jobs of a key wait and run, and why the
+next one does not.
+"""
 
 import pytest
 from psycopg.rows import dict_row
@@ -61,7 +63,10 @@ def take(reader: Reader, limit: int = 100) -> list:
 
 
 def taken_by(reader: Reader, other: Reader, jobs: list[int]) -> object:
-    """Let one reader claim the first of some jobs of a key, and another one meet the others; return the batch."""
+    """Let one reader claim the first of some jobs of a key, and another one meet the others.
+
+    Return the batch.
+    """
     batch = reader.claim_ready(1)
     assert batch.job_ids == jobs[:1]
     assert take(other) == []
@@ -146,7 +151,10 @@ def test_requeued_jobs_wait_before_parked_ones(database, conn, reader):
 
 
 def test_a_key_is_due_when_nothing_holds_it_back(database, conn, reader):
-    """The job before has ended, and no claim has come since; then it is taken, and nothing waits."""
+    """The job before has ended, and no claim has come since.
+
+    Then it is taken, and nothing waits.
+    """
     jobs = put(conn, 2, ordering_key="k")
     with Reader(database, "q") as other:
         reader.finish(taken_by(reader, other, jobs))
@@ -218,7 +226,10 @@ def test_a_key_at_its_rate(conn, reader):
 
 @pytest.mark.parametrize("which", ["concurrency", "rate"])
 def test_a_limit_of_the_queue(database, conn, reader, which):
-    """It holds back keys of both sorts that nothing else holds back; a rate has the time of the next start."""
+    """It holds back keys of both sorts that nothing else holds back.
+
+    A rate has the time of the next start.
+    """
     jobs = put(conn, 2, ordering_key="o")
     with Reader(database, "q") as other:
         reader.finish(taken_by(reader, other, jobs))

@@ -43,7 +43,8 @@ def queues(conn):
         """select forebay.enqueue('mail', unique_as => '{"once": "k"}')""",
         """select forebay.enqueue_unique('mail', '{}', '{"once": "k"}')""",
         """select forebay.enqueue_many('[{"kind": "mail"}]')""",
-        """select forebay.enqueue_many('[{"kind": "mail", "queue": null, "unique_as": {"once": "k"}}]')""",
+        """select forebay.enqueue_many(
+            '[{"kind": "mail", "queue": null, "unique_as": {"once": "k"}}]')""",
         "select forebay.enqueue_many('mail', array['{}'::jsonb])",
         "select forebay.backfill('mail', 'select 1 as n')",
         "select forebay.backfill('mail', 'select ''{}''::jsonb as args')",
@@ -127,7 +128,8 @@ def test_a_backfill_in_chunks_stays_in_the_queue_in_which_it_began(database, con
 
 def test_a_restart_writes_nothing_and_the_last_worker_is_right(conn):
     """
-    Of two versions that disagree, the newest start wins; what changed is returned, for the worker's log.
+    Of two versions that disagree, the newest start wins; what changed is returned, for the worker's
+    log.
     """
     assert record(conn, "first", **KINDS) == []
     written = "select array_agg((xmin, xmax, ctid)::text order by kind) from forebay.kind_queue"

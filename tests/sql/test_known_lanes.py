@@ -1,7 +1,9 @@
-"""Flag sequences of known lanes: they save the look into the registry, and never name a lane that readers could not find.
+"""Flag sequences of known lanes: they save the look into the registry, and never name a lane
+that readers could not find.
 
-Invariant "known is committed": a flag sequence names a lane only after its row in the registry was committed. Each way to
-break it has a mutant without the guard, in which a committed job is found by nobody.
+Invariant "known is committed": a flag sequence names a lane only after its row in the registry was
+committed. Each way to break it has a mutant without the guard, in which a committed job is found by
+nobody.
 """
 
 import psycopg
@@ -11,7 +13,8 @@ from tests.support.engine import Reader, connect, enqueue, lane_of, one
 from tests.support.fix_db import make_migrated
 from tests.support.mutant import break_function, violation
 
-#: Each enqueue into a lane that is noted and not known makes it known with a chance of 3 %: less than one in 10^13 is not.
+#: Each enqueue into a lane that is noted and not known makes it known with a chance of 3 %: less
+#: than one in 10^13 is not.
 OFTEN = 1000
 
 
@@ -46,13 +49,17 @@ def test_a_lane_in_use_becomes_known_and_the_registry_is_not_read(database, conn
     make_known(conn)
     with connect(database) as producer, producer.transaction():
         enqueue(producer)
-        read = "select pg_stat_get_xact_numscans(oid) from pg_class where relname in ('lane', 'lane_by_id')"
+        read = (
+            "select pg_stat_get_xact_numscans(oid) from pg_class where relname in ('lane', "
+            "'lane_by_id')"
+        )
         assert producer.execute(read).fetchall() == [(0,), (0,)]
 
 
 def test_a_lane_that_the_own_transaction_noted_is_not_known(database, conn):
     """
-    It becomes known when others see it; when the transaction is rolled back, whoever comes next notes it again.
+    It becomes known when others see it; when the transaction is rolled back, whoever comes next
+    notes it again.
     """
     with connect(database) as producer:
         with producer.transaction(force_rollback=True):
@@ -111,7 +118,8 @@ def test_a_lane_that_a_prepared_transaction_noted_is_not_known(database, conn):
 
 def test_an_old_snapshot_that_does_not_see_the_row_enqueues_into_the_known_lane(database, conn):
     """
-    A transaction that began before the lane was noted: its job is found, and no second row is noted.
+    A transaction that began before the lane was noted: its job is found, and no second row is
+    noted.
     """
     with psycopg.connect(database) as producer:
         producer.execute("set transaction isolation level repeatable read")
@@ -138,8 +146,8 @@ def test_an_emptied_registry_makes_what_was_known_unknown(database, conn):
 
 def test_a_flag_sequence_of_another_database_says_nothing(server, database, conn):
     """
-    A dump takes sequences as they are when it comes to them, and the registry as it was when it began: a lane that was
-    noted meanwhile is in a flag sequence and not in the registry.
+    A dump takes sequences as they are when it comes to them, and the registry as it was when it
+    began: a lane that was noted meanwhile is in a flag sequence and not in the registry.
     """
     make_known(conn)
     with connect(server.dsn(make_migrated(server, "restored"))) as restored:
@@ -155,7 +163,8 @@ def test_a_flag_sequence_of_another_database_says_nothing(server, database, conn
 @pytest.mark.slow
 def test_a_restarted_server_knows_no_lane_nor_its_cluster(own_server):
     """
-    What stands in a data folder may be a restored one. An idle poll finds out that the schema is at home.
+    What stands in a data folder may be a restored one. An idle poll finds out that the schema is at
+    home.
     """
     dsn = own_server.dsn(make_migrated(own_server, "known"))
     with Reader(dsn) as reader:

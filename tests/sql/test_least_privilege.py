@@ -1,4 +1,6 @@
-"""The schema belongs to a role with LOGIN and nothing else, and each part has a login role: what then may not be seen."""
+"""The schema belongs to a role with LOGIN and nothing else, and each part has a login role: what
+then may not be seen.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -29,8 +31,9 @@ def revoked(conn) -> list[int]:
 
 def test_a_new_session_revokes_no_lease_where_the_owner_cannot_see_its_age(least, admin):
     """
-    After a restart of the server every session is new, and every lease looks silent: a session that has not watched for
-    suspect_seconds must not judge. PostgreSQL hides from the owner when the session of the caller began.
+    After a restart of the server every session is new, and every lease looks silent: a session that
+    has not watched for suspect_seconds must not judge. PostgreSQL hides from the owner when the
+    session of the caller began.
     """
     with connect(as_login(least, "least_worker")) as worker:
         enqueue(worker)
@@ -41,7 +44,10 @@ def test_a_new_session_revokes_no_lease_where_the_owner_cannot_see_its_age(least
     with connect(as_login(least, "least_worker")) as worker:
         age = one(
             admin,
-            "select extract(epoch from clock_timestamp() - backend_start) from pg_stat_activity where pid = %s",
+            (
+                "select extract(epoch from clock_timestamp() - backend_start) from "
+                "pg_stat_activity where pid = %s"
+            ),
             worker.info.backend_pid,
         )
         assert age < one(admin, "select suspect_seconds from forebay.lease")
@@ -70,8 +76,9 @@ def test_the_time_that_a_session_watched_cannot_come_from_a_default(least, admin
 
 def test_a_migration_waits_for_statements_that_its_role_cannot_see(least, admin):
     """
-    What a post migration removes may be in use by a statement that began before; PostgreSQL hides statements of other
-    roles. A transaction without a statement, and one that began later, do not count.
+    What a post migration removes may be in use by a statement that began before; PostgreSQL hides
+    statements of other roles. A transaction without a statement, and one that began later, do not
+    count.
     """
     with (
         connect(as_login(least, "least_owner")) as owner,
@@ -97,8 +104,9 @@ def test_a_migration_waits_for_statements_that_its_role_cannot_see(least, admin)
 
 def test_the_owner_upgrades_its_schema_while_workers_are_connected(least, admin, release):
     """
-    A migration takes the locks of maintenance and of tables, alters what belongs to the owner, and grants to the four roles, all
-    with no right but the ownership. A worker's next calls use the new schema, and its session need not end.
+    A migration takes the locks of maintenance and of tables, alters what belongs to the owner, and
+    grants to the four roles, all with no right but the ownership. A worker's next calls use the new
+    schema, and its session need not end.
     """
     with connect(as_login(least, "least_worker")) as worker:
         enqueue(worker)

@@ -1,4 +1,6 @@
-"""Jobs that wait for their limit key: parked, they are never forgotten, and they are seen, cancelled and kept like others."""
+"""Jobs that wait for their limit key: parked, they are never forgotten, and they are seen,
+cancelled and kept like others.
+"""
 
 import json
 from collections import Counter
@@ -55,7 +57,10 @@ def put(conn: psycopg.Connection, key: str, count: int = 1, **options: object) -
 
 
 def take(reader: Reader, limit: int = 100) -> list:
-    """Claim until nothing is ready; return the batches. It continues after a claim that only moves jobs or announces keys."""
+    """Claim until nothing is ready; return the batches.
+
+    It continues after a claim that only moves jobs or announces keys.
+    """
     batches = []
     for _ in range(1000):
         if not reader.ready():
@@ -100,11 +105,14 @@ def unread_recheck_rows(conn: psycopg.Connection) -> Counter:
     """Count the recheck rows that no cursor has passed, by key."""
     rows = conn.execute(
         "select l.limit_key from forebay.log l"
-        " join (select distinct i.lane, abs(i.audience) as group_id from forebay.lane i where i.audience <> 0) i using (lane)"
-        " left join lateral (select b.* from forebay.batch b where b.group_id = i.group_id and b.lane = i.lane"
+        " join (select distinct i.lane, abs(i.audience) as group_id from forebay.lane i "
+        "where i.audience <> 0) i using (lane)"
+        " left join lateral (select b.* from forebay.batch b where b.group_id = i.group_id "
+        "and b.lane = i.lane"
         "   order by b.no desc limit 1) b on true"
         " left join forebay.segment s on s.segment_id = b.pos_segment"
-        " where l.kind = '' and (b.no is null or not forebay._is_consumed(l.xid, l.seq, b.snap_from, b.snap_to, s.lo, s.hi,"
+        " where l.kind = '' and (b.no is null or not forebay._is_consumed(l.xid, l.seq, "
+        "b.snap_from, b.snap_to, s.lo, s.hi,"
         "   b.pos_xid, b.pos_seq))"
     ).fetchall()
     return Counter(key for (key,) in rows)
@@ -114,7 +122,10 @@ def unread_recheck_rows(conn: psycopg.Connection) -> Counter:
 
 
 def parked_while_settled(database: str) -> None:
-    """A claim that parks a job is held up between its look at the key and its commit; the key's job is settled then."""
+    """A claim that parks a job is held up between its look at the key and its commit.
+
+    The key's job is settled then.
+    """
     with (
         connect(database) as conn,
         Reader(database, "q") as first,
@@ -128,7 +139,8 @@ def parked_while_settled(database: str) -> None:
             " $$ begin perform pg_advisory_xact_lock(4711); return new; end $$"
         )
         conn.execute(
-            "create trigger brake before insert on forebay.limit_parked for each row execute function public.brake()"
+            "create trigger brake before insert on forebay.limit_parked for each row "
+            "execute function public.brake()"
         )
         put(conn, "a")
         batch = first.claim_ready(10)
@@ -166,7 +178,9 @@ def test_without_their_common_lock_the_job_would_be_forgotten(database):
 
 
 def settled_in_a_handler(database: str) -> None:
-    """A handler has settled its job in its own transaction, which is open while a claim parks the next one."""
+    """A handler has settled its job in its own transaction, which is open while a claim parks
+    the next one.
+    """
     with (
         connect(database) as conn,
         Reader(database, "q") as first,
@@ -205,7 +219,9 @@ def test_a_handlers_transaction_gives_the_key_its_turn_when_it_commits(database)
     ids=["it would hold up claims", "it would leave the job parked"],
 )
 def test_a_handlers_transaction_must_not_look(database, guards):
-    """The same with a settlement that decides in the handler's transaction whether something waits."""
+    """The same with a settlement that decides in the handler's transaction whether something
+    waits.
+    """
     for function, substitutions in guards.items():
         break_function(database, function, *substitutions)
     with violation(psycopg.Error):
@@ -328,7 +344,10 @@ def test_without_the_number_of_the_turn_it_would(database):
 
 @pytest.mark.slow
 def test_settlements_of_full_keys_do_not_pile_up_recheck_rows(database, conn):
-    """Each job is settled separately; a claim passes all the rows of a key at once, and both keys keep even turns."""
+    """Each job is settled separately.
+
+    A claim passes all the rows of a key at once, and both keys keep even turns.
+    """
     settled_limits(database, conn, key_concurrency=5)
     put(conn, "a", 60)
     put(conn, "b", 60)
@@ -363,7 +382,10 @@ def parked_behind_one(database: str, conn: psycopg.Connection, reader: Reader) -
 
 
 def test_a_raised_limit_lets_parked_jobs_through_at_once(database, conn):
-    """Without any settlement, as many of each key as there is room for; and lowered again it holds."""
+    """Without any settlement, as many of each key as there is room for.
+
+    And lowered again it holds.
+    """
     with Reader(database, "q") as reader:
         waits = parked_behind_one(database, conn, reader)
         limit(conn, key_concurrency=4)
@@ -465,7 +487,10 @@ def test_a_parked_job_counts_as_ready(database, conn):
         assert [state(conn, job) for job in [runs, *waits]] == ["claimed"] + ["ready"] * 4
         assert depth(conn, "q") == {"default": (4, 1, 1)}
         assert one(conn, "select unread from forebay.groups('q')") == 4
-        query = 'select job_id from forebay.jobs(only_state => %s, filter => \'{"limit_key": "a"}\') order by 1'
+        query = (
+            'select job_id from forebay.jobs(only_state => %s, filter => \'{"limit_key": '
+            '"a"}\') order by 1'
+        )
         assert [job for (job,) in conn.execute(query, ["ready"]).fetchall()] == waits
         assert [job for (job,) in conn.execute(query, ["claimed"]).fetchall()] == [runs]
 
@@ -516,7 +541,10 @@ def test_a_parked_job_keeps_its_unique_key(database, conn, mode):
     """It waits: others join it or replace it. When it is done the key is free."""
 
     def ask() -> tuple:
-        query = "select job_id, is_new, replaced from forebay.enqueue_unique('work', '{}', %s, 'q', limit_key => 'a')"
+        query = (
+            "select job_id, is_new, replaced from forebay.enqueue_unique('work', '{}', %s, "
+            "'q', limit_key => 'a')"
+        )
         return conn.execute(query, [json.dumps({mode: "k"})]).fetchone()
 
     with Reader(database, "q") as reader:
@@ -570,7 +598,9 @@ def short_history(conn):
 
 
 def kept_while_parked(database: str, conn: psycopg.Connection) -> None:
-    """Jobs wait for their key's bucket, and no worker has any, while some more segments are filled."""
+    """Jobs wait for their key's bucket, and no worker has any, while some more segments are
+    filled.
+    """
     kept = "select removed_at is null from forebay.segment where lo <= %s and hi > %s"
     rows = "select count(*) from forebay.{} where limit_key = 'a'"
     with Reader(database, "q") as reader:
@@ -691,7 +721,10 @@ def test_an_adopted_log_has_its_parked_jobs_once_or_not_at_all(server, database,
 
 
 def counted_without_rows(database: str) -> None:
-    """Keys have one job each: few open batches need no row of a key, and further ones do; the keys of all of them are full."""
+    """Keys have one job each: few open batches need no row of a key, and further ones do.
+
+    The keys of all of them are full.
+    """
     with connect(database) as conn, Reader(database, "q") as reader:
         settled_limits(database, conn, key_concurrency=1)
         batches = []
@@ -733,7 +766,10 @@ def test_without_its_guard_a_job_in_flight_is_missed(database, function, guard, 
 
 
 def counted_once(database: str) -> None:
-    """A claim that parks a job writes the row of its key; a job in flight is then in the row and in its batch."""
+    """A claim that parks a job writes the row of its key.
+
+    A job in flight is then in the row and in its batch.
+    """
     with connect(database) as conn, Reader(database, "q") as reader:
         settled_limits(database, conn, key_concurrency=2)
         put(conn, "a")
@@ -775,7 +811,9 @@ def test_counted_twice_it_would_leave_a_slot_empty(database):
 
 
 def pages_with(database: str, conn: psycopg.Connection, keys: int) -> tuple[int, int]:
-    """Return the pages that a poll and a claim of a hundred jobs read with so many keys of which jobs are parked."""
+    """Return the pages that a poll and a claim of a hundred jobs read with so many keys of which
+    jobs are parked.
+    """
     with Reader(database, f"q{keys}") as reader:
         jobs = [
             {"kind": "work", "queue": reader.queue, "limit_key": f"{number}"}
@@ -819,7 +857,10 @@ def test_many_jobs_of_one_key_do_not_hold_up_others(database, conn):
 
 
 def trimmed_after_a_cancellation(database: str) -> list[int]:
-    """The last decision about a key took no job: those that waited were cancelled. Return what runs of the next job."""
+    """The last decision about a key took no job: those that waited were cancelled.
+
+    Return what runs of the next job.
+    """
     with connect(database) as conn, Reader(database, "q") as reader:
         small_segments(conn, rows=100, reserve=1000)
         one(conn, "select forebay.configure('retention_days', 0)")

@@ -1,4 +1,6 @@
-"""Limits: how much of a queue and of each limit key runs at once and starts per second, and even shares for the keys."""
+"""Limits: how much of a queue and of each limit key runs at once and starts per second, and even
+shares for the keys.
+"""
 
 import random
 from collections import Counter
@@ -54,7 +56,10 @@ def limits_of(conn: psycopg.Connection, queue: str = "q") -> dict | None:
 
 
 def pass_first_second(database: str, conn: psycopg.Connection) -> None:
-    """Until a second after limits were first seen, what is in flight is counted from the leases; let that be over."""
+    """Until a second after limits were first seen, what is in flight is counted from the leases.
+
+    Let that be over.
+    """
     enqueue(conn, queue="q", limit_key="first")
     with Reader(database, "q") as reader:
         reader.finish(reader.claim_ready(1))
@@ -95,7 +100,8 @@ def test_no_more_jobs_of_a_queue_are_handed_out_than_may_run_at_once(database, c
     assert limit(conn, concurrency=5) is None
     pass_first_second(database, conn)
     with Reader(database, "q") as reader:
-        # The first key's lane is listed, and reported when there is room, until a claim finds it empty.
+        # The first key's lane is listed, and reported when there is room, until a claim finds it
+        # empty.
         assert reader.claim_ready(1).jobs == []
     jobs_of(conn, None, 20)
     with Reader(database, "q") as one_, Reader(database, "q") as other:
@@ -111,7 +117,9 @@ def test_no_more_jobs_of_a_queue_are_handed_out_than_may_run_at_once(database, c
 
 
 def test_no_more_jobs_of_a_key_are_handed_out_than_may_run_at_once(database, conn):
-    """Each key has its own limit, whatever the priority of its jobs, and a retry is of the same key."""
+    """Each key has its own limit, whatever the priority of its jobs, and a retry is of the same
+    key.
+    """
     limit(conn, key_concurrency=2)
     pass_first_second(database, conn)
     for key in ("a", "b", "c"):
@@ -213,7 +221,10 @@ def test_without_the_lock_of_the_limiter_two_claims_take_the_same_slots(database
 
 
 def test_a_queue_starts_no_more_per_second_than_its_rate_allows(database, conn):
-    """A rested bucket holds its burst; then a token comes every 1/rate seconds, and no more than the burst are saved up."""
+    """A rested bucket holds its burst.
+
+    Then a token comes every 1/rate seconds, and no more than the burst are saved up.
+    """
     limit(conn, rate=0.2, burst=2)
     jobs_of(conn, None, 50)
     with Reader(database, "q") as reader:
@@ -254,7 +265,9 @@ def test_each_key_has_a_bucket_of_its_own(database, conn):
 
 
 def test_a_changed_rate_holds_at_once(database, conn):
-    """What a bucket owed at an hourly rate does not keep it shut under a faster one, nor is a new burst given away."""
+    """What a bucket owed at an hourly rate does not keep it shut under a faster one, nor is a
+    new burst given away.
+    """
     limit(conn, rate=1 / 3600)
     jobs_of(conn, None, 50)
     with Reader(database, "q") as reader:
@@ -281,7 +294,8 @@ def jain(counts: list[int]) -> float:
 
 @pytest.mark.slow
 def test_keys_of_very_different_backlogs_get_even_shares(database, conn):
-    """Fifty keys, one with a hundred times as much: after any number of claims each has had about the same.
+    """Fifty keys, one with a hundred times as much: after any number of claims each has had
+    about the same.
 
     A claim takes jobs of as many keys as it may take jobs; so a large claim has some of every key.
     """
@@ -303,7 +317,10 @@ def test_keys_of_very_different_backlogs_get_even_shares(database, conn):
 
 
 def test_each_free_slot_goes_to_the_key_whose_turn_it_is(database, conn):
-    """Keys start equally often; so a key whose jobs take longer has more of them in flight, up to its own limit."""
+    """Keys start equally often.
+
+    So a key whose jobs take longer has more of them in flight, up to its own limit.
+    """
     limit(conn, concurrency=10, key_concurrency=7)
     pass_first_second(database, conn)
     jobs_of(conn, "slow", 200)
@@ -387,14 +404,18 @@ def test_a_job_that_waits_for_its_key_is_moved(database, conn):
 
 
 def test_jobs_with_limit_keys_go_every_way_that_jobs_go(database, conn):
-    """Enqueued singly, in bulk, for later, under a unique key; retried, snoozed, released, dead and redriven: always as
-    jobs of their key, each handed out once."""
+    """Enqueued singly, in bulk, for later, under a unique key; retried, snoozed, released, dead and
+    redriven: always as jobs of their key, each handed out once.
+    """
     single = enqueue(conn, queue="q", limit_key="a", args={"key": "a"})
     (bulk,) = jobs_of(conn, "a", 1)
     (later,) = jobs_of(conn, "a", 1, delay=0.001)
     one(
         conn,
-        "select forebay.enqueue_many('work', array['{\"key\": \"a\"}'::jsonb], 'q', limit_key => 'a')",
+        (
+            "select forebay.enqueue_many('work', array['{\"key\": \"a\"}'::jsonb], 'q', "
+            "limit_key => 'a')"
+        ),
     )
     (unique,) = jobs_of(conn, "a", 1, unique_as={"once": "k"})
     assert jobs_of(conn, "a", 1, unique_as={"once": "k"}) == [unique]
@@ -425,7 +446,9 @@ def test_jobs_with_limit_keys_go_every_way_that_jobs_go(database, conn):
 
 @pytest.mark.slow
 def test_jobs_are_found_whatever_transaction_brings_them(database, conn):
-    """Late committers, many transactions between two looks, several segments: all are handed out."""
+    """Late committers, many transactions between two looks, several segments: all are handed
+    out.
+    """
     small_segments(conn)
     with Reader(database, "q") as reader, psycopg.connect(database) as slow:
         wanted = set(jobs_of(conn, "a", 10))
@@ -466,7 +489,9 @@ def test_a_paused_queue_stays_paused(database, conn):
 
 
 def test_a_pause_that_comes_between_limiter_and_lane_forgets_no_lane(database, conn):
-    """The claim passes the limiter and waits for the lane while the queue is paused: the jobs are found after that."""
+    """The claim passes the limiter and waits for the lane while the queue is paused: the jobs
+    are found after that.
+    """
     jobs_of(conn, "a", 3)
     with Reader(database, "q") as reader:
         lane = one(conn, "select forebay._limited_lane_id('q', 100, 0)")
@@ -588,7 +613,9 @@ def test_two_who_change_different_limits_at_the_same_time_both_count(database, c
 
 
 def test_a_limit_on_what_waits_leaves_claims_as_they_are(database, conn):
-    """Claims of such a queue do not pass the limiter, and setting it does not count anew what is in flight."""
+    """Claims of such a queue do not pass the limiter, and setting it does not count anew what is
+    in flight.
+    """
     limit(conn, max_waiting=100)
     enqueue(conn, queue="q")
     with Reader(database, "q") as reader:
@@ -609,7 +636,10 @@ def test_a_limit_key_of_nonsense_is_refused(conn, key):
         "select forebay.enqueue('work', limit_key => %s)",
         "select forebay.enqueue_unique('work', '{}', '{\"once\": \"a\"}', limit_key => %s)",
         "select forebay.enqueue_many('work', array['{}'::jsonb], limit_key => %s)",
-        "select forebay.enqueue_many(jsonb_build_array(jsonb_build_object('kind', 'work', 'limit_key', %s::text)))",
+        (
+            "select forebay.enqueue_many(jsonb_build_array(jsonb_build_object('kind', 'work', "
+            "'limit_key', %s::text)))"
+        ),
     ):
         assert sqlstate(conn, query, key) == "JQ001"
     assert one(conn, "select count(*) from forebay.log") == 0
@@ -621,7 +651,9 @@ def test_a_limit_key_of_nonsense_is_refused(conn, key):
 
 @pytest.mark.slow
 def test_whatever_happens_the_limits_hold_and_nothing_is_lost(database, conn, seed):
-    """Three readers that claim, settle, fail, release and lose their leases at random, while jobs of all sorts come."""
+    """Three readers that claim, settle, fail, release and lose their leases at random, while
+    jobs of all sorts come.
+    """
     rng = random.Random(seed)
     keys = ["a", "b", "c", "d", None]
     limit(conn, concurrency=7, key_concurrency=3)

@@ -1,4 +1,6 @@
-"""Locks that any role may take: none of them stops a claim, a maintenance task, a unique join or a migration."""
+"""Locks that any role may take: none of them stops a claim, a maintenance task, a unique join or
+a migration.
+"""
 
 import zlib
 from collections.abc import Iterator
@@ -25,7 +27,9 @@ FIRST_KEYS = range(41)
 
 @contextmanager
 def every_advisory_lock(dsn: str, *numbers: int) -> Iterator[psycopg.Connection]:
-    """A role that may only log in holds each advisory lock that could be meant: of tasks, lanes, groups and migrators."""
+    """A role that may only log in holds each advisory lock that could be meant: of tasks, lanes,
+    groups and migrators.
+    """
     with acting_as(dsn) as stranger:
         classes = [one(stranger, "select 'forebay'::regnamespace::oid::int")]
         classes += [NAME[0], zlib.crc32(b"forebay") >> 1, 0, 1]
@@ -66,7 +70,10 @@ def lanes(conn: psycopg.Connection) -> list[int]:
 
 
 def test_an_advisory_lock_of_a_stranger_stops_no_claim(database, conn):
-    """Plain, keyed and limited lanes; the settlement of keyed jobs waits no more than the claims do."""
+    """Plain, keyed and limited lanes.
+
+    The settlement of keyed jobs waits no more than the claims do.
+    """
     conn.execute("select forebay.limit_queue('limited', concurrency => 10)")
     for queue in ("plain", "keyed", "limited"):
         for _ in range(3):
@@ -85,7 +92,10 @@ def test_an_advisory_lock_of_a_stranger_stops_no_claim(database, conn):
 
 
 def test_an_advisory_lock_of_a_stranger_stops_no_maintenance(database, conn):
-    """Each task returns what it has done; while another session has its lock it would return nothing."""
+    """Each task returns what it has done.
+
+    While another session has its lock it would return nothing.
+    """
     small_segments(conn, rows=300)
     for _ in range(310):
         enqueue(conn, queue="q")
@@ -190,7 +200,10 @@ def test_no_function_of_ours_takes_an_advisory_lock(conn):
 
 
 def test_a_lock_draws_no_transaction_id_and_leaves_no_row(database, conn):
-    """An idle task, and a claim that finds nothing, cost the cluster no transaction id; the lock tables have no file."""
+    """An idle task, and a claim that finds nothing, cost the cluster no transaction id.
+
+    The lock tables have no file.
+    """
     with Reader(database) as reader:
         enqueue(conn)
         reader.finish(reader.claim(10))

@@ -101,13 +101,18 @@ def test_a_living_worker_is_not_revoked_and_a_silent_one_is(database, conn):
 def age_heartbeats(conn, reader: Reader, seconds: float) -> None:
     """Let a lease's heartbeats be older than they are."""
     conn.execute(
-        "update forebay.heartbeat set heartbeat_at = heartbeat_at - make_interval(secs => %s) where lease_id = %s",
+        (
+            "update forebay.heartbeat set heartbeat_at = heartbeat_at - make_interval(secs => "
+            "%s) where lease_id = %s"
+        ),
         [seconds, reader.lease_id],
     )
 
 
 def old_enough(conn, seconds: float = 0.2) -> None:
-    """Wait until the session may judge others' silence, also where the owner of the schema cannot see its age."""
+    """Wait until the session may judge others' silence, also where the owner of the schema
+    cannot see its age.
+    """
     # Revokes nothing, since the clock is wrong.
     conn.execute("select forebay.revoke_lost_v1(0, now() - interval '1 hour')")
     since = one(conn, "select clock_timestamp()")
@@ -120,8 +125,8 @@ def old_enough(conn, seconds: float = 0.2) -> None:
 
 def test_a_lease_without_jobs_is_not_revoked_on_suspicion(database, conn):
     """
-    Its heartbeat may beat seldom then, and its connection be a pooler's: it is lost when its time is over. With
-    a job in hand it is lost as soon as it is silent and gone.
+    Its heartbeat may beat seldom then, and its connection be a pooler's: it is lost when its time
+    is over. With a job in hand it is lost as soon as it is silent and gone.
     """
     old_enough(conn)
     reader = Reader(database, lease_seconds=30, suspect_seconds=0.1)
@@ -144,7 +149,8 @@ def test_a_lease_without_jobs_is_not_revoked_on_suspicion(database, conn):
 @pytest.mark.slow
 def test_a_claim_is_a_sign_of_life(database, conn):
     """
-    Who has been idle for long, and silent, keeps what it claims now, though the connection of its heartbeat is gone.
+    Who has been idle for long, and silent, keeps what it claims now, though the connection of its
+    heartbeat is gone.
     """
     old_enough(conn, 2.1)
     enqueue(conn)
@@ -162,8 +168,8 @@ def test_a_claim_is_a_sign_of_life(database, conn):
 )
 def test_only_observed_silence_counts(database, conn, observed, is_lost):
     """
-    The clock says that a lease is silent for a minute. It is revoked only by a caller that has seen the clock run evenly for
-    long enough.
+    The clock says that a lease is silent for a minute. It is revoked only by a caller that has seen
+    the clock run evenly for long enough.
     """
     old_enough(conn)
     with Reader(database, lease_seconds=30, suspect_seconds=0.1) as silent:
@@ -171,7 +177,8 @@ def test_only_observed_silence_counts(database, conn, observed, is_lost):
         silent.claim(1)
         conn.execute("update forebay.batch set claimed_at = claimed_at - interval '1 minute'")
         age_heartbeats(conn, silent, 60)
-    # A session ends a moment after its connection was closed; until then the lease counts as connected.
+    # A session ends a moment after its connection was closed; until then the lease counts as
+    # connected.
     session = (
         "select from pg_stat_activity a join forebay.heartbeat h on h.backend_pid = a.pid"
         " where h.lease_id = %s"
@@ -190,7 +197,8 @@ def test_only_observed_silence_counts(database, conn, observed, is_lost):
 
 def test_without_observation_a_connected_lease_is_not_revoked_by_the_clock(database, conn):
     """
-    Its connection lives, and the caller has watched for longer than suspect_seconds, but not for lease_seconds.
+    Its connection lives, and the caller has watched for longer than suspect_seconds, but not for
+    lease_seconds.
     """
     old_enough(conn)
     with Reader(database, lease_seconds=30, suspect_seconds=0.1) as living:
@@ -206,8 +214,8 @@ def test_without_observation_a_connected_lease_is_not_revoked_by_the_clock(datab
 @pytest.mark.parametrize("observed", [None, 0.05, 20.0])
 def test_signs_of_life_from_the_future_prove_nothing(database, conn, observed):
     """
-    After the clock was set back a dead worker's last heartbeats and claims are in the future; a living worker's newer
-    heartbeats are not.
+    After the clock was set back a dead worker's last heartbeats and claims are in the future; a
+    living worker's newer heartbeats are not.
     """
     old_enough(conn)
     dead, living = (Reader(database, lease_seconds=30, suspect_seconds=0.1) for _ in range(2))
@@ -226,7 +234,10 @@ def test_signs_of_life_from_the_future_prove_nothing(database, conn, observed):
     assert (
         one(
             conn,
-            "select count(*) from forebay.heartbeat where heartbeat_at > now() + interval '1 minute'",
+            (
+                "select count(*) from forebay.heartbeat where heartbeat_at > now() + interval "
+                "'1 minute'"
+            ),
         )
         == 0
     )
@@ -291,8 +302,8 @@ def test_the_sweep_is_not_blinded_by_jobs_that_were_done_in_time(database, conn)
 
 def test_a_sweep_without_lanes_expires_explicit_expiries_alone(conn):
     """
-    With no lanes a pass costs what expired: it opens a group for a queue that was never served only when a job expires, and
-    leaves the head of the lane to a pass that visits the lanes.
+    With no lanes a pass costs what expired: it opens a group for a queue that was never served only
+    when a job expires, and leaves the head of the lane to a pass that visits the lanes.
     """
     stays = enqueue(conn, queue="forlorn", kind="stays")
     call = "select expired, next from forebay.sweep_v1(null, null, 1000, 0)"
@@ -321,8 +332,9 @@ def test_a_sweep_without_lanes_expires_explicit_expiries_alone(conn):
 )
 def test_the_sweep_leaves_the_head_of_a_polled_lane_to_claims(conn, act, expired):
     """
-    A worker that polls for a group and finds nothing ready has claimed what expired. While jobs stay ready beside it, since the
-    group is paused or the queue has limits, or when no worker polls, the sweep expires them.
+    A worker that polls for a group and finds nothing ready has claimed what expired. While jobs
+    stay ready beside it, since the group is paused or the queue has limits, or when no worker
+    polls, the sweep expires them.
     """
     group = one(conn, "select forebay.open_group('served')")
     job = enqueue(conn, queue="served")
@@ -353,7 +365,8 @@ def test_a_cancellation_is_remembered_for_as_long_as_its_job_waits(database, con
         trim(conn)
         kept = conn.execute("select job_id from forebay.tombstone order by 1").fetchall()
         assert kept == [(waiting,), (deferred,), (running,), (over,)]
-        # Once the first segment of the jobs is emptied, only those that have another row are remembered.
+        # Once the first segment of the jobs is emptied, only those that have another row are
+        # remembered.
         conn.execute("update forebay.segment set removed_at = now() where segment_id = 0")
         trim(conn)
         kept = conn.execute("select job_id from forebay.tombstone order by 1").fetchall()
@@ -418,7 +431,8 @@ def test_retention_frees_what_is_settled_and_job_history_goes_with_it(database, 
 @pytest.mark.direct  # A database that is copied may have no sessions, nor may a pooler.
 def test_a_copy_of_a_database_is_foreign_though_its_original_knows_its_cluster(server, database):
     """
-    The flag sequence in which the original remembers it until the server starts again is copied with it.
+    The flag sequence in which the original remembers it until the server starts again is copied
+    with it.
     """
     with Reader(database) as reader:
         assert one(reader.conn, "select forebay._is_same_cluster()")
@@ -435,12 +449,19 @@ def test_a_copy_of_a_database_is_foreign_though_its_original_knows_its_cluster(s
 
 def test_a_foreign_log_is_left_alone_by_every_maintenance(conn):
     """
-    In a schema that was restored from elsewhere no maintenance touches anything before it is adopted:
-    the transaction ids that it would compare belong to another cluster.
+    In a schema that was restored from elsewhere no maintenance touches anything before it is
+    adopted: the transaction ids that it would compare belong to another cluster.
     """
     enqueue(conn)
     conn.execute("update forebay.cluster set system_identifier = system_identifier + 1")
-    for call in ("seal_v1()", "promote_v1()", "sweep_v1()", "retain_v1()", "trim_v1('batches')", "revoke_lost_v1()"):  # fmt: skip
+    for call in (
+        "seal_v1()",
+        "promote_v1()",
+        "sweep_v1()",
+        "retain_v1()",
+        "trim_v1('batches')",
+        "revoke_lost_v1()",
+    ):
         assert sqlstate(conn, f"select * from forebay.{call}") == "JQ030", call
     assert sqlstate(conn, "select forebay.open_lease_v1('w')") == "JQ030"
     assert sqlstate(conn, "select forebay.extend_v1()") is None
@@ -462,7 +483,10 @@ def test_a_settlement_with_offsets_out_of_range_is_refused_whatever_else_happene
 
 
 def test_a_pass_of_one_row_a_step_comes_to_its_end(database, conn):
-    """A slow step is followed by smaller ones; the smallest still moves on where it finds nothing to delete."""
+    """A slow step is followed by smaller ones.
+
+    The smallest still moves on where it finds nothing to delete.
+    """
     with Reader(database, "one") as first, Reader(database, "two") as second:
         for reader in (first, second):
             enqueue(conn, queue=reader.queue, ordering_key="k")

@@ -1,7 +1,8 @@
-"""Many groups of one queue: what their polls and claims read, and that a poll which reads little misses nothing.
+"""Many groups of one queue: what their polls and claims read, and that a poll which reads little
+misses nothing.
 
-A session remembers its last poll that found no ready lane. Each guard of that memory has a mutant without it, with which a ready
-lane is missed.
+A session remembers its last poll that found no ready lane. Each guard of that memory has a mutant
+without it, with which a ready lane is missed.
 """
 
 import random
@@ -36,7 +37,9 @@ READY = "select * from forebay.ready_v1(%s::bigint[], 80)"
 
 
 class Groups:
-    """Groups of one queue that have had all jobs, a session that polls for all of them, and a reader of each."""
+    """Groups of one queue that have had all jobs, a session that polls for all of them, and a
+    reader of each.
+    """
 
     def __init__(self, dsn: str, count: int, queue: str = "default") -> None:
         self.dsn, self.queue = dsn, queue
@@ -112,7 +115,9 @@ def nothing() -> None:
 
 
 def test_an_idle_poll_for_a_hundred_groups_reads_few_pages(database):
-    """At most three times those of one group: in a quiet database, beside jobs of another queue, and beside open transactions."""
+    """At most three times those of one group: in a quiet database, beside jobs of another queue,
+    and beside open transactions.
+    """
     with Groups(database, 100) as groups, connect(database) as single:
         open_group(groups.conn, "busy")
         cases = {
@@ -133,7 +138,9 @@ def test_an_idle_poll_for_a_hundred_groups_reads_few_pages(database):
 
 
 def test_an_idle_poll_for_a_hundred_groups_with_retries(database):
-    """Each group has a lane of retries: they are read only when the log has new rows, and then no cursor is."""
+    """Each group has a lane of retries: they are read only when the log has new rows, and then
+    no cursor is.
+    """
     with Groups(database, 100) as groups, connect(database) as single:
         public = lane_of("default", groups.conn)
         enqueue(groups.conn)
@@ -189,7 +196,10 @@ def test_one_group_with_a_retry_is_found_without_reading_the_others(database):
 
 
 def polls_agree(dsn: str, seed: int, steps: int) -> None:
-    """Do what can happen to groups at random; after each step one poll for all groups reports what polls for each of them do."""
+    """Do what can happen to groups at random.
+
+    After each step one poll for all groups reports what polls for each of them do.
+    """
     rng = random.Random(seed)
     with Groups(dsn, 12) as groups, connect(dsn) as plain, ExitStack() as stack:
         conn = groups.conn

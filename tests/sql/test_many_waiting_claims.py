@@ -1,4 +1,6 @@
-"""Many claims that wait for one lane: PostgreSQL's search for deadlocks takes the cube of those that wait for the same lock."""
+"""Many claims that wait for one lane: PostgreSQL's search for deadlocks takes the cube of those
+that wait for the same lock.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,7 +23,10 @@ where not l.granted and c.relname ~ %s and c.relnamespace = 'forebay'::regnamesp
 def claim_of_lanes(reader: Reader) -> list[int]:
     """Claim a job by the function for several lanes."""
     (text,) = reader.conn.execute(
-        "select jobs from forebay.claim_lanes_v1(%s, 1, 1, array[%s::bigint], array[%s::bigint], '{1}')",
+        (
+            "select jobs from forebay.claim_lanes_v1(%s, 1, 1, array[%s::bigint], "
+            "array[%s::bigint], '{1}')"
+        ),
         [reader.lease_id, reader.group_id, lane_of("default", reader.conn)],
     ).fetchone()
     return [job["job_id"] for job in claimed(text)]
@@ -33,7 +38,8 @@ def claim_of_lanes(reader: Reader) -> list[int]:
 )
 def test_of_many_claims_few_wait_for_the_lane_itself(database, conn, claim):
     """
-    At most one of each of the sixteen gates waits for the lane, and each claim gets its job when its turn comes.
+    At most one of each of the sixteen gates waits for the lane, and each claim gets its job when
+    its turn comes.
     """
     ids = [enqueue(conn) for _ in range(40)]
     with ExitStack() as stack:

@@ -69,7 +69,9 @@ def wait_over(conn) -> None:
 
 
 def test_jobs_of_a_key_that_somebody_holds_wait_and_come_in_order(database, conn):
-    """The second reader gets what follows only when the first has settled all it holds of the key."""
+    """The second reader gets what follows only when the first has settled all it holds of the
+    key.
+    """
     jobs = put(conn, 6)
     with Reader(database, "q") as first, Reader(database, "q") as second:
         batch = first.claim_ready(3)
@@ -99,7 +101,9 @@ def test_keys_do_not_wait_for_each_other(database, conn):
 @pytest.mark.parametrize("outcome", ["retried", "snoozed", "unknown", "released", "lost"])
 @pytest.mark.parametrize("after", [0, 60])
 def test_a_job_that_continues_holds_back_those_behind_it(database, conn, outcome, after):
-    """Its key's later jobs, in the batch, parked and new, come after it, in order, however long it takes to come back."""
+    """Its key's later jobs, in the batch, parked and new, come after it, in order, however long
+    it takes to come back.
+    """
     jobs = put(conn, 8)
     with Reader(database, "q") as first, Reader(database, "q") as second:
         batch = first.claim_ready(5)
@@ -163,14 +167,18 @@ def test_each_claim_of_a_requeued_job_is_told(database, conn):
 def test_a_failed_attempt_counts_though_the_job_before_it_is_settled_in_the_same_call(
     database, conn
 ):
-    """What a holder tells of several batches is heard in that order: the failed job is the first that has not ended."""
+    """What a holder tells of several batches is heard in that order: the failed job is the first
+    that has not ended.
+    """
     jobs = put(conn, 3)
     with Reader(database, "q") as reader:
         batches = [reader.claim_ready(1) for _ in jobs]
         flushes = [
             {"claim_no": batches[0].claim_no, "flush_no": 1},
-            {"claim_no": batches[1].claim_no, "flush_no": 1, "done": [], "ended": [ended(1, "retried")]},
-            {"claim_no": batches[2].claim_no, "flush_no": 1, "done": [], "ended": [ended(1, "released")]},
+            {"claim_no": batches[1].claim_no, "flush_no": 1, "done": [],
+                "ended": [ended(1, "retried")]},
+            {"claim_no": batches[2].claim_no, "flush_no": 1, "done": [],
+                "ended": [ended(1, "released")]},
         ]  # fmt: skip
         query = "select status from forebay.settle_v1(%s, %s::jsonb)"
         told = reader.conn.execute(query, [reader.lease_id, json.dumps(flushes)]).fetchall()
@@ -284,7 +292,9 @@ def test_the_order_of_transactions_would_not_do(database, conn):
 
 
 def test_a_job_that_commits_late_comes_after_those_already_met(database, conn):
-    """Nothing serialised the two: the later number was handed out, the lower one follows and is not lost."""
+    """Nothing serialised the two: the later number was handed out, the lower one follows and is
+    not lost.
+    """
     with (
         Reader(database, "q") as reader,
         Reader(database, "q") as other,
@@ -303,7 +313,9 @@ def test_a_job_that_commits_late_comes_after_those_already_met(database, conn):
 
 
 class Holder:
-    """A reader that works each key's jobs in order, as a worker does: those of later claims behind those of earlier ones."""
+    """A reader that works each key's jobs in order, as a worker does: those of later claims
+    behind those of earlier ones.
+    """
 
     def __init__(self, reader: Reader, rng: random.Random) -> None:
         self.reader = reader
@@ -313,7 +325,9 @@ class Holder:
         self.open: dict[int, int] = {}
 
     def claim(self, limit: int, came_back: set[str] = frozenset()) -> tuple[list, list]:
-        """Claim; return what was put in the queues, and what must go back since its key has gone on meanwhile."""
+        """Claim; return what was put in the queues, and what must go back since its key has gone
+        on meanwhile.
+        """
         batch = self.reader.claim_ready(limit)
         self.open[batch.claim_no] = len(batch.jobs)
         new, back = [], []
@@ -327,7 +341,10 @@ class Holder:
         return new, back
 
     def work(self, done: dict[str, list[int]]) -> set[str]:
-        """Work on some keys, and settle what became of their jobs; return the keys that are not ours any more."""
+        """Work on some keys, and settle what became of their jobs.
+
+        Return the keys that are not ours any more.
+        """
         rng = self.rng
         good, endings, over = defaultdict(list), defaultdict(list), set()
         for key in rng.sample(sorted(self.queues), rng.randint(1, len(self.queues))):
@@ -383,7 +400,10 @@ class Holder:
 
 
 def stress(database: str, seed: int, *, keys: int = 8, rounds: int = 400) -> None:
-    """Four readers claim, settle, fail, release and lose their leases at random; check the order of each key."""
+    """Four readers claim, settle, fail, release and lose their leases at random.
+
+    Check the order of each key.
+    """
     rng = random.Random(seed)
     with connect(database) as conn, contextlib.ExitStack() as stack:
         small_segments(conn, 100)
@@ -448,7 +468,9 @@ def stress(database: str, seed: int, *, keys: int = 8, rounds: int = 400) -> Non
     ],
 )
 def test_whatever_happens_each_key_runs_in_order(database, seed):
-    """Retries, snoozes, jobs released, suspects, lost leases, small segments: each job is done once, in its key's order."""
+    """Retries, snoozes, jobs released, suspects, lost leases, small segments: each job is done
+    once, in its key's order.
+    """
     stress(database, seed)
 
 
@@ -518,7 +540,10 @@ def suspect_alone(database: str, queue: str = "q") -> None:
 
 
 def retry_holds(database: str, queue: str = "q") -> None:
-    """The only job of a key that anybody has heard of waits for its time; then another one is enqueued."""
+    """The only job of a key that anybody has heard of waits for its time.
+
+    Then another one is enqueued.
+    """
     with connect(database) as conn, Reader(database, queue) as reader:
         jobs = put(conn, 1, queue=queue)
         batch = reader.claim_ready(1)
@@ -531,7 +556,9 @@ def retry_holds(database: str, queue: str = "q") -> None:
 
 @pytest.mark.parametrize("scenario", [suspect_alone, retry_holds])
 def test_who_has_a_key_does_not_go_on_with_it_when_something_went_wrong(database, scenario):
-    """Not behind a suspect, which may kill its process, and not before a job of it that comes back."""
+    """Not behind a suspect, which may kill its process, and not before a job of it that comes
+    back.
+    """
     scenario(database)
 
 
@@ -563,7 +590,10 @@ def test_without_its_guard_it_would(database, scenario, function, guard, instead
 
 
 def parked_while_settled(database: str) -> None:
-    """A claim that parks a job is held up between its look at the key and its commit; the key's turn is settled then."""
+    """A claim that parks a job is held up between its look at the key and its commit.
+
+    The key's turn is settled then.
+    """
     with (
         connect(database) as conn,
         Reader(database, "q") as first,
@@ -576,7 +606,8 @@ def parked_while_settled(database: str) -> None:
             " $$ begin perform pg_advisory_xact_lock(4711); return new; end $$"
         )
         conn.execute(
-            "create trigger brake before insert on forebay.parked for each row execute function public.brake()"
+            "create trigger brake before insert on forebay.parked for each row execute "
+            "function public.brake()"
         )
         put(conn, 1)
         batch = first.claim_ready(10)
@@ -614,7 +645,10 @@ def test_without_their_common_lock_the_job_would_be_forgotten(database):
 
 
 def segment_begun_during_a_claim(database: str) -> None:
-    """A claim is held up before its snapshot; the log reaches the next segment, and a job is committed there."""
+    """A claim is held up before its snapshot.
+
+    The log reaches the next segment, and a job is committed there.
+    """
     with (
         connect(database) as conn,
         Reader(database, "q") as reader,
@@ -661,7 +695,9 @@ def test_a_job_is_lost_when_a_claim_chooses_its_segments_before_its_snapshot(dat
 
 
 def writer_from_before_its_group(database: str) -> None:
-    """A transaction enqueues, its segment is sealed, a group opens at the present, and the transaction commits."""
+    """A transaction enqueues, its segment is sealed, a group opens at the present, and the
+    transaction commits.
+    """
     with connect(database) as conn, psycopg.connect(database) as slow:
         small_segments(conn, rows=100, reserve=1000)
         (late,) = put(slow, 1)
@@ -674,7 +710,9 @@ def writer_from_before_its_group(database: str) -> None:
 
 
 def test_a_group_gets_the_jobs_of_a_writer_that_began_before_it(database):
-    """The first window of a group reads the sealed segments of transactions that its beginning does not show."""
+    """The first window of a group reads the sealed segments of transactions that its beginning
+    does not show.
+    """
     writer_from_before_its_group(database)
 
 
@@ -687,7 +725,9 @@ def test_it_would_not_without_the_late_part_of_its_first_window(database):
 
 
 def test_who_holds_a_key_gets_more_of_it(database, conn):
-    """While nothing went wrong the next claim of the same lease goes on with the key, up to so many jobs; nothing is parked."""
+    """While nothing went wrong the next claim of the same lease goes on with the key, up to so
+    many jobs; nothing is parked.
+    """
     jobs = put(conn, 200)
     with Reader(database, "q") as reader, Reader(database, "q") as other:
         batches = [reader.claim_ready(20) for _ in range(3)]
@@ -703,7 +743,9 @@ def test_who_holds_a_key_gets_more_of_it(database, conn):
 
 
 def test_what_follows_in_a_later_claim_is_requeued_too(database, conn):
-    """A job of the first of three claims goes on: those of the others wait for it, whichever is settled first."""
+    """A job of the first of three claims goes on: those of the others wait for it, whichever is
+    settled first.
+    """
     jobs = put(conn, 9)
     with Reader(database, "q") as reader, Reader(database, "q") as other:
         first, second, third = (reader.claim_ready(3) for _ in range(3))
@@ -718,7 +760,10 @@ def test_what_follows_in_a_later_claim_is_requeued_too(database, conn):
 
 
 def test_a_lost_lease_with_several_claims_of_a_key_has_one_suspect(database, conn):
-    """Only the first that is not settled can have been started, of whichever claim; also where an earlier one goes on."""
+    """Only the first that is not settled can have been started, of whichever claim.
+
+    Also where an earlier one goes on.
+    """
     jobs = put(conn, 9)
     with Reader(database, "q") as reader, Reader(database, "q") as other:
         first, _, _ = (reader.claim_ready(3) for _ in range(3))
@@ -746,7 +791,9 @@ def test_a_lost_lease_with_several_claims_of_a_key_has_one_suspect(database, con
 
 
 def test_no_recheck_row_is_written_where_nothing_waits(database, conn):
-    """One reader alone settles whole batches and parts of them, one key and many, without a row more than its own."""
+    """One reader alone settles whole batches and parts of them, one key and many, without a row
+    more than its own.
+    """
     with Reader(database, "q") as reader:
         for number in range(30):
             put(conn, 1, f"k{number % 7}")
@@ -759,7 +806,10 @@ def test_no_recheck_row_is_written_where_nothing_waits(database, conn):
 
 
 def emptied(conn, reader: Reader) -> int:
-    """Seal, let cursors move on, empty what may go, and trim; return how many segments were emptied."""
+    """Seal, let cursors move on, empty what may go, and trim.
+
+    Return how many segments were emptied.
+    """
     one(conn, "select forebay.seal_v1()")
     drained(reader)
     count = 0
@@ -780,7 +830,9 @@ def short_history(conn):
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_history")
 def test_a_segment_with_a_job_that_waits_for_its_key_is_kept(database, conn):
-    """Parked, or requeued behind a retry: the segment stays until the job has ended, and then goes with its turns."""
+    """Parked, or requeued behind a retry: the segment stays until the job has ended, and then
+    goes with its turns.
+    """
     with Reader(database, "q") as first, Reader(database, "q") as second:
         parked = put(conn, 2, "parked")
         kept = put(conn, 2, "kept")
@@ -795,7 +847,10 @@ def test_a_segment_with_a_job_that_waits_for_its_key_is_kept(database, conn):
             put(conn, 20, "other")
             drained(second)
         emptied(conn, second)
-        oldest = "select forebay.segment_held_by(min(segment_id)) from forebay.segment where removed_at is null"
+        oldest = (
+            "select forebay.segment_held_by(min(segment_id)) from forebay.segment where "
+            "removed_at is null"
+        )
         assert one(conn, oldest).startswith("worker ")  # The first of those parked is running.
         assert state(conn, behind) == "ready"
         assert state(conn, kept[1]) == "ready"
@@ -820,7 +875,10 @@ def test_a_segment_with_a_job_that_waits_for_its_key_is_kept(database, conn):
 @pytest.mark.slow
 @pytest.mark.usefixtures("short_history")
 def test_a_retry_of_long_ago_still_holds_its_key(database, conn):
-    """Its first row left the archive long before it comes back; what is enqueued meanwhile waits for it all the same."""
+    """Its first row left the archive long before it comes back.
+
+    What is enqueued meanwhile waits for it all the same.
+    """
     with Reader(database, "q") as reader:
         (old,) = put(conn, 1)
         batch = reader.claim_ready(1)
@@ -839,7 +897,9 @@ def test_a_retry_of_long_ago_still_holds_its_key(database, conn):
 
 
 def claimed_while_retention_looks(database: str) -> None:
-    """A parked job is claimed between two looks of retention, at the batches and at the jobs that wait."""
+    """A parked job is claimed between two looks of retention, at the batches and at the jobs
+    that wait.
+    """
     with (
         connect(database) as conn,
         connect(database) as maintenance,
@@ -898,7 +958,10 @@ def test_without_a_common_snapshot_retention_would_empty_its_segment(database):
 
 
 def cancelled_retry_is_trimmed(database: str) -> None:
-    """The first job of a key is retried and cancelled meanwhile; its key runs leave the archive one after another."""
+    """The first job of a key is retried and cancelled meanwhile.
+
+    Its key runs leave the archive one after another.
+    """
     with connect(database) as conn, Reader(database, "q") as reader:
         put(conn, 1)
         drained(reader)
@@ -929,7 +992,10 @@ def test_a_key_whose_retry_was_cancelled_is_free_after_trimming(database):
 @pytest.mark.usefixtures("short_history")
 def test_a_key_would_wait_for_ever_if_a_younger_run_went_first(database):
     """A key run without jobs has no numbers; it must not go before those that are older."""
-    guard = "o.no < coalesce((select min(i.no) from old i where i.high_seq >= p_first), 9223372036854775807)"
+    guard = (
+        "o.no < coalesce((select min(i.no) from old i where i.high_seq >= p_first), "
+        "9223372036854775807)"
+    )
     break_function(database, "_trim_key", (guard, "coalesce(o.high_seq, 0) < p_first"))
     with violation():
         cancelled_retry_is_trimmed(database)

@@ -18,13 +18,16 @@ def collide(dsn: str) -> None:
         for name in (f"{QUEUE}/100/0", f"{SAME_QUEUE}/100/0"):
             assert one(conn, "select hashtextextended(%s, 0)", name) != 0
         conn.execute(
-            "create or replace function forebay._secret_hash(p_name text) returns bigint language sql volatile"
+            "create or replace function forebay._secret_hash(p_name text) returns bigint "
+            "language sql volatile"
             ' as $$ select hashtextextended(p_name collate "C", 0) $$'
         )
         conn.execute(
-            "create or replace function forebay._lane_id(p_queue text, p_priority integer, p_audience bigint)"
+            "create or replace function forebay._lane_id(p_queue text, p_priority integer, "
+            "p_audience bigint)"
             " returns bigint language sql volatile as"
-            " $$ select forebay._secret_hash(concat_ws('/', p_queue, p_priority, p_audience)) & -2 $$"
+            " $$ select forebay._secret_hash(concat_ws('/', p_queue, p_priority, "
+            "p_audience)) & -2 $$"
         )
 
 
@@ -96,7 +99,10 @@ def test_no_role_reads_the_secret(conn, role):
         assert (
             one(
                 conn,
-                "select count(last_value) from pg_sequences where schemaname = 'forebay' and sequencename = 'lane_secret'",
+                (
+                    "select count(last_value) from pg_sequences where schemaname = 'forebay' "
+                    "and sequencename = 'lane_secret'"
+                ),
             )
             == 0
         )

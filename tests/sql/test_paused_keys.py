@@ -1,4 +1,6 @@
-"""Paused keys: no claim takes their jobs, they spend no attempt, jobs of other keys run, and the end of the pause forgets none."""
+"""Paused keys: no claim takes their jobs, they spend no attempt, jobs of other keys run, and the
+end of the pause forgets none.
+"""
 
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -72,7 +74,10 @@ def take(reader: Reader, limit: int = 100) -> list:
 
 
 def drained(reader: Reader, limit: int = 100) -> list[int]:
-    """Claim and finish until no lane is ready; return the ids in the order in which they were handed out."""
+    """Claim and finish until no lane is ready.
+
+    Return the ids in the order in which they were handed out.
+    """
     got = []
     for _ in range(50):
         batches = take(reader, limit)
@@ -118,15 +123,23 @@ def test_jobs_of_a_paused_key_wait_in_order_and_others_run(database, sort):
     ("sort", "function", "guard"),
     [
         ("limit_key", "_limits_met", ("states[v_nr].permits := 0;", "")),
-        ("ordering_key", "_decide_keyed", ("if p_audience = 0 and v_paused = '{}' and", "if p_audience = 0 and")),
-        ("ordering_key", "_keyed_candidates", ("or s.waits or s.is_paused as is_taken", "or s.waits as is_taken")),
+        ("ordering_key", "_decide_keyed", ((
+                "if p_audience = 0 and v_paused = '{}' "
+                "and"
+                ), "if p_audience = 0 and")),
+        ("ordering_key", "_keyed_candidates", ((
+                "or s.waits or s.is_paused as "
+                "is_taken"
+                ), "or s.waits as is_taken")),
         ("limit_key", "_announce_key", ("for v_group in", "return; for v_group in")),
         ("ordering_key", "_announce_key", ("for v_group in", "return; for v_group in")),
     ],
     ids=["permits", "short way", "taken", "no turn", "no recheck row"],
 )  # fmt: skip
 def test_without_a_guard_they_would_not(database, sort, function, guard):
-    """The same: jobs of a paused key would run, polls would not end, or the jobs would stay parked."""
+    """The same: jobs of a paused key would run, polls would not end, or the jobs would stay
+    parked.
+    """
     break_function(database, function, guard)
     with violation():
         paused_before(database, sort)
@@ -134,7 +147,9 @@ def test_without_a_guard_they_would_not(database, sort, function, guard):
 
 @pytest.mark.parametrize("sort", SORTS)
 def test_claimed_jobs_of_a_paused_key_finish(database, conn, sort):
-    """The holder gets no more of the key, and neither its settlement nor another reader brings any."""
+    """The holder gets no more of the key, and neither its settlement nor another reader brings
+    any.
+    """
     jobs = put(conn, sort, 5)
     with Reader(database, "q") as first, Reader(database, "q") as second:
         batch = first.claim_ready(2)
@@ -150,7 +165,9 @@ def test_claimed_jobs_of_a_paused_key_finish(database, conn, sort):
 
 @pytest.mark.parametrize("sort", SORTS)
 def test_jobs_that_were_parked_before_stay_parked(database, conn, sort):
-    """They wait for their key when it is paused, and the end of its running job does not start them."""
+    """They wait for their key when it is paused, and the end of its running job does not start
+    them.
+    """
     one(conn, "select forebay.limit_queue('q', key_concurrency => 1)")
     enqueue(conn, queue="q", limit_key="first")
     with Reader(database, "q") as first, Reader(database, "q") as second:
@@ -214,7 +231,10 @@ def test_a_job_that_comes_back_while_its_key_is_paused_waits(database, sort, out
     [
         ("_keyed_candidates", ("where u.seq <> all (p_held)", "")),
         ("_hold_keys", ("v_key.lane || v_key.waiting_lanes", "v_key.waiting_lanes")),
-        ("_hold_keys", ("v_key.seq || v_key.waiting_seqs, min", "v_key.seq || '{}'::bigint[], min")),
+        ("_hold_keys", ((
+                "v_key.seq || v_key.waiting_seqs, "
+                "min"
+                ), "v_key.seq || '{}'::bigint[], min")),
     ],
     ids=["would run twice", "has no lane", "those behind are lost"],
 )  # fmt: skip
@@ -283,7 +303,10 @@ def test_without_the_guard_a_suspect_of_a_limit_key_would_come_back_each_second(
 
 
 def redriven_while_paused(database: str) -> None:
-    """The dead letter of a job holds its ordering key; the job is redriven while the key is paused."""
+    """The dead letter of a job holds its ordering key.
+
+    The job is redriven while the key is paused.
+    """
     with connect(database) as conn, Reader(database, "q") as reader:
         jobs = put(conn, "ordering_key", 3)
         batch = reader.claim_ready(1)
@@ -422,7 +445,10 @@ def test_recheck_rows_of_a_key_that_is_paused_again_and_again_do_not_pile_up(dat
 
 
 def clock_set_back(database: str, sort: str) -> None:
-    """The recheck row of the end was promoted; then the clock is set back, and the row is read before the end."""
+    """The recheck row of the end was promoted.
+
+    Then the clock is set back, and the row is read before the end.
+    """
     with connect(database) as conn, Reader(database, "q") as reader:
         jobs = put(conn, sort, 2)
         assert pause(conn, sort, seconds=60)
@@ -455,7 +481,9 @@ def test_it_would_not_if_a_promoted_row_counted(database):
 
 
 def plan(conn, sort: str, begins: float, seconds: float | None = None, key: str = "k") -> bool:
-    """Plan a pause from so many seconds after now, by the clock of the tests, for a time or until the key is resumed."""
+    """Plan a pause from so many seconds after now, by the clock of the tests, for a time or
+    until the key is resumed.
+    """
     return one(
         conn,
         f"select forebay.pause_key('q', {sort} => %s, resume_after => make_interval(secs => %s),"
@@ -467,7 +495,10 @@ def plan(conn, sort: str, begins: float, seconds: float | None = None, key: str 
 
 
 def paused_between(database: str, sort: str, *, has_end: bool) -> None:
-    """Jobs run until the pause begins, and from its end; some come before it, and some wait when it begins."""
+    """Jobs run until the pause begins, and from its end.
+
+    Some come before it, and some wait when it begins.
+    """
     with connect(database) as conn, Reader(database, "q") as reader:
         assert plan(conn, sort, 100, 60 if has_end else None) is True
         early = put(conn, sort, 3)
@@ -513,14 +544,18 @@ def test_a_planned_pause_begins_and_ends_by_itself(database, sort, has_end):
     ids=["would pause before", "would not pause", "would end too early"],
 )
 def test_without_its_guard_a_planned_pause_would_not(database, sort, function, guard):
-    """The same with a claim that does not look at the begin, or a length that does not count from it."""
+    """The same with a claim that does not look at the begin, or a length that does not count
+    from it.
+    """
     break_function(database, function, guard)
     with violation():
         paused_between(database, sort, has_end=True)
 
 
 def replaced(database: str, sort: str) -> None:
-    """A key is paused, its jobs are parked, and a pause is planned instead: they run until it begins."""
+    """A key is paused, its jobs are parked, and a pause is planned instead: they run until it
+    begins.
+    """
     with connect(database) as conn, Reader(database, "q") as reader:
         assert pause(conn, sort, seconds=1000)
         jobs = put(conn, sort, 2)
@@ -566,7 +601,9 @@ def test_a_call_replaces_the_pause_that_is_there(database, sort, course):
     ],
 )  # fmt: skip
 def test_without_a_recheck_row_they_would_be(database, sort, course, guard):
-    """The same with a call that announces the key only where it is still paused, or was paused when it was made."""
+    """The same with a call that announces the key only where it is still paused, or was paused
+    when it was made.
+    """
     break_function(database, "pause_key", guard)
     with violation():
         course(database, sort)
@@ -603,8 +640,14 @@ def test_what_a_call_that_plans_returns_and_records(database, conn):
 
 @pytest.mark.parametrize("sort", SORTS)
 def test_a_planned_pause_is_shown_until_it_begins(database, conn, sort):
-    """It is no reason before, and explains no waiting job; then the reason is that the key is paused."""
-    shown = f"select reason, pause_at is not null, resume_at - pause_at, until - clock_timestamp() > '0' from forebay.key('q', {sort} => 'k')"
+    """It is no reason before, and explains no waiting job.
+
+    Then the reason is that the key is paused.
+    """
+    shown = (
+        f"select reason, pause_at is not null, resume_at - pause_at, until - clock_timestamp() "
+        f"> '0' from forebay.key('q', {sort} => 'k')"
+    )
     explained = "select facts ? 'key_paused_at' from forebay.explain_job(%s)"
     with Reader(database, "q") as reader:
         _, second = put(conn, sort, 2)
@@ -638,7 +681,10 @@ def test_a_pause_is_for_all_groups(database, conn, sort):
 
 
 def parked_while_resumed(database: str, sort: str) -> None:
-    """A claim that parks a job is held up between its look at the pause and its commit; the key is resumed then."""
+    """A claim that parks a job is held up between its look at the pause and its commit.
+
+    The key is resumed then.
+    """
     table = "limit_parked" if sort == "limit_key" else "parked"
     with (
         connect(database) as conn,
@@ -652,7 +698,8 @@ def parked_while_resumed(database: str, sort: str) -> None:
             " $$ begin perform pg_advisory_xact_lock(4711); return new; end $$"
         )
         conn.execute(
-            f"create trigger brake before insert on forebay.{table} for each row execute function public.brake()"
+            f"create trigger brake before insert on forebay.{table} for each row execute "
+            f"function public.brake()"
         )
         pause(conn, sort)
         (job,) = put(conn, sort, 1)
@@ -692,7 +739,9 @@ def test_a_resumption_that_looks_for_waiting_jobs_would_forget_it(database, sort
 
 
 def first_job_while_resumed(database: str, sort: str) -> None:
-    """The first job of the queue that has a key comes, and is parked, between the resumption and its commit."""
+    """The first job of the queue that has a key comes, and is parked, between the resumption and
+    its commit.
+    """
     with (
         connect(database) as conn,
         Reader(database, "q") as reader,
@@ -744,7 +793,8 @@ def opened_while_resumed(database: str, sort: str) -> None:
 
         opening = threads.submit(late_group)
         query = (
-            "select exists (select from pg_stat_activity a where cardinality(pg_blocking_pids(a.pid)) > 0"
+            "select exists (select from pg_stat_activity a where "
+            "cardinality(pg_blocking_pids(a.pid)) > 0"
             " and a.datname = current_database())"
         )
         wait_for(lambda: opening.done() or one(conn, query), 20)

@@ -1,7 +1,8 @@
-"""No plan depends on statistics: the pages that each hot or maintenance function reads are bounded by what its header states.
+"""No plan depends on statistics: the pages that each hot or maintenance function reads are
+bounded by what its header states.
 
-A header says ``-- pages: 60 + 12 a job``: at most 60 pages for a call, and 12 more for each job. The units of a call stand in
-``tests/support/plans.py``.
+A header says ``-- pages: 60 + 12 a job``: at most 60 pages for a call, and 12 more for each job.
+The units of a call stand in ``tests/support/plans.py``.
 """
 
 import re
@@ -50,7 +51,9 @@ def build(dsn: str, lanes: int, modes=_MODES) -> list[Session]:
 
 
 def measure(sessions: list[Session], times: int = 2) -> list[tuple[str, Call, int]]:
-    """Return the pages of each call in each session: the least of two, unless a call changes what the next one reads."""
+    """Return the pages of each call in each session: the least of two, unless a call changes
+    what the next one reads.
+    """
     waiting = one(sessions[0].conn, "select sum(ready + scheduled) from forebay.depth()")
     least: dict[tuple[str, str, int], tuple[str, Call, int]] = {}
     for battery in (Session.hot, lambda session: session.maintenance(waiting)):
@@ -68,14 +71,20 @@ def exceeded(found: list[tuple[str, Call, int]]) -> list[str]:
     """Return a line for each call that read more than its header states."""
     stated = stated_pages()
     return [
-        f"{call.function} read {count} pages, {call.allowed(stated)} stated, {mode}: {call.query} {call.units}"
+        (
+            f"{call.function} read {count} pages, {call.allowed(stated)} stated, {mode}: "
+            f"{call.query} {call.units}"
+        )
         for mode, call, count in found
         if count > call.allowed(stated)
     ]
 
 
 def no_call_reads_more_than_stated(dsn: str, rows: int, lanes: int, statistics: str) -> None:
-    """Fill a log beside sessions that know it empty; measure them, and new ones, without and with open transactions."""
+    """Fill a log beside sessions that know it empty.
+
+    Measure them, and new ones, without and with open transactions.
+    """
     without_autovacuum(dsn)
     if statistics == "when empty":
         with connect(dsn) as conn:
@@ -104,8 +113,8 @@ def no_call_reads_more_than_stated(dsn: str, rows: int, lanes: int, statistics: 
 @pytest.mark.parametrize("statistics", _STATISTICS)
 def test_no_plan_depends_on_statistics(database, statistics):
     """
-    Whatever the planner knows of the tables, and whatever transactions are open, no call reads more pages than its header
-    states: 60,000 jobs in one lane.
+    Whatever the planner knows of the tables, and whatever transactions are open, no call reads more
+    pages than its header states: 60,000 jobs in one lane.
     """
     no_call_reads_more_than_stated(database, 60_000, 1, statistics)
 
@@ -127,7 +136,10 @@ def test_no_plan_depends_on_statistics_of_two_million_jobs(database, statistics,
 
 
 def each_segment(dsn: str, function: str, *substitutions: tuple[str, str]) -> None:
-    """Replace pieces of a function of each segment; ``#`` in a piece is the number of the segment."""
+    """Replace pieces of a function of each segment.
+
+    ``#`` in a piece is the number of the segment.
+    """
     with connect(dsn) as conn:
         segments = conn.execute("select segment_id from forebay.segment").fetchall()
     for (segment,) in segments:
@@ -140,11 +152,17 @@ def _late_rows_by_join(dsn: str) -> None:
         dsn,
         "_moved",
         (
-            """late (xid), lateral (
-                    select from forebay.log_# l where l.lane = p.lane and l.xid = late.xid limit 1) f
-                where pg_visible_in_snapshot(late.xid, p_now) and pg_xact_status(late.xid) is distinct from 'aborted')""",
-            """late (xid)
-                where exists (select from forebay.log_# l where l.lane = p.lane and l.xid = late.xid))""",
+            (
+                "late (xid), lateral (\n"
+                "                    select from forebay.log_# l where l.lane = p.lane"
+                " and l.xid = late.xid limit 1) f\n"
+                "                where pg_visible_in_snapshot(late.xid, p_now)"
+                " and pg_xact_status(late.xid) is distinct from 'aborted')"
+            ),
+            (
+                "late (xid)\n                where exists (select from forebay.log_# l"
+                " where l.lane = p.lane and l.xid = late.xid))"
+            ),
         ),
     )
 
@@ -166,7 +184,10 @@ def _claims_of_one_range(dsn: str) -> None:
         "_xid_ranges",
         (
             "if pg_snapshot_xmin(p_to) <> pg_snapshot_xmax(p_to) then",
-            "if pg_snapshot_xmax(p_from) = '1' and pg_snapshot_xmin(p_to) <> pg_snapshot_xmax(p_to) then",
+            (
+                "if pg_snapshot_xmax(p_from) = '1' and pg_snapshot_xmin(p_to) <> "
+                "pg_snapshot_xmax(p_to) then"
+            ),
         ),
     )
 
@@ -260,7 +281,9 @@ def reads_growing_table(name: str, texts: dict[str, str], seen: set[str]) -> boo
 
 
 def test_each_regular_call_states_its_pages_and_its_planner_settings():
-    """A function that reads a growing table has planner settings with indexes first, and a bound in pages."""
+    """A function that reads a growing table has planner settings with indexes first, and a bound
+    in pages.
+    """
     texts = functions()
     stated = stated_pages()
     problems = []

@@ -1,4 +1,6 @@
-"""Publishing, subscriptions and routers: each event reaches each subscription once, in order, from its start on."""
+"""Publishing, subscriptions and routers: each event reaches each subscription once, in order,
+from its start on.
+"""
 
 import json
 import threading
@@ -78,8 +80,10 @@ def endpoint(conn, name: str, **columns: object) -> int:
     places = ", %s" * len(columns)
     return one(
         conn,
-        f"insert into forebay.endpoint (name, sink, config, retry, created_at, changed_at, version{names})"
-        f" values (%s, 'http', '{{}}', '\"standard\"', now(), now(), nextval('forebay.endpoint_seq'){places}) returning endpoint_id",
+        f"insert into forebay.endpoint (name, sink, config, retry, created_at, changed_at, "
+                f"version{names})"
+        f" values (%s, 'http', '{{}}', '\"standard\"', now(), now(), "
+                f"nextval('forebay.endpoint_seq'){places}) returning endpoint_id",
         name, *columns.values(),
     )  # fmt: skip
 
@@ -174,13 +178,17 @@ def test_options_are_those_of_a_job(conn, router, deliverer):
     (job,) = delivered(deliverer)
     assert job["kind"] == "order.paid"
     row = conn.execute(
-        "select tag, correlation_id, headers, ordering_key, limit_key, expires_at, args, l.priority from forebay.log g"
+        "select tag, correlation_id, headers, ordering_key, limit_key, expires_at, args, "
+                "l.priority from forebay.log g"
         " join forebay.lane l using (lane) where g.seq = %s", [job["job_id"]],
     ).fetchone()  # fmt: skip
     assert row[:6] == ("shop", "c1", None, "e/k", "e", expires)
     assert row[7] == 7
     assert row[6]["event"][0] == event
-    query = "select payload, headers, event_type, ordering_key from forebay.event_payloads_v1(%s, %s::timestamptz[])"
+    query = (
+        "select payload, headers, event_type, ordering_key from forebay.event_payloads_v1(%s, "
+        "%s::timestamptz[])"
+    )
     found = conn.execute(query, [[event], [row[6]["event"][1]]]).fetchall()
     assert found == [({"a": 1}, {"h": "v"}, "order.paid", "k")]
 
@@ -255,7 +263,8 @@ def test_filters_select_by_containment(conn, router, deliverer):
         subscribe(conn, name, where=where)
     router.route()
     payload = {
-        "country": "de", "total": 10, "vip": True, "coupon": None, "customer": {"id": 7, "name": "x"}, "tags": ["a", "b"],
+        "country": "de", "total": 10, "vip": True, "coupon": None,
+        "customer": {"id": 7, "name": "x"}, "tags": ["a", "b"],
     }  # fmt: skip
     publish(conn, payload)
     publish(conn, {"country": "d" * 2000})
@@ -380,7 +389,9 @@ def test_an_activation_waits_for_routers_that_have_not_committed(database, is_lo
 
 
 def activate_during_a_route(database: str) -> None:
-    """A subscription from the beginning is activated after a router looked for subscriptions, and before it commits."""
+    """A subscription from the beginning is activated after a router looked for subscriptions,
+    and before it commits.
+    """
     waiting = "select count(*) from pg_locks where not granted"
     with (
         connect(database) as conn,
@@ -412,7 +423,10 @@ def activate_during_a_route(database: str) -> None:
 
 
 def storm(database: str, conn: psycopg.Connection) -> None:
-    """Publish, route and subscribe at the same time; each subscription gets each event from its start on once."""
+    """Publish, route and subscribe at the same time.
+
+    Each subscription gets each event from its start on once.
+    """
     done = threading.Event()
     ids: list[int] = []
 
@@ -458,7 +472,8 @@ def storm(database: str, conn: psycopg.Connection) -> None:
         events = found[endpoint_id]
         assert len(set(events)) == len(events), "delivered twice"
         wanted = conn.execute(
-            "select p.event_id from forebay.published p, forebay.subscription s where s.endpoint_id = %s"
+            "select p.event_id from forebay.published p, forebay.subscription s where "
+            "s.endpoint_id = %s"
             " and (s.start_after is null or not pg_visible_in_snapshot(p.xid, s.start_after))",
             [endpoint_id],
         ).fetchall()
@@ -493,7 +508,10 @@ def test_deliveries_beyond_max_waiting_are_dropped_and_counted(conn, router, del
     ).fetchall()
     assert dropped == [(busy, 6 - (5 - waiting))]
     assert one(conn, "select is_overfull from forebay.endpoint_state where endpoint_id = %s", busy)
-    acts = "select act from forebay.event where act in ('endpoints.overfull', 'endpoints.takes_all') order by event_id"
+    acts = (
+        "select act from forebay.event where act in ('endpoints.overfull', "
+        "'endpoints.takes_all') order by event_id"
+    )
     assert conn.execute(acts).fetchall() == [("endpoints.overfull",)]
     assert (
         one(conn, "select count(*) from forebay.endpoint_state where endpoint_id = %s", idle) == 0
@@ -641,7 +659,10 @@ def test_event_types_are_named_and_listed(conn):
     assert one(conn, "select forebay.create_event_type('order.paid', 'money came')") is False
     endpoint(conn, "e")
     subscribe(conn, "e", where={"a": 1})
-    listed = "select name, description, subscriptions from forebay.event_types() where name not like 'forebay.%'"
+    listed = (
+        "select name, description, subscriptions from forebay.event_types() where name not "
+        "like 'forebay.%'"
+    )
     assert conn.execute(listed).fetchall() == [("order.paid", "money came", 1)]
     found = conn.execute(
         "select endpoint, event_type, filter, is_active from forebay.subscriptions('e')"
@@ -661,7 +682,8 @@ def test_events_of_a_dropped_type_are_named_to_the_router(conn, router):
 
 
 @pytest.mark.parametrize("arguments", [
-    {"endpoint": "none"}, {"event_type": "none"}, {"filter": "[1]"}, {"filter": "3"}, {"start": "later"}, {"start": None},
+    {"endpoint": "none"}, {"event_type": "none"}, {"filter": "[1]"}, {"filter": "3"},
+    {"start": "later"}, {"start": None},
 ])  # fmt: skip
 def test_a_subscription_is_checked(conn, arguments):
     endpoint(conn, "e")
@@ -681,7 +703,9 @@ def test_a_subscription_is_checked(conn, arguments):
 
 
 def test_the_cost_of_events_is_linear_whatever_the_planner_knows(conn, router):
-    """Statistics of empty tables: a plan that joined events with their subscriptions would be quadratic."""
+    """Statistics of empty tables: a plan that joined events with their subscriptions would be
+    quadratic.
+    """
     conn.execute("analyze")
     endpoint(conn, "e")
     subscribe(conn, "e", where={"customer": "c"})

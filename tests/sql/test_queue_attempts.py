@@ -1,4 +1,6 @@
-"""The maximum attempts of a queue: a settlement decides by it, whatever the worker took for the maximum."""
+"""The maximum attempts of a queue: a settlement decides by it, whatever the worker took for the
+maximum.
+"""
 
 import json
 
@@ -57,7 +59,10 @@ def test_a_settlement_goes_by_the_queue(database, promise):
 @pytest.mark.parametrize("promise", [lowered, raised])
 def test_without_the_look_at_the_queue_the_worker_decides(database, promise):
     """The settlement is the place that holds for every worker at once."""
-    name = "forebay._with_queue_attempts(v_batch.lane, v_batch.lanes, v_batch.xids, v_batch.seqs, v_ended)"
+    name = (
+        "forebay._with_queue_attempts(v_batch.lane, v_batch.lanes, v_batch.xids, v_batch.seqs, "
+        "v_ended)"
+    )
     break_function(database, "settle_v1", (name, "v_ended"))
     with violation():
         promise(database)
@@ -109,7 +114,10 @@ def test_other_ends_are_not_concerned(database, conn, outcome, more, expected, a
 
 @pytest.mark.parametrize(("attempts", "expected"), [(1, "dead"), (2, "retrying")])
 def test_a_suspect_dies_by_the_maximum_of_its_queue(database, conn, attempts, expected):
-    """A worker that dies with a job alone has used an attempt; the revocation counts by the queue."""
+    """A worker that dies with a job alone has used an attempt.
+
+    The revocation counts by the queue.
+    """
     most(conn, attempts)
     with Reader(database) as reader, Reader(database) as second:
         job_id = enqueue(conn)

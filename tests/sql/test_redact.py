@@ -1,4 +1,6 @@
-"""Erasing what ended jobs of a queue have brought with them: all of it, and nothing that a worker still needs."""
+"""Erasing what ended jobs of a queue have brought with them: all of it, and nothing that a
+worker still needs.
+"""
 
 import json
 import random
@@ -48,7 +50,10 @@ def secrets(conn, table: str = "log") -> list[int]:
 
 
 def test_ended_jobs_lose_their_arguments_and_others_keep_them(database, conn):
-    """Arguments, headers, errors, results and notes; in the log and, for cancelled jobs, among the scheduled ones."""
+    """Arguments, headers, errors, results and notes.
+
+    In the log and, for cancelled jobs, among the scheduled ones.
+    """
     numbers = count()
 
     def job(**options) -> int:
@@ -105,7 +110,10 @@ def test_ended_jobs_lose_their_arguments_and_others_keep_them(database, conn):
 
 
 def _replayed_after(database, conn) -> list[dict]:
-    """Erase two of three jobs with arguments and replay all that is done; return the arguments that a worker gets."""
+    """Erase two of three jobs with arguments and replay all that is done.
+
+    Return the arguments that a worker gets.
+    """
     with Reader(database, "mail") as reader:
         for n in range(2):
             enqueue(conn, queue="mail", args={"n": n})
@@ -144,7 +152,8 @@ def test_without_the_mark_it_would_run_with_no_arguments(database, conn):
 
 def test_rows_of_promoted_jobs_are_erased_before_they_are_trimmed(database, conn):
     """
-    The scheduled row of a job stays for maintenance after its promotion: when the job has ended, it has no arguments, in steps too.
+    The scheduled row of a job stays for maintenance after its promotion: when the job has ended, it
+    has no arguments, in steps too.
     """
     with Reader(database, "mail") as reader:
         for n in range(4):
@@ -173,7 +182,10 @@ def test_only_what_is_older(database, conn):
 
 
 def worked(database: str, seed: int) -> None:
-    """Two groups work at random: unfinished jobs keep their arguments through a redaction. After the last job, a redaction erases all."""
+    """Two groups work at random: unfinished jobs keep their arguments through a redaction.
+
+    After the last job, a redaction erases all.
+    """
     rng = random.Random(seed)
     with connect(database) as conn:
         small_segments(conn, 100)

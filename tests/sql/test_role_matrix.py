@@ -1,7 +1,8 @@
 """Every role against every object: what ``role_matrix.txt`` says is tried, in both directions.
 
-``tools/write_role_matrix.py`` writes that file. A line of it is an object, then a word for each role that may do something with it. An object without a line, or a line
-without its object, fails the test; so does each right too many or too few. Of numbered objects, such as segments, the first
+``tools/write_role_matrix.py`` writes that file. A line of it is an object, then a word for each
+role that may do something with it. An object without a line, or a line without its object, fails
+the test; so does each right too many or too few. Of numbered objects, such as segments, the first
 one is tried, and has a line for all.
 """
 
@@ -35,13 +36,16 @@ TRIALS = {
 }
 
 OBJECTS = """
-    select case c.relkind when 'S' then 'sequence' when 'v' then 'view' else 'table' end, c.relname::text,
+    select case c.relkind when 'S' then 'sequence' when 'v' then 'view' else 'table' end,
+        c.relname::text,
            format('forebay.%I', c.relname),
            (select format('%I', a.attname) from pg_attribute a
             where a.attrelid = c.oid order by a.attnum desc limit 1)
-    from pg_class c where c.relnamespace = 'forebay'::regnamespace and c.relkind in ('r', 'p', 'v', 'm', 'S')
+    from pg_class c where c.relnamespace = 'forebay'::regnamespace and c.relkind in ('r', 'p', 'v',
+        'm', 'S')
     union all
-    select 'function', format('%s(%s)', p.proname, oidvectortypes(p.proargtypes)), format('forebay.%I', p.proname),
+    select 'function', format('%s(%s)', p.proname, oidvectortypes(p.proargtypes)),
+        format('forebay.%I', p.proname),
            (select string_agg(format('null::%s', t::regtype), ', ') from unnest(p.proargtypes) t)
     from pg_proc p where p.pronamespace = 'forebay'::regnamespace
     order by 1, 2"""
@@ -53,7 +57,10 @@ def numberless(name: str) -> str:
 
 
 def tried(conn: psycopg.Connection, statement: str) -> bool:
-    """Whether the role may do it; whatever else is wrong with the statement comes after the rights."""
+    """Whether the role may do it.
+
+    Whatever else is wrong with the statement comes after the rights.
+    """
     try:
         with conn.transaction(force_rollback=True):
             conn.execute(statement)
@@ -106,7 +113,8 @@ def written(found: dict[str, dict[str, set[str]]]) -> list[str]:
 @pytest.mark.direct
 def test_every_role_may_do_with_every_object_what_the_matrix_says(database):
     """
-    Tried as a login role with that membership and nothing else, nobody's included; a new object needs its line.
+    Tried as a login role with that membership and nothing else, nobody's included; a new object
+    needs its line.
     """
     with connect(database) as conn:
         enqueue(conn)
@@ -118,12 +126,14 @@ def test_every_role_may_do_with_every_object_what_the_matrix_says(database):
 
 def test_no_role_holds_a_right_that_is_not_tried(database):
     """
-    References, triggers, maintenance, grant options, columns, default privileges, rights on the schema: nobody but the owner.
+    References, triggers, maintenance, grant options, columns, default privileges, rights on the
+    schema: nobody but the owner.
     """
     with connect(database) as conn:
         odd = conn.execute(
             "select c.relname, a.grantee::regrole, a.privilege_type, a.is_grantable"
-            " from pg_class c, aclexplode(c.relacl) a where c.relnamespace = 'forebay'::regnamespace"
+            " from pg_class c, aclexplode(c.relacl) a where c.relnamespace = "
+            "'forebay'::regnamespace"
             " and a.grantee <> c.relowner and (a.privilege_type <> 'SELECT' or a.is_grantable)"
             " union all select p.proname, a.grantee::regrole, a.privilege_type, a.is_grantable"
             " from pg_proc p, aclexplode(p.proacl) a where p.pronamespace = 'forebay'::regnamespace"

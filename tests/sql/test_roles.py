@@ -1,4 +1,6 @@
-"""Who may do what: PUBLIC nothing, producers enqueue, and no caller bends a function to his ends."""
+"""Who may do what: PUBLIC nothing, producers enqueue, and no caller bends a function to his
+ends.
+"""
 
 from contextlib import contextmanager
 
@@ -9,7 +11,8 @@ from tests.support.engine import Reader, claimed, connect, enqueue, one, sqlstat
 
 #: They read the caller's tables with the caller's rights.
 INVOKERS = {
-    "backfill", "backfill_plan", "backfill_begin", "backfill_next", "backfill_run_v1", "backfill_count_v1",
+    "backfill", "backfill_plan", "backfill_begin", "backfill_next", "backfill_run_v1",
+    "backfill_count_v1",
 }  # fmt: skip
 
 ROLES = ["forebay_producer", "forebay_worker", "forebay_operator", "forebay_reader"]
@@ -76,8 +79,8 @@ def test_every_definer_function_has_a_pinned_path(conn):
 
 def test_functions_for_callers_have_the_owners_rights_and_inner_ones_no_caller(conn):
     """
-    Only functions without an underscore are granted to a role, and those are definer functions, but for those that run a
-    query of the caller's.
+    Only functions without an underscore are granted to a role, and those are definer functions, but
+    for those that run a query of the caller's.
     """
     rows = conn.execute(
         "select p.proname, p.prosecdef, a.grantee::regrole::text"
@@ -107,7 +110,9 @@ def allowed_calls(conn) -> dict[str, set[str]]:
 
 @pytest.mark.slow
 def test_a_producer_enqueues_and_nothing_else(database, conn):
-    """Twelve functions, those of backfills and of subjects, and not one table, sequence or column."""
+    """Twelve functions, those of backfills and of subjects, and not one table, sequence or
+    column.
+    """
     calls = {
         "enqueue",
         "enqueue_each",
@@ -191,13 +196,15 @@ create temp table setting (name text, value bigint);
 insert into setting values ('args_bytes_max', 1);
 create temp table lane (lane bigint, queue text);
 create temp table log (like setting);
-create function pg_temp.now() returns timestamptz language sql as 'select ''2000-01-01''::timestamptz';
+create function pg_temp.now() returns timestamptz language sql
+    as 'select ''2000-01-01''::timestamptz';
 create function pg_temp.clock_timestamp() returns timestamptz language sql
     as 'select ''2000-01-01''::timestamptz';
 create function pg_temp.nextval(regclass) returns bigint language plpgsql
     as 'begin raise exception ''hijacked''; end';
 create function pg_temp.pg_current_xact_id() returns xid8 language sql as 'select ''1''::xid8';
-create function pg_temp.hashtextextended(text, bigint) returns bigint language sql as 'select 1::bigint';
+create function pg_temp.hashtextextended(text, bigint) returns bigint language sql
+    as 'select 1::bigint';
 create function pg_temp.jsonb_typeof(jsonb) returns text language plpgsql
     as 'begin raise exception ''hijacked''; end';
 create function pg_temp.format(text, variadic text[]) returns text language plpgsql
@@ -227,7 +234,8 @@ def test_objects_of_the_caller_do_not_replace_those_of_the_functions(database, c
         attacker.execute("select forebay.cancel(1::pg_catalog.int8)")
         group_id = one(attacker, "select forebay.open_group('default')")
         lease_id = one(attacker, "select forebay.open_lease_v1('w')")
-        for call in ("extend_v1()", "seal_v1()", "promote_v1()", "sweep_v1()", "trim_v1('deferred')",
+        for call in ("extend_v1()", "seal_v1()", "promote_v1()", "sweep_v1()",
+            "trim_v1('deferred')",
                      "retain_v1()", "job(1)", "heartbeat_v1('{1}')"):  # fmt: skip
             attacker.execute(f"select forebay.{call}")
         lane = one(conn, "select forebay._lane_id('default', 100, 0)")
@@ -252,7 +260,8 @@ def test_row_triggers_and_rules_of_others_cannot_be_added(database):
     """No role but the owner attaches code to the tables, not even all roles together."""
     with acting_as(database, *ROLES) as member:
         member.execute(
-            "create function pg_temp.f() returns trigger language plpgsql as 'begin return new; end'"
+            "create function pg_temp.f() returns trigger language plpgsql as 'begin return "
+            "new; end'"
         )
         for statement in (
             "create rule r as on insert to forebay.log do nothing",

@@ -1,4 +1,7 @@
-"""Schedules in SQL: one job for each instant, whoever decides it and whatever fails; overlap, missed runs, pauses."""
+"""Schedules in SQL: one job for each instant, whoever decides it and whatever fails.
+
+Overlap, missed runs, pauses.
+"""
 
 import json
 import threading
@@ -52,10 +55,16 @@ def create(conn, name="nightly", cron="0 * * * *", **options):
 
 
 def fire(conn, *instants, name="nightly", at=None, older=None):
-    """Decide instants as a scheduler that has just looked, or that looked at ``at``; return (status, enqueued)."""
+    """Decide instants as a scheduler that has just looked, or that looked at ``at``.
+
+    Return (status, enqueued).
+    """
     known = at or look(conn, name)
     return conn.execute(
-        "select status, enqueued from forebay.fire_v1(%s, %s, %s, %s::timestamptz[], %s::timestamptz)",
+        (
+            "select status, enqueued from forebay.fire_v1(%s, %s, %s, %s::timestamptz[], "
+            "%s::timestamptz)"
+        ),
         [*known, list(instants), older],
     ).fetchone()
 
@@ -75,7 +84,9 @@ def history(conn, name="nightly"):
 
 
 def jobs(conn, name="nightly"):
-    """Return the ids of the jobs that were enqueued for a schedule, oldest first, from the log itself."""
+    """Return the ids of the jobs that were enqueued for a schedule, oldest first, from the log
+    itself.
+    """
     return [
         row[0]
         for row in conn.execute(
@@ -94,7 +105,10 @@ def instant(clock, **ahead):
 
 
 def each_instant_has_one_job(dsn):
-    """Two schedulers with the same knowledge decide the same instant; then a third one that fell behind."""
+    """Two schedulers with the same knowledge decide the same instant.
+
+    Then a third one that fell behind.
+    """
     with connect(dsn) as conn:
         clock = Clock(conn)
         create(conn, overlap="allow")
@@ -160,7 +174,8 @@ def test_a_stale_scheduler_is_refused(conn, clock):
 
 def test_a_decision_is_all_or_nothing(conn, clock, database):
     """
-    A transaction that does not commit leaves neither job nor row nor position; another one that meets it does not wait.
+    A transaction that does not commit leaves neither job nor row nor position; another one that
+    meets it does not wait.
     """
     create(conn, overlap="allow")
     at = instant(clock, hours=1)
@@ -268,7 +283,8 @@ def test_overlap(database, conn, clock, overlap, is_running):
 @pytest.mark.parametrize("is_fresh", [False, True])
 def test_missed_instants(conn, clock, missed, options, expected, is_fresh):
     """
-    Five instants an hour apart were missed; perhaps one is not. An instant that is not missed always gets its job.
+    Five instants an hour apart were missed; perhaps one is not. An instant that is not missed
+    always gets its job.
     """
     create(conn, overlap="allow", missed=missed, **options)
     begin = look(conn)[2]
@@ -335,7 +351,8 @@ def test_the_job_carries_its_instant_and_options(conn, clock):
     fire(conn, at)
     (job,) = jobs(conn)
     row = conn.execute(
-        "select kind, args, queue, priority, tag, correlation_id, max_attempts, headers, expires_at - enqueued_at"
+        "select kind, args, queue, priority, tag, correlation_id, max_attempts, headers, "
+        "expires_at - enqueued_at"
         " from forebay.job(%s)",
         [job],
     ).fetchone()
@@ -455,7 +472,8 @@ def test_a_bad_definition_is_refused(conn):
 
 @pytest.mark.parametrize(
     "call",
-    ["pause_schedule(%s)", "resume_schedule(%s)", "run_schedule(%s)", "schedule_history(%s)", "schedule_starts(%s, '{}')",
+    ["pause_schedule(%s)", "resume_schedule(%s)", "run_schedule(%s)", "schedule_history(%s)",
+        "schedule_starts(%s, '{}')",
      "backfill_schedule(%s, '{}', 1)"],
 )  # fmt: skip
 def test_an_unknown_schedule(conn, call):
@@ -503,7 +521,8 @@ def apply(conn, *schedules, app="shop", **options):
 
 def test_declared_schedules_are_applied_and_reported(conn):
     """
-    A change by hand stays until the declaration changes; what is not declared any more is reported and stays.
+    A change by hand stays until the declaration changes; what is not declared any more is reported
+    and stays.
     """
     one(conn, "select forebay.create_schedule('by_hand', 'work', '0 * * * *')")
     found = apply(conn, {"name": "a"}, {"name": "b"}, {"name": "by_hand"}, dry_run=True)

@@ -1,4 +1,6 @@
-"""Whatever the server, the database, the role and the environment set: calls do the same, and workers work."""
+"""Whatever the server, the database, the role and the environment set: calls do the same, and
+workers work.
+"""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -30,8 +32,9 @@ pytestmark = pytest.mark.anyio
 @pytest.mark.parametrize("by", ["database", "environment"])
 async def test_a_worker_works_whatever_is_set(database, monkeypatch, by):
     """
-    Text that the client encoding lacks, times in another format, floats without digits, names of another schema first,
-    sessions that are ended when they idle: all sorts of jobs end, and doctor and operators read what is there.
+    Text that the client encoding lacks, times in another format, floats without digits, names of
+    another schema first, sessions that are ended when they idle: all sorts of jobs end, and doctor
+    and operators read what is there.
     """
     with connect(database) as admin:
         admin.execute(EVIL)
@@ -85,7 +88,8 @@ async def test_a_worker_works_whatever_is_set(database, monkeypatch, by):
 @pytest.mark.direct
 def test_a_migration_runs_whatever_is_set(empty_database):
     """
-    The first statement of a session, which sets the limits, runs under those of the role: a busy server must not make it too late.
+    The first statement of a session, which sets the limits, runs under those of the role: a busy
+    server must not make it too late.
     """
     with connect(empty_database) as admin:
         admin.execute(EVIL)
@@ -105,7 +109,8 @@ def test_a_migration_runs_whatever_is_set(empty_database):
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII", "EUC_JP"])
 def test_a_database_in_another_encoding_is_refused(server, encoding):
     """
-    Its jobs could hold text that no worker can read. Migration and script refuse, and write nothing.
+    Its jobs could hold text that no worker can read. Migration and script refuse, and write
+    nothing.
     """
     name = f"in_{encoding.lower()}"
     with connect(server.dsn()) as admin:
@@ -128,28 +133,57 @@ def test_a_database_in_another_encoding_is_refused(server, encoding):
 
 CALLS = (
     "select 'id' from forebay.enqueue('work', '{\"n\": 1}', queue => %(queue)s)",
-    "select 'id' from forebay.enqueue('work', '{\"n\": 2}', queue => %(queue)s, delay => '1 day 02:00:00')",
     (
-        "select 'id' from forebay.enqueue('work', '{\"n\": 3}', queue => %(queue)s, run_at => '2090-02-03T04:05:06Z',"
+        "select 'id' from forebay.enqueue('work', '{\"n\": 2}', queue => %(queue)s, delay => "
+        "'1 day 02:00:00')"
+    ),
+    (
+        "select 'id' from forebay.enqueue('work', '{\"n\": 3}', queue => %(queue)s, run_at "
+        "=> '2090-02-03T04:05:06Z',"
         " expires_at => '2090-02-04T04:05:06+02', tag => 'a\tb')"
     ),
-    "select 'id' from forebay.enqueue('work', '{\"n\": 4}', queue => %(queue)s, tag => 'ok', headers => '{\"a\": \"b\"}')",
-    "select 'id' from forebay.enqueue('work', '{\"n\": 5}', queue => %(queue)s, unique_as => '{\"once\": \"k\"}')",
-    "select 'id' from forebay.enqueue('work', '{\"n\": 5}', queue => %(queue)s, unique_as => '{\"once\": \"k\"}')",
-    "select 'id' from forebay.enqueue('work', '{\"n\": 6}', queue => %(queue)s, unique_as => '{\"debounce\": \"k\", \"wait\": 86400.5}')",
-    "select 'id' from forebay.enqueue('work', '{\"n\": 6}', queue => %(queue)s, unique_as => '{\"idempotent\": \"k\"}')",
-    "select 'id' from forebay.enqueue('work', '{\"n\": 7}', queue => %(queue)s, unique_as => '{\"idempotent\": \"k\"}')",
-    "select 'id' from forebay.enqueue('work', '{\"n\": 7}', queue => %(queue)s, unique_as => '{\"idempotent\": \"\x02\"}')",
+    (
+        "select 'id' from forebay.enqueue('work', '{\"n\": 4}', queue => %(queue)s, tag => "
+        "'ok', headers => '{\"a\": \"b\"}')"
+    ),
+    (
+        "select 'id' from forebay.enqueue('work', '{\"n\": 5}', queue => %(queue)s, unique_as "
+        '=> \'{"once": "k"}\')'
+    ),
+    (
+        "select 'id' from forebay.enqueue('work', '{\"n\": 5}', queue => %(queue)s, unique_as "
+        '=> \'{"once": "k"}\')'
+    ),
+    (
+        "select 'id' from forebay.enqueue('work', '{\"n\": 6}', queue => %(queue)s, unique_as "
+        '=> \'{"debounce": "k", "wait": 86400.5}\')'
+    ),
+    (
+        "select 'id' from forebay.enqueue('work', '{\"n\": 6}', queue => %(queue)s, unique_as "
+        '=> \'{"idempotent": "k"}\')'
+    ),
+    (
+        "select 'id' from forebay.enqueue('work', '{\"n\": 7}', queue => %(queue)s, unique_as "
+        '=> \'{"idempotent": "k"}\')'
+    ),
+    (
+        "select 'id' from forebay.enqueue('work', '{\"n\": 7}', queue => %(queue)s, unique_as "
+        '=> \'{"idempotent": "\x02"}\')'
+    ),
     (
         "select cardinality(forebay.enqueue_many(jsonb_build_array("
-        " jsonb_build_object('kind', 'work', 'queue', %(queue)s::text, 'args', '{\"n\": 8.25}'::jsonb, 'delay', 86400.25),"
-        " jsonb_build_object('kind', 'work', 'queue', %(queue)s::text, 'ordering_key', 'o', 'tag', null),"
-        " jsonb_build_object('kind', 'work', 'queue', %(queue)s::text, 'unique_as', '{\"coalesce\": \"c\"}'::jsonb))))"
+        " jsonb_build_object('kind', 'work', 'queue', %(queue)s::text, 'args', '{\"n\": "
+        "8.25}'::jsonb, 'delay', 86400.25),"
+        " jsonb_build_object('kind', 'work', 'queue', %(queue)s::text, 'ordering_key', "
+        "'o', 'tag', null),"
+        " jsonb_build_object('kind', 'work', 'queue', %(queue)s::text, 'unique_as', "
+        '\'{"coalesce": "c"}\'::jsonb))))'
     ),
     (
         "select forebay.enqueue_many(jsonb_build_array("
         " jsonb_build_object('kind', 'work', 'queue', %(queue)s::text),"
-        " jsonb_build_object('kind', 'work', 'queue', %(queue)s::text, 'unique_as', '{\"idempotent\": \"k\"}'::jsonb)))"
+        " jsonb_build_object('kind', 'work', 'queue', %(queue)s::text, 'unique_as', "
+        '\'{"idempotent": "k"}\'::jsonb)))'
     ),
     "select forebay.limit_queue(jsonb_build_object('queue', %(queue)s::text))::text is null",
     (
@@ -157,7 +191,8 @@ CALLS = (
         " jsonb_build_object('queue', %(queue)s::text))"
     ),
     (
-        "select (p.jobs, p.bytes)::text from forebay.backfill_plan('work', 'select k, at, i, b, m, a from public.source',"
+        "select (p.jobs, p.bytes)::text from forebay.backfill_plan('work', 'select k, at, "
+        "i, b, m, a from public.source',"
         " jsonb_build_object('queue', %(queue)s::text)) p"
     ),
     (
@@ -203,12 +238,14 @@ def jobs_of(conn: psycopg.Connection, queue: str) -> list[tuple[object, ...]]:
     """Return what the jobs of a queue are."""
     return conn.execute(
         "select l.kind, l.args::text, l.tag, l.headers::text, l.ordering_key, null, null"
-        " from forebay.log l where l.lane in (select i.lane from forebay.lane i where i.queue = %(queue)s)"
+        " from forebay.log l where l.lane in (select i.lane from forebay.lane i where "
+        "i.queue = %(queue)s)"
         " union all"
         " select d.kind, d.args::text, d.tag, d.headers::text, d.ordering_key,"
         "        round(extract(epoch from d.run_at - d.enqueued_at) / 3600)::text,"
         "        case when d.run_at > '2089-01-01' then d.run_at::text || d.expires_at::text end"
-        " from forebay.deferred d where d.lane in (select i.lane from forebay.lane i where i.queue = %(queue)s)"
+        " from forebay.deferred d where d.lane in (select i.lane from forebay.lane i where "
+        "i.queue = %(queue)s)"
         " order by 1, 2, 3, 4, 5, 6",
         {"queue": queue},
     ).fetchall()
@@ -227,7 +264,8 @@ def test_calls_do_the_same_under_every_setting_of_the_caller(database, which):
         usual.execute(
             "create table public.source as select 1.1::float8 / 3 + n / 1e9 as k,"
             " '2026-01-02 03:04:05.678901+00'::timestamptz + n * interval '1 hour' as at,"
-            " n * interval '1 mon -1 day 25:00:00.5' as i, '\\x00ff5c'::bytea as b, 12.340::numeric as m,"
+            " n * interval '1 mon -1 day 25:00:00.5' as i, '\\x00ff5c'::bytea as b, "
+            "12.340::numeric as m,"
             " tstzrange('2026-01-02 00:00+00', null) as a from generate_series(1, 7) n"
         )
         hostile.execute("set time zone 'Asia/Kolkata'")

@@ -1,4 +1,6 @@
-"""Settling one job of a batch in its handler's transaction: the same row, and the same refusals, as by settle_v1."""
+"""Settling one job of a batch in its handler's transaction: the same row, and the same refusals,
+as by settle_v1.
+"""
 
 import psycopg
 import pytest
@@ -6,7 +8,10 @@ import pytest
 from tests.support.engine import Reader, connect, enqueue, one, state
 from tests.support.mutant import break_function, violation
 
-ROW = "select claim_no, flush_no, offsets, outcomes, millis from forebay.settlement where lease_id = %s"
+ROW = (
+    "select claim_no, flush_no, offsets, outcomes, millis from forebay.settlement where "
+    "lease_id = %s"
+)
 
 
 def settle_job(reader: Reader, claim_no: int, offset: int, *, conn=None, clear: bool = False):
@@ -69,7 +74,9 @@ def test_a_job_is_settled_twice_if_flushes_are_not_read(database):
 
 
 def a_name_is_that_of_its_offset(dsn: str) -> None:
-    """Otherwise the primary key would not find the settlement of a job that was settled under another name."""
+    """Otherwise the primary key would not find the settlement of a job that was settled under
+    another name.
+    """
     with connect(dsn) as conn, Reader(dsn) as reader:
         for _ in range(3):
             enqueue(conn)

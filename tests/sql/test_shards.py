@@ -20,7 +20,10 @@ from tests.support.engine import (
     state,
 )
 
-BULK = "select forebay.enqueue_many('work', array(select '{}'::jsonb from generate_series(1, %s)), 'q')"
+BULK = (
+    "select forebay.enqueue_many('work', array(select '{}'::jsonb from generate_series(1, "
+    "%s)), 'q')"
+)
 
 
 @pytest.fixture
@@ -31,7 +34,10 @@ def conn(database):
 
 def public_lanes(conn: psycopg.Connection, queue: str = "q") -> list[int]:
     rows = conn.execute(
-        "select distinct shard, lane from forebay.lane where queue = %s and audience = 0 and sort = 'plain' order by shard",
+        (
+            "select distinct shard, lane from forebay.lane where queue = %s and audience = 0 "
+            "and sort = 'plain' order by shard"
+        ),
         [queue],
     ).fetchall()
     return [lane for _, lane in rows]
@@ -105,7 +111,9 @@ def test_a_claim_of_one_lane_does_not_wait_for_a_claim_of_another(database, conn
 
 
 def test_a_queue_keeps_the_order_of_its_jobs_again(database, conn):
-    """From then on; what was spread before is handed out from where it is, and only the named queue is meant."""
+    """From then on; what was spread before is handed out from where it is, and only the named
+    queue is meant.
+    """
     conn.execute("select forebay.shard_queue('q', 8)")
     one(conn, BULK, 80)
     assert one(conn, "select forebay.shard_queue('q', 1)") == 8

@@ -1,7 +1,7 @@
 """The claim in one statement: it takes what lies in one segment, and leaves everything else.
 
-Each condition under which it must leave a claim to ``forebay._take`` has a promise here, and a mutant in
-which the condition is missing.
+Each condition under which it must leave a claim to ``forebay._take`` has a promise here, and a
+mutant in which the condition is missing.
 """
 
 from collections.abc import Callable
@@ -75,7 +75,9 @@ def test_an_idle_writer_does_not_lengthen_the_way(database, conn):
 
 
 def test_a_transaction_without_jobs_of_the_lane_does_not_lengthen_the_way(database, conn):
-    """A settlement or a job of another queue that was under way at the last claim leaves the next one to one statement."""
+    """A settlement or a job of another queue that was under way at the last claim leaves the
+    next one to one statement.
+    """
     with with_cursor(database) as reader, psycopg.connect(database) as other:
         enqueue(other, queue="another")
         first = enqueue(conn)
@@ -125,7 +127,8 @@ def a_late_committer_of_the_window_in_hand_is_served(dsn: str) -> None:
         slow.commit()
         slower.commit()
         more = [enqueue(conn) for _ in range(6)]
-        # Late ones come first; after one of them the window is in hand, with the other still to come.
+        # Late ones come first; after one of them the window is in hand, with the other still to
+        # come.
         taken = reader.claim(1).job_ids
         taken += reader.claim(3).job_ids + reader.claim(10).job_ids
         assert sorted(taken) == sorted([*late, *more])
@@ -233,7 +236,10 @@ LATE_IN_HAND = (
     "or true",
 )
 NEWEST = ("pg_sequence_last_value('forebay.log_seq') <", "true or 0 <")
-EARLIER_SEALED = ("exists (select from forebay.seal f where", "true or exists (select from forebay.seal f where")  # fmt: skip
+EARLIER_SEALED = (
+    ("exists (select from forebay.seal f where"),
+    "true or exists (select from forebay.seal f where",
+)
 FULL = ("(c.whole or t.size = p_limit)", "true")
 
 PROMISES: list[tuple[Callable[[str], None], tuple[str, str]]] = [

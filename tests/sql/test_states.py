@@ -19,7 +19,9 @@ ERROR = {"type": "T", "message": "no", "traceback": "", "max_attempts": 20}
 
 
 def seen(conn: psycopg.Connection, job_id: int) -> tuple[str, int, int | None]:
-    """Return state, attempt and attempts in all of a job, after checking that the list says the same."""
+    """Return state, attempt and attempts in all of a job, after checking that the list says the
+    same.
+    """
     (row,) = conn.execute(
         "select state, attempt, max_attempts from forebay.job(%s)", [job_id]
     ).fetchall()
@@ -40,7 +42,8 @@ def seen(conn: psycopg.Connection, job_id: int) -> tuple[str, int, int | None]:
 def counts(conn: psycopg.Connection) -> dict[str, int]:
     """Return what depth() counts, without what is 0."""
     (row,) = conn.execute(
-        "select sum(scheduled)::int, sum(ready)::int, sum(claimed)::int, sum(running)::int, sum(retrying)::int"
+        "select sum(scheduled)::int, sum(ready)::int, sum(claimed)::int, "
+        "sum(running)::int, sum(retrying)::int"
         " from forebay.depth()"
     ).fetchall()
     names = ("scheduled", "ready", "claimed", "running", "retrying")
@@ -104,7 +107,9 @@ def test_a_heartbeat_from_before_the_claim_says_nothing_about_it(database):
 
 
 def test_keyed_and_delayed_jobs_are_counted_as_running_too(database):
-    """The number of a job's row is not its id, once it was delayed or retried, and its lane may be another one."""
+    """The number of a job's row is not its id, once it was delayed or retried, and its lane may
+    be another one.
+    """
     with connect(database) as conn, Reader(database) as reader:
         keyed = enqueue(conn, ordering_key="k")
         delayed = enqueue(conn, delay="1 hour")
@@ -159,7 +164,10 @@ def test_a_suspect_that_killed_its_worker_is_retrying(database):
 
 
 def test_the_attempt_is_the_one_that_runs_or_runs_next_and_at_the_end_the_last_that_ran(database):
-    """It is 1 from the enqueue to the end of the first run; its failures and its dead letter count alike."""
+    """It is 1 from the enqueue to the end of the first run.
+
+    Its failures and its dead letter count alike.
+    """
     with connect(database) as conn, Reader(database) as reader:
         job = enqueue(conn)
         assert seen(conn, job) == ("ready", 1, None)
@@ -222,7 +230,9 @@ def test_a_cancellation_is_answered_by_the_state_of_the_job(database):
 
 
 def test_a_job_that_ended_before_it_ran_has_no_attempt(database):
-    """Cancelled or expired while it waited: 0; cancelled by its handler: the attempt that did it."""
+    """Cancelled or expired while it waited: 0; cancelled by its handler: the attempt that did
+    it.
+    """
     with connect(database) as conn, Reader(database) as reader:
         waiting, later, expiring = (
             enqueue(conn),
@@ -249,17 +259,24 @@ def test_a_job_that_ended_before_it_ran_has_no_attempt(database):
 
 
 def test_a_heartbeat_without_running_jobs_is_as_small_as_before(database):
-    """An idle worker writes the same row, a busy one a bounded one; trimming keeps the newest of each lease only."""
+    """An idle worker writes the same row, a busy one a bounded one.
+
+    Trimming keeps the newest of each lease only.
+    """
     with connect(database) as conn, Reader(database) as reader:
         beat(reader)
         beat(reader, *range(1, 101))
         beat(reader, *range(1, 10_001))
         sizes = conn.execute(
-            "select coalesce(cardinality(h.running_jobs), 0), pg_column_size(h.*) from forebay.heartbeat h order by 1"
+            "select coalesce(cardinality(h.running_jobs), 0), pg_column_size(h.*) from "
+            "forebay.heartbeat h order by 1"
         ).fetchall()
         plain = one(
             conn,
-            "select pg_column_size(h.*) from (select lease_id, heartbeat_at, backend_pid from forebay.heartbeat limit 1) h",
+            (
+                "select pg_column_size(h.*) from (select lease_id, heartbeat_at, backend_pid "
+                "from forebay.heartbeat limit 1) h"
+            ),
         )
         assert sizes[0] == sizes[1] == (0, plain)
         bounded = [(count, size < 9000) for count, size in sizes[2:]]
@@ -274,7 +291,9 @@ def test_a_heartbeat_without_running_jobs_is_as_small_as_before(database):
 @pytest.mark.slow
 @pytest.mark.parametrize("guarded", [True, False])
 def test_the_claim_of_an_old_job_is_found_without_the_claims_after_it(database, conn, guarded):
-    """With statistics of a long lane a plan may sort all claims that could have the job: it reads the arrays of each."""
+    """With statistics of a long lane a plan may sort all claims that could have the job: it
+    reads the arrays of each.
+    """
     if not guarded:
         break_function(
             database,

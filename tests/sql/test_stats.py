@@ -1,4 +1,6 @@
-"""Counters are exact: stats() is the sum over job(), and over a full count, whatever happened and whatever was folded."""
+"""Counters are exact: stats() is the sum over job(), and over a full count, whatever happened
+and whatever was folded.
+"""
 
 import contextlib
 import json
@@ -35,7 +37,9 @@ _ACTS = (
 
 
 def by_stats(conn) -> Counter:
-    """Return the waiting and running jobs that stats() shows, by queue, priority, group, kind, tag and state."""
+    """Return the waiting and running jobs that stats() shows, by queue, priority, group, kind,
+    tag and state.
+    """
     states = ", ".join(STATES).replace("claimed", "claimed - running")
     return by_state(conn, f"select {', '.join(_PLACE)}, {states} from forebay.stats()")
 
@@ -69,14 +73,18 @@ class Watched(Life):
     "seed", [0, 1, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(2, 12))]
 )
 def test_stats_are_the_sum_over_the_states_of_all_jobs(database, conn, seed, keyed):
-    """After every random act, for two groups, kinds, tags, priorities and keys: stats() agrees with job() and with a full count."""
+    """After every random act, for two groups, kinds, tags, priorities and keys: stats() agrees
+    with job() and with a full count.
+    """
     small_segments(conn)
     life = Watched(database, conn, seed, keyed=keyed)
     life.go(120, agree)
 
 
 class Session:
-    """A session that does random acts until it is terminated, the server dies, or it is told to stop."""
+    """A session that does random acts until it is terminated, the server dies, or it is told to
+    stop.
+    """
 
     def __init__(self, dsn: str, seed: int) -> None:
         self.dsn = dsn
@@ -133,8 +141,9 @@ class Session:
 )
 def test_a_crash_leaves_the_counters_exact(own_database, own_server, seed, points, of_server):
     """
-    Sessions enqueue, claim, settle, promote, fold and empty segments side by side. At each point the server, or one of the sessions,
-    is killed wherever it is; a crash takes back claims that were committed asynchronously, too. The counters agree with a full count.
+    Sessions enqueue, claim, settle, promote, fold and empty segments side by side. At each point
+    the server, or one of the sessions, is killed wherever it is; a crash takes back claims that
+    were committed asynchronously, too. The counters agree with a full count.
     """
     draw = random.Random(seed)
     with connect(own_database) as conn:

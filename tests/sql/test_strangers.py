@@ -294,8 +294,8 @@ def test_a_full_notification_queue_does_not_fail_an_enqueue(own_server, tmp_path
 
 def test_a_producer_that_prepares_its_transaction_does_not_fail_because_workers_sleep(database):
     """
-    A transaction that has notified cannot be prepared. Where transactions can be prepared the wake-up
-    is silent unless the parameter forebay.wakeup says otherwise.
+    A transaction that has notified cannot be prepared. Where transactions can be prepared the
+    wake-up is silent unless the parameter forebay.wakeup says otherwise.
     """
     with connect(database) as conn, Reader(database) as reader, psycopg.connect(database) as caller:
         conn.execute("select * from forebay.ready_v1(%s::bigint[], 60000)", [[reader.group_id]])

@@ -1,4 +1,7 @@
-"""Subjects in SQL: one run at a time, nothing forgotten, no revival; pushes, upserts, kills and drops; flat cost."""
+"""Subjects in SQL: one run at a time, nothing forgotten, no revival.
+
+Pushes, upserts, kills and drops; flat cost.
+"""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -154,7 +157,8 @@ def test_a_push_of_a_name_that_exists_changes_nothing_whatever_its_state(conn, r
 
 def test_a_subject_without_a_name_gets_a_random_one(conn):
     rows = conn.execute(
-        """select subject, result from forebay.push_subjects('[{"kind": "crawl"}, {"kind": "crawl"}]')"""
+        """select subject, result
+        from forebay.push_subjects('[{"kind": "crawl"}, {"kind": "crawl"}]')"""
     ).fetchall()
     assert [r[1] for r in rows] == ["created", "created"]
     assert len({r[0] for r in rows}) == 2
@@ -282,7 +286,9 @@ def test_an_upsert_replaces_a_run_that_waits_for_its_retry(conn, reader, clock):
     "delays", [[100, 10], [10, 100], [100, 10, 100], [10, 100, 10], [100, 50, 80, 20, 60]]
 )
 def test_an_upsert_moves_the_time_in_both_directions(conn, reader, clock, delays):
-    """FetchQ leaves the status as it was: a planned row that is moved to the past waits for its maintenance."""
+    """FetchQ leaves the status as it was: a planned row that is moved to the past waits for its
+    maintenance.
+    """
     for delay in delays:
         upsert(conn, "a", delay=delay)
     clock.ahead(seconds=delays[-1] - 1)
@@ -334,7 +340,10 @@ def test_an_upsert_keeps_what_it_does_not_name(conn, reader):
 
 
 def slow_claim(conn, reader):
-    """Have a claim start the run of subject a that an upsert replaces at the same moment; return its batch."""
+    """Have a claim start the run of subject a that an upsert replaces at the same moment.
+
+    Return its batch.
+    """
     conn.execute("begin")
     upsert(conn, {"subject": "a", "args": {"n": 2}})
     batch, _ = claim_one(reader)  # Does not see the tombstone yet.
@@ -361,7 +370,9 @@ def test_a_run_that_started_beside_an_upsert_ends_before_the_next_begins(conn, r
 
 
 def claim_beside_an_upsert(conn, reader, database):
-    """A claim has taken the run of subject a and is not committed, while an upsert replaces it and the calendar looks."""
+    """A claim has taken the run of subject a and is not committed, while an upsert replaces it
+    and the calendar looks.
+    """
     clock = Clock(conn)
     push(conn, "a", args={"n": 1})
     with Reader(database, "crawl") as second:
@@ -640,7 +651,8 @@ def test_an_upgrade_rewrites_subjects_under_their_locks(conn, reader, clock, dat
         other.autocommit = False
         upsert(other, {"subject": "c", "args": {"n": 5}})
         rows = conn.execute(
-            "select subject_id, subject, args, is_running, passed from forebay.lock_subjects_for_upgrade('crawl', 'crawl', 0)"
+            "select subject_id, subject, args, is_running, passed from "
+            "forebay.lock_subjects_for_upgrade('crawl', 'crawl', 0)"
         ).fetchall()
         assert {r[1]: r[3] for r in rows} == {"a": False, "b": False, "c": True, "run": True}
         for subject_id, _, args, is_running, _ in rows:

@@ -1,4 +1,5 @@
-"""Pauses of a queue that end by themselves: claims look at the time, so that no worker and no duty is needed for it.
+"""Pauses of a queue that end by themselves: claims look at the time, so that no worker and no
+duty is needed for it.
 
 Each guard has a mutant without it, with which jobs stay paused, or a session sleeps on.
 """
@@ -32,7 +33,9 @@ def pause(conn, seconds: float) -> int:
 
 
 def ends_by_itself(database: str, **options: str) -> None:
-    """Jobs with some options are not claimed while the pause lasts, and are claimed as soon as it is over."""
+    """Jobs with some options are not claimed while the pause lasts, and are claimed as soon as
+    it is over.
+    """
     with connect(database) as conn, Reader(database) as reader:
         job_ids = [enqueue(conn, **options) for _ in range(2)]
         lanes = [row["lane"] for row in reader.ready()]
@@ -53,7 +56,10 @@ def ends_by_itself(database: str, **options: str) -> None:
     "options", [{}, {"ordering_key": "k"}, {"limit_key": "k"}], ids=["plain", "ordering", "limit"]
 )
 def test_a_pause_ends_by_itself(database, options):
-    """Nothing is claimed while it lasts; afterwards the next poll finds the jobs, in the same session, without a call."""
+    """Nothing is claimed while it lasts.
+
+    Afterwards the next poll finds the jobs, in the same session, without a call.
+    """
     ends_by_itself(database, **options)
 
 
@@ -95,7 +101,9 @@ def test_the_quick_claim_looks_at_the_time_too(database):
 
 
 def wakes_in_time(database: str) -> None:
-    """An idle session remembers its poll for five seconds, and no longer than to the end of the pause."""
+    """An idle session remembers its poll for five seconds, and no longer than to the end of the
+    pause.
+    """
     with connect(database) as conn, Reader(database) as reader:
         enqueue(conn)
         assert pause(conn, 3) == 1
@@ -151,7 +159,9 @@ def test_without_forgetting_the_polls_a_shorter_pause_is_missed(database):
 
 
 def test_one_pause_of_each_group(conn):
-    """A call replaces the pause that lasts, keeps its begin, counts what changed, and resuming ends either sort."""
+    """A call replaces the pause that lasts, keeps its begin, counts what changed, and resuming
+    ends either sort.
+    """
     state = (
         "select paused_at, resume_at from forebay.queue_group where queue = 'q' order by group_id"
     )
@@ -170,13 +180,19 @@ def test_one_pause_of_each_group(conn):
     assert conn.execute(state).fetchall() == [(None, None)] * 2
     assert one(
         conn,
-        "select new ? 'until' from forebay.event where act = 'queues.pause' order by event_id limit 1",
+        (
+            "select new ? 'until' from forebay.event where act = 'queues.pause' order by "
+            "event_id limit 1"
+        ),
     )
 
 
 @pytest.mark.parametrize("until", ["2001-01-01", "2999-01-01", "-infinity", "infinity"])
 def test_a_time_that_is_none_is_refused(conn, until):
-    """It is not in the past and not beyond ten years; nothing changes, not even an implied group."""
+    """It is not in the past and not beyond ten years.
+
+    Nothing changes, not even an implied group.
+    """
     assert (
         sqlstate(conn, "select forebay.pause_queue('q', until => %s::timestamptz)", until)
         == "JQ001"
@@ -185,7 +201,9 @@ def test_a_time_that_is_none_is_refused(conn, until):
 
 
 def test_a_pause_that_has_ended_is_no_pause(database, conn):
-    """It is not counted as resumed, and a group that is closed meanwhile does not come back when its time is over."""
+    """It is not counted as resumed, and a group that is closed meanwhile does not come back when
+    its time is over.
+    """
     lane = lane_of("default", conn)
     with Reader(database) as reader:
         enqueue(conn)

@@ -1,4 +1,6 @@
-"""Truncation of a queue: it cancels exactly the jobs that wait at its first call, in one step or in many."""
+"""Truncation of a queue: it cancels exactly the jobs that wait at its first call, in one step or
+in many.
+"""
 
 import json
 
@@ -40,7 +42,10 @@ def truncate(conn) -> int:
 
 
 def test_what_waits_is_cancelled_and_what_runs_is_left_alone(database, conn):
-    """Ready, scheduled, retrying and parked jobs are cancelled; running ones and those of other queues are not."""
+    """Ready, scheduled, retrying and parked jobs are cancelled.
+
+    Running ones and those of other queues are not.
+    """
     with Reader(database, "mail") as reader:
         running, retrying = (enqueue(conn, queue="mail") for _ in range(2))
         batch = reader.claim()
@@ -123,7 +128,9 @@ def test_without_the_snapshot_a_step_takes_newer_jobs(database):
 
 
 def promoted_between(database: str) -> None:
-    """Scheduled jobs that become due between two steps have a newer row then, and are cancelled all the same."""
+    """Scheduled jobs that become due between two steps have a newer row then, and are cancelled
+    all the same.
+    """
     with connect(database) as conn:
         jobs = [enqueue(conn, queue="mail", delay=f"{9 + n} seconds") for n in range(5)]
         ready = [enqueue(conn, queue="mail") for _ in range(3)]

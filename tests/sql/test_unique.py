@@ -526,7 +526,8 @@ def test_a_claim_passes_over_a_producer_that_makes_the_next_generation(database,
     assert reader.claim().job_ids == [successor.job_id]
 
 
-# -- maintenance --------------------------------------------------------------------------------------
+# -- maintenance
+# --------------------------------------------------------------------------------------
 
 
 def generations(conn) -> list[tuple[str, int]]:
@@ -620,8 +621,8 @@ def test_a_key_that_was_taken_hundreds_of_times_costs_what_it_did_at_first(
 
 def test_the_state_of_a_key_is_the_state_of_its_job(database, conn, reader):
     """
-    What a key goes by agrees with forebay.job, for jobs in all states and also when many batches and
-    segments lie behind.
+    What a key goes by agrees with forebay.job, for jobs in all states and also when many batches
+    and segments lie behind.
     """
     expected = {
         "scheduled": "waiting",

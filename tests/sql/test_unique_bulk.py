@@ -1,4 +1,6 @@
-"""Many unique keys in one call: what one call for each of them would have done, in the order of the keys."""
+"""Many unique keys in one call: what one call for each of them would have done, in the order of
+the keys.
+"""
 
 import json
 import random
@@ -122,7 +124,10 @@ def one_by_one(conn, jobs: list[Job]) -> tuple[list[int], list[bool]]:
 
 
 def what_it_does(conn, call, jobs: list[Job]) -> Any:
-    """Call, and tell what it answered and wrote, each job by its key and generation; then take it back."""
+    """Call, and tell what it answered and wrote, each job by its key and generation.
+
+    Then take it back.
+    """
     mark = one(conn, "select coalesce(max(tombstone_no), 0) from forebay.tombstone")
     with conn.transaction(force_rollback=True):
         try:
@@ -139,8 +144,10 @@ def what_it_does(conn, call, jobs: list[Job]) -> Any:
         names = {row[0]: row[1:5] for row in rows}
         written = conn.execute(
             "select job_id, lane, 0, kind, args::text, unique_key from"
-            " (select coalesce(job_id, seq) as job_id, lane, kind, args, unique_key from forebay.log) l"
-            " union all select job_id, lane, round(extract(epoch from run_at - enqueued_at) / 10), kind,"
+            " (select coalesce(job_id, seq) as job_id, lane, kind, args, unique_key from "
+            "forebay.log) l"
+            " union all select job_id, lane, round(extract(epoch from run_at - "
+            "enqueued_at) / 10), kind,"
             " args::text, unique_key from forebay.deferred"
         ).fetchall()
         tombs = conn.execute(
@@ -159,8 +166,8 @@ def what_it_does(conn, call, jobs: list[Job]) -> Any:
 @pytest.mark.parametrize("groups", [("a",), ("a", "b"), ()])
 def test_one_call_for_many_keys_does_what_a_call_for_each_does(database, conn, seed, groups):
     """
-    Whatever the keys' jobs have come to, for one group, two or none yet, and however often a key is in the call: the same
-    ids, news, generations, jobs and tombstones, or the same error.
+    Whatever the keys' jobs have come to, for one group, two or none yet, and however often a key is
+    in the call: the same ids, news, generations, jobs and tombstones, or the same error.
     """
     rng = random.Random(seed)
     refused = 0
@@ -180,7 +187,8 @@ def test_one_call_for_many_keys_does_what_a_call_for_each_does(database, conn, s
 
 def test_further_jobs_of_a_key_in_one_call_meet_the_first(conn):
     """
-    A key may be in a call more than once: what the uniqueness mode says of a waiting job holds for the call's own.
+    A key may be in a call more than once: what the uniqueness mode says of a waiting job holds for
+    the call's own.
     """
     for mode in ("once", "idempotent", "coalesce", "throttle"):
         ids = enqueue_many(conn, [job(MODES[mode])] * 3)
@@ -219,7 +227,8 @@ def test_a_call_that_waits_for_a_key_in_its_midst_gets_all_of_them_right(
     database, conn, mode, ending
 ):
     """
-    It takes what comes before that key, waits, finds out what became of it, and goes on with what comes after.
+    It takes what comes before that key, waits, finds out what became of it, and goes on with what
+    comes after.
     """
     names = [f"k{n:02}" for n in range(20)]
     jobs = [job(MODES[mode] | {mode: name}) for name in names]
@@ -246,7 +255,8 @@ def test_a_call_that_waits_for_a_key_in_its_midst_gets_all_of_them_right(
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
 def test_keys_behind_one_that_was_waited_for_are_looked_at_anew(database, conn, ending):
     """
-    What ended while the call waited does not stand for a new job, and a period does not run out before its job is there.
+    What ended while the call waited does not stand for a new job, and a period does not run out
+    before its job is there.
     """
     with psycopg.connect(database) as other, Reader(database) as reader:
         (done,) = enqueue_many(conn, [job({"once": "b"})])
@@ -273,7 +283,8 @@ def test_keys_behind_one_that_was_waited_for_are_looked_at_anew(database, conn, 
 
 def test_a_repeatable_read_call_that_cannot_see_a_newest_job_is_refused(database, conn):
     """
-    It fails as serialization failures do, instead of making a second job, and leaves none of its keys taken.
+    It fails as serialization failures do, instead of making a second job, and leaves none of its
+    keys taken.
     """
     with psycopg.connect(database) as old:
         old.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
@@ -286,12 +297,14 @@ def test_a_repeatable_read_call_that_cannot_see_a_newest_job_is_refused(database
 
 def test_generations_are_made_up_to_the_first_that_is_taken(conn):
     """
-    Of a list of keys the call has always taken a beginning: that is what keeps two calls from waiting for each other. When the
-    look at them is not good any more, that is the first.
+    Of a list of keys the call has always taken a beginning: that is what keeps two calls from
+    waiting for each other. When the look at them is not good any more, that is the first.
     """
     make = (
-        "select forebay._make_generations(array(select row(null, 'q', 'o', 'k' || n, 1, null, 1, false, now(),"
-        " now(), null, null, null, 1)::forebay.unique_key from generate_series(%s::int, %s::int) n order by n),"
+        "select forebay._make_generations(array(select row(null, 'q', 'o', 'k' || n, 1, "
+        "null, 1, false, now(),"
+        " now(), null, null, null, 1)::forebay.unique_key from generate_series(%s::int, "
+        "%s::int) n order by n),"
         " clock_timestamp() + %s * interval '1 minute')"
     )
     assert len(one(conn, make, 100, 199, 1)) == 100
@@ -303,7 +316,9 @@ def test_generations_are_made_up_to_the_first_that_is_taken(conn):
 
 
 def whoever_joins_in_bulk_looks_again(database: str) -> None:
-    """A bulk call that waited for a claim of jobs that it would join does not join them any more."""
+    """A bulk call that waited for a claim of jobs that it would join does not join them any
+    more.
+    """
     keys = [{"coalesce": f"k{n}"} for n in range(10)]
     with connect(database) as conn, psycopg.connect(database) as claim, Reader(database) as reader:
         made = enqueue_many(conn, [job(key) for key in keys])
@@ -380,7 +395,8 @@ AGREE = """
 @pytest.mark.slow
 def test_many_key_states_are_those_of_each(database, conn, seed):
     """
-    Read together or one by one, from a few batches or from many hundreds, also for late committers, the stages are the same.
+    Read together or one by one, from a few batches or from many hundreds, also for late committers,
+    the stages are the same.
     """
     rng = random.Random(seed)
     lane = lane_of("default", conn)

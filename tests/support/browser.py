@@ -1,7 +1,9 @@
-"""A headless Chromium for tests, spoken to over a pipe in its DevTools protocol; nothing but the browser is needed.
+"""A headless Chromium for tests, spoken to over a pipe in its DevTools protocol.
 
-https://chromedevtools.github.io/devtools-protocol/ has the methods. Whatever goes wrong in the page (an uncaught exception,
-``console.error``, a refused or missing resource) is kept in ``problems``.
+Nothing but the browser is needed.
+
+https://chromedevtools.github.io/devtools-protocol/ has the methods. Whatever goes wrong in the page
+(an uncaught exception, ``console.error``, a refused or missing resource) is kept in ``problems``.
 """
 
 import base64
@@ -22,8 +24,10 @@ from typing import Any, Self
 from tests.support.waiting import wait_for
 
 _OPTIONS = [
-    *("--headless", "--remote-debugging-pipe", "--no-sandbox", "--no-first-run", "--hide-scrollbars"),
-    *("--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking", "--disable-sync"),
+    *("--headless", "--remote-debugging-pipe", "--no-sandbox", "--no-first-run",
+        "--hide-scrollbars"),
+    *("--disable-gpu", "--disable-dev-shm-usage", "--disable-background-networking",
+        "--disable-sync"),
     *("--disable-component-update", "--disable-default-apps", "--disable-extensions"),
 ]  # fmt: skip
 
@@ -41,7 +45,9 @@ _SECONDS = 20
 
 def find_chromium() -> str | None:
     """Return the path of a Chromium, if there is one."""
-    return next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)  # fmt: skip
+    return next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
 
 
 class Page:
@@ -76,14 +82,20 @@ class Page:
 
     def see(self, text: str, where: str = "body") -> None:
         """Wait until a text is to be read."""
-        found = f"[...document.querySelectorAll({json.dumps(where)})].some(e => e.innerText.includes({json.dumps(text)}))"
+        found = (
+            f"[...document.querySelectorAll({json.dumps(where)})].some(e => "
+            f"e.innerText.includes({json.dumps(text)}))"
+        )
         self.wait(found)
 
     def click(self, selector: str) -> None:
         """Click into the middle of an element, with the mouse."""
         quoted = json.dumps(selector)
         self.wait(f"document.querySelector({quoted}) !== null")
-        self.value(f"document.querySelector({quoted}).scrollIntoView({{block: 'center', behavior: 'instant'}})")  # fmt: skip
+        self.value(
+                f"document.querySelector({quoted}).scrollIntoView({{block: 'center', behavior: "
+                f"'instant'}})"
+                )  # fmt: skip
         x, y = self.value(
             f"(() => {{ const b = document.querySelector({quoted}).getBoundingClientRect();"
             " return [b.x + b.width / 2, b.y + b.height / 2]; })()"
@@ -122,7 +134,9 @@ class Page:
         if method == "Runtime.exceptionThrown":
             self.problems.append(_said(params["exceptionDetails"]))
         elif method == "Runtime.consoleAPICalled" and params["type"] in ("error", "warning"):
-            self.problems.append(str([arg.get("value", arg.get("description")) for arg in params["args"]]))  # fmt: skip
+            self.problems.append(
+                str([arg.get("value", arg.get("description")) for arg in params["args"]])
+            )
         elif method == "Log.entryAdded" and params["entry"]["level"] in ("error", "warning"):
             entry = params["entry"]
             self.problems.append(f"{entry['text']} {entry.get('url', '')}")

@@ -1,4 +1,6 @@
-"""A stress run in which operators retry, reschedule and reprioritise jobs while everything else runs."""
+"""A stress run in which operators retry, reschedule and reprioritise jobs while everything else
+runs.
+"""
 
 import json
 import random

@@ -1,4 +1,6 @@
-"""A stress run in which groups of the queue are opened and closed, one after another, while everything else runs."""
+"""A stress run in which groups of the queue are opened and closed, one after another, while
+everything else runs.
+"""
 
 import random
 import threading
@@ -27,8 +29,8 @@ class _Ledger(Ledger):
 class ClosingRun(StressRun):
     """A stress run with groups that are closed.
 
-    With ``groups`` empty, the group that is closed is the queue's only one, and the next one takes over what came meanwhile;
-    then the last one stays.
+    With ``groups`` empty, the group that is closed is the queue's only one, and the next one takes
+    over what came meanwhile; then the last one stays.
 
     Args:
         visitors: how many readers the group that will be closed has.
@@ -48,7 +50,10 @@ class ClosingRun(StressRun):
         self._opening = threading.Lock()
 
     def problems(self) -> dict[str, list[int]]:
-        """Return what is wrong in the ledger; a closed group may have given up jobs that committed before it was closed."""
+        """Return what is wrong in the ledger.
+
+        A closed group may have given up jobs that committed before it was closed.
+        """
         found = self.ledger.problems()
         last = max(self.closed.values())
         lost = [e for e in found.pop(f"lost by {VISITORS}", []) if self.ledger.spans[e][0] > last]
@@ -187,19 +192,30 @@ LEFT = {
     "parked": "select count(*) from forebay.parked where group_id <> all (%(groups)s)",
     "key runs": "select count(*) from forebay.key_run where group_id <> all (%(groups)s)",
     "limiters": "select count(*) from forebay.limiter where group_id <> all (%(groups)s)",
-    "counts": "select count(*) from forebay.counter_waiting where group_id <> all (%(groups)s) and group_id <> 0",
+    "counts": (
+        "select count(*) from forebay.counter_waiting where group_id <> all (%(groups)s) and "
+        "group_id <> 0"
+    ),
     "forgotten": "select count(*) from forebay.forgotten where group_id <> all (%(groups)s)",
-    "lanes": "select count(*) from forebay.lane where audience <> 0 and abs(audience) <> all (%(groups)s)",
-    "deferred": "select count(*) from forebay.deferred d where not exists (select from forebay.lane l where l.lane = d.lane)",
+    "lanes": (
+        "select count(*) from forebay.lane where audience <> 0 and abs(audience) <> all "
+        "(%(groups)s)"
+    ),
+    "deferred": (
+        "select count(*) from forebay.deferred d where not exists (select from forebay.lane l "
+        "where l.lane = d.lane)"
+    ),
     "settlements": "select count(*) from forebay.settlement s where not exists"
     " (select from forebay.batch b where b.lease_id = s.lease_id and b.claim_no = s.claim_no)",
     "suspects": "select count(*) from forebay.suspect_start s where not exists"
     " (select from forebay.batch b where b.lease_id = s.lease_id and b.claim_no = s.claim_no)",
     "leaders": "select count(*) from pg_class where relname like 'leader\\_%%' and relkind = 'S'"
-    " and relname <> all (select 'leader_' || g from unnest(array[0, -1] || %(groups)s::bigint[]) g)",
+    " and relname <> all (select 'leader_' || g from unnest(array[0, -1] || "
+    "%(groups)s::bigint[]) g)",
     "to clear": "select count(*) from forebay.closed_group where lanes is not null",
     "segments": "select count(*) from forebay.segment s cross join lateral"
-    " forebay._segment_holders(array[s.segment_id], false) h join forebay.seal f on f.segment_id = s.segment_id"
+    " forebay._segment_holders(array[s.segment_id], false) h join forebay.seal f on "
+    "f.segment_id = s.segment_id"
     " where s.removed_at is null and h.group_id <> all (%(groups)s)",
 }
 

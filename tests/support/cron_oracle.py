@@ -1,4 +1,6 @@
-"""The instants of a cron expression by brute force, apart from the code under test: no cron library, and no search that jumps."""
+"""The instants of a cron expression by brute force, apart from the code under test: no cron
+library, and no search that jumps.
+"""
 
 import itertools
 import zoneinfo

@@ -60,7 +60,10 @@ def alter_endpoint(conn, name: str, **options: object) -> None:
 
 
 def send(conn, name: str, count: int = 1, **options: object) -> list[int]:
-    """Send messages with the payloads n = 0, 1, ..., each in a transaction; return the ids of the deliveries."""
+    """Send messages with the payloads n = 0, 1, ..., each in a transaction.
+
+    Return the ids of the deliveries.
+    """
     names = "".join(f", {option} => %s" for option in options)
     query = f"select forebay.send(%s, %s{names})"
     return [

@@ -1,4 +1,6 @@
-"""The application of outages of sinks: the drains that the environment names, and a sink that is slow."""
+"""The application of outages of sinks: the drains that the environment names, and a sink that is
+slow.
+"""
 
 import asyncio
 import json

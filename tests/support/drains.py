@@ -1,4 +1,6 @@
-"""Drains for tests: run in the test's loop, and a far side in memory for tests of the drain itself."""
+"""Drains for tests: run in the test's loop, and a far side in memory for tests of the drain
+itself.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -13,7 +15,10 @@ from tests.support.worker_process import FAST
 
 
 class ListSink(Sink):
-    """Keeps messages in memory; ``answers`` says what it answers to a message, None to accept it."""
+    """Keeps messages in memory.
+
+    ``answers`` says what it answers to a message, None to accept it.
+    """
 
     type = "list"
 
@@ -49,7 +54,10 @@ async def draining(drain: Drain, dsn: str, **settings):
 
 
 def enqueue(conn, count, *, queue="orders", kind="order.created", keys=0, **options):
-    """Enqueue jobs with the arguments n = 0, 1, ..., each in the transaction of the connection; with keys, in turn."""
+    """Enqueue jobs with the arguments n = 0, 1, ..., each in the transaction of the connection.
+
+    With keys, in turn.
+    """
     client = forebay.Client(conn.info.dsn)
     for number in range(count):
         key = {"ordering_key": f"k{number % keys}"} if keys else {}
@@ -57,7 +65,9 @@ def enqueue(conn, count, *, queue="orders", kind="order.created", keys=0, **opti
 
 
 async def through_faults(drain: Drain, dsn: str, conn, proxy) -> None:
-    """Drain 300 jobs through a proxy that swallows the answers of a call until it times out, and cuts another."""
+    """Drain 300 jobs through a proxy that swallows the answers of a call until it times out, and
+    cuts another.
+    """
     enqueue(conn, 100)
     async with draining(drain, dsn) as worker:
         await wait_for_async(lambda: worker.stats.done == 100)

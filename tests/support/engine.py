@@ -88,9 +88,12 @@ def state(conn: psycopg.Connection[Any], job_id: int, group: str = "default") ->
 
 
 def depth(conn: psycopg.Connection[Any], queue: str | None = None) -> dict[str, tuple[int, ...]]:
-    """Return (ready, claimed or running, scheduled or retrying) for each group, summed over queues and priorities."""
+    """Return (ready, claimed or running, scheduled or retrying) for each group, summed over
+    queues and priorities.
+    """
     rows = conn.execute(
-        "select group_name, sum(ready)::int, sum(claimed + running)::int, sum(scheduled + retrying)::int"
+        "select group_name, sum(ready)::int, sum(claimed + running)::int, sum(scheduled + "
+        "retrying)::int"
         " from forebay.depth(%s) group by group_name",
         [queue],
     ).fetchall()

@@ -44,7 +44,8 @@ def sends(sink: Sink, *calls):
 
 
 def ends_in_a_worker(command, sink: Sink, *, database, records, environment):
-    """Jobs of transactions that commit are executed by a worker of the other library, and no others; return the executions.
+    """Jobs of transactions that commit are executed by a worker of the other library, and no
+    others; return the executions.
 
     Args:
         command: arguments of Python that start the worker.
@@ -85,7 +86,8 @@ def ends_in_a_worker(command, sink: Sink, *, database, records, environment):
 
 def _enqueue(conn: psycopg.Connection, kind, args):
     row = conn.execute(
-        """select forebay.enqueue(%s, %s::jsonb, queue => 'orders', headers => '{"tenant": "7"}')""",
+        """select forebay.enqueue(
+            %s, %s::jsonb, queue => 'orders', headers => '{"tenant": "7"}')""",
         [kind, json.dumps(args)],
     ).fetchone()
     return row[0]
@@ -136,7 +138,9 @@ def _threads():
 
 
 class BehindAProxy:
-    """Tests of a threaded sink whose connection is cut or frozen: mix it into a subclass of SinkContract."""
+    """Tests of a threaded sink whose connection is cut or frozen: mix it into a subclass of
+    SinkContract.
+    """
 
     def test_a_connection_that_was_cut_is_replaced(self):
         async def use():

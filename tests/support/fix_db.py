@@ -1,10 +1,10 @@
 """A real PostgreSQL server for the session, and a fresh database for each test.
 
-The server is the embedded one unless ``--pg-bin`` or ``FOREBAY_TEST_PG_BIN`` names the bin folder of
-another. The schema is migrated once into a template, of which most empty segments are removed; a test
-that asks for ``database`` gets a copy of it, in some fifty milliseconds, which no other test sees. Copies
-are not made ahead in the background: making one is a transaction of the cluster, and claims of the test
-that runs meanwhile would wait for it.
+The server is the embedded one unless ``--pg-bin`` or ``FOREBAY_TEST_PG_BIN`` names the bin folder
+of another. The schema is migrated once into a template, of which most empty segments are removed; a
+test that asks for ``database`` gets a copy of it, in some fifty milliseconds, which no other test
+sees. Copies are not made ahead in the background: making one is a transaction of the cluster, and
+claims of the test that runs meanwhile would wait for it.
 
 The shared server would lose its data in a crash (``fsync`` is off, its files may be in memory), so
 it must never crash: a test that kills a server takes ``own_server``.
@@ -71,7 +71,9 @@ def server(pg_bin: str | None, hostile: Hostile | None) -> Iterator[EmbeddedServ
 
 @pytest.fixture(scope="session")
 def template(server: EmbeddedServer, hostile: Hostile | None) -> str:
-    """The name of a database on ``server`` with the migrated schema and few segments, and nothing else."""
+    """The name of a database on ``server`` with the migrated schema and few segments, and
+    nothing else.
+    """
     make = make_migrated if hostile is None else hostile.make
     name = make(server, "forebay_template")
     _keep_few_segments(server.dsn(name))
@@ -125,7 +127,8 @@ def make_migrated(server: EmbeddedServer, name: str) -> str:
 def _keep_few_segments(dsn: str) -> None:
     """Remove most of the empty segments: three quarters of the files that each test would copy.
 
-    A new database has 64, so that jobs can be enqueued for weeks without a worker. No test needs them.
+    A new database has 64, so that jobs can be enqueued for weeks without a worker. No test needs
+    them.
     """
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(
@@ -155,7 +158,8 @@ def _shrink_catalogs(dsn: str) -> None:
     """
     with psycopg.connect(dsn, autocommit=True) as conn:
         catalogs = conn.execute(
-            "select oid::regclass::text from pg_class where relkind = 'r' and pg_relation_size(oid) > 65536"
+            "select oid::regclass::text from pg_class where relkind = 'r' and "
+            "pg_relation_size(oid) > 65536"
             " and relnamespace = 'pg_catalog'::regnamespace"
         ).fetchall()
         for (catalog,) in catalogs:

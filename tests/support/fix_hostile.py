@@ -1,11 +1,13 @@
-"""``--hostile``: the tests run where the product may do little, and where nothing is set as it expects.
+"""``--hostile``: the tests run where the product may do little, and where nothing is set as it
+expects.
 
-The schema belongs to a role with CREATE on the database and no other right. Workers, and the calls of applications and operators,
-log in as roles of their own, whose settings are as hostile as PostgreSQL allows. All tables are published, and the server writes
-WAL for logical decoding.
+The schema belongs to a role with CREATE on the database and no other right. Workers, and the calls
+of applications and operators, log in as roles of their own, whose settings are as hostile as
+PostgreSQL allows. All tables are published, and the server writes WAL for logical decoding.
 
-A test's ``database`` is then the address of the worker's role. What the tests do on connections of their own needs an
-administrator: ``psycopg.connect`` in a module of the tests becomes one. Calls of applications and operators become the operator.
+A test's ``database`` is then the address of the worker's role. What the tests do on connections of
+their own needs an administrator: ``psycopg.connect`` in a module of the tests becomes one. Calls of
+applications and operators become the operator.
 """
 
 import sys

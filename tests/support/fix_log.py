@@ -1,4 +1,6 @@
-"""Commands that run in the test's own process set the level of the library's log, which the process then has."""
+"""Commands that run in the test's own process set the level of the library's log, which the
+process then has.
+"""
 
 import logging
 

@@ -1,8 +1,10 @@
-"""PgBouncer for tests of its own, and ``--through-pgbouncer``, which puts it before the server of all of them.
+"""PgBouncer for tests of its own, and ``--through-pgbouncer``, which puts it before the server
+of all of them.
 
-With that option a test's ``database`` is an address through the pooler, for applications, workers and whatever else it
-is given to. What the tests do on connections of their own makes use of the server session, by roles, locks and
-settings, so these go past it: ``psycopg.connect`` in a module of the tests is led to the server.
+With that option a test's ``database`` is an address through the pooler, for applications, workers
+and whatever else it is given to. What the tests do on connections of their own makes use of the
+server session, by roles, locks and settings, so these go past it: ``psycopg.connect`` in a module
+of the tests is led to the server.
 """
 
 import sys

@@ -1,4 +1,6 @@
-"""With ``FOREBAY_TESTS_RECORD=FILE`` a run writes what came of it there, as one JSON object; ``scripts/test`` reads it.
+"""With ``FOREBAY_TESTS_RECORD=FILE`` a run writes what came of it there, as one JSON object.
+
+``scripts/test`` reads it.
 
 Only the process that reports writes: with ``-n`` that is the one which started the others.
 """

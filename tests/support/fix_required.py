@@ -1,7 +1,8 @@
-"""With ``FOREBAY_REQUIRE_SERVERS=1``, as in CI, a test that is left out because something is not installed fails.
+"""With ``FOREBAY_REQUIRE_SERVERS=1``, as in CI, a test that is left out because something is not
+installed fails.
 
-What is left out for another reason has it here: the reason is a fact about the server or the system under test, which no
-installation changes.
+What is left out for another reason has it here: the reason is a fact about the server or the system
+under test, which no installation changes.
 """
 
 import os

@@ -1,7 +1,8 @@
-"""A run with a time limit leaves tests out when the time is used up, and says how many: CI on a slow machine ends with a result.
+"""A run with a time limit leaves tests out when the time is used up, and says how many: CI on a
+slow machine ends with a result.
 
-``FOREBAY_SLOW_TESTS_UNTIL`` and ``FOREBAY_TESTS_UNTIL``, seconds since 1970: tests marked ``slow``, or all, that have not begun by then
-are left out. Without them nothing is.
+``FOREBAY_SLOW_TESTS_UNTIL`` and ``FOREBAY_TESTS_UNTIL``, seconds since 1970: tests marked ``slow``,
+or all, that have not begun by then are left out. Without them nothing is.
 """
 
 import os

@@ -11,8 +11,8 @@ _LOGINS = {
     "hostile_operator": ("operator", "reader", "producer", "worker"),
 }
 
-#: Handlers in transactions have the defaults of the worker's role. Serializable ones may fail and run again, and no program that a
-#: handler uses survives other operators than those of the catalog.
+#: Handlers in transactions have the defaults of the worker's role. Serializable ones may fail and
+#: run again, and no program that a handler uses survives other operators than those of the catalog.
 _OF_HANDLERS = {"search_path": "rogue, public", "default_transaction_isolation": "repeatable read"}
 
 

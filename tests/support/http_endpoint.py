@@ -1,4 +1,6 @@
-"""Endpoints for the HTTP sink: one that answers as a test wants, one that speaks broken HTTP, and one with TLS."""
+"""Endpoints for the HTTP sink: one that answers as a test wants, one that speaks broken HTTP,
+and one with TLS.
+"""
 
 import asyncio
 import contextlib
@@ -139,7 +141,10 @@ def reset(writer: asyncio.StreamWriter) -> None:
 
 
 def certificate(folder: Path) -> Path:
-    """Make a certificate for localhost that is its own authority; return the file with it and its key."""
+    """Make a certificate for localhost that is its own authority.
+
+    Return the file with it and its key.
+    """
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -25,7 +25,9 @@ Connection = psycopg.Connection[Any]
 
 
 def by_state(conn: Connection, query: str) -> Counter:
-    """Return the numbers of a query whose last columns are those of STATES, by its other columns and the state."""
+    """Return the numbers of a query whose last columns are those of STATES, by its other columns
+    and the state.
+    """
     found = Counter()
     for row in conn.execute(query):
         place, numbers = row[: -len(STATES)], row[-len(STATES) :]
@@ -34,10 +36,14 @@ def by_state(conn: Connection, query: str) -> Counter:
 
 
 def by_job(conn: Connection, jobs: Iterable[int], place: Sequence[str]) -> Counter:
-    """Return the same by asking for the state of each job; ``place`` are the columns before the state."""
+    """Return the same by asking for the state of each job.
+
+    ``place`` are the columns before the state.
+    """
     columns = ", ".join(f"j.{name}" for name in (*place, "state"))
     query = (
-        f"select {columns}, count(*) from unnest(%s::bigint[]) i cross join lateral forebay.job(i) j"
+        f"select {columns}, count(*) from unnest(%s::bigint[]) i cross join lateral "
+        f"forebay.job(i) j"
         f" where j.state = any (%s) group by {columns}"
     )
     return Counter({tuple(key): n for *key, n in conn.execute(query, [list(jobs), list(STATES)])})
@@ -127,7 +133,10 @@ class Life:
         assert depth == by_job(self.other, jobs, place)
 
     def do_late_commit(self):
-        """Use a transaction that stays open over other acts; it sees its own jobs, and may append a count."""
+        """Use a transaction that stays open over other acts.
+
+        It sees its own jobs, and may append a count.
+        """
         act = self.draw.random()
         if act < 0.6:
             self.pending.add(enqueue(self.other, **self.options(**self.place())))

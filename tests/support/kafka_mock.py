@@ -24,16 +24,21 @@ class KafkaMock:
         self._library = ctypes.CDLL(str(next(folder.glob("librdkafka-*"))))
         for name, result, *arguments in (
             ("rd_kafka_conf_new", ctypes.c_void_p),
-            ("rd_kafka_conf_set", ctypes.c_int, ctypes.c_void_p, *[ctypes.c_char_p] * 3, ctypes.c_size_t),
-            ("rd_kafka_new", ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_size_t),
+            ("rd_kafka_conf_set", ctypes.c_int, ctypes.c_void_p, *[ctypes.c_char_p] * 3,
+                ctypes.c_size_t),
+            ("rd_kafka_new", ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p,
+                ctypes.c_size_t),
             ("rd_kafka_destroy", None, ctypes.c_void_p),
             ("rd_kafka_mock_cluster_new", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int),
             ("rd_kafka_mock_cluster_destroy", None, ctypes.c_void_p),
             ("rd_kafka_mock_cluster_bootstraps", ctypes.c_char_p, ctypes.c_void_p),
-            ("rd_kafka_mock_topic_create", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_int),
+            ("rd_kafka_mock_topic_create", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p,
+                ctypes.c_int, ctypes.c_int),
             ("rd_kafka_mock_topic_set_error", None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int),
-            ("rd_kafka_mock_broker_set_host_port", ctypes.c_int, ctypes.c_void_p, ctypes.c_int32, ctypes.c_char_p, ctypes.c_int),
-            ("rd_kafka_mock_partition_delete_records", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int32, ctypes.c_int64),
+            ("rd_kafka_mock_broker_set_host_port", ctypes.c_int, ctypes.c_void_p, ctypes.c_int32,
+                ctypes.c_char_p, ctypes.c_int),
+            ("rd_kafka_mock_partition_delete_records", ctypes.c_int, ctypes.c_void_p,
+                ctypes.c_char_p, ctypes.c_int32, ctypes.c_int64),
         ):  # fmt: skip
             function = getattr(self._library, name)
             function.restype, function.argtypes = result, arguments

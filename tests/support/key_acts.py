@@ -1,4 +1,5 @@
-"""What producers, workers and operators do to one queue of jobs with keys, told to the database and to the model of it.
+"""What producers, workers and operators do to one queue of jobs with keys, told to the database
+and to the model of it.
 
 No act fails where it has nothing to do: so any random sequence of them makes sense.
 """
@@ -74,11 +75,16 @@ class KeyWorkers:
         self.queue = f"keys_{next(self.queues)}"
         # What earlier runs of the machine left behind would only make this one slow.
         self.conn.execute(
-            "truncate forebay.lane, forebay.queue_group, forebay.batch, forebay.settlement, forebay.lease,"
-            " forebay.heartbeat, forebay.tombstone, forebay.deferred, forebay.withdrawn, forebay.promotion,"
-            " forebay.key_run, forebay.parked, forebay.limit_run, forebay.limit_parked, forebay.limiter,"
-            " forebay.key_pause, forebay.key_limits, forebay.queue_limits, forebay.dead_letter, forebay.failure, forebay.event,"
-            " forebay.unique_key, forebay.counter_waiting, forebay.counter_change, forebay.suspect_start"
+            "truncate forebay.lane, forebay.queue_group, forebay.batch, "
+            "forebay.settlement, forebay.lease,"
+            " forebay.heartbeat, forebay.tombstone, forebay.deferred, forebay.withdrawn, "
+            "forebay.promotion,"
+            " forebay.key_run, forebay.parked, forebay.limit_run, forebay.limit_parked, "
+            "forebay.limiter,"
+            " forebay.key_pause, forebay.key_limits, forebay.queue_limits, "
+            "forebay.dead_letter, forebay.failure, forebay.event,"
+            " forebay.unique_key, forebay.counter_waiting, forebay.counter_change, "
+            "forebay.suspect_start"
         )
         self.low = self.new_segment()
         self.model = KeyModel()
@@ -104,7 +110,10 @@ class KeyWorkers:
         """Begin a segment, so that each run finds the same; return its first number."""
         number = one(
             self.conn,
-            "select hi from forebay.segment, forebay.log_seq where last_value >= lo and last_value < hi",
+            (
+                "select hi from forebay.segment, forebay.log_seq where last_value >= lo and "
+                "last_value < hi"
+            ),
         )
         one(self.conn, "select setval('forebay.log_seq', %s)", number)
         for call in ("extend", "seal"):
@@ -213,7 +222,9 @@ class KeyWorkers:
     # -- workers ---------------------------------------------------------------------------------
 
     def lanes(self, lease: Lease, *, is_any: bool = False) -> list[dict]:
-        """Return the lanes that are ready for a lease, or all of its group, in an order that repeats."""
+        """Return the lanes that are ready for a lease, or all of its group, in an order that
+        repeats.
+        """
         reader = self.readers[lease]
         rows = self.conn.execute(
             "select distinct lane, sort, priority, audience from forebay.lane"
@@ -242,7 +253,8 @@ class KeyWorkers:
             return
         batch = self.claim_from(lease, lanes[lane % len(lanes)], limit)
         if how == "lost" and batch is not None:
-            # The worker never hears of it. It takes a new lease, and closes this one when its jobs have ended.
+            # The worker never hears of it. It takes a new lease, and closes this one when its jobs
+            # have ended.
             batch.known = False
             self.current[which] = self.new_lease(which, lease.group)
 
@@ -358,7 +370,8 @@ class KeyWorkers:
 
     def died(self, part: Part) -> None:
         dead_id, holds = self.conn.execute(
-            "select d.dead_id, d.holds_key from forebay.dead_letter d join forebay.queue_group g using (group_id)"
+            "select d.dead_id, d.holds_key from forebay.dead_letter d join "
+            "forebay.queue_group g using (group_id)"
             " where d.job_id = %s and g.name = %s",
             [part.job.job_id, part.group],
         ).fetchone()
@@ -449,7 +462,8 @@ class KeyActs(KeyWorkers):
     def pause(self, key, begins_after, seconds):
         one(
             self.conn,
-            f"select forebay.pause_key(%s, {key[0]}_key => %s, resume_after => make_interval(secs => %s),"
+            f"select forebay.pause_key(%s, {key[0]}_key => %s, resume_after => "
+            f"make_interval(secs => %s),"
             " pause_at => forebay._now() + make_interval(secs => %s))",
             *[self.queue, key[1], seconds, begins_after],
         )
@@ -495,7 +509,10 @@ class KeyActs(KeyWorkers):
         given = [self.queue, key, rate, burst, limits.concurrency, until]
         changed = one(
             self.conn,
-            "select forebay._set_key_limits(%s, %s, %s::float8, %s::int, %s::int, to_timestamp(%s::float8))",
+            (
+                "select forebay._set_key_limits(%s, %s, %s::float8, %s::int, %s::int, "
+                "to_timestamp(%s::float8))"
+            ),
             *given,
         )
         limits = replace(limits, empty_until=until)
@@ -523,7 +540,10 @@ class KeyActs(KeyWorkers):
         assert_nothing_is_forgotten(self.conn, self.queue, self.low, self.model)
 
     def everything_ends(self) -> None:
-        """Every transaction ends, every pause, every hold; then each job ends, in a bounded number of rounds."""
+        """Every transaction ends, every pause, every hold.
+
+        Then each job ends, in a bounded number of rounds.
+        """
         while self.producers:
             self.end_producer(self.producers.pop(), "commit")
         while self.handlers:

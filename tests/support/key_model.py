@@ -1,7 +1,9 @@
-"""What is promised of keys, as a small model in plain Python: no SQL, no queue, only jobs and what may happen to them.
+"""What is promised of keys, as a small model in plain Python: no SQL, no queue, only jobs and
+what may happen to them.
 
-The model learns each step after the database made it, and asserts that the step was allowed. Time is counted twice: in seconds, by
-the clock of the database, and in steps (``tick``), which say what was committed before what was enqueued.
+The model learns each step after the database made it, and asserts that the step was allowed. Time
+is counted twice: in seconds, by the clock of the database, and in steps (``tick``), which say what
+was committed before what was enqueued.
 """
 
 from collections import Counter
@@ -41,8 +43,10 @@ class Job:
 class Part:
     """A job for one group.
 
-    has_place: its place among the jobs of its ordering key is promised, by drawn and visible, the ticks at which it was enqueued and
-    committed, and by its number among those that were committed together. awaits_place: it gets one when it is due. returning: it ran, or was first of its key, and will run again: its key waits for it.
+    has_place: its place among the jobs of its ordering key is promised, by drawn and visible, the
+    ticks at which it was enqueued and committed, and by its number among those that were committed
+    together. awaits_place: it gets one when it is due. returning: it ran, or was first of its key,
+    and will run again: its key waits for it.
     """
 
     job: Job
@@ -64,7 +68,8 @@ class Part:
     def __repr__(self) -> str:
         job = self.job
         return (
-            f"<{job.job_id} {self.group} p{job.priority} {job.ordering or '-'}/{job.limit or '-'} {self.place}"
+            f"<{job.job_id} {self.group} p{job.priority} "
+            f"{job.ordering or '-'}/{job.limit or '-'} {self.place}"
             f" attempt {self.attempt} drawn {self.drawn} visible {self.visible}>"
         )
 
@@ -81,7 +86,9 @@ class Part:
         return self.place != HELD and (self.cancelled or self.job.expires_at <= now)
 
     def comes_before(self, other: "Part") -> bool:
-        """Whether it has to end before the other one, a job of its ordering key and group, may start."""
+        """Whether it has to end before the other one, a job of its ordering key and group, may
+        start.
+        """
         if self.job.priority != other.job.priority or not (self.has_place and other.has_place):
             return False
         if self.visible == other.visible:
@@ -104,9 +111,11 @@ class Batch:
 
 @dataclass(eq=False)
 class Lease:
-    """A lease, its open batches, and by ordering key its jobs in the order in which they have to run.
+    """A lease, its open batches, and by ordering key its jobs in the order in which they have to
+    run.
 
-    stopped: jobs that may no longer start, since an earlier one of their key will run again; they have to be released.
+    stopped: jobs that may no longer start, since an earlier one of their key will run again; they
+    have to be released.
     """
 
     group: str
@@ -408,7 +417,9 @@ class KeyModel:
     # -- operators -------------------------------------------------------------------------------
 
     def redriven(self, letter: Letter, job_id: int) -> None:
-        """A dead letter was redriven: as a new job of its group, in the place of the dead one while that holds its key."""
+        """A dead letter was redriven: as a new job of its group, in the place of the dead one
+        while that holds its key.
+        """
         dead = letter.part
         old = dead.job
         job = Job(

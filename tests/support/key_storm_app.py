@@ -1,4 +1,6 @@
-"""The application of the storm of ordering keys: some jobs die when they run for the first time, and are redriven."""
+"""The application of the storm of ordering keys: some jobs die when they run for the first time,
+and are redriven.
+"""
 
 import asyncio
 import os

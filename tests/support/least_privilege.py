@@ -10,7 +10,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from forebay.embedded import EmbeddedServer
 from forebay.upgrade.migrate import migrate
 
-#: Login role: the roles that it is a member of. Members do not exist of each other, nor of pg_monitor.
+#: Login role: the roles that it is a member of. Members do not exist of each other, nor of
+#: pg_monitor.
 LOGINS = {
     "least_owner": (),
     "least_worker": ("forebay_worker", "forebay_producer"),
@@ -20,7 +21,9 @@ LOGINS = {
 
 
 def make_logins(server: EmbeddedServer) -> None:
-    """Create the four roles of the schema and the login roles, as an administrator would beforehand."""
+    """Create the four roles of the schema and the login roles, as an administrator would
+    beforehand.
+    """
     with psycopg.connect(server.dsn(), autocommit=True) as admin:
         for role in ("producer", "worker", "operator", "reader"):
             _create(admin, f"forebay_{role}", "nologin")
@@ -41,7 +44,9 @@ def as_login(dsn: str, login: str) -> str:
 
 
 def make_least(server: EmbeddedServer, name: str, *settings: str) -> str:
-    """Create a database whose schema belongs to ``least_owner``, with CREATE on the database alone; return its address.
+    """Create a database whose schema belongs to ``least_owner``, with CREATE on the database alone.
+
+    Return its address.
 
     Args:
         server: where to create it.

@@ -1,4 +1,5 @@
-"""The ledger of a run: what producers committed and what readers were handed, kept outside the database.
+"""The ledger of a run: what producers committed and what readers were handed, kept outside the
+database.
 
 It knows nothing of Forebay's tables: producers write down what they committed and what they rolled
 back, readers what they were handed and which settlements were accepted. At the end both sides are
@@ -88,7 +89,8 @@ class Ledger:
         """Fail with what is wrong."""
         for group in self.groups:
             print(
-                f"{group}: committed {len(self.committed)}, rolled back {len(self.rolled_back)}, reruns"
+                f"{group}: committed {len(self.committed)}, rolled back "
+                f"{len(self.rolled_back)}, reruns"
                 f" {self.reruns(group)} of {self.reruns_allowed[group].total()} sent back"
             )
         problems = {name: entries[:20] for name, entries in self.problems().items()}

@@ -1,6 +1,7 @@
 """The application of worker processes that reconcile: a table, and a search in a file.
 
-Environment: MIRROR_INDEX, the file; MIRROR_STOP, if it is there when a pass reads the source the first time, it says so and hangs.
+Environment: MIRROR_INDEX, the file; MIRROR_STOP, if it is there when a pass reads the source the
+first time, it says so and hangs.
 """
 
 import os

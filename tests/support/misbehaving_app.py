@@ -47,8 +47,9 @@ def go_elsewhere(folder: str) -> None:
 
 def fork_a_sleeper(entry: int) -> None:
     """
-    Leave a copy of this process behind, with all that it holds open, for the test to end. Return when the copy has noted itself:
-    the worker ends the whole process group when it sees that the process died.
+    Leave a copy of this process behind, with all that it holds open, for the test to end. Return
+    when the copy has noted itself: the worker ends the whole process group when it sees that the
+    process died.
     """
     reader, writer = os.pipe()
     if os.fork() == 0:

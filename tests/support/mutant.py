@@ -47,6 +47,8 @@ def break_shortcut(dsn: str, *substitutions: tuple[str, str]) -> None:
 
 @contextmanager
 def violation(*also: type[Exception]) -> Iterator[None]:
-    """Expect the promise to be seen broken: an assertion that fails, or another error, such as one of the database."""
+    """Expect the promise to be seen broken: an assertion that fails, or another error, such as
+    one of the database.
+    """
     with pytest.raises((AssertionError, pytest.fail.Exception, *also)):
         yield

@@ -1,8 +1,10 @@
-"""The next release: this library with migrations of the kinds that will come, and code that calls what they add.
+"""The next release: this library with migrations of the kinds that will come, and code that
+calls what they add.
 
-Nothing was released yet, so the present library stands for the version before. ``tests/migration/next`` holds what a
-release after it may bring: columns, indexes, new bodies, a new version of the protocol, a parameter more, a table
-that is split, and what is taken away at the end.
+Nothing was released yet, so the present library stands for the version before.
+``tests/migration/next`` holds what a release after it may bring: columns, indexes, new bodies, a
+new version of the protocol, a parameter more, a table that is split, and what is taken away at the
+end.
 """
 
 import re

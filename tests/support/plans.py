@@ -1,6 +1,8 @@
-"""A large log with known statistics, and the pages that each hot or maintenance function reads in it.
+"""A large log with known statistics, and the pages that each hot or maintenance function reads
+in it.
 
-Sessions are opened, and make each call once, while all tables are empty: plans that are made then stay in these sessions.
+Sessions are opened, and make each call once, while all tables are empty: plans that are made then
+stay in these sessions.
 """
 
 import json
@@ -24,7 +26,9 @@ _TERM = re.compile(r"^(\d+)(?: (?:a|an) ([a-z ]+))?$")
 
 
 def stated_pages() -> dict[str, dict[str, int]]:
-    """Return what the headers state: for each function the pages of a call, under "", and of each unit."""
+    """Return what the headers state: for each function the pages of a call, under "", and of
+    each unit.
+    """
     stated = {}
     for file in sorted((SCHEMA / "functions").rglob("*.sql")):
         for text, name in _STATED.findall(file.read_text(encoding="utf-8")):
@@ -100,7 +104,10 @@ class Session:
         }
 
     def _segments(self) -> dict[str, int]:
-        begun = "select count(*) from forebay.segment where removed_at is null and lo <= (select last_value from forebay.log_seq)"
+        begun = (
+            "select count(*) from forebay.segment where removed_at is null and lo <= (select "
+            "last_value from forebay.log_seq)"
+        )
         return {"segment": one(self.conn, begun)}
 
     def _claim(self, queue: str, lane: int, limit: int = 10, once: bool = False) -> Call:
@@ -171,7 +178,8 @@ class Session:
         )
         yield Call(
             "enqueue_each",
-            "select * from forebay.enqueue_each((select jsonb_agg(jsonb_build_object('kind', 'work', 'queue', %s::text))"
+            "select * from forebay.enqueue_each((select "
+            "jsonb_agg(jsonb_build_object('kind', 'work', 'queue', %s::text))"
             " from generate_series(1, 10)))",
             [queue],
             {"job": 10},
@@ -257,7 +265,8 @@ class Session:
         ten = [f"{self.mode}-{self.calls}-{number}" for number in range(10)]
         for delay, version in ((3600, 0), (7200, 1)):
             rows = [
-                {"kind": "crawl", "queue": "subjects", "subject": name, "delay": delay, "version": version}
+                {"kind": "crawl", "queue": "subjects", "subject": name, "delay": delay,
+                    "version": version}
                 for name in ten
             ]  # fmt: skip
             for function in ("push_subjects", "upsert_subjects"):
@@ -273,7 +282,10 @@ class Session:
                 yield Call(function, named.format(function), [name])
         soon = f"{self.mode}-{self.calls}-soon"
         self.conn.execute(
-            "select forebay.push_subject('crawl', %s, queue => 'subjects', delay => '1 microsecond')",
+            (
+                "select forebay.push_subject('crawl', %s, queue => 'subjects', delay => '1 "
+                "microsecond')"
+            ),
             [soon],
         )
         units = {"job": 1, "subject": 1, "open transaction": 6}
@@ -387,7 +399,9 @@ class Session:
 
 
 def fill(dsn: str, rows: int, sessions: list[Session]) -> None:
-    """Write half of the rows as jobs that all groups have taken, and the other half as waiting ones; and histories."""
+    """Write half of the rows as jobs that all groups have taken, and the other half as waiting
+    ones; and histories.
+    """
     with connect(dsn) as conn:
         lanes = [lane_of(queue, conn) for queue in sessions[0].queues]
         _append(conn, lanes, rows // 2)
@@ -396,14 +410,18 @@ def fill(dsn: str, rows: int, sessions: list[Session]) -> None:
         conn.execute("set enable_seqscan = off")
         # The cursors pass what was written up to now.
         conn.execute(
-            "insert into forebay.batch (group_id, lane, no, snap_from, pos_segment, pos_xid, pos_seq, high_seq, handed_total,"
+            "insert into forebay.batch (group_id, lane, no, snap_from, pos_segment, "
+            "pos_xid, pos_seq, high_seq, handed_total,"
             " skipped_total, claimed_at)"
-            " select g.group_id, l.lane, coalesce(b.no, 0) + 1, pg_current_snapshot(), 0, '0', 0, s.last_value,"
-            " coalesce(b.handed_total, 0), coalesce(b.skipped_total, 0), forebay._now() - interval '1 hour'"
+            " select g.group_id, l.lane, coalesce(b.no, 0) + 1, pg_current_snapshot(), 0, "
+            "'0', 0, s.last_value,"
+            " coalesce(b.handed_total, 0), coalesce(b.skipped_total, 0), forebay._now() - "
+            "interval '1 hour'"
             " from forebay.queue_group g"
             " join lateral (select distinct i.lane, i.queue, i.audience from forebay.lane i) l"
             "   on l.queue = g.queue and l.audience in (0, g.group_id, -g.group_id)"
-            " left join lateral (select * from forebay.batch i where i.group_id = g.group_id and i.lane = l.lane"
+            " left join lateral (select * from forebay.batch i where i.group_id = "
+            "g.group_id and i.lane = l.lane"
             "   order by i.no desc limit 1) b on true, forebay.log_seq s"
         )
         _append(conn, lanes, rows - rows // 2)
@@ -429,7 +447,8 @@ def keep_up(conn: psycopg.Connection[Any]) -> None:
 def _append(conn: psycopg.Connection[Any], lanes: list[int], rows: int) -> None:
     conn.execute(
         "insert into forebay.log (lane, enqueued_at, kind, args)"
-        " select l.lane, now(), 'work', '{}' from generate_series(1, %s) i, unnest(%s::bigint[]) l (lane)",
+        " select l.lane, now(), 'work', '{}' from generate_series(1, %s) i, "
+        "unnest(%s::bigint[]) l (lane)",
         [max(1, rows // len(lanes)), lanes],
     )
 
@@ -437,13 +456,20 @@ def _append(conn: psycopg.Connection[Any], lanes: list[int], rows: int) -> None:
 #: Rows of jobs and leases that ended, in the tables that calls read by job or lease.
 _HISTORIES = [
     (
-        "insert into forebay.lease (lease_id, worker, lease_seconds, suspect_seconds, opened_at, closed_at, closed_as)"
-        " select i, 'old', 30, 5, now(), now(), 'closed' from generate_series(%(first)s, %(last)s) i"
+        "insert into forebay.lease (lease_id, worker, lease_seconds, suspect_seconds, "
+        "opened_at, closed_at, closed_as)"
+        " select i, 'old', 30, 5, now(), now(), 'closed' from generate_series(%(first)s, "
+        "%(last)s) i"
     ),
-    "insert into forebay.heartbeat select i, now() - interval '5 minutes', 1 from generate_series(%(first)s, %(last)s) i",
     (
-        "insert into forebay.batch (group_id, lane, no, lease_id, claim_no, floor, snap_from, pos_segment, pos_xid, pos_seq, high_seq,"
-        " handed_total, skipped_total, claimed_at, seqs, xids) select -1, -1, i, i, 1, 1, '1:1:', 0, '0', 0, i, i, 0, now(), array[i],"
+        "insert into forebay.heartbeat select i, now() - interval '5 minutes', 1 from "
+        "generate_series(%(first)s, %(last)s) i"
+    ),
+    (
+        "insert into forebay.batch (group_id, lane, no, lease_id, claim_no, floor, "
+        "snap_from, pos_segment, pos_xid, pos_seq, high_seq,"
+        " handed_total, skipped_total, claimed_at, seqs, xids) select -1, -1, i, i, 1, 1, "
+        "'1:1:', 0, '0', 0, i, i, 0, now(), array[i],"
         " array['3'::xid8] from generate_series(%(first)s, %(last)s) i"
     ),
     (
@@ -452,48 +478,64 @@ _HISTORIES = [
     ),
     (
         "insert into forebay.deferred (run_at, lane, enqueued_at, job_id, kind, args)"
-        " select now() + interval '1 day', -1, now(), i, 'work', '{}' from generate_series(%(first)s, %(last)s) i"
+        " select now() + interval '1 day', -1, now(), i, 'work', '{}' from "
+        "generate_series(%(first)s, %(last)s) i"
     ),
     (
         "insert into forebay.failure (job_id, group_id, enqueued_at, attempt, failed_at, outcome)"
         " select i, -1, now(), 1, now(), 'retried' from generate_series(%(first)s, %(last)s) i"
     ),
-    "insert into forebay.tombstone (job_id, reason, recorded_at) select i, 'c', now() from generate_series(%(first)s, %(last)s) i",
     (
-        "insert into forebay.result (job_id, group_id, enqueued_at, kept_at, kept_until, value)"
-        " select i, -1, now(), now(), now() + interval '1 day', '1' from generate_series(%(first)s, %(last)s) i"
+        "insert into forebay.tombstone (job_id, reason, recorded_at) select i, 'c', now() from "
+        "generate_series(%(first)s, %(last)s) i"
     ),
     (
         "insert into forebay.result (job_id, group_id, enqueued_at, kept_at, kept_until, value)"
-        " select i, -1, now(), now(), now() + interval '1 day', '{\"proof\": 1}' from generate_series(-%(last)s, -%(first)s) i"
+        " select i, -1, now(), now(), now() + interval '1 day', '1' from "
+        "generate_series(%(first)s, %(last)s) i"
     ),
     (
-        "insert into forebay.subject (queue, subject, created_at) select 'subjects', 'old-' || i, now() from generate_series(%(first)s, %(last)s) i"
+        "insert into forebay.result (job_id, group_id, enqueued_at, kept_at, kept_until, value)"
+        " select i, -1, now(), now(), now() + interval '1 day', '{\"proof\": 1}' from "
+        "generate_series(-%(last)s, -%(first)s) i"
     ),
     (
-        "insert into forebay.subject_state (subject_id, no, part, state, at, due_at, wake_at, kind, version, priority, args, options, iterations)"
-        " select s.subject_id, n, 0, 's', now(), now() + interval '1 day', now() + interval '1 day', 'crawl', 0, 100, '{}', '{}', n"
+        "insert into forebay.subject (queue, subject, created_at) select 'subjects', "
+        "'old-' || i, now() from generate_series(%(first)s, %(last)s) i"
+    ),
+    (
+        "insert into forebay.subject_state (subject_id, no, part, state, at, due_at, "
+        "wake_at, kind, version, priority, args, options, iterations)"
+        " select s.subject_id, n, 0, 's', now(), now() + interval '1 day', now() + "
+        "interval '1 day', 'crawl', 0, 100, '{}', '{}', n"
         " from forebay.subject s, generate_series(1, 3) n where s.subject like 'old-%%'"
     ),
     (
-        "insert into forebay.published (event_id, published_at, xid, event_type, payload, priority, expires_at, keep_until, routed_at, deliveries)"
-        " select i, now() - interval '2 hours', '3', 'order.paid', '{}', 100, now() + interval '1 day', now() + interval '1 day', now(), 0"
+        "insert into forebay.published (event_id, published_at, xid, event_type, payload, "
+        "priority, expires_at, keep_until, routed_at, deliveries)"
+        " select i, now() - interval '2 hours', '3', 'order.paid', '{}', 100, now() + "
+        "interval '1 day', now() + interval '1 day', now(), 0"
         " from generate_series(%(first)s, %(last)s) i"
     ),
     (
-        "insert into forebay.endpoint_activity (endpoint_id, at, accepted, failed, rejected, dropped, latencies)"
+        "insert into forebay.endpoint_activity (endpoint_id, at, accepted, failed, "
+        "rejected, dropped, latencies)"
         " select 1, now(), 1, 0, 0, 0, '{1}' from generate_series(%(first)s, %(last)s) i"
     ),
     (
-        "insert into forebay.dead_letter (group_id, job_id, seq, reason, died_at, queue, priority, enqueued_at, attempt, kind, args, errors)"
-        " select -1, i, i, 'expired', now(), 'old', 100, now(), 0, 'work', '{}', '[]' from generate_series(%(first)s, %(last)s) i"
+        "insert into forebay.dead_letter (group_id, job_id, seq, reason, died_at, queue, "
+        "priority, enqueued_at, attempt, kind, args, errors)"
+        " select -1, i, i, 'expired', now(), 'old', 100, now(), 0, 'work', '{}', '[]' from "
+        "generate_series(%(first)s, %(last)s) i"
     ),
 ]
 
 
 @contextmanager
 def open_transactions(dsn: str, rows: int) -> Iterator[None]:
-    """Hold a snapshot, a transaction id, a bulk of uncommitted jobs in two lanes, and jobs of subtransactions."""
+    """Hold a snapshot, a transaction id, a bulk of uncommitted jobs in two lanes, and jobs of
+    subtransactions.
+    """
     with ExitStack() as stack:
         writers = [stack.enter_context(psycopg.connect(dsn)) for _ in range(4)]
         lanes = [lane_of("idle", writers[0]), lane_of("behind", writers[0])]

@@ -1,7 +1,9 @@
-"""Producers as processes with a library of their own: Python's enqueue and plain SQL, until told to stop.
+"""Producers as processes with a library of their own: Python's enqueue and plain SQL, until told
+to stop.
 
-Each writes a line for every transaction: how it ended, what it had enqueued, when and how long the enqueues
-took; and for every error. Run as ``python -m tests.support.producer_process DSN FILE FIRST_ENTRY``.
+Each writes a line for every transaction: how it ended, what it had enqueued, when and how long the
+enqueues took; and for every error. Run as ``python -m tests.support.producer_process DSN FILE
+FIRST_ENTRY``.
 """
 
 import json

@@ -1,10 +1,12 @@
 """A proxy in front of PostgreSQL that breaks connections at chosen places of the protocol.
 
-It listens on a unix socket of its own and speaks with the server over the server's. It understands as much of
-the protocol as it takes to know which statement is under way ("Frontend/Backend Protocol" in the PostgreSQL
-manual): messages have a type byte and a length; prepared statements are remembered by name.
+It listens on a unix socket of its own and speaks with the server over the server's. It understands
+as much of the protocol as it takes to know which statement is under way ("Frontend/Backend
+Protocol" in the PostgreSQL manual): messages have a type byte and a length; prepared statements are
+remembered by name.
 
-A fault is armed for a text that occurs in a statement, and strikes the next so many executions of it:
+A fault is armed for a text that occurs in a statement, and strikes the next so many executions of
+it:
 
     with Proxy(dsn) as proxy:
         fault = proxy.lose_reply("COMMIT")      # the server commits, the client never hears of it
@@ -36,8 +38,9 @@ class Fault:
 
     Attributes:
         text: of the statement; empty strikes at any.
-        action: cut (the statement does not reach the server), lose_reply (it does; its answer does not come back, and
-            the connection ends), freeze (nothing passes on this connection any more, and nobody is told), delay.
+        action: cut (the statement does not reach the server), lose_reply (it does; its answer does
+            not come back, and the connection ends), freeze (nothing passes on this connection any
+            more, and nobody is told), delay.
         times: how many executions it strikes; None for all.
         struck: how many it has struck.
     """
@@ -78,7 +81,8 @@ class Proxy:
         self._faults: list[Fault] = []
         self._links: set[_Link] = set()
         self._lock = threading.Lock()
-        #: While cleared nothing passes, on old connections or new ones: packets are swallowed silently.
+        #: While cleared nothing passes, on old connections or new ones: packets are swallowed
+        #: silently.
         self.open = threading.Event()
         self.open.set()
         self._refuses = False
@@ -115,7 +119,9 @@ class Proxy:
         return self._arm(Fault(text, "lose_reply", times, skip=skip))
 
     def freeze(self, text: str, *, times: int | None = 1, skip: int = 0) -> Fault:
-        """Let nothing pass any more on a connection, from a statement on that the server still gets."""
+        """Let nothing pass any more on a connection, from a statement on that the server still
+        gets.
+        """
         return self._arm(Fault(text, "freeze", times, skip=skip))
 
     def delay(self, text: str, seconds: float, *, times: int | None = None) -> Fault:

@@ -1,13 +1,16 @@
 """A mix of jobs whose claims, outcomes and rows are recorded, to compare two checkouts.
 
-One client plays producers, workers and operators through the SQL protocol, by a seed and by a clock of its own. So two runs give
-the same record, byte by byte, if the schemas behave the same. ``CHECKOUT`` may be this checkout or another one::
+One client plays producers, workers and operators through the SQL protocol, by a seed and by a clock
+of its own. So two runs give the same record, byte by byte, if the schemas behave the same.
+``CHECKOUT`` may be this checkout or another one::
 
     PYTHONPATH=CHECKOUT CHECKOUT/.venv/bin/python tests/support/recorded_mix.py > record
 
-Each line is one answer: which lanes were ready, which jobs a claim returned, what a settlement said. The last lines are the rows of
-the tables, without transaction ids. Jobs are plain, with ordering keys, limit keys, or both, delayed, and of a queue with limits
-on starts; they are settled as done, retried, snoozed, released, lost, or dead, and cancelled, paused, moved and redriven meanwhile.
+Each line is one answer: which lanes were ready, which jobs a claim returned, what a settlement
+said. The last lines are the rows of the tables, without transaction ids. Jobs are plain, with
+ordering keys, limit keys, or both, delayed, and of a queue with limits on starts; they are settled
+as done, retried, snoozed, released, lost, or dead, and cancelled, paused, moved and redriven
+meanwhile.
 """
 
 import argparse
@@ -69,13 +72,15 @@ class Mix:
         self.outcomes: Counter[str] = Counter()
         with connect(dsn) as owner:
             owner.execute(
-                "create or replace function forebay._now() returns timestamptz language sql volatile"
+                "create or replace function forebay._now() returns timestamptz language "
+                "sql volatile"
                 " as $$ select current_setting('mix.now')::timestamptz $$"
             )
             owner.execute("select setval('forebay.lane_secret', 42)")
             owner.execute("create sequence mix_names")
             owner.execute(
-                "create or replace function forebay._random_name() returns bigint language sql volatile"
+                "create or replace function forebay._random_name() returns bigint language "
+                "sql volatile"
                 " as $$ select 1000003 * nextval('public.mix_names') $$"
             )
             self.set_clock(owner)
@@ -87,12 +92,18 @@ class Mix:
         conn = self.conn
         one(
             conn,
-            "select forebay.limit_queue('limits', key_concurrency => 3, key_rate => 20, key_burst => 10)",
+            (
+                "select forebay.limit_queue('limits', key_concurrency => 3, key_rate => 20, "
+                "key_burst => 10)"
+            ),
         )
         one(conn, "select forebay.limit_queue('both', key_concurrency => 2)")
         one(
             conn,
-            "select forebay.limit_queue('gate', concurrency => 12, rate => 100, burst => 30, key_concurrency => 4)",
+            (
+                "select forebay.limit_queue('gate', concurrency => 12, rate => 100, burst => "
+                "30, key_concurrency => 4)"
+            ),
         )
         self.workers = [Worker(dsn, conn, *names) for names in GROUPS for _ in range(2)]
 
@@ -197,7 +208,10 @@ class Mix:
             ("select forebay.limit_key('limits', %s, concurrency => 2)", [limit]),
             ("select forebay.pause_queue(%s)", [draw.choice(GROUPS)[0]]),
             (
-                "select forebay.resume_queue(q) from unnest(array['plain', 'keys', 'limits', 'both', 'gate']) q",
+                (
+                    "select forebay.resume_queue(q) from unnest(array['plain', 'keys', "
+                    "'limits', 'both', 'gate']) q"
+                ),
                 [],
             ),
             ("select * from forebay.redrive_matching(%s, most => 3)", [draw.choice(GROUPS)[0]]),
@@ -243,7 +257,10 @@ class Mix:
             except psycopg.Error as error:
                 yield f"claim {name} {error.sqlstate}"
                 break
-            yield f"claim {name} {batch.claim_no} {json.dumps(batch.jobs, default=str, sort_keys=True)}"
+            yield (
+                f"claim {name} {batch.claim_no} "
+                f"{json.dumps(batch.jobs, default=str, sort_keys=True)}"
+            )
             if batch.jobs:
                 worker.held[batch.claim_no] = (batch, list(range(1, len(batch.jobs) + 1)))
 
@@ -301,14 +318,18 @@ class Mix:
         """Yield the rows of the tables, without transaction ids and snapshots."""
         for table in TABLES:
             columns = self.conn.execute(
-                "select attname from pg_attribute where attrelid = to_regclass(%s) and attnum > 0 and not attisdropped"
+                "select attname from pg_attribute where attrelid = to_regclass(%s) and "
+                "attnum > 0 and not attisdropped"
                 " and format_type(atttypid, null) !~ '^(xid8|pg_snapshot)'"
                 " and attname !~ '(random|secret|details|backend)' order by attname",
                 [f"forebay.{table}"],
             ).fetchall()
             if columns:
                 names = ", ".join(f'"{name}"' for (name,) in columns)
-                query = f"select to_jsonb(t)::text from (select {names} from forebay.{table}) t order by 1"
+                query = (
+                    f"select to_jsonb(t)::text from (select {names} from forebay.{table}) t "
+                    f"order by 1"
+                )
                 for (row,) in self.conn.execute(query):
                     yield f"table {table} {row}"
 

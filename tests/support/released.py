@@ -1,6 +1,7 @@
 """What was released: the migrations of each release, and the protocol that its workers speak.
 
-``tests/migration/released.json`` is written by ``tools/record_release.py`` when a release is made, and never edited.
+``tests/migration/released.json`` is written by ``tools/record_release.py`` when a release is made,
+and never edited.
 """
 
 import json

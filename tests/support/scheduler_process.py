@@ -1,4 +1,6 @@
-"""Schedulers as processes, to be killed, frozen and given a wrong clock: ``python -m tests.support.scheduler_process DSN``."""
+"""Schedulers as processes, to be killed, frozen and given a wrong clock: ``python -m
+tests.support.scheduler_process DSN``.
+"""
 
 import asyncio
 import os

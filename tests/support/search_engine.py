@@ -1,9 +1,11 @@
-"""A stand-in for Elasticsearch and OpenSearch: a web server that keeps documents, and refuses what those refuse.
+"""A stand-in for Elasticsearch and OpenSearch: a web server that keeps documents, and refuses
+what those refuse.
 
-None of the real ones can be had where these tests run. Written from their references, and held against both official
-clients (tests/mirror/test_elasticsearch_clients.py). It knows what the target and its tests use: indexes with mappings, aliases
-with filters, bulk requests, external versions, deletions that are forgotten, refreshes, searches by a few queries. Anything
-it does not know it refuses.
+None of the real ones can be had where these tests run. Written from their references, and held
+against both official clients (tests/mirror/test_elasticsearch_clients.py). It knows what the target
+and its tests use: indexes with mappings, aliases with filters, bulk requests, external versions,
+deletions that are forgotten, refreshes, searches by a few queries. Anything it does not know it
+refuses.
 """
 
 import contextlib
@@ -86,7 +88,8 @@ class SearchEngine:
         gc_deletes: so long a deletion is remembered, in seconds.
         requests: what came: method, path, query, content type and body.
         item_errors: by id, what to answer to its bulk items, first come first; None takes the item.
-        answers: what to answer to the next requests as a whole: a status, or "hang", "reset", "html".
+        answers: what to answer to the next requests as a whole: a status, or "hang", "reset",
+            "html".
         drops: says of an id whether its item is accepted and forgotten.
     """
 
@@ -243,13 +246,17 @@ class SearchEngine:
                 raise Refused(
                     400,
                     "invalid_alias_name_exception",
-                    f"Invalid alias name [{alias}]: an index or data stream exists with the same name as the alias",
+                    (
+                        f"Invalid alias name [{alias}]: an index or data stream exists with "
+                        f"the same name as the alias"
+                    ),
                 )
         settings = dict(body.get("settings", {}))
         for setting in settings:
             if setting.removeprefix("index.") not in _SETTINGS:
                 raise illegal(
-                    f"unknown setting [index.{setting}] please check that any required plugins are installed"
+                    f"unknown setting [index.{setting}] please check that any required "
+                    f"plugins are installed"
                 )
         index = Index(name, settings, dict(body.get("mappings", {})))
         _check_mapping(index.mappings)
@@ -263,7 +270,8 @@ class SearchEngine:
     def _drop(self, request, name):
         if name in self.aliases:
             raise illegal(
-                f"The provided expression [{name}] matches an alias, specify the corresponding concrete indices instead."
+                f"The provided expression [{name}] matches an alias, specify the "
+                f"corresponding concrete indices instead."
             )
         if name not in self.indexes:
             raise not_found(name)
@@ -335,7 +343,8 @@ class SearchEngine:
         names = self._names(place)
         if len(names) > 1:
             raise illegal(
-                f"alias [{place}] has more than one index associated with it {names}, can't execute a single index op"
+                f"alias [{place}] has more than one index associated with it {names}, "
+                f"can't execute a single index op"
             )
         return self.indexes[names[0]]
 
@@ -388,7 +397,10 @@ class SearchEngine:
                 raise Refused(
                     404,
                     "index_not_found_exception",
-                    f"no such index [{place}] and [require_alias] request flag is [true] and [{place}] is not an alias",
+                    (
+                        f"no such index [{place}] and [require_alias] request flag is [true] "
+                        f"and [{place}] is not an alias"
+                    ),
                 )
             if place not in self.indexes and place not in self.aliases:
                 # As the server does by itself: an index of that name, with whatever mapping.
@@ -424,7 +436,10 @@ class SearchEngine:
             if current > version or (current == version and how == "external"):
                 raise _conflict(
                     name,
-                    f"current version [{current}] is higher or equal to the one provided [{version}]",
+                    (
+                        f"current version [{current}] is higher or equal to the one provided "
+                        f"[{version}]"
+                    ),
                 )
         index.seq_no += 1
         index.live[name] = Kept(version, index.seq_no, source, self.now())
@@ -523,7 +538,8 @@ class SearchEngine:
         size = body.get("size", 10)
         if size + body.get("from", 0) > WINDOW_MAX:
             raise illegal(
-                f"Result window is too large, from + size must be less than or equal to: [{WINDOW_MAX}]"
+                f"Result window is too large, from + size must be less than or equal to: "
+                f"[{WINDOW_MAX}]"
             )
         sort = body.get("sort", [])
         if len(sort) > 1:
@@ -656,7 +672,10 @@ def _validate(kind, meta):
     if meta.get("_index") is None:
         return "index is missing"
     if name is not None and len(str(name).encode()) > ID_BYTES_MAX:
-        return f"id [{name}] is too long, must be no longer than {ID_BYTES_MAX} bytes but was: {len(str(name).encode())}"
+        return (
+            f"id [{name}] is too long, must be no longer than {ID_BYTES_MAX} bytes but was: "
+            f"{len(str(name).encode())}"
+        )
     how, version = meta.get("version_type", "internal"), meta.get("version")
     if how not in ("internal", "external", "external_gte"):
         return f"No version type match [{how}]"
@@ -728,7 +747,10 @@ def _check_fields(mapping, source, path):
                 raise Refused(
                     400,
                     "strict_dynamic_mapping_exception",
-                    f"mapping set to strict, dynamic introduction of [{name}] within [_doc] is not allowed",
+                    (
+                        f"mapping set to strict, dynamic introduction of [{name}] within "
+                        f"[_doc] is not allowed"
+                    ),
                 )
             continue
         kind = how.get("type", "object")
@@ -736,7 +758,10 @@ def _check_fields(mapping, source, path):
             raise Refused(
                 400,
                 "document_parsing_exception",
-                f"object mapping for [{path}{name}] tried to parse field as object, but found a concrete value",
+                (
+                    f"object mapping for [{path}{name}] tried to parse field as object, but "
+                    f"found a concrete value"
+                ),
             )
         if isinstance(value, dict):
             _check_fields(how, value, f"{path}{name}.")

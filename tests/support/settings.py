@@ -53,12 +53,15 @@ HOSTILE = {
 EVIL = """
 create schema rogue;
 grant usage on schema rogue to public;
-create function rogue.fail(text, text) returns boolean language plpgsql as $$ begin raise 'evil'; end $$;
+create function rogue.fail(text, text) returns boolean language plpgsql
+    as $$ begin raise 'evil'; end $$;
 create operator rogue.= (leftarg = text, rightarg = text, function = rogue.fail);
 create operator rogue.<> (leftarg = text, rightarg = text, function = rogue.fail);
-create function rogue.now() returns timestamptz language sql as $$ select pg_catalog.now() - interval '1 year' $$;
+create function rogue.now() returns timestamptz language sql as $$
+    select pg_catalog.now() - interval '1 year' $$;
 create function rogue.pg_backend_pid() returns integer language sql as $$ select -1 $$;
-create function rogue.set_config(text, text, boolean) returns text language plpgsql as $$ begin raise 'evil'; end $$;
+create function rogue.set_config(text, text, boolean) returns text language plpgsql
+    as $$ begin raise 'evil'; end $$;
 create function rogue.format(text, variadic "any") returns text language internal as 'text_format';
 create table rogue.log (evil text);
 create table rogue.pg_stat_activity (evil text);
@@ -66,7 +69,9 @@ create table rogue.pg_stat_activity (evil text);
 
 
 def impose(conn: psycopg.Connection, settings: dict[str, str], subject: str) -> None:
-    """Make settings the defaults of a subject, such as ``database x`` or ``role y``, for new sessions."""
+    """Make settings the defaults of a subject, such as ``database x`` or ``role y``, for new
+    sessions.
+    """
     for name, value in settings.items():
         conn.execute(
             f"alter {subject} set {name} = {value if name == 'search_path' else repr(value)}"

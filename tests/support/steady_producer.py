@@ -1,7 +1,9 @@
-"""A producer at a steady rate, as a process: each job in a transaction by itself, until told to stop.
+"""A producer at a steady rate, as a process: each job in a transaction by itself, until told to
+stop.
 
-It writes a line of a fixed width for each commit: the number of the job, the time of the commit, and how long enqueue and commit took. An
-error ends it. Run as ``python -m tests.support.steady_producer DSN FILE PER_SECOND QUEUE``.
+It writes a line of a fixed width for each commit: the number of the job, the time of the commit,
+and how long enqueue and commit took. An error ends it. Run as ``python -m
+tests.support.steady_producer DSN FILE PER_SECOND QUEUE``.
 """
 
 import json
@@ -20,7 +22,9 @@ WIDTH = 48
 
 
 class Commit(NamedTuple):
-    """One committed job: its number, when in seconds since 1970, and the seconds that the producer waited."""
+    """One committed job: its number, when in seconds since 1970, and the seconds that the
+    producer waited.
+    """
 
     number: int
     at: float
@@ -72,7 +76,8 @@ def main(dsn: str, path: str, per_second: int, queue: str) -> None:
         due = time.monotonic()
         while not stopping:
             time.sleep(max(0.0, due - time.monotonic()))
-            # After a pause of the machine it does not catch up in a burst, which would be another load.
+            # After a pause of the machine it does not catch up in a burst, which would be another
+            # load.
             due = max(due + 1 / per_second, time.monotonic() - 0.1)
             began = time.monotonic()
             conn.execute(

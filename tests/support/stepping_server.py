@@ -49,7 +49,10 @@ class SteppingServer:
 
 @contextmanager
 def stepping_clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SteppingClock | None]:
-    """Let every server that is started meanwhile have a clock that can be set; None without libfaketime."""
+    """Let every server that is started meanwhile have a clock that can be set.
+
+    None without libfaketime.
+    """
     library = faketime_library()
     if library is None:
         yield None

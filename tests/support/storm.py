@@ -1,4 +1,6 @@
-"""A storm: faults of every kind, one after another, on workers, connections, servers, the disk and the clock."""
+"""A storm: faults of every kind, one after another, on workers, connections, servers, the disk
+and the clock.
+"""
 
 import contextlib
 import random
@@ -36,8 +38,8 @@ FAULTS = (
     "hold_snapshot",
     "hold_transaction_id",
 )
-#: Every settlement as it is made, since Forebay forgets them during the storm. Only claims and settlements are read, so that a
-#: settlement locks nothing more than without it.
+#: Every settlement as it is made, since Forebay forgets them during the storm. Only claims and
+#: settlements are read, so that a settlement locks nothing more than without it.
 _TABLES = """
     create table witness (entry bigint);
     create table effect (id bigserial, entry bigint);
@@ -60,7 +62,8 @@ _TABLES = """
           and (new.offsets is null or u.nr = any (new.offsets));
         return null;
     end $$;
-    create trigger note_ends after insert on forebay.settlement for each row execute function note_ends();
+    create trigger note_ends after insert
+        on forebay.settlement for each row execute function note_ends();
 """
 _MAINTENANCE = (
     *["select forebay.extend_v1()"] * 3,
@@ -90,7 +93,10 @@ def prepare(dsn: str) -> None:
 
 
 class Storm:
-    """Draws faults from a seed, and lets them happen; a fault that ends later is ended by ``tend``."""
+    """Draws faults from a seed, and lets them happen.
+
+    A fault that ends later is ended by ``tend``.
+    """
 
     def __init__(
         self,
@@ -211,7 +217,8 @@ class Storm:
         share = self.rng.choice([0.1, 0.5, 1])
         with connect(self.cluster.direct) as admin:
             admin.execute(
-                "select pg_terminate_backend(pid) from pg_stat_activity where backend_type = 'client backend'"
+                "select pg_terminate_backend(pid) from pg_stat_activity where backend_type "
+                "= 'client backend'"
                 " and pid <> pg_backend_pid() and random() < %s",
                 [share],
             )
@@ -335,7 +342,8 @@ def problems(conn: psycopg.Connection, account: Account, effects: Effects) -> di
         "producers failed": account.failures,
     }
     print(
-        f"{len(seen)} jobs committed, {len(account.confirmed)} confirmed, {len(account.denied)} denied,"
+        f"{len(seen)} jobs committed, {len(account.confirmed)} confirmed, "
+        f"{len(account.denied)} denied,"
         f" {len(account.doubtful)} in doubt of which {len(account.doubtful & seen)} committed;"
         f" {starts.total()} starts, {starts.total() - len(starts)} reruns,"
         f" {sum(1 for entry in unknown if entry in starts)} runs of jobs lost in doubt;"
@@ -348,7 +356,9 @@ def problems(conn: psycopg.Connection, account: Account, effects: Effects) -> di
 def _out_of_order(
     conn: psycopg.Connection, account: Account, effects: Effects, seen: set[int]
 ) -> list[str]:
-    """Return confirmed jobs of a key that started before an earlier one had ended, or wrote before it."""
+    """Return confirmed jobs of a key that started before an earlier one had ended, or wrote
+    before it.
+    """
     first_start: dict[int, float] = {}
     first_end: dict[int, float] = {}
     for effect in effects.all():

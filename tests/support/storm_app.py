@@ -1,4 +1,5 @@
-"""The application of the storm: handlers that note what they do, and write in their own transactions.
+"""The application of the storm: handlers that note what they do, and write in their own
+transactions.
 
 One entry in twenty fails at its first attempt.
 """

@@ -1,7 +1,9 @@
-"""Producers of the storm: threads over plain psycopg that write down what they know of their transactions.
+"""Producers of the storm: threads over plain psycopg that write down what they know of their
+transactions.
 
-Each job has a row in the table ``witness``, written in the same transaction. What a producer was told is kept in this
-process: confirmed, denied (rolled back for certain), or in doubt. At the end the witness decides what is in doubt.
+Each job has a row in the table ``witness``, written in the same transaction. What a producer was
+told is kept in this process: confirmed, denied (rolled back for certain), or in doubt. At the end
+the witness decides what is in doubt.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""A stress run: writers that commit in random order, readers that settle in parts, leases taken away or closed.
+"""A stress run: writers that commit in random order, readers that settle in parts, leases taken
+away or closed.
 
 Everything runs through plain psycopg in threads; the record is kept by a ``Ledger``. All random
 choices come from one seed. Thread timing does not, so a seed repeats the choices of a failure and
@@ -154,7 +155,10 @@ class StressRun:
             self._writing.clear()
 
     def _come_to_rest(self) -> None:
-        """Wait until nothing is ready, held by a worker, or waiting for a time. Give up 30 s after the last end: the ledger tells."""
+        """Wait until nothing is ready, held by a worker, or waiting for a time.
+
+        Give up 30 s after the last end: the ledger tells.
+        """
         ended, deadline = 0, time.monotonic() + 30
         with connect(self.dsn) as conn:
             while time.monotonic() < deadline and not self.errors:
@@ -295,7 +299,10 @@ class StressRun:
         return True
 
     def _close(self, reader: Reader) -> int | None:
-        """Close a reader's lease; return how many jobs went back, None when it was closed already."""
+        """Close a reader's lease.
+
+        Return how many jobs went back, None when it was closed already.
+        """
         while True:
             try:
                 return one(reader.conn, "select forebay.close_lease_v1(%s)", reader.lease_id)
@@ -462,7 +469,8 @@ def count_independently(conn: psycopg.Connection[Any], queue: str) -> dict[str, 
                     - (select count(*) from taken t
                        join forebay.log x on x.seq = t.seq
                        where t.group_id = r.group_id and t.lane = r.lane)))::int,
-               (sum((select count(*) from handed h where h.group_id = r.group_id and h.lane = r.lane)
+               (sum((select count(*) from handed h where h.group_id = r.group_id
+                   and h.lane = r.lane)
                     - (select count(*) from settled s
                        where s.group_id = r.group_id and s.lane = r.lane)))::int,
                (sum((select count(*) from forebay.deferred d where d.lane = r.lane

@@ -1,4 +1,6 @@
-"""The application of the storm of subjects: a run writes one row of the ledger in the commit of its state."""
+"""The application of the storm of subjects: a run writes one row of the ledger in the commit of
+its state.
+"""
 
 import asyncio
 import random

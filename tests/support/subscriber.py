@@ -1,4 +1,6 @@
-"""A logical subscriber: another database of the same server that gets every change of every table."""
+"""A logical subscriber: another database of the same server that gets every change of every
+table.
+"""
 
 import re
 from collections.abc import Iterator
@@ -56,7 +58,10 @@ class Subscriber:
         wait_for(
             lambda: one(
                 self._source,
-                "select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots where slot_name = %s",
+                (
+                    "select confirmed_flush_lsn >= %s::pg_lsn from pg_replication_slots where "
+                    "slot_name = %s"
+                ),
                 target,
                 self._slot,
             ),
@@ -89,7 +94,10 @@ def _digest(conn: psycopg.Connection, table: str) -> tuple[object, ...]:
 
 @contextmanager
 def subscriber(server: EmbeddedServer, dsn: str) -> Iterator[Subscriber]:
-    """Publish all tables of a database, and lend a copy that follows it; in the copy the log is one table."""
+    """Publish all tables of a database, and lend a copy that follows it.
+
+    In the copy the log is one table.
+    """
     source = connect(dsn)
     name = conninfo_to_dict(dsn)["dbname"]
     copy = f"{name}_copy"
@@ -102,7 +110,8 @@ def subscriber(server: EmbeddedServer, dsn: str) -> Iterator[Subscriber]:
             target.execute(f"truncate {tables}")
             target.execute(_PLAIN_LOG)
             source.execute(
-                "create publication everything for all tables with (publish_via_partition_root = true)"
+                "create publication everything for all tables with "
+                "(publish_via_partition_root = true)"
             )
             source.execute("select pg_create_logical_replication_slot(%s, 'pgoutput')", [copy])
             # The rows of a new schema, such as its settings, come by a copy; no one writes yet.

@@ -51,7 +51,10 @@ class TcpProxy:
             one.close()
 
     def freeze(self) -> None:
-        """Let nothing pass any more, in either direction, until ``thaw``; connections are still accepted."""
+        """Let nothing pass any more, in either direction, until ``thaw``.
+
+        Connections are still accepted.
+        """
         self._flows.clear()
 
     def swallow_answers(self) -> None:

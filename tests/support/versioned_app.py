@@ -1,4 +1,6 @@
-"""An application that is deployed in two versions: the second has a kind that the first does not know."""
+"""An application that is deployed in two versions: the second has a kind that the first does not
+know.
+"""
 
 import asyncio
 import os

@@ -39,7 +39,10 @@ async def wait_for_async(
     deadline_seconds: float = 30,
     describe: str | Callable[[], str] = "",
 ) -> T:
-    """Do as ``wait_for`` while the event loop runs on; ``condition`` may be a coroutine function."""
+    """Do as ``wait_for`` while the event loop runs on.
+
+    ``condition`` may be a coroutine function.
+    """
     deadline = time.monotonic() + deadline_seconds
     while True:
         answer = condition()

@@ -17,10 +17,12 @@ from tests.support.waiting import wait_for
 
 ROOT = Path(__file__).parents[2]
 
-#: For tests of what happens when a lease is lost. On a busy machine a loop can stand still for as long as this.
+#: For tests of what happens when a lease is lost. On a busy machine a loop can stand still for as
+#: long as this.
 SHORT_LEASE = {"lease_seconds": 3.0, "lease_margin_seconds": 1.0, "suspect_seconds": 1.0}
 
-#: Everything happens soon. A worker in the test's own loop keeps its lease while the test holds that loop up.
+#: Everything happens soon. A worker in the test's own loop keeps its lease while the test holds
+#: that loop up.
 FAST = {
     "lease_seconds": 30.0,
     "lease_margin_seconds": 3.0,

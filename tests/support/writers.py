@@ -1,7 +1,9 @@
-"""Writers in random commit order, and what handlers and the database say of their jobs, in one ledger.
+"""Writers in random commit order, and what handlers and the database say of their jobs, in one
+ledger.
 
-Writers write down in this process what they committed; handlers write to the file of ``tests.support.effects`` and, in
-their own transactions, to the table ``effect``. ``read_run`` adds both, and the database's settlements, to the ledger.
+Writers write down in this process what they committed; handlers write to the file of
+``tests.support.effects`` and, in their own transactions, to the table ``effect``. ``read_run`` adds
+both, and the database's settlements, to the ledger.
 """
 
 import random
@@ -24,7 +26,8 @@ WRITING_KINDS = ("write", "write_in_thread")
 _ENDINGS = """
     select coalesce(l.job_id, l.seq) as job_id, b.lease_id,
            case when s.offsets is null then 'd'
-                else coalesce(s.outcomes[array_position(s.offsets, u.nr::smallint)], 'd') end as outcome
+                else coalesce(s.outcomes[array_position(s.offsets, u.nr::smallint)], 'd') end
+                    as outcome
     from forebay.batch b
     cross join lateral unnest(b.seqs) with ordinality u (seq, nr)
     join forebay.log l on l.seq = u.seq
@@ -70,8 +73,8 @@ class Writers:
     def resolve(self, conn: psycopg.Connection) -> int:
         """Settle commits whose answer was lost, by the witness; return how many there were.
 
-        The number of a transaction would not do: after a crash it is given out again if nothing of the
-        transaction had reached the disk.
+        The number of a transaction would not do: after a crash it is given out again if nothing of
+        the transaction had reached the disk.
         """
         seen = {row[0] for row in conn.execute("select entry from witness")}
         for entries in self.unknown:
@@ -162,8 +165,9 @@ def read_run(ledger: Ledger, conn: psycopg.Connection, effects: Effects) -> None
     starts = effects.count("start")
     ledger.record_handed("default", [*starts.elements()])
 
-    # A handler may end and then run again, because a crash cut off its settlement. What must not happen twice is a row
-    # that a handler wrote in its own transaction, and a settlement that says that the job has ended.
+    # A handler may end and then run again, because a crash cut off its settlement. What must not
+    # happen twice is a row that a handler wrote in its own transaction, and a settlement that says
+    # that the job has ended.
     rows = dict(conn.execute("select entry, count(*) from effect group by 1").fetchall())
     for entry in effects.entries("end"):
         times = rows.get(entry, 0) if entry in ledger.writing else 1

@@ -79,7 +79,8 @@ def test_each_problem_has_its_alert(facts, expected):
 
 def test_a_queue_is_known_to_be_long_since_the_oldest_proof_of_it():
     """
-    Samples count back to the first that was short, or to a gap in which nobody looked; jobs that wait count by themselves.
+    Samples count back to the first that was short, or to a gap in which nobody looked; jobs that
+    wait count by themselves.
     """
     long = replace(WELL, due=900)
     for samples, age in [
@@ -100,13 +101,21 @@ def test_a_queue_is_known_to_be_long_since_the_oldest_proof_of_it():
     ("facts", "said", "hint"),
     [
         ({"paused_at": NOW}, "for 12 min", "forebay queues resume mirror"),
-        ({"breakers": [OpenBreaker(who="w", place="pass", open_until=NOW, why="refused")]}, "for 12 min", "refused"),
-        ({"breakers": [OpenBreaker(who="w", place="direct", open_until=NOW, why="no")]}, "for 12 min", "20 jobs are due"),
+        (
+            {"breakers": [OpenBreaker(who="w", place="pass", open_until=NOW, why="refused")]},
+            "for 12 min",
+            "refused",
+        ),
+        (
+            {"breakers": [OpenBreaker(who="w", place="direct", open_until=NOW, why="no")]},
+            ("for 12 min"),
+            "20 jobs are due",
+        ),
         ({"due": 0}, "for 12 min", "forebay mirror heartbeat MODULE:APP pages"),
         ({"completed": 3}, "3 jobs were completed within 10 min, fewer than 5", "20 jobs are due"),
         ({"completed_at": None}, "no job has been completed yet", "20 jobs are due"),
     ],
-)  # fmt: skip
+)
 def test_an_alert_says_in_words_what_is_the_case_and_where_to_look(facts, said, hint):
     """
     The first thing that can be done about it.

@@ -27,7 +27,8 @@ def test_a_notification_that_comes_after_its_job_was_claimed_needs_no_claim(noti
 
 def test_one_that_came_during_the_claim_explains_none_that_comes_later(notified):
     """
-    The claim takes two jobs, and the notification of the second is there before the answer: the next notification is that of a third.
+    The claim takes two jobs, and the notification of the second is there before the answer: the
+    next notification is that of a third.
     """
     notified.add("mail")
     taken = notified.take()
@@ -49,7 +50,8 @@ def test_of_two_that_came_during_the_claim_one_is_left(notified):
 
 def test_an_explained_notification_is_doubtful_until_the_next_claim(notified):
     """
-    A transaction with many jobs notifies once, so the notification of another job may be taken for one of them.
+    A transaction with many jobs notifies once, so the notification of another job may be taken for
+    one of them.
     """
     notified.add("mail")
     notified.explain("mail", notified.take()["mail"], taken=100)

@@ -107,7 +107,10 @@ def kind_of(hint):
 
 CHANGED = {
     "secret": (Login, Login(user="ann", password="hunter2"), "it.password"),
-    "secret in a list": (Outer, Outer(logins=[Login(user="a", password="b")]), "it.logins[0].password"),
+    (
+            "secret in a "
+            "list"
+            ): (Outer, Outer(logins=[Login(user="a", password="b")]), "it.logins[0].password"),
     "excluded field": (Cached, Cached(size=2), "it.size"),
     "private attribute": (Cached, extended(Cached(), _token="x"), "it._token"),
     "serializer": (Truncating, Truncating(text="abcdef"), "it.text"),
@@ -125,17 +128,25 @@ CHANGED = {
     "integer in a list of floats": (list[float], [1.5, 2**60 + 1], "it[1]"),
     "field of an object": (Pair, Pair(1, 2**60 + 1), "it[1]"),
     "bytes where anything goes": (Annotated[tuple[bytes, Any], 1], (b"x", b"y"), "it[1]"),
-    "offset with seconds": (datetime, datetime(2026, 1, 1, tzinfo=timezone(timedelta(seconds=37))), "it"),
+    (
+            "offset with "
+            "seconds"
+            ): (datetime, datetime(2026, 1, 1, tzinfo=timezone(timedelta(seconds=37))), "it"),
     "local mean time": (datetime, datetime(1930, 1, 1, tzinfo=ZoneInfo("Europe/Amsterdam")), "it"),
     "undeclared offset": (Any, [time(1, tzinfo=timezone(timedelta(seconds=-1)))], "it[0]"),
-    "offset with seconds in a struct": (Point, Point(1.0, anything=datetime(1930, 1, 1, tzinfo=ZoneInfo("Europe/Amsterdam"))), "it.anything"),
+    (
+            "offset with seconds in a "
+            "struct"
+            ): (Point, Point(1.0, anything=datetime(1930, 1, 1,
+                tzinfo=ZoneInfo("Europe/Amsterdam"))), "it.anything"),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("hint", "value", "path"), CHANGED.values(), ids=CHANGED)
 def test_an_argument_that_would_arrive_changed_is_refused_with_its_path(hint, value, path):
     """
-    The stored form may be valid and read back as another value: the caller is told before anything is written.
+    The stored form may be valid and read back as another value: the caller is told before anything
+    is written.
     """
     with pytest.raises(InvalidJob) as caught:
         kind_of(hint).encode(value)
@@ -145,11 +156,13 @@ def test_an_argument_that_would_arrive_changed_is_refused_with_its_path(hint, va
 
 
 KEPT = {
-    "model": (Cached, Cached(at=datetime(2026, 10, 25, 2, 30, fold=1, tzinfo=ZoneInfo("Europe/Rome")))),
+    "model": (Cached, Cached(at=datetime(2026, 10, 25, 2, 30, fold=1,
+        tzinfo=ZoneInfo("Europe/Rome")))),
     "cached property": (Cached, labelled()),
     "model of models": (Outer, Outer()),
     "dict for a model": (Login, {"user": "ann", "password": "x"}),
-    "struct": (Point, Point(1, tags=["a"], anything={"at": date(2026, 1, 1), "colour": Colour.RED})),
+    "struct": (Point, Point(1, tags=["a"],
+        anything={"at": date(2026, 1, 1), "colour": Colour.RED})),
     "dict for a struct": (Point, {"x": 1}),
     "dataclass where anything goes": (Point, Point(1.0, anything=Derived(1))),
     "dataclass": (Base, Base(1, seen=7)),
@@ -157,14 +170,19 @@ KEPT = {
     "tuple for a list": (list[float], (1.5, 2)),
     "text of a date": (Annotated[tuple[date, float], 1], ("2026-01-01", 1.5)),
     "float for a decimal": (Annotated[tuple[Decimal, float], 1], (0.1, 0.1)),
-    "end of the calendar": (Annotated[tuple[datetime, float], 1], (datetime.max.replace(tzinfo=timezone(-timedelta(hours=5))), 1)),
+    (
+            "end of the "
+            "calendar"
+            ): (Annotated[tuple[datetime, float], 1],
+            (datetime.max.replace(tzinfo=timezone(-timedelta(hours=5))), 1)),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("hint", "value"), KEPT.values(), ids=KEPT)
 def test_an_argument_that_arrives_as_its_declaration_says_is_taken(hint, value):
     """
-    What the declaration or JSON changes openly is no refusal: a tuple for a list, a dict for a struct, a zone.
+    What the declaration or JSON changes openly is no refusal: a tuple for a list, a dict for a
+    struct, a zone.
     """
     kind = kind_of(hint)
 

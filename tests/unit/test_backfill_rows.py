@@ -38,8 +38,10 @@ def test_conditions_of_a_table_all_hold_and_values_have_places():
         params={"least": 5},
     )
     assert template(rows) == (
-        'select "id" as "page_id", "Title" as "title" from "shop"."Page" where "id" = any(%1$L) and "site" = %2$L'
-        ' and "owner" is null and "kind" = any(%3$L) and "at" >= %4$L and "n" >= %5$L and "n" <= %6$L'
+        'select "id" as "page_id", "Title" as "title" from "shop"."Page" where "id" = '
+        'any(%1$L) and "site" = %2$L'
+        ' and "owner" is null and "kind" = any(%3$L) and "at" >= %4$L and "n" >= %5$L and '
+        '"n" <= %6$L'
         " and (words > %7$L and words <> %7$L and title like 'a%%'\n)"
     )
     assert values(rows) == ['{"1","2"}', "7", '{"a","b"}', "2026-01-01", "1", "2", "5"]

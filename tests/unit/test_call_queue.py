@@ -1,4 +1,6 @@
-"""The order of waiting calls: whose arguments are text may be passed, but not by others of their lane."""
+"""The order of waiting calls: whose arguments are text may be passed, but not by others of their
+lane.
+"""
 
 import msgspec
 import pytest

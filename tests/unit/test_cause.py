@@ -1,4 +1,6 @@
-"""The cause of a failure: kind, class of the exception, and the innermost function of the application."""
+"""The cause of a failure: kind, class of the exception, and the innermost function of the
+application.
+"""
 
 import json
 
@@ -28,7 +30,10 @@ def nested(text):
 
 
 def place(function, *args):
-    """Return the place of what a handler raises; the caller's frame is cut as the worker cuts its own."""
+    """Return the place of what a handler raises.
+
+    The caller's frame is cut as the worker cuts its own.
+    """
     try:
         function(*args)
     except Exception as error:
@@ -38,7 +43,8 @@ def place(function, *args):
 
 def test_the_place_is_the_innermost_function_of_the_application():
     """
-    Not that of the library that raised, nor a line: the same mistake has the same place after an edit.
+    Not that of the library that raised, nor a line: the same mistake has the same place after an
+    edit.
     """
     assert place(handler, "{") == "tests.unit.test_cause.parse"
     assert place(handler, "[1, ") == "tests.unit.test_cause.parse"
@@ -48,7 +54,8 @@ def test_the_place_is_the_innermost_function_of_the_application():
 
 def test_an_installed_application_has_places_too():
     """
-    The package of the handler is the application's, wherever it is; a record of an exception without traceback has no place.
+    The package of the handler is the application's, wherever it is; a record of an exception
+    without traceback has no place.
     """
     assert place(json.loads, "{").startswith("json.decoder.")
     assert describe_exception(ValueError("never raised")).place is None

@@ -31,7 +31,8 @@ def run_plans(lanes, *, slots, rounds, **settings):
 
 def test_work_that_may_wait_comes_after_the_default():
     """
-    Backfills and repairs have a priority of their kind; whatever its number, jobs of the default priority start first.
+    Backfills and repairs have a priority of their kind; whatever its number, jobs of the default
+    priority start first.
     """
     bulk, default = LaneName("a", PRIORITY_BULK), LaneName("a", PRIORITY_DEFAULT)
     plan = plan_claims({bulk: 9, default: 3}, slots=3, fairness=Fairness(), starving_share=0)
@@ -181,7 +182,8 @@ def lane(number, *, queue="q", priority=0, private=False, suspect=False, limited
 @given(st.permutations(range(4)), st.booleans())
 def test_among_the_lanes_of_a_priority_retries_come_first(numbers, limited):
     """
-    Then jobs that run alone, then new jobs, in random order of their shards; limits change nothing of it.
+    Then jobs that run alone, then new jobs, in random order of their shards; limits change nothing
+    of it.
     """
     lanes = [
         lane(0, private=True, limited=limited),
@@ -207,7 +209,8 @@ def test_the_starving_share_is_counted_over_all_ways_of_claiming():
 
 def test_only_a_lane_without_others_of_its_name_is_claimed_together_with_other_names():
     """
-    The later lanes of a name get what the earlier ones leave, and limits may admit less than was asked for.
+    The later lanes of a name get what the earlier ones leave, and limits may admit less than was
+    asked for.
     """
     assert needs_no_order([lane(1)])
     assert needs_no_order([lane(1, private=True)])

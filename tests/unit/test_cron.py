@@ -11,7 +11,8 @@ from forebay.errors import InvalidJob
 from forebay.policy.cron import Timing
 from tests.support.cron_oracle import MINUTE, Oracle, all_zones, changes_of, offsets_of
 
-#: Zones with unusual changes of the clock: of half an hour, at midnight, of a whole day, negative ones, in Ramadan, none.
+#: Zones with unusual changes of the clock: of half an hour, at midnight, of a whole day, negative
+#: ones, in Ramadan, none.
 ZONES = (
     "UTC",
     "Europe/Rome",
@@ -48,7 +49,10 @@ FREE = (
 
 
 def compare(expression: str, zone: str, start: datetime, days: int) -> int:
-    """Compare a continuous search, and searches that begin anew, with the oracle; return the number of instants."""
+    """Compare a continuous search, and searches that begin anew, with the oracle.
+
+    Return the number of instants.
+    """
     end = start + timedelta(days=days)
     wanted = Oracle(expression, zone).between(start, end)
     timing = Timing(expression, None, zone)
@@ -70,7 +74,8 @@ def compare(expression: str, zone: str, start: datetime, days: int) -> int:
 @pytest.mark.parametrize("zone", ZONES)
 def test_instants_are_those_of_a_search_minute_by_minute(zone):
     """
-    Over two years: the days around each change of the clock for each expression, and a whole year for one of each kind.
+    Over two years: the days around each change of the clock for each expression, and a whole year
+    for one of each kind.
     """
     for expression in (*FIXED, *FREE):
         for day in changes_of(zone, 2025, 2027):
@@ -98,7 +103,10 @@ def test_each_change_of_the_clock_in_twenty_years(part):
 def compare_years(
     zones: Iterable[str], first: int, last: int, expressions: Iterable[str]
 ) -> tuple[int, int]:
-    """Compare all instants of these years with the oracle; return the number of different clocks, and of instants."""
+    """Compare all instants of these years with the oracle.
+
+    Return the number of different clocks, and of instants.
+    """
     start, end = datetime(first, 1, 1, tzinfo=UTC), datetime(last, 1, 1, tzinfo=UTC)
     known = set()
     count = 0

@@ -125,7 +125,9 @@ def test_the_own_methods_of_a_class_stay():
 
 
 def test_an_import_generates_no_methods():
-    """The methods of the public options, which no program has used yet, are not compiled by the import."""
+    """The methods of the public options, which no program has used yet, are not compiled by the
+    import.
+    """
     code = """
 import dataclasses
 generated = []
@@ -138,7 +140,8 @@ import forebay, forebay.model.status, forebay.worker
 at_import = generated.count("__init__")  # of the standard library and of psycopg
 if at_import > 40: raise SystemExit(f"generated: {generated}")
 forebay.JobOptions()
-if generated.count("__init__") != at_import + 1: raise SystemExit("the constructor was there before")
+if generated.count("__init__") != at_import + 1:
+    raise SystemExit("the constructor was there before")
 """
     if not hasattr(dataclasses, "_create_fn"):
         code = "import forebay"  # a later standard library compiles all methods of a class at once

@@ -1,4 +1,6 @@
-"""The schedule of maintenance: small steps in turn, more at once while there is more, and what is reported."""
+"""The schedule of maintenance: small steps in turn, more at once while there is more, and what
+is reported.
+"""
 
 import itertools
 import logging
@@ -37,7 +39,9 @@ def doing(done, *, has_more=lambda: False):
 
 
 async def test_duties_with_a_backlog_take_turns_and_urgent_ones_go_between():
-    """No duty waits for the end of the backlog of another, and promotion waits for one step at most."""
+    """No duty waits for the end of the backlog of another, and promotion waits for one step at
+    most.
+    """
     done = []
     always = doing(done, has_more=lambda: True)
     schedule = made(
@@ -131,7 +135,9 @@ async def test_a_report_that_fails_stops_nothing():
 
 
 def test_a_duty_that_may_have_work_is_due_after_its_shortest_pause():
-    """Its next pauses begin short again, one after a failure stays, and a duty without a long pause does not change."""
+    """Its next pauses begin short again, one after a failure stays, and a duty without a long
+    pause does not change.
+    """
     now = time.monotonic()
     idle = Duty("fold", 256.0, doing([]), least_seconds=2.0, due_at=now + 200, well_at=now)
     idle.hasten()

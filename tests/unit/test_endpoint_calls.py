@@ -1,4 +1,6 @@
-"""The calls of one endpoint in one process: natural batches, what is counted, and when nothing is sent."""
+"""The calls of one endpoint in one process: natural batches, what is counted, and when nothing
+is sent.
+"""
 
 import asyncio
 from datetime import UTC, datetime

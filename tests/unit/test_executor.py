@@ -74,8 +74,9 @@ def claimed(lease, *numbers):
 
 def test_what_was_released_before_it_started_keeps_those_behind_it_waiting():
     """
-    The first job of a key fails. A claim made before that was known brings the second, which goes back; until *that*
-    is known, the database takes it for one that is worked here, and hands out the third. It must not run first.
+    The first job of a key fails. A claim made before that was known brings the second, which goes
+    back; until *that* is known, the database takes it for one that is worked here, and hands out
+    the third. It must not run first.
     """
     app = forebay.App()
     ran = []
@@ -117,7 +118,9 @@ def test_what_was_released_before_it_started_keeps_those_behind_it_waiting():
 
 @pytest.mark.slow
 def test_ended_jobs_of_a_key_need_no_garbage_collector():
-    """References in a circle would keep each job in memory until a collection, which takes as long as many short jobs."""
+    """References in a circle would keep each job in memory until a collection, which takes as
+    long as many short jobs.
+    """
     keys = KeyQueues(release=lambda _: None)
     lease = Lease(1, float("inf"))
     gc.collect()
@@ -138,7 +141,8 @@ def test_ended_jobs_of_a_key_need_no_garbage_collector():
 
 def test_a_transaction_in_a_process_waits_for_the_settlement_before_it():
     """
-    Its commit would become visible although the previous job of its ordering key may still run again, after a crash.
+    Its commit would become visible although the previous job of its ordering key may still run
+    again, after a crash.
     """
     sent = []
 
@@ -169,7 +173,8 @@ def test_a_transaction_in_a_process_waits_for_the_settlement_before_it():
 
 def test_small_jobs_pass_large_ones_whose_arguments_wait():
     """
-    Decoding has used its share of the loop: a small job of another lane starts at once, one of the same lane after the large one.
+    Decoding has used its share of the loop: a small job of another lane starts at once, one of the
+    same lane after the large one.
     """
     app = forebay.App()
     ran = []
@@ -206,7 +211,8 @@ def test_small_jobs_pass_large_ones_whose_arguments_wait():
 
 def test_decoding_leaves_the_loop_to_others(monkeypatch):
     """
-    After each slow decoding the loop is free for about as long; with nothing else to do all are decoded.
+    After each slow decoding the loop is free for about as long; with nothing else to do all are
+    decoded.
     """
     app = forebay.App()
     ran = []

@@ -54,8 +54,8 @@ def holder(sort="session", **facts):
 @given(RULES, HOLDERS, PLACES)
 def test_an_act_needs_a_rule_that_asks_for_it_and_nothing_against_it(rule, holder, place):
     """
-    Whatever the rule and whoever holds: only sessions and prepared transactions, older than the limit,
-    meant by every list, of whom this role may end.
+    Whatever the rule and whoever holds: only sessions and prepared transactions, older than the
+    limit, meant by every list, of whom this role may end.
     """
     verdict = judge(rule, holder, place)
     assert (verdict.action is not None) == (verdict.kind == "act")

@@ -45,7 +45,9 @@ def leases():
 
 @pytest.fixture
 def check(signals, leases, clock):
-    settings = WorkerSettings(lease_seconds=30.0, lease_margin_seconds=10.0, suspect_seconds=5.0, heartbeat_seconds=1.0)  # fmt: skip
+    settings = WorkerSettings(
+        lease_seconds=30.0, lease_margin_seconds=10.0, suspect_seconds=5.0, heartbeat_seconds=1.0
+    )
     check = HealthCheck(signals, settings, clock=clock)
     check.watch(leases)
     return check

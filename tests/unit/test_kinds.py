@@ -244,7 +244,10 @@ def test_pydantic_is_never_imported_from_here():
     """
     import subprocess
 
-    code = "import sys, forebay.arguments.kinds as k; k.Kind.declare(lambda x: x, name='a').encode(1); "
+    code = (
+        "import sys, forebay.arguments.kinds as k; k.Kind.declare(lambda x: x, "
+        "name='a').encode(1); "
+    )
     code += "assert 'pydantic' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 

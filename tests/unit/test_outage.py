@@ -55,7 +55,9 @@ async def test_a_part_that_never_failed_wakes_no_other():
 
 
 async def test_each_state_is_reported_once(caplog):
-    """Not at each attempt, not by each part, and not again if the same outage begins a moment later."""
+    """Not at each attempt, not by each part, and not again if the same outage begins a moment
+    later.
+    """
     clock = Clock()
     found = outage(clock)
     for problem in ("gone", "gone", "starts up", "gone"):

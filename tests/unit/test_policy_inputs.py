@@ -1,4 +1,6 @@
-"""What decides does so from its arguments alone: import-linter forbids time and random, this test the clocks without an import."""
+"""What decides does so from its arguments alone: import-linter forbids time and random, this
+test the clocks without an import.
+"""
 
 import ast
 from pathlib import Path

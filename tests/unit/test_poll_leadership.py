@@ -1,4 +1,6 @@
-"""What the leader of polls concludes from the notifications that come, and from those that do not."""
+"""What the leader of polls concludes from the notifications that come, and from those that do
+not.
+"""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -30,8 +32,8 @@ def leadership(clock) -> PollLeadership:
 @pytest.mark.parametrize("seconds", [0.001, 0.05, 1.0, 4.0, 20.0, 60.0])
 def test_producers_believe_every_sleep(clock, seconds):
     """
-    A worker that was notified, or that is quiet, polls less often. Producers ignore a sleep of more than 70 s, because its time may be from before the
-    clock was set back.
+    A worker that was notified, or that is quiet, polls less often. Producers ignore a sleep of more
+    than 70 s, because its time may be from before the clock was set back.
     """
     leadership = leadership_of(WorkerSettings(poll_seconds=seconds))
     leadership.producers_notify = True

@@ -40,12 +40,14 @@ def test_where_everything_is_required_only_a_fact_about_the_server_leaves_a_test
     tmp_path, required
 ):
     """
-    A fixture, a mark, a package in a test and for a module: each is a failure there, and left out elsewhere.
+    A fixture, a mark, a package in a test and for a module: each is a failure there, and left out
+    elsewhere.
     """
     (tmp_path / "test_some.py").write_text(TESTS)
     (tmp_path / "test_module.py").write_text(MODULE)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.fix_required", "-p", "no:cacheprovider",
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.support.fix_required", "-p",
+            "no:cacheprovider",
          "--continue-on-collection-errors", "--rootdir", tmp_path, tmp_path],
         cwd=tmp_path,
         env=os.environ | {"FOREBAY_REQUIRE_SERVERS": required, "PYTHONPATH": str(ROOT)},

@@ -162,7 +162,8 @@ def test_waits_without_jitter_are_exact():
 
 def test_a_function_chooses_the_wait():
     """
-    From the attempt and the exception; None leaves it to the strategy. It decides neither how often nor whether.
+    From the attempt and the exception; None leaves it to the strategy. It decides neither how often
+    nor whether.
     """
     seen = []
 

@@ -1,4 +1,6 @@
-"""The calls of a sink, which drains and endpoints share: what a call answers, when the sink is opened, and what fits."""
+"""The calls of a sink, which drains and endpoints share: what a call answers, when the sink is
+opened, and what fits.
+"""
 
 import asyncio
 import contextlib
@@ -52,7 +54,8 @@ async def test_a_sink_is_opened_once_for_calls_that_begin_together():
 
 async def test_after_a_call_that_failed_was_interrupted_or_took_too_long_the_sink_is_opened_again():
     """
-    Answers of that call may still arrive on the connection: the next call must not take them for its own.
+    Answers of that call may still arrive on the connection: the next call must not take them for
+    its own.
     """
     sink = Sink()
     sender = sender_of(sink, seconds=0.01)

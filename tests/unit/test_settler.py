@@ -12,8 +12,8 @@ def held(batch: Batch) -> HeldJob:
 
 def test_endings_are_told_in_the_order_of_their_claims():
     """
-    Whatever else of the later batch ended before: the database would else keep a job back behind one of its ordering
-    key that is done, and its failed attempt would not count.
+    Whatever else of the later batch ended before: the database would else keep a job back behind
+    one of its ordering key that is done, and its failed attempt would not count.
     """
     lease = Lease(1, 0.0)
     first, second, third = (Batch(lease, no, 1, {1}) for no in (1, 2, 3))

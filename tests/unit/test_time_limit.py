@@ -35,7 +35,8 @@ def test_quick(): ...
 )
 def test_what_begins_too_late_is_left_out_and_counted(tmp_path, late, last, said):
     """
-    Slow tests may end earlier than the others. Where servers are required too, such a test does not fail, and its fixtures do not start.
+    Slow tests may end earlier than the others. Where servers are required too, such a test does not
+    fail, and its fixtures do not start.
     """
     (tmp_path / "test_some.py").write_text(TESTS)
     limits = {
@@ -44,10 +45,12 @@ def test_what_begins_too_late_is_left_out_and_counted(tmp_path, late, last, said
     }
     limits |= dict.fromkeys(late, time.time() - 1)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-s", "-p", "tests.support.fix_time", "-p", "tests.support.fix_required",
+        [sys.executable, "-m", "pytest", "-q", "-s", "-p", "tests.support.fix_time", "-p",
+            "tests.support.fix_required",
          "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
         cwd=tmp_path,
-        env=os.environ | {name: str(until) for name, until in limits.items()} | {"FOREBAY_REQUIRE_SERVERS": "1", "PYTHONPATH": str(ROOT)},
+        env=os.environ | {name: str(until) for name,
+            until in limits.items()} | {"FOREBAY_REQUIRE_SERVERS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert last in done.stdout.splitlines()[-1], done.stdout + done.stderr

@@ -56,7 +56,8 @@ class Watch:
 
     def events(self):
         return self.conn.execute(
-            "select act, kind, queue from forebay.event where act in ('alerts.fired', 'alerts.cleared') order by event_id"
+            "select act, kind, queue from forebay.event where act in ('alerts.fired', "
+            "'alerts.cleared') order by event_id"
         ).fetchall()
 
 
@@ -114,7 +115,9 @@ async def test_a_producer_that_stops_fires_a1_only(app, conn, watch, work):
 @pytest.mark.slow
 @pytest.mark.parametrize("guarded", [True, False])
 async def test_completed_jobs_are_those_of_the_counters(database, conn, watch, guarded):
-    """All of the last 15 minutes, in whatever number of batches, also when older folds were deleted; the control knows the newest batches."""
+    """All of the last 15 minutes, in whatever number of batches, also when older folds were
+    deleted; the control knows the newest batches.
+    """
     if not guarded:
         break_function(
             database,
@@ -196,7 +199,8 @@ async def test_a_job_that_can_never_succeed_fires_a3_only(app, conn, watch, work
 @pytest.mark.slow
 async def test_the_first_hour_of_an_installation_has_no_false_alarm(database, conn, watch):
     """
-    Jobs wait and no worker was ever started; then the hour is over. Nobody has checked yet, and that is no alert either.
+    Jobs wait and no worker was ever started; then the hour is over. Nobody has checked yet, and
+    that is no alert either.
     """
     # The database is a copy of one that is older.
     conn.execute("update forebay.schema_migration set applied_at = forebay._now()")
@@ -244,7 +248,9 @@ async def test_a_snapshot_that_is_held(database, conn, watch):
 
 
 async def test_the_oldest_snapshot_and_the_dead_rows_that_it_keeps(database, conn, watch):
-    """A transaction that stays open keeps the rows that others delete: both alerts fire, and clear when it ends and the rows are removed."""
+    """A transaction that stays open keeps the rows that others delete: both alerts fire, and
+    clear when it ends and the rows are removed.
+    """
     conn.execute("select forebay.set_threshold('snapshot_for', 0.001)")
     conn.execute("select forebay.set_threshold('dead_rows_most', 900)")
     enqueue_many(conn, [{"kind": "work", "delay": 86400}] * 1000)
@@ -281,7 +287,10 @@ class Store:
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["pass", "direct"])
 async def test_the_breaker_of_a_mirror_whose_store_is_away(app, conn, watch, how):
-    """Of the passes of a worker, and of direct writes where no worker runs; it clears when the store is back."""
+    """Of the passes of a worker, and of direct writes where no worker runs.
+
+    It clears when the store is back.
+    """
     store = Store()
     mirror = forebay.Mirror(
         app, "pages", source=store, target=LyingTarget(), grace=0, interval=0.01
@@ -319,13 +328,17 @@ async def test_the_breaker_of_a_mirror_whose_store_is_away(app, conn, watch, how
 
 @pytest.mark.slow
 async def test_a_schedule_that_no_worker_decides(app, conn, watch, work):
-    """Before its instant comes: no worker runs, or none with schedules; a worker that decides them ends it."""
+    """Before its instant comes: no worker runs, or none with schedules.
+
+    A worker that decides them ends it.
+    """
     conn.execute(
         "select forebay.create_schedule('yearly', 'report', cron => '0 3 1 1 *', queue => 'mail')"
     )
 
     def schedules():
-        # A worker that starts has transactions, and to the moved clock they are hours old: their alert is not looked at.
+        # A worker that starts has transactions, and to the moved clock they are hours old: their
+        # alert is not looked at.
         found = alerts_of_all(one(conn, "select forebay.measurements()"))
         return {alert.subject for alert in found if alert.code == "schedule"}
 
@@ -369,10 +382,12 @@ async def test_an_export_that_lags_and_one_that_has_missed_a_segment(database, c
 
 async def test_the_breaker_of_an_endpoint_the_reserve_and_a_duty(database, conn, watch):
     conn.execute(
-        "select forebay.create_endpoint('shop', 'http', '{\"url\": \"http://127.0.0.1:1/\"}', breaker_threshold => 1)"
+        "select forebay.create_endpoint('shop', 'http', '{\"url\": "
+        '"http://127.0.0.1:1/"}\', breaker_threshold => 1)'
     )
     conn.execute(
-        "update forebay.endpoint_state set opened_at = forebay._now(), failures = 1, last_error = 'refused'"
+        "update forebay.endpoint_state set opened_at = forebay._now(), failures = 1, "
+        "last_error = 'refused'"
     )
     conn.execute("select forebay.record_duty_v1('seal', 600, 'no space')")
     conn.execute("select forebay.configure('reserve_rows', 1000000000)")
@@ -385,7 +400,8 @@ async def test_the_breaker_of_an_endpoint_the_reserve_and_a_duty(database, conn,
 
 async def test_the_drift_of_a_mirror(database, conn, watch):
     found = {
-        "seconds": 1, "compared": "version", "items": 9, "copies": 8, "rows": 17, "ranges": 0, "differed": 0, "suspects": 1,
+        "seconds": 1, "compared": "version", "items": 9, "copies": 8, "rows": 17, "ranges": 0,
+        "differed": 0, "suspects": 1,
         "missing": 1, "stale": 0, "orphaned": 0, "ahead": 0,
     }  # fmt: skip
     audit = one(conn, "select forebay.record_audit('pages', %s::jsonb)", json.dumps(found))
@@ -407,7 +423,8 @@ async def test_a_schedule_that_nobody_runs(database, conn, watch):
 
 async def test_an_alert_is_published_and_in_the_event_log(app, conn, watch, work):
     """
-    It is published where somebody subscribes: an event that waits for nobody would itself be an alert.
+    It is published where somebody subscribes: an event that waits for nobody would itself be an
+    alert.
     """
     _, broken = work
     conn.execute(
@@ -420,7 +437,8 @@ async def test_an_alert_is_published_and_in_the_event_log(app, conn, watch, work
     await watch.codes()
     await watch.codes()
     rows = conn.execute(
-        "select args ->> 'state', args ->> 'code', args ->> 'subject' from forebay.log where kind = 'forebay.alert'"
+        "select args ->> 'state', args ->> 'code', args ->> 'subject' from forebay.log "
+        "where kind = 'forebay.alert'"
     ).fetchall()
     assert rows == [("fired", "A3", "mail")], "once, however often it is checked"
     assert watch.events()[-1] == ("alerts.fired", "A3", "mail")

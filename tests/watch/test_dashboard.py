@@ -13,13 +13,17 @@ from forebay.watch.metrics import metric_names
 FILE = Path(__file__).parents[2] / "examples" / "monitoring" / "grafana-dashboard.json"
 RULES = FILE.with_name("forebay-rules.yml")
 
-#: The parts of the model of a dashboard that we use, as of schema version 39: name and type, of the dashboard and of a panel.
+#: The parts of the model of a dashboard that we use, as of schema version 39: name and type, of the
+#: dashboard and of a panel.
 DASHBOARD = {
-    "title": str, "uid": str, "description": str, "tags": list, "schemaVersion": int, "version": int, "editable": bool,
-    "timezone": str, "refresh": str, "time": dict, "annotations": dict, "links": list, "templating": dict, "panels": list,
+    "title": str, "uid": str, "description": str, "tags": list, "schemaVersion": int,
+    "version": int, "editable": bool,
+    "timezone": str, "refresh": str, "time": dict, "annotations": dict, "links": list,
+    "templating": dict, "panels": list,
 }  # fmt: skip
 PANEL = {
-    "id": int, "title": str, "description": str, "type": str, "datasource": dict, "gridPos": dict, "targets": list,
+    "id": int, "title": str, "description": str, "type": str, "datasource": dict, "gridPos": dict,
+    "targets": list,
     "fieldConfig": dict, "options": dict,
 }  # fmt: skip
 TARGET = {"refId": str, "datasource": dict, "expr": str, "legendFormat": str}
@@ -110,11 +114,16 @@ def test_every_metric_but_some_is_on_it(dashboard):
         for name in re.findall(r"\bforebay_\w+", " ".join(queries(dashboard)))
     }
     assert set(metric_names()) - shown == {
-        "forebay_alerts_checked_timestamp_seconds", "forebay_endpoint_disabled", "forebay_endpoint_latency_p99_seconds",
-        "forebay_log_segments", "forebay_maintenance_duties_failing", "forebay_mirror_due", "forebay_queue_paused",
-        "forebay_queue_recently_completed", "forebay_queue_served", "forebay_schedule_recently_missed",
-        "forebay_scrape_duration_seconds", "forebay_worker_claimed_jobs_total", "forebay_worker_leases_lost_total",
-        "forebay_worker_listener_errors_total", "forebay_worker_live", "forebay_worker_ready", "forebay_worker_reconnects_total",
+        "forebay_alerts_checked_timestamp_seconds", "forebay_endpoint_disabled",
+        "forebay_endpoint_latency_p99_seconds",
+        "forebay_log_segments", "forebay_maintenance_duties_failing", "forebay_mirror_due",
+        "forebay_queue_paused",
+        "forebay_queue_recently_completed", "forebay_queue_served",
+        "forebay_schedule_recently_missed",
+        "forebay_scrape_duration_seconds", "forebay_worker_claimed_jobs_total",
+        "forebay_worker_leases_lost_total",
+        "forebay_worker_listener_errors_total", "forebay_worker_live", "forebay_worker_ready",
+        "forebay_worker_reconnects_total",
         "forebay_workers_memory_bytes", "forebay_workers_slots",
     }  # fmt: skip
 

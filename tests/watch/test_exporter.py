@@ -1,4 +1,6 @@
-"""Metrics in the text format of Prometheus: their names, their bounds, and Debian's Prometheus as a reader."""
+"""Metrics in the text format of Prometheus: their names, their bounds, and Debian's Prometheus
+as a reader.
+"""
 
 import asyncio
 import http.client
@@ -213,20 +215,25 @@ def test_prometheus_scrapes_loads_the_rules_and_alertmanager_receives_one(databa
     (tmp_path / "prometheus.yml").write_text(json.dumps({
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
         "rule_files": [str(rules)],
-        "scrape_configs": [{"job_name": "forebay", "static_configs": [{"targets": [f"127.0.0.1:{ours}"]}]}],
-        "alerting": {"alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{manager}"]}]}]},
+        "scrape_configs": [{"job_name": "forebay",
+            "static_configs": [{"targets": [f"127.0.0.1:{ours}"]}]}],
+        "alerting": {
+            "alertmanagers": [{"static_configs": [{"targets": [f"127.0.0.1:{manager}"]}]}]},
     }))  # fmt: skip
     (tmp_path / "alertmanager.yml").write_text(
         json.dumps({"route": {"receiver": "none"}, "receivers": [{"name": "none"}]})
     )
     commands = {
-        "forebay": [sys.executable, "-m", "forebay", "metrics", "--listen", f"127.0.0.1:{ours}", "--dsn", database],
+        "forebay": [sys.executable, "-m", "forebay", "metrics", "--listen", f"127.0.0.1:{ours}",
+            "--dsn", database],
         "prometheus": [
-            "prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/tsdb",
+            "prometheus", f"--config.file={tmp_path}/prometheus.yml",
+            f"--storage.tsdb.path={tmp_path}/tsdb",
             f"--web.listen-address=127.0.0.1:{prometheus}",
         ],
         "alertmanager": [
-            "prometheus-alertmanager", f"--config.file={tmp_path}/alertmanager.yml", f"--storage.path={tmp_path}/am",
+            "prometheus-alertmanager", f"--config.file={tmp_path}/alertmanager.yml",
+            f"--storage.path={tmp_path}/am",
             f"--web.listen-address=127.0.0.1:{manager}", "--cluster.listen-address=",
         ],
     }  # fmt: skip
@@ -277,8 +284,13 @@ def pages(conn):
 
 
 def grows_with_jobs(conn):
-    """Compare a queue with a hundred waiting jobs to one with twenty thousand, after maintenance has counted them."""
-    many = "select forebay.enqueue_many((select jsonb_agg(jsonb_build_object('kind', 'work', 'queue', 'mail')) from generate_series(1, %s)))"
+    """Compare a queue with a hundred waiting jobs to one with twenty thousand, after maintenance
+    has counted them.
+    """
+    many = (
+        "select forebay.enqueue_many((select jsonb_agg(jsonb_build_object('kind', 'work', "
+        "'queue', 'mail')) from generate_series(1, %s)))"
+    )
     conn.execute(many, [100])
     conn.execute("select forebay.renew_counters_v1(1)")
     few = pages(conn)

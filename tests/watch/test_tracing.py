@@ -99,8 +99,9 @@ async def test_a_request_its_job_two_attempts_and_a_sink_are_one_connected_trace
     app, conn, receiver, database
 ):
     """
-    Connected by parents and links: the request, the enqueue and the first attempt are one trace; the second attempt is a new one with
-    a link; the message that it enqueues is sent in that one. All spans come over the wire.
+    Connected by parents and links: the request, the enqueue and the first attempt are one trace;
+    the second attempt is a new one with a link; the message that it enqueues is sent in that one.
+    All spans come over the wire.
     """
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(OTLPSpanExporter(receiver.url)))
@@ -192,7 +193,8 @@ async def test_settlements_are_children_of_their_attempts(app, conn, spans):
     )
     assert found["forebay.settle well"].attributes["forebay.outcome"] == "done"
     assert found["forebay.process well"].attributes == {
-        "forebay.job_id": 1, "forebay.kind": "well", "forebay.queue": "mail", "forebay.group": "default", "forebay.attempt": 1,
+        "forebay.job_id": 1, "forebay.kind": "well", "forebay.queue": "mail",
+        "forebay.group": "default", "forebay.attempt": 1,
     }  # fmt: skip
     assert found["forebay.claim mail"].attributes["forebay.jobs"] == 1
 
@@ -321,11 +323,14 @@ def run(code):
 
 
 def test_nothing_is_imported_without_a_provider():
-    """Nor is there a middleware, so an enqueue and an attempt cost what they cost without tracing."""
+    """Nor is there a middleware, so an enqueue and an attempt cost what they cost without
+    tracing.
+    """
     code = (
         "import sys, forebay, forebay.tracing, forebay.worker\n{}"
         "app = forebay.App('', middleware=forebay.tracing.middleware())\n"
-        "print(len(app._internals.middleware), any(n.startswith('forebay.tracing._') for n in sys.modules))"
+        "print(len(app._internals.middleware), any(n.startswith('forebay.tracing._') for n "
+        "in sys.modules))"
     )
     assert (
         run(code.format("assert not any(n.startswith('opentelemetry') for n in sys.modules)\n"))

@@ -1,4 +1,6 @@
-"""What a handler leaves in the session of its transaction is gone before the next one runs there."""
+"""What a handler leaves in the session of its transaction is gone before the next one runs
+there.
+"""
 
 import psycopg
 import pytest
@@ -31,9 +33,11 @@ LEFT_BEHIND = {
 SEEN = """
     select concat_ws(' | ', current_user, session_user, current_setting('search_path'),
                      current_setting('statement_timeout'), current_setting('transaction_isolation'),
-                     coalesce(current_setting('app.tenant', true), ''), current_setting('synchronous_commit'),
+                     coalesce(current_setting('app.tenant', true), ''),
+                         current_setting('synchronous_commit'),
                      to_regclass('pg_temp.leak'),
-                     (select count(*) from pg_locks where pid = pg_backend_pid() and locktype = 'advisory'),
+                     (select count(*) from pg_locks where pid = pg_backend_pid()
+                         and locktype = 'advisory'),
                      (select count(*) from pg_cursors where name = 'leak'),
                      (select count(*) from pg_listening_channels()))"""
 
@@ -53,8 +57,9 @@ def way(request, app, database) -> forebay.App:
 @pytest.mark.parametrize("fate", ["done", "failed", "snoozed"])
 async def test_the_next_handler_finds_a_clean_session(way, conn, flavour, fate):
     """
-    Whatever a handler sets without ``local``, creates or locks, and however it ends: the one after it, on the same
-    connection, finds roles, settings, tables, cursors and locks as they are in a new session.
+    Whatever a handler sets without ``local``, creates or locks, and however it ends: the one after
+    it, on the same connection, finds roles, settings, tables, cursors and locks as they are in a
+    new session.
     """
     seen: list[str] = []
 
@@ -103,7 +108,8 @@ async def test_the_next_handler_finds_a_clean_session(way, conn, flavour, fate):
 
 async def test_deferred_triggers_find_what_the_handler_set(app, conn):
     """
-    A trigger at the end of the transaction reads the tenant from a setting: it runs before the setting goes.
+    A trigger at the end of the transaction reads the tenant from a setting: it runs before the
+    setting goes.
     """
     make_effect_table(conn)
     conn.execute(
@@ -126,8 +132,8 @@ async def test_deferred_triggers_find_what_the_handler_set(app, conn):
 
 async def test_the_settlement_still_limits_the_idle_time_of_its_transaction(app, conn, monkeypatch):
     """
-    A worker that freezes between settlement and commit holds up a revocation for five seconds and no longer: the reset
-    does not take that back.
+    A worker that freezes between settlement and commit holds up a revocation for five seconds and
+    no longer: the reset does not take that back.
     """
     from forebay.db import handler_connections
 

@@ -53,8 +53,8 @@ def by_cause(client, **filters):
 
 async def test_dead_letters_of_one_cause_are_one_group(mail, database, conn):
     """
-    Whatever their arguments and messages; by kind, class and the application's function, and by reason for
-    those without an error.
+    Whatever their arguments and messages; by kind, class and the application's function, and by
+    reason for those without an error.
     """
     for number in range(1, 5):
         for kind in ("render", "refuse", "charge"):
@@ -107,7 +107,8 @@ async def test_a_cause_is_redriven_or_purged(mail, database, conn):
 @pytest.mark.slow
 async def test_deaths_of_a_muted_cause_are_no_errors(mail, database, conn, caplog):
     """
-    They are recorded and counted; the worker knows it from its next heartbeat on, also that it is over.
+    They are recorded and counted; the worker knows it from its next heartbeat on, also that it is
+    over.
     """
     caplog.set_level(logging.INFO, "forebay.worker")
     client = forebay.Client(database)

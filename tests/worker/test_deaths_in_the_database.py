@@ -69,8 +69,10 @@ def test_a_muted_cause_is_no_error(caplog):
     """
     caplog.set_level(logging.INFO, "forebay.worker")
     report = (
-        '{"total": 1, "jobs": [{"job_id": 7, "kind": "work", "queue": "q", "reason": "expired", "attempt": 0,'
-        f' "max_attempts": null, "tag": null, "correlation_id": null, "cause": "{cause_of("work", "expired")}"}}]}}'
+        '{"total": 1, "jobs": [{"job_id": 7, "kind": "work", "queue": "q", "reason": '
+        '"expired", "attempt": 0,'
+        f' "max_attempts": null, "tag": null, "correlation_id": null, "cause": '
+        f'"{cause_of("work", "expired")}"}}]}}'
     )
     log_deaths([report], {cause_of("work", "expired")})
     (record,) = deaths(caplog)
@@ -83,7 +85,8 @@ def test_the_number_of_further_deaths_is_an_error_unless_their_cause_is_muted(
     caplog, is_muted, level
 ):
     """
-    What is not named one by one is judged by what is named. No more lines than ``LINES_MAX``, however many jobs are reported.
+    What is not named one by one is judged by what is named. No more lines than ``LINES_MAX``,
+    however many jobs are reported.
     """
     caplog.set_level(logging.INFO, "forebay.worker")
     cause = cause_of("work", "expired")
@@ -121,7 +124,10 @@ def test_a_log_that_fails_harms_no_worker(monkeypatch, capsys):
         log_deaths(["not JSON"], set())
         log_deaths(
             [
-                '{"total": 1, "jobs": [{"job_id": 7, "kind": "work", "queue": "q", "reason": "expired", "attempt": 0, "cause": "c"}]}'
+                (
+                    '{"total": 1, "jobs": [{"job_id": 7, "kind": "work", "queue": "q", '
+                    '"reason": "expired", "attempt": 0, "cause": "c"}]}'
+                )
             ],
             set(),
         )
@@ -192,7 +198,10 @@ async def test_a_call_that_fails_tells_nothing(database):
     """
     reports: list[str] = []
     session = Session(database, name="test", on_deaths=reports.extend)
-    fails = "do $$ begin perform forebay._report_deaths('{1}'); raise exception using errcode = 'JQ010'; end $$"
+    fails = (
+        "do $$ begin perform forebay._report_deaths('{1}'); raise exception using errcode = "
+        "'JQ010'; end $$"
+    )
     try:
         with pytest.raises(ForebayError):
             await session.run(Operation(fails, nothing, {}))

@@ -30,7 +30,8 @@ def crawler(app, body, **options):
 @pytest.mark.slow
 async def test_apostrophes_survive_in_names_arguments_state_and_errors(app, conn):
     """
-    FetchQ pastes values into SQL text: an apostrophe in a payload drops the document silently, one in a message loses the error.
+    FetchQ pastes values into SQL text: an apostrophe in a payload drops the document silently, one
+    in a message loses the error.
     """
     seen = []
 
@@ -64,7 +65,8 @@ async def test_a_push_of_an_existing_name_is_reported_in_every_state(app, conn):
 
 async def test_an_upsert_into_the_past_is_due_at_once(app, conn):
     """
-    FetchQ does not compute the status again: a planned document that is moved to the past waits for a pass of maintenance.
+    FetchQ does not compute the status again: a planned document that is moved to the past waits for
+    a pass of maintenance.
     """
     crawl = crawler(app, lambda ctx, text: Complete())
     crawl.using(delay=3600).push(conn, "a")
@@ -170,7 +172,8 @@ async def test_what_waits_for_its_time_is_not_in_progress(app, conn):
 
 def test_a_long_name_is_refused_and_not_cut(app, conn):
     """
-    FetchQ allows 50 characters, and its bulk push reports no row; here 512 bytes, with the index of the bad one.
+    FetchQ allows 50 characters, and its bulk push reports no row; here 512 bytes, with the index of
+    the bad one.
     """
     crawl = crawler(app, lambda ctx, text: None)
     assert crawl.push(conn, "é" * 256).result == "created"
@@ -183,16 +186,19 @@ def test_a_long_name_is_refused_and_not_cut(app, conn):
 @pytest.mark.slow
 async def test_counters_never_drift(app, conn, request):
     """
-    The article's complete lowers the wrong counter; FetchQ adds older increments to a newer reset, and never counts what is active.
-    After any mixture of operations the counters are the numbers of the subjects.
+    The article's complete lowers the wrong counter; FetchQ adds older increments to a newer reset,
+    and never counts what is active. After any mixture of operations the counters are the numbers of
+    the subjects.
     """
     seed = request.config.getoption("--seed") or random.randrange(10**6)
     print(f"--seed {seed}")
     dice = random.Random(seed)
     crawl = crawler(
         app,
-        lambda ctx, text: dice.choice([Complete(), Again("+1 week"), forebay.Drop(), forebay.Cancel()]),
-    )  # fmt: skip
+        lambda ctx, text: dice.choice(
+            [Complete(), Again("+1 week"), forebay.Drop(), forebay.Cancel()]
+        ),
+    )
     client = app.client()
     for _ in range(4):
         names = [f"s{dice.randrange(30)}" for _ in range(12)]

@@ -1,4 +1,6 @@
-"""Handlers that write with SQLAlchemy or Django: their writes and the job's completion are one commit."""
+"""Handlers that write with SQLAlchemy or Django: their writes and the job's completion are one
+commit.
+"""
 
 import asyncio
 
@@ -160,7 +162,8 @@ async def test_what_a_failed_attempt_wrote_is_rolled_back(app, conn, declare):
 
 async def test_what_a_handler_enqueues_belongs_to_it(app, conn):
     """
-    The next job through the handler's own session, or Django's connection, exists if the attempt committed.
+    The next job through the handler's own session, or Django's connection, exists if the attempt
+    committed.
     """
     make_effect_table(conn)
 
@@ -188,14 +191,18 @@ async def test_what_a_handler_enqueues_belongs_to_it(app, conn):
 
     for handler in (with_session, with_async_session, with_django):
         handler.enqueue(conn)
-    followed = "select array_agg((args->>'number')::int order by 1) from forebay.log where kind = 'following'"
+    followed = (
+        "select array_agg((args->>'number')::int order by 1) from forebay.log where kind = "
+        "'following'"
+    )
     async with running(app):
         await wait_for_async(lambda: sorted(one(conn, followed) or []) == [12, 22, 32, 42])
 
 
 async def test_a_commit_by_the_handler_does_not_split_the_transaction(app, conn):
     """
-    A session's commit() flushes and ends nothing; a connection's commit() is refused and fails the attempt.
+    A session's commit() flushes and ends nothing; a connection's commit() is refused and fails the
+    attempt.
     """
     make_effect_table(conn)
 
@@ -291,7 +298,8 @@ async def test_a_savepoint_of_the_handlers_is_its_own(app, conn):
 @IN_THREADS
 async def test_a_transaction_that_outlives_its_timeout_cannot_commit(app, conn, declare):
     """
-    It is cut off from the server; nothing of it is there, and the worker's next transaction is a sound one.
+    It is cut off from the server; nothing of it is there, and the worker's next transaction is a
+    sound one.
     """
     make_effect_table(conn)
 
@@ -312,7 +320,8 @@ async def test_a_transaction_that_outlives_its_timeout_cannot_commit(app, conn, 
 
 async def test_a_worker_of_another_database_is_refused(app, conn, server, template):
     """
-    Django's default database is not the worker's: no handler starts, since the two could not commit together.
+    Django's default database is not the worker's: no handler starts, since the two could not commit
+    together.
     """
     ran = []
 

@@ -97,7 +97,8 @@ def test_a_draining_worker_is_live_and_not_ready(workers, conn):
 
 def test_a_blocked_loop_is_not_ready_then_not_live_and_recovers(workers, conn):
     """
-    The answers come while the loop is blocked. A worker is not live from the moment it gives its lease up.
+    The answers come while the loop is blocked. A worker is not live from the moment it gives its
+    lease up.
     """
     worker = workers.start(health=ANYWHERE)
     assert probe(worker, "/live").status == 200
@@ -128,7 +129,8 @@ def test_a_worker_whose_polls_are_refused_is_not_ready(workers, conn):
 
 def test_odd_requests_harm_nobody(workers):
     """
-    Another path, another method, and more clients that say nothing than it serves: the next probe is answered.
+    Another path, another method, and more clients that say nothing than it serves: the next probe
+    is answered.
     """
     worker = workers.start(health=ANYWHERE)
     wait_for(lambda: is_ready(worker), 10)

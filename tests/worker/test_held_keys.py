@@ -1,4 +1,6 @@
-"""Jobs whose kind says on_dead="hold": later jobs of the key wait for the dead one, in the worker too."""
+"""Jobs whose kind says on_dead="hold": later jobs of the key wait for the dead one, in the
+worker too.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Maintenance of an idle database: duties that visit each lane pause for minutes, until something happens."""
+"""Maintenance of an idle database: duties that visit each lane pause for minutes, until
+something happens.
+"""
 
 import math
 
@@ -17,7 +19,8 @@ FOLDED = "select coalesce(max(c.totals[%s]), 0) from forebay.counter c where c.s
 @pytest.mark.slow
 async def test_counters_are_folded_soon_after_the_first_job_in_a_long_time(conn, database):
     """
-    An enqueue, a claim and a settlement each end the pause of the folds. PostgreSQL's statistics may report the last two ten seconds late.
+    An enqueue, a claim and a settlement each end the pause of the folds. PostgreSQL's statistics
+    may report the last two ten seconds late.
     """
     session = Session(database, name="test")
     maintenance = Maintenance(session, leading=Leading(1))

@@ -55,7 +55,8 @@ async def test_a_retry_is_a_warning_and_a_dead_job_an_error_with_its_exception(
     app, conn, caplog, failing
 ):
     """
-    Of every sort of handler: which job, which attempt of how many, the error, when it runs again, and the real exception.
+    Of every sort of handler: which job, which attempt of how many, the error, when it runs again,
+    and the real exception.
     """
     caplog.set_level(logging.INFO, "forebay.worker")
     job = failing.using(tag="nightly", correlation_id="c-1").enqueue(conn, n=1)
@@ -88,18 +89,27 @@ async def test_a_retry_is_a_warning_and_a_dead_job_an_error_with_its_exception(
     ("outcome", "level", "text"),
     [
         (None, "DEBUG", "done after"),
-        (Retry(reason="not ready"), "ERROR", "and is a dead letter now, no attempts are left: Retry: not ready"),
-        (Dead("no such user"), "ERROR", "and is a dead letter now, a retry cannot help: Dead: no such user"),
+        (
+            Retry(reason=("not ready")),
+            "ERROR",
+            "and is a dead letter now, no attempts are left: Retry: not ready",
+        ),
+        (
+            Dead("no such user"),
+            "ERROR",
+            "and is a dead letter now, a retry cannot help: Dead: no such user",
+        ),
         (Cancel("not wanted"), "INFO", "Cancel: not wanted"),
         (Snooze(600), "DEBUG", "runs again in 10 min"),
     ],
     ids=lambda value: type(value).__name__,
-)  # fmt: skip
+)
 async def test_an_outcome_that_a_handler_returns_is_logged(
     app, conn, caplog, outcome, level, text, transaction
 ):
     """
-    Also the last attempt that returns Retry, and what a transaction has settled; and the counters agree.
+    Also the last attempt that returns Retry, and what a transaction has settled; and the counters
+    agree.
     """
     caplog.set_level(logging.DEBUG, "forebay.worker")
 
@@ -116,7 +126,8 @@ async def test_an_outcome_that_a_handler_returns_is_logged(
     stats = worker.stats
     counted = [stats.done, stats.dead, stats.cancelled, stats.snoozed]
     assert counted == {
-        "done": [1, 0, 0, 0], "dead": [0, 1, 0, 0], "cancelled": [0, 0, 1, 0], "snoozed": [0, 0, 0, 1]
+        "done": [1, 0, 0, 0], "dead": [0, 1, 0, 0], "cancelled": [0, 0, 1, 0],
+        "snoozed": [0, 0, 0, 1]
     }[record.outcome]  # fmt: skip
     assert stats.ended == 1 - stats.done
 
@@ -261,7 +272,8 @@ class Explosive(Exception):
 
 async def test_text_of_an_exception_forges_no_line(app, conn):
     """
-    Neither in the message nor in the traceback, with the plainest of formatters: lines that follow are indented.
+    Neither in the message nor in the traceback, with the plainest of formatters: lines that follow
+    are indented.
     """
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
@@ -324,7 +336,8 @@ async def test_a_log_that_fails_changes_no_outcome(app, conn, capsys, error):
 
 async def test_a_logged_exception_is_not_kept(app, conn, monkeypatch):
     """
-    Neither the worker nor the job refers to it afterwards: its frames hold what the handler had in memory.
+    Neither the worker nor the job refers to it afterwards: its frames hold what the handler had in
+    memory.
     """
     # pytest keeps the records that reach it.
     monkeypatch.setattr(logging.getLogger("forebay.worker"), "propagate", False)

@@ -23,7 +23,9 @@ def document(form: str) -> str:
 
 
 def decoded_bytes() -> int:
-    """Return what the decoded arguments of one job take: each word has 52 bytes, and 8 in the list of all."""
+    """Return what the decoded arguments of one job take: each word has 52 bytes, and 8 in the
+    list of all.
+    """
     return 40_000 * (52 + 8)
 
 
@@ -45,7 +47,9 @@ def peak_bytes(pid: int) -> int:
 @pytest.mark.parametrize("form", ["random", "compressible"])
 @pytest.mark.slow
 def test_a_worker_holds_the_arguments_of_the_jobs_that_run(conn, workers, effects, form):
-    """Of 120 waiting ones with 240 kB each it holds a few as text, although they are short and many are claimed in advance."""
+    """Of 120 waiting ones with 240 kB each it holds a few as text, although they are short and
+    many are claimed in advance.
+    """
     put(conn, "default", "read_words", document(form), 120)
     worker = workers.start(concurrency=4)
     wait_for(lambda: effects.count("end")[0] >= 120, 120, lambda: workers.logs)
@@ -101,7 +105,9 @@ async def test_what_does_not_fit_the_handler_is_dead_however_large(app, conn):
 
 
 def test_a_large_answer_is_read_as_a_small_one():
-    """All fields arrive, the arguments when they are asked for, also a number that no float can hold."""
+    """All fields arrive, the arguments when they are asked for, also a number that no float can
+    hold.
+    """
     job = '[7,"work",1000,{"n":%s},7,"k",null,1,null,3,"t","c",{"h":"v"}]'
     small = claimed_jobs(job % "5")
     large = claimed_jobs(",".join([job % "5"] * 10_000))

@@ -1,4 +1,6 @@
-"""Leadership: of several idle workers one looks closely and one does the maintenance, and others take over."""
+"""Leadership: of several idle workers one looks closely and one does the maintenance, and others
+take over.
+"""
 
 import asyncio
 import time
@@ -16,7 +18,8 @@ from tests.support.waiting import wait_for, wait_for_async
 
 pytestmark = pytest.mark.anyio
 
-#: How long a duty is kept without its leader, and how long a heartbeat of an idle worker takes, with the tests' settings.
+#: How long a duty is kept without its leader, and how long a heartbeat of an idle worker takes,
+#: with the tests' settings.
 TAKEN_OVER_SECONDS = 1.6 + 0.6
 
 
@@ -78,8 +81,8 @@ async def test_of_two_idle_workers_one_looks_closely_and_one_does_the_maintenanc
 @pytest.mark.slow
 async def test_a_holder_that_vanishes_is_replaced(app, conn, database):
     """
-    Its connections are silent, so it renews nothing: within its time and a heartbeat the other one looks closely and
-    promotes. The wake-up is off, so that only looking finds jobs.
+    Its connections are silent, so it renews nothing: within its time and a heartbeat the other one
+    looks closely and promotes. The wake-up is off, so that only looking finds jobs.
     """
     ran = []
 
@@ -101,8 +104,8 @@ async def test_a_holder_that_vanishes_is_replaced(app, conn, database):
 
 async def test_a_worker_without_a_free_slot_resigns(app, conn, database):
     """
-    The leader's only slot is taken: the next job starts on the other worker at once, by the notification that the leader
-    sends on its own connection, though enqueues notify none.
+    The leader's only slot is taken: the next job starts on the other worker at once, by the
+    notification that the leader sends on its own connection, though enqueues notify none.
     """
     started = []
     release = asyncio.Event()
@@ -129,8 +132,9 @@ async def test_a_worker_without_a_free_slot_resigns(app, conn, database):
 @pytest.mark.direct
 async def test_a_job_that_nobody_announced_is_noticed(app, conn, monkeypatch):
     """
-    The worker expects notifications and polls rarely, but this producer sends none. After its first job the worker polls at the shortest interval.
-    A late poll proves nothing, so the test may need several jobs.
+    The worker expects notifications and polls rarely, but this producer sends none. After its first
+    job the worker polls at the shortest interval. A late poll proves nothing, so the test may need
+    several jobs.
     """
     ran = []
 
@@ -161,7 +165,8 @@ async def test_a_job_that_nobody_announced_is_noticed(app, conn, monkeypatch):
 @pytest.mark.direct
 async def test_a_job_runs_though_its_notification_is_taken_for_that_of_another(app, conn):
     """
-    A claim took more jobs than were announced, so one notification counts as late. It is that of a new job, and the next poll is far away.
+    A claim took more jobs than were announced, so one notification counts as late. It is that of a
+    new job, and the next poll is far away.
     """
     ran = []
 
@@ -186,8 +191,8 @@ async def test_without_notifications_a_heartbeat_reports_a_duty_without_a_leader
     app, conn, database, monkeypatch
 ):
     """
-    As behind a pooler in transaction mode: no notification arrives. The leader is full, and the other one gets what
-    comes within a heartbeat and a poll.
+    As behind a pooler in transaction mode: no notification arrives. The leader is full, and the
+    other one gets what comes within a heartbeat and a poll.
     """
     started = []
     release = asyncio.Event()
@@ -256,7 +261,8 @@ async def test_deferred_jobs_start_on_time_with_two_workers(app, conn, database)
 
 async def test_one_worker_alone_leads_every_duty_and_leads_again_after_a_restart(app, conn):
     """
-    It leaves its duty while it is full and takes it again; when it stops it leaves all of them at once.
+    It leaves its duty while it is full and takes it again; when it stops it leaves all of them at
+    once.
     """
     release = asyncio.Event()
 
@@ -278,8 +284,8 @@ async def test_one_worker_alone_leads_every_duty_and_leads_again_after_a_restart
 @pytest.mark.slow
 def test_a_killed_holder_is_replaced_and_its_jobs_run_again(conn, workers, effects):
     """
-    A process that holds the duties is killed in the middle of a job: the other process does the maintenance from then on, and
-    runs the job.
+    A process that holds the duties is killed in the middle of a job: the other process does the
+    maintenance from then on, and runs the job.
     """
     victim = workers.start()
     enqueue(conn, kind="work", args={"entry": 1, "seconds": 60})
@@ -368,7 +374,8 @@ def _at(seconds: float):
 
 async def test_an_idle_worker_draws_no_transaction_ids(app, conn, database):
     """
-    A hundred polls, with their wake-ups and the renewals of leadership, are some transactions: heartbeats and the first calls.
+    A hundred polls, with their wake-ups and the renewals of leadership, are some transactions:
+    heartbeats and the first calls.
     """
 
     @app.job

@@ -1,4 +1,6 @@
-"""A worker keeps its lease while it lives, gives it up when it cannot know, and minds what it is told."""
+"""A worker keeps its lease while it lives, gives it up when it cannot know, and minds what it is
+told.
+"""
 
 import asyncio
 import os
@@ -34,8 +36,9 @@ def revoked_leases(conn) -> int:
 @pytest.mark.slow
 async def test_a_new_lease_is_not_lost_by_the_answer_to_an_older_heartbeat(app, conn, database):
     """
-    A worker that lost its claiming connection goes on under a second lease while jobs of the first run. Heartbeats
-    under way at that moment know nothing of it, and that is no sign that it was revoked.
+    A worker that lost its claiming connection goes on under a second lease while jobs of the first
+    run. Heartbeats under way at that moment know nothing of it, and that is no sign that it was
+    revoked.
     """
     done = []
 
@@ -63,11 +66,13 @@ async def test_one_of_many_idle_workers_beats_seldom_and_at_once_when_it_has_a_j
     app, conn, database
 ):
     """
-    Among two hundred a pause of seconds; the job that ends it does not wait for its end to be known of.
+    Among two hundred a pause of seconds; the job that ends it does not wait for its end to be known
+    of.
     """
     conn.execute(
         "insert into forebay.lease (lease_id, worker, lease_seconds, suspect_seconds, opened_at)"
-        " select forebay._random_name(), 'idle', 3600, 3600, clock_timestamp() from generate_series(1, 600)"
+        " select forebay._random_name(), 'idle', 3600, 3600, clock_timestamp() from "
+        "generate_series(1, 600)"
     )
     go_on = asyncio.Event()
 
@@ -106,8 +111,8 @@ async def test_a_worker_that_stops_closes_its_leases(app, conn):
 
 async def test_a_claim_without_an_answer_is_given_back(app, conn, database):
     """
-    When the reply to a claim is lost nobody knows whether it was committed. The jobs come back at once, at no
-    attempt, and do not wait for the lease to run out.
+    When the reply to a claim is lost nobody knows whether it was committed. The jobs come back at
+    once, at no attempt, and do not wait for the lease to run out.
     """
     seen = []
 
@@ -156,8 +161,8 @@ async def test_a_handlers_transaction_whose_commit_is_in_doubt_counts_once(
     app, conn, database, flavour, fate
 ):
     """
-    The effect is there once and the job is done: when the commit had arrived it is recognised by its name,
-    otherwise the attempt counts as failed and the next one does the work.
+    The effect is there once and the job is done: when the commit had arrived it is recognised by
+    its name, otherwise the attempt counts as failed and the next one does the work.
     """
     make_effect_table(conn)
     attempts = []
@@ -191,7 +196,8 @@ async def test_a_connection_cut_at_every_statement_of_a_transaction_leaves_one_e
     app, conn, database
 ):
     """
-    Before the effect, in the message with settlement and commit, and after it without the answer: once.
+    Before the effect, in the message with settlement and commit, and after it without the answer:
+    once.
     """
     make_effect_table(conn)
 
@@ -219,8 +225,9 @@ async def test_a_connection_cut_at_every_statement_of_a_transaction_leaves_one_e
 @pytest.mark.slow
 async def test_a_loop_that_is_blocked_too_long_gives_the_lease_up(app, conn, workers, effects):
     """
-    A coroutine that blocks its worker for longer than the lease loses it, another worker runs the job, and the late
-    end changes nothing. That other worker has to observe the silence for the whole lease first.
+    A coroutine that blocks its worker for longer than the lease loses it, another worker runs the
+    job, and the late end changes nothing. That other worker has to observe the silence for the
+    whole lease first.
     """
     blocked = workers.start()
     conn.execute("select forebay.enqueue('block_the_loop', '{\"entry\": 1, \"seconds\": 20}')")
@@ -242,7 +249,8 @@ async def test_a_loop_that_is_blocked_too_long_gives_the_lease_up(app, conn, wor
 @pytest.mark.slow
 async def test_workers_of_one_name_are_told_apart(app, conn, monkeypatch):
     """
-    Cloned machines with one host name and one process id share nothing: identity is drawn at each start.
+    Cloned machines with one host name and one process id share nothing: identity is drawn at each
+    start.
     """
     monkeypatch.setattr("socket.gethostname", lambda: "clone")
     monkeypatch.setattr(os, "getpid", lambda: 1)
@@ -284,7 +292,8 @@ async def test_a_database_whose_default_isolation_is_stricter_is_served(app, con
 @pytest.mark.slow
 async def test_a_settlement_that_the_database_does_not_take_holds_nobody_up(app, conn):
     """
-    One flush the database refuses is tried again and again; the jobs of all others are settled meanwhile.
+    One flush the database refuses is tried again and again; the jobs of all others are settled
+    meanwhile.
     """
 
     @app.job
@@ -308,8 +317,8 @@ async def test_a_settlement_that_the_database_does_not_take_holds_nobody_up(app,
 @pytest.mark.slow
 async def test_handlers_stop_when_no_heartbeat_was_answered_in_time(app, conn, database):
     """
-    A worker cut off from its database stops its handlers before its lease ends, by its own clock; while it is cut
-    off it can settle nothing; afterwards it goes on by itself under a new lease.
+    A worker cut off from its database stops its handlers before its lease ends, by its own clock;
+    while it is cut off it can settle nothing; afterwards it goes on by itself under a new lease.
     """
     stopped = []
     began = time.monotonic()
@@ -339,7 +348,8 @@ async def test_handlers_stop_when_no_heartbeat_was_answered_in_time(app, conn, d
 
 async def test_an_app_without_a_module_runs_suspects_in_its_own_process(app, conn):
     """
-    Without a module that a child could import, a suspect runs here, and its start is on record all the same.
+    Without a module that a child could import, a suspect runs here, and its start is on record all
+    the same.
     """
     ran = threading.Event()
 
@@ -381,7 +391,8 @@ _REFUSE_ONE_START = """
 @pytest.mark.usual("a trigger on a table of the schema")
 async def test_a_suspect_whose_start_is_refused_in_the_workers_process_runs_later(app, conn):
     """
-    The disk is full when the start of a suspect is to be recorded: it is released, and not held until the worker ends.
+    The disk is full when the start of a suspect is to be recorded: it is released, and not held
+    until the worker ends.
     """
 
     @app.job

@@ -1,4 +1,6 @@
-"""A worker obeys the limits of a queue, fills the slots that it allows, and serves limit keys evenly."""
+"""A worker obeys the limits of a queue, fills the slots that it allows, and serves limit keys
+evenly.
+"""
 
 import asyncio
 import time
@@ -42,7 +44,9 @@ class Room:
 
 @pytest.mark.parametrize("sort", ["coroutine", "thread", "transaction", "batch"])
 async def test_no_more_run_at_once_than_the_limits_allow(app, conn, sort):
-    """Of each key and of all together, whatever sort of handler they have, also when attempts fail."""
+    """Of each key and of all together, whatever sort of handler they have, also when attempts
+    fail.
+    """
     room = Room()
     seen: set[int] = set()
 
@@ -104,7 +108,9 @@ async def test_the_slots_that_the_limits_allow_are_used(app, conn):
 
 @pytest.mark.parametrize("declared", ["default", "elsewhere"])
 async def test_nothing_is_claimed_in_advance(app, conn, declared):
-    """A job that waits in a worker would count as running, also in a queue that no handler names."""
+    """A job that waits in a worker would count as running, also in a queue that no handler
+    names.
+    """
 
     @app.job(name="work", queue=declared)
     async def handler(key: str) -> None:
@@ -151,7 +157,9 @@ async def test_a_rate_is_kept_and_a_permit_that_is_due_is_found(app, conn):
 
 
 async def test_a_worker_at_a_closed_limiter_does_not_poll_more_than_an_idle_one(app, conn):
-    """While a job runs and others wait for its slot, the worker asks once a poll and claims nothing."""
+    """While a job runs and others wait for its slot, the worker asks once a poll and claims
+    nothing.
+    """
     end = asyncio.Event()
     began = asyncio.Event()
 

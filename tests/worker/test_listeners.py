@@ -27,7 +27,8 @@ def app(database):
 
 async def test_failed_and_dead_attempts_are_reported_with_their_facts(app, conn):
     """
-    ``on_failed`` for each failed attempt, ``on_dead`` for the last one, with the job, the exception and what happens next.
+    ``on_failed`` for each failed attempt, ``on_dead`` for the last one, with the job, the exception
+    and what happens next.
     """
     failed: list[AttemptEnded] = []
     dead: list[AttemptEnded] = []
@@ -106,7 +107,8 @@ async def test_every_sort_of_failure_is_reported(app, conn):
 
 async def test_a_listener_runs_after_the_database_has_the_outcome(app, conn):
     """
-    What a listener reads about its job is the outcome. A plain one runs in a thread, a coroutine function on the loop.
+    What a listener reads about its job is the outcome. A plain one runs in a thread, a coroutine
+    function on the loop.
     """
     seen: list[tuple[str, str, bool]] = []
 
@@ -165,8 +167,8 @@ async def test_a_failing_listener_harms_no_job(app, conn, caplog):
 
 async def test_a_slow_listener_delays_no_job(app, conn, monkeypatch, caplog):
     """
-    Jobs go on while a listener hangs; beyond a number of waiting events new ones are dropped, and that is said. The worker
-    ends in bounded time.
+    Jobs go on while a listener hangs; beyond a number of waiting events new ones are dropped, and
+    that is said. The worker ends in bounded time.
     """
     monkeypatch.setattr(listeners, "EVENTS_MAX", 5)
     monkeypatch.setattr(listeners, "_DRAIN_SECONDS", 0.1)
@@ -197,7 +199,8 @@ async def test_a_listener_must_be_a_function(app):
 @pytest.mark.slow
 async def test_a_lost_worker_is_reported(app, conn, workers):
     """
-    The worker that finds another one silent calls ``on_worker_lost`` with its name and the number of its jobs.
+    The worker that finds another one silent calls ``on_worker_lost`` with its name and the number
+    of its jobs.
     """
     lost: list[LostWorker] = []
     app.on_worker_lost(lost.append)

@@ -22,7 +22,8 @@ async def test_a_claim_that_waits_for_long_names_the_session_with_the_lock(
     app, conn, database, caplog, monkeypatch
 ):
     """
-    The warning has its process id, its application and how to end it; the claim is repeated, and gets the job.
+    The warning has its process id, its application and how to end it; the claim is repeated, and
+    gets the job.
     """
     monkeypatch.setattr(
         worker,
@@ -57,8 +58,8 @@ async def test_a_locked_task_is_reported_once_though_the_task_does_not_fail(
     database, conn, caplog, sees_others
 ):
     """
-    Promotion passes over a locked call without an error. Two passes find the same transaction, also without the right to
-    see its age; a new transaction is a new warning.
+    Promotion passes over a locked call without an error. Two passes find the same transaction, also
+    without the right to see its age; a new transaction is a new warning.
     """
     caplog.set_level(logging.WARNING, "forebay.maintenance")
     session = Session(database, name="test")

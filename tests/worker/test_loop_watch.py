@@ -29,7 +29,8 @@ async def test_a_coroutine_that_blocks_the_loop_is_named_while_it_does_and_after
     app, conn, caplog
 ):
     """
-    With its line while it blocks, and with the seconds in the end; the jobs beside it are not accused.
+    With its line while it blocks, and with the seconds in the end; the jobs beside it are not
+    accused.
     """
     beside = asyncio.Event()
 

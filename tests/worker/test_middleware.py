@@ -94,8 +94,8 @@ def app(database):
 
 async def test_a_header_written_at_the_enqueue_is_there_around_each_sort_of_handler(app, conn):
     """
-    A context variable set around the attempt is seen by coroutines, threads, batches and handlers in transactions, and is
-    gone after it.
+    A context variable set around the attempt is seen by coroutines, threads, batches and handlers
+    in transactions, and is gone after it.
     """
 
     @app.job
@@ -133,9 +133,13 @@ async def test_a_header_written_at_the_enqueue_is_there_around_each_sort_of_hand
     worker = await run_until_idle(app, concurrency=1)
     assert worker.stats.done == 6
     assert sorted(seen) == [
-        ("awaited transaction", "acme"), ("batch", "acme"), ("loop", "acme"), ("loop", "none"), ("thread", "acme"),
+        (("awaited transaction"), "acme"),
+        ("batch", "acme"),
+        ("loop", "acme"),
+        ("loop", "none"),
+        ("thread", "acme"),
         ("transaction", "acme"),
-    ]  # fmt: skip
+    ]
 
 
 async def test_the_first_middleware_is_the_outermost(database, conn):
@@ -162,7 +166,8 @@ async def test_the_first_middleware_is_the_outermost(database, conn):
 
 async def test_an_exception_of_a_middleware_is_the_failure_of_the_attempt(database, conn):
     """
-    Before the handler, after it, or instead of its exception; the handler's traceback has no frame of a middleware.
+    Before the handler, after it, or instead of its exception; the handler's traceback has no frame
+    of a middleware.
     """
 
     class Failing(Middleware):
@@ -263,7 +268,8 @@ async def test_an_asynchronous_middleware_alone_is_refused_beside_plain_function
 
 async def test_a_middleware_refuses_an_enqueue(app, conn, database):
     """
-    An exception before the yield writes nothing, one by one and in bulk; headers are checked as any other.
+    An exception before the yield writes nothing, one by one and in bulk; headers are checked as any
+    other.
     """
 
     class Closed(Middleware):
@@ -299,8 +305,8 @@ async def test_a_middleware_refuses_an_enqueue(app, conn, database):
 
 async def test_every_enqueue_passes_the_middlewares(app, conn, database):
     """
-    Single, in bulk, of any kinds, synchronous and not, in its own transaction: each job has the header. The id is known
-    after the yield, and options may be replaced.
+    Single, in bulk, of any kinds, synchronous and not, in its own transaction: each job has the
+    header. The id is known after the yield, and options may be replaced.
     """
 
     class Watching(Middleware):
@@ -337,7 +343,8 @@ async def test_every_enqueue_passes_the_middlewares(app, conn, database):
 
 async def test_the_index_of_a_refused_job_counts_over_all_chunks(app, conn):
     """
-    With middleware a bulk is written chunk by chunk; the index of the error is that in the whole bulk.
+    With middleware a bulk is written chunk by chunk; the index of the error is that in the whole
+    bulk.
     """
 
     @app.job
@@ -350,7 +357,8 @@ async def test_the_index_of_a_refused_job_counts_over_all_chunks(app, conn):
 
 async def test_a_transactional_attempt_has_the_connection_of_its_handler(database, conn):
     """
-    So a middleware can set a variable for row-level security in the handler's transaction; it is gone with it.
+    So a middleware can set a variable for row-level security in the handler's transaction; it is
+    gone with it.
     """
 
     class RowSecurity(Middleware):
@@ -374,7 +382,8 @@ async def test_a_transactional_attempt_has_the_connection_of_its_handler(databas
 
 async def test_a_settlement_is_entered_before_it_is_recorded_and_left_after(database, conn):
     """
-    Around the recording of an outcome: before the yield the database does not have it, after it the database does.
+    Around the recording of an outcome: before the yield the database does not have it, after it the
+    database does.
     """
 
     class Settling(Middleware):
@@ -412,7 +421,8 @@ async def test_a_settlement_is_entered_before_it_is_recorded_and_left_after(data
 @pytest.mark.parametrize("is_refused", [False, True])
 async def test_the_first_middleware_around_a_settlement_is_the_outermost(is_refused):
     """
-    As around an attempt: the last one that is entered is left first, also when the database refuses the outcome.
+    As around an attempt: the last one that is entered is left first, also when the database refuses
+    the outcome.
     """
 
     class Named(Middleware):
@@ -463,7 +473,8 @@ async def test_an_exception_around_a_settlement_harms_no_job(database, conn, cap
 
 async def test_a_settlement_that_is_refused_raises_in_its_middlewares(database, conn):
     """
-    A worker that lost its lease does not settle: ``LeaseLost`` is raised at the yield, and no listener hears of the outcome.
+    A worker that lost its lease does not settle: ``LeaseLost`` is raised at the yield, and no
+    listener hears of the outcome.
     """
 
     class Settling(Middleware):

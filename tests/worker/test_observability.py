@@ -1,4 +1,6 @@
-"""The examples of docs/howto/middleware.md with the real libraries: Sentry, OpenTelemetry, Prometheus."""
+"""The examples of docs/howto/middleware.md with the real libraries: Sentry, OpenTelemetry,
+Prometheus.
+"""
 
 import sys
 import types
@@ -97,7 +99,8 @@ async def test_attempts_are_counted_by_outcome(database, conn, example):
 @pytest.mark.slow
 async def test_events_of_a_handler_have_the_scope_of_its_attempt(database, conn, example):
     """
-    Each attempt has its own scope: tags, the job and a transaction; none leaks to the next job of the thread.
+    Each attempt has its own scope: tags, the job and a transaction; none leaks to the next job of
+    the thread.
     """
     sentry_sdk = pytest.importorskip("sentry_sdk", reason="sentry-sdk is part of the extra dev")
     from sentry_sdk.transport import Transport

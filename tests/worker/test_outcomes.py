@@ -62,7 +62,8 @@ async def test_coroutine_functions_and_plain_functions_run(app, conn):
 
 async def test_plain_functions_run_at_the_same_time(app, conn):
     """
-    As many threads as slots: jobs claimed together do not wait for one thread that happens to be idle.
+    As many threads as slots: jobs claimed together do not wait for one thread that happens to be
+    idle.
     """
     together = 4
     inside = 0
@@ -167,7 +168,8 @@ async def test_failures_are_retried_until_the_attempts_are_used_up(app, conn):
 
 async def test_waits_that_python_writes_with_an_exponent_are_taken(app, conn):
     """
-    A hundredth of a millisecond until the next attempt, from a policy's function, a retry and a snooze; and as a linger.
+    A hundredth of a millisecond until the next attempt, from a policy's function, a retry and a
+    snooze; and as a linger.
     """
     tiny = 1e-5
     seen = []
@@ -246,8 +248,8 @@ async def test_a_job_can_be_snoozed_retried_cancelled_and_given_up_by_its_handle
 @pytest.mark.slow
 async def test_an_unknown_kind_is_postponed_longer_each_time_and_never_dropped(app, conn, caplog):
     """
-    During a rolling deploy the right worker may come in a moment: the job waits, visibly, at no attempt,
-    and other jobs are not held up.
+    During a rolling deploy the right worker may come in a moment: the job waits, visibly, at no
+    attempt, and other jobs are not held up.
     """
     ran = []
 
@@ -276,7 +278,10 @@ async def test_an_unknown_kind_is_postponed_longer_each_time_and_never_dropped(a
         waits.append(
             one(
                 conn,
-                "select extract(epoch from max(run_at) - forebay._now())::float from forebay.deferred",
+                (
+                    "select extract(epoch from max(run_at) - forebay._now())::float from "
+                    "forebay.deferred"
+                ),
             )
         )
     assert waits[0] < 5.1
@@ -301,7 +306,8 @@ async def test_an_unknown_kind_is_postponed_longer_each_time_and_never_dropped(a
 
 async def test_arguments_that_do_not_fit_end_the_job_as_permanent(app, conn):
     """
-    No retry can help a job whose stored arguments do not fit the handler; the error says what is wrong.
+    No retry can help a job whose stored arguments do not fit the handler; the error says what is
+    wrong.
     """
 
     @app.job

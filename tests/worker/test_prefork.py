@@ -1,4 +1,6 @@
-"""``forebay worker --processes N``: one lease and one claimer, and every handler in one of N child processes."""
+"""``forebay worker --processes N``: one lease and one claimer, and every handler in one of N
+child processes.
+"""
 
 import json
 import os
@@ -33,7 +35,8 @@ def failures(conn, job: int) -> list[str]:
 @pytest.mark.slow
 def test_handlers_of_every_sort_run_in_the_processes(conn, workers, effects):
     """
-    At once in as many processes as there are, under one lease; a handler's transaction is one commit there too.
+    At once in as many processes as there are, under one lease; a handler's transaction is one
+    commit there too.
     """
     worker = workers.start(processes=3)
     wait_for(lambda: len(worker.children) == 3, 30, lambda: workers.logs)
@@ -61,7 +64,8 @@ def test_handlers_of_every_sort_run_in_the_processes(conn, workers, effects):
 @pytest.mark.slow
 def test_a_process_that_is_killed_takes_its_own_job_only(conn, workers, effects):
     """
-    That job has used an attempt, those in the other processes end at their first; another process takes its place.
+    That job has used an attempt, those in the other processes end at their first; another process
+    takes its place.
     """
     worker = workers.start(processes=3)
     victim = put(conn, "work_in_thread", 0, seconds=60)
@@ -98,7 +102,8 @@ def test_the_hard_timeout_kills_one_process(conn, workers, effects):
 @pytest.mark.parametrize("how", ["terminate", "kill"])
 def test_no_process_outlives_the_worker(conn, workers, effects, how):
     """
-    After the grace time running calls are killed and their jobs released, at no attempt; processes of a dead worker end themselves.
+    After the grace time running calls are killed and their jobs released, at no attempt; processes
+    of a dead worker end themselves.
     """
     worker = workers.start(processes=2, grace_seconds=0.2)
     job = put(conn, "work_in_thread", 1, seconds=60)

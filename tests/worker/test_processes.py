@@ -42,7 +42,8 @@ def test_each_call_runs_in_a_process_that_is_used_again(conn, workers, effects):
 @pytest.mark.slow
 def test_at_the_timeout_the_process_is_killed(conn, workers, effects, how):
     """
-    Whatever it does: the attempt has failed, the process is gone, and the next call gets another one.
+    Whatever it does: the attempt has failed, the process is gone, and the next call gets another
+    one.
     """
     workers.start(concurrency=1)
     job = put(conn, "hang_in_process", 1, how=how)
@@ -58,7 +59,8 @@ def test_at_the_timeout_the_process_is_killed(conn, workers, effects, how):
 @pytest.mark.slow
 def test_limits_hold_and_concern_one_job_only(conn, workers, effects, what, error):
     """
-    Memory that is not granted is an exception in the handler; processor time that is used up ends its process.
+    Memory that is not granted is an exception in the handler; processor time that is used up ends
+    its process.
     """
     workers.start(concurrency=1)
     job = put(conn, "exceed", 1, what=what)

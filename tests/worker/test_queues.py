@@ -68,7 +68,8 @@ async def test_slots_are_shared_between_queues_by_weight(app, conn):
 
 async def test_lower_numbers_first_and_a_share_for_those_that_would_starve(app, conn):
     """
-    A queue's urgent jobs go first; a tenth of the slots goes to the others, so that they do not wait for ever.
+    A queue's urgent jobs go first; a tenth of the slots goes to the others, so that they do not
+    wait for ever.
     """
     ran = []
 
@@ -104,7 +105,8 @@ async def test_without_a_starving_share_priorities_are_strict(app, conn):
 @pytest.mark.parametrize("way", ["one lane at a time", "many lanes at once", "limited"])
 async def test_retries_start_before_new_jobs(app, conn, database, way):
     """
-    Whichever way the worker claims: a job that failed before waits for no newer one of its queue and priority.
+    Whichever way the worker claims: a job that failed before waits for no newer one of its queue
+    and priority.
     """
     ran = []
 
@@ -139,7 +141,8 @@ async def test_retries_start_before_new_jobs(app, conn, database, way):
 @pytest.mark.slow
 async def test_urgent_jobs_do_not_wait_until_a_long_queue_of_others_is_empty(app, conn):
     """
-    A worker claims from one lane again and again while that is all there is. Once it has seen another one, it looks for it in between.
+    A worker claims from one lane again and again while that is all there is. Once it has seen
+    another one, it looks for it in between.
     """
     started = []
 
@@ -265,7 +268,8 @@ async def test_a_notification_wakes_a_worker_that_polls_seldom(app, conn):
 @pytest.mark.direct
 async def test_a_new_job_of_one_queue_among_many_needs_no_poll_of_all(app, conn):
     """
-    The first job of a queue, whose lane the worker does not know yet, needs a poll of that queue; a later one needs none.
+    The first job of a queue, whose lane the worker does not know yet, needs a poll of that queue; a
+    later one needs none.
     """
     queues = [f"queue_{n}" for n in range(12)]
     begun = []
@@ -328,7 +332,8 @@ async def test_many_waiting_jobs_are_claimed_in_bounded_numbers(app, conn):
         most = max(most, one_worker._executor.buffered + len(jobs))
 
     conn.execute(
-        "select forebay.enqueue_many('work', array(select '{}'::jsonb from generate_series(1, 20000)))"
+        "select forebay.enqueue_many('work', array(select '{}'::jsonb from "
+        "generate_series(1, 20000)))"
     )
     async with running(app, concurrency=4, claim_rows_max=500) as one_worker:
         await wait_for_async(lambda: one_worker.stats.done == 20000, 60)
@@ -338,8 +343,8 @@ async def test_many_waiting_jobs_are_claimed_in_bounded_numbers(app, conn):
 @pytest.mark.parametrize("linger", [None, 0.05])
 async def test_with_linger_a_busy_queue_beside_it_leaves_batches_full(app, conn, linger):
     """
-    120 jobs at 50 per call run in three calls although another queue always has jobs; without linger a call before the last one
-    has fewer than 50.
+    120 jobs at 50 per call run in three calls although another queue always has jobs; without
+    linger a call before the last one has fewer than 50.
     """
     calls = []
 
@@ -363,7 +368,8 @@ async def test_with_linger_a_busy_queue_beside_it_leaves_batches_full(app, conn,
 
 async def test_jobs_that_arrive_during_the_linger_share_a_call(app, conn):
     """
-    The first job starts at once; those that are enqueued within the linger after it run in one call.
+    The first job starts at once; those that are enqueued within the linger after it run in one
+    call.
     """
     calls = []
 
@@ -382,7 +388,10 @@ async def test_jobs_that_arrive_during_the_linger_share_a_call(app, conn):
 
 
 async def test_the_maximum_attempts_of_a_queue_change_while_a_worker_runs(app, conn):
-    """Lowered, the next failure is final; raised, it is retried. Handlers see the number after a heartbeat."""
+    """Lowered, the next failure is final; raised, it is retried.
+
+    Handlers see the number after a heartbeat.
+    """
     seen = []
 
     @app.job(queue="flaky", retry=forebay.RetryPolicy(base_seconds=0.01, max_attempts=20))

@@ -28,7 +28,8 @@ async def drained(app: forebay.App) -> None:
 
 async def test_each_item_is_the_json_text_of_a_job(database, conn):
     """
-    Of the whole object, in the order of the jobs, with what JSON can express and Python's numbers cannot.
+    Of the whole object, in the order of the jobs, with what JSON can express and Python's numbers
+    cannot.
     """
     app = forebay.App(database)
     calls = []
@@ -78,7 +79,8 @@ async def test_large_arguments_are_not_decoded_either(database, conn):
 
 async def test_outcomes_and_the_context_are_those_of_any_batch(database, conn):
     """
-    An entry for each job, and decoded arguments in the jobs of the context; also in the caller's transaction.
+    An entry for each job, and decoded arguments in the jobs of the context; also in the caller's
+    transaction.
     """
     app = forebay.App(database)
     seen = []
@@ -122,7 +124,8 @@ async def test_a_job_in_a_queue_of_other_handlers_is_text_as_written(database, c
 @pytest.mark.parametrize("args", ["{}", '{"text": "%s"}' % ("x" * 20_000)], ids=["small", "large"])
 def test_only_arguments_of_raw_kinds_stay_text_for_their_handlers(args):
     """
-    Of one claim, in any queue. Others are decoded at once, or if the claim is large, when their jobs start.
+    Of one claim, in any queue. Others are decoded at once, or if the claim is large, when their
+    jobs start.
     """
     row = '[7,"%s",1000,%s,9,"k",null,1,null,3,"t","c",{"h":"v"}]'
     text = ",".join([row % ("raw", args), row % ("plain", args)] * 20)

@@ -1,4 +1,6 @@
-"""What a handler returns is kept with its job, how far it is can be asked, and both can be waited for."""
+"""What a handler returns is kept with its job, how far it is can be asked, and both can be
+waited for.
+"""
 
 import dataclasses
 import threading
@@ -108,7 +110,8 @@ async def test_a_result_has_the_return_type_of_the_handler(app, conn):
 
 async def test_a_result_is_there_exactly_if_the_job_is_done(app, conn):
     """
-    A transaction that fails after the handler returned takes the result with it; the next attempt's is kept.
+    A transaction that fails after the handler returned takes the result with it; the next attempt's
+    is kept.
     """
     make_effect_table(conn)
     conn.execute(
@@ -119,7 +122,11 @@ async def test_a_result_is_there_exactly_if_the_job_is_done(app, conn):
         " for each row execute function fail()"
     )
 
-    @app.job(keep_result=True, transaction=True, retry=RetryPolicy(strategy="fixed", base_seconds=3600, cap_seconds=3600))  # fmt: skip
+    @app.job(
+        keep_result=True,
+        transaction=True,
+        retry=RetryPolicy(strategy="fixed", base_seconds=3600, cap_seconds=3600),
+    )
     async def work(ctx: forebay.Context) -> int:
         await ctx.conn.execute("insert into effect values (1, 1)")
         return ctx.attempt
@@ -164,7 +171,8 @@ async def test_a_result_that_cannot_be_kept_fails_no_job(app, conn, value, probl
 @pytest.mark.parametrize(
     "value",
     [
-        {"ann@s3cr3t.example": object()}, {("s3cr3t", 1): 2}, "s3cr3t\ud800", ["s3cr3t\x00"], {"s3cr3t": float("nan")},
+        {"ann@s3cr3t.example": object()}, {("s3cr3t", 1): 2}, "s3cr3t\ud800", ["s3cr3t\x00"],
+        {"s3cr3t": float("nan")},
         {"s3cr3t": b"s3cr3t"},
     ],
 )  # fmt: skip
@@ -179,7 +187,8 @@ async def test_the_reason_why_a_result_is_not_kept_repeats_nothing_of_it(value):
 
 async def test_results_go_when_their_time_is_over(app, conn):
     """
-    Past its time a result is not shown, and maintenance deletes it; jobs that keep nothing leave nothing.
+    Past its time a result is not shown, and maintenance deletes it; jobs that keep nothing leave
+    nothing.
     """
 
     @app.job(keep_result=timedelta(hours=1))
@@ -219,7 +228,8 @@ def test_what_cannot_be_kept_is_refused_when_declared(app):
 @pytest.mark.direct
 async def test_waiting_ends_soon_after_the_job(request, app, database, conn, way, face):
     """
-    By the wake-up, or by looking where nothing is heard: from a pooler, and where notifications are off.
+    By the wake-up, or by looking where nothing is heard: from a pooler, and where notifications are
+    off.
     """
     if way == "pooled":
         pooled = request.getfixturevalue("pooled")
@@ -378,7 +388,9 @@ async def test_history_tells_attempts_progress_and_result(app, conn):
     Every failed attempt with its error, also of a job that goes on or ended well.
     """
 
-    @app.job(keep_result=True, retry=RetryPolicy(strategy="fixed", base_seconds=0.001, cap_seconds=0.001))  # fmt: skip
+    @app.job(
+        keep_result=True, retry=RetryPolicy(strategy="fixed", base_seconds=0.001, cap_seconds=0.001)
+    )
     async def work(ctx: forebay.Context) -> int:
         if ctx.attempt < 3:
             message = f"attempt {ctx.attempt}"

@@ -1,4 +1,6 @@
-"""Schedulers in workers: each instant once, live changes, and what a handler sees of its instant."""
+"""Schedulers in workers: each instant once, live changes, and what a handler sees of its
+instant.
+"""
 
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
@@ -22,7 +24,8 @@ def often(monkeypatch):
 
 async def test_three_workers_decide_each_instant_once(app, conn):
     """
-    Each worker schedules. Of a schedule with an instant each second, and one that catches up a day, each instant has one job.
+    Each worker schedules. Of a schedule with an instant each second, and one that catches up a day,
+    each instant has one job.
     """
     seen = []
 
@@ -41,7 +44,8 @@ async def test_three_workers_decide_each_instant_once(app, conn):
         await wait_for_async(lambda: sum(name == "hours" for name, _ in seen) >= 23)
     assert len(seen) == len(set(seen))
     rows = conn.execute(
-        "select o.scheduled_for from forebay.occurrence o join forebay.schedule s using (schedule_id)"
+        "select o.scheduled_for from forebay.occurrence o join forebay.schedule s using "
+        "(schedule_id)"
         " where s.name = 'seconds' and o.status = 'enqueued' order by 1"
     ).fetchall()
     newest = [at for (at,) in rows][1:]
@@ -76,7 +80,8 @@ async def test_the_handler_sees_its_instant(app, conn):
 
 async def test_a_live_change_applies(app, conn):
     """
-    A schedule made by SQL while the worker runs fires; a pause ends it; a bad expression is reported and the others run.
+    A schedule made by SQL while the worker runs fires; a pause ends it; a bad expression is
+    reported and the others run.
     """
     ran = []
 

@@ -69,8 +69,10 @@ def events(database, conn, tmp_path):
             enqueue(conn, kind=kind, args={"user_id": 42})
         for _ in range(5):
             subprocess.run(
-                [sys.executable, "-m", "forebay", "worker", "shop:app", "--until-idle", "--dsn", database],
-                cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, timeout=120, check=True,
+                [sys.executable, "-m", "forebay", "worker", "shop:app", "--until-idle", "--dsn",
+                    database],
+                cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)}, timeout=120,
+                check=True,
                 capture_output=True,
             )  # fmt: skip
             waiting = "select count(*) from forebay.deferred"
@@ -88,7 +90,8 @@ def events(database, conn, tmp_path):
 @pytest.mark.slow
 def test_a_dead_job_is_an_event_with_its_traceback(events):
     """
-    One event for the job, none for the attempt before: exception, frames of the application only, facts of the job.
+    One event for the job, none for the attempt before: exception, frames of the application only,
+    facts of the job.
     """
     found = events("send_welcome", "snooze_forever", "render", "index", "index")
     (event,) = found["send_welcome"]

@@ -20,7 +20,9 @@ KINDS = ["short", "short_in_thread"]
 def put(
     conn, kind: str, first: int, count: int, *, attempts: int = 1, **special: dict
 ) -> dict[int, int]:
-    """Enqueue jobs at once; return their ids by entry. ``special``: further arguments, by ``e<entry>``."""
+    """Enqueue jobs at once; return their ids by entry. ``special``: further arguments, by
+    ``e<entry>``.
+    """
     entries = range(first, first + count)
     jobs = [
         {
@@ -56,7 +58,8 @@ def warm(conn, workers, effects):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_death_takes_the_running_call_only(conn, workers, effects, warm, kind):
     """
-    The calls before it are done once, and those after it run in another process at their first attempt.
+    The calls before it are done once, and those after it run in another process at their first
+    attempt.
     """
     warm(kind)
     jobs = put(conn, kind, WARM, MANY, e200={"act": "kill"}, e300={"act": "kill"})
@@ -93,7 +96,8 @@ def test_processes_that_are_killed_and_frozen_lose_no_call(
     conn, workers, effects, warm, kind, seed, is_long
 ):
     """
-    Every call that counts as done has run to its end, and only calls that ran in a process that was killed run again.
+    Every call that counts as done has run to its end, and only calls that ran in a process that was
+    killed run again.
     """
     rng = random.Random(seed)
     worker = warm(kind)

@@ -26,7 +26,8 @@ async def asks_in_vain() -> None:
 )
 async def test_a_hard_timeout_shows_where_the_handler_was(app, conn, caplog, sort):
     """
-    From the handler to the innermost function, in the log, in the history and in the cause, without frames of the worker.
+    From the handler to the innermost function, in the log, in the history and in the cause, without
+    frames of the worker.
     """
     caplog.set_level(logging.INFO, "forebay.worker")
     over = threading.Event()

@@ -21,7 +21,8 @@ LATER = RetryPolicy(strategy="fixed", base_seconds=3600, cap_seconds=3600, max_a
 @pytest.mark.parametrize("sort", ["loop", "thread"])
 async def test_a_job_that_runs_longer_than_a_heartbeat_is_shown_as_running(app, conn, sort):
     """
-    Of three jobs of one ordering key the worker has all and runs the first; all are at their first attempt.
+    Of three jobs of one ordering key the worker has all and runs the first; all are at their first
+    attempt.
     """
     go = threading.Event()
 
@@ -56,7 +57,8 @@ async def test_a_job_that_runs_longer_than_a_heartbeat_is_shown_as_running(app, 
 
 async def test_a_failure_tells_which_attempt_of_how_many_it_was(app, conn, caplog):
     """
-    The kind's own number of attempts, which the database does not know, is known once an attempt has failed.
+    The kind's own number of attempts, which the database does not know, is known once an attempt
+    has failed.
     """
     caplog.set_level(logging.INFO, "forebay.worker")
 
@@ -78,7 +80,8 @@ async def test_a_failure_tells_which_attempt_of_how_many_it_was(app, conn, caplo
 
 async def test_a_dead_letter_tells_its_attempts_of_how_many(app, conn):
     """
-    Also where the number of all attempts is the kind's; the job that it is redriven as asks the kind again.
+    Also where the number of all attempts is the kind's; the job that it is redriven as asks the
+    kind again.
     """
 
     @app.job(max_attempts=1)

@@ -98,8 +98,8 @@ def test_it_ends_in_time_though_the_database_does_not_answer(
     conn, database, workers, effects, times
 ):
     """
-    With every connection swallowing what is sent, the process ends within grace and five seconds; its jobs come back
-    when the lease is revoked, and run elsewhere.
+    With every connection swallowing what is sent, the process ends within grace and five seconds;
+    its jobs come back when the lease is revoked, and run elsewhere.
     """
     with Proxy(database) as proxy:
         worker = workers.start(dsn=proxy.dsn, grace_seconds=1 if times == 1 else 600)
@@ -123,7 +123,8 @@ def test_it_ends_in_time_though_the_database_does_not_answer(
 @pytest.mark.slow
 def test_it_ends_in_time_though_handlers_ignore_everything(conn, workers, effects):
     """
-    A coroutine that swallows its cancellation and a thread that sleeps for ever do not keep the process.
+    A coroutine that swallows its cancellation and a thread that sleeps for ever do not keep the
+    process.
     """
     worker = workers.start(grace_seconds=0.5)
     for n, kind in enumerate(("ignore_cancellation", "sleep_in_thread", "sleep_in_an_executor")):
@@ -151,8 +152,8 @@ def test_it_ends_while_it_waits_for_a_database_that_is_not_there(database, worke
 @pytest.mark.slow
 def test_rolling_restarts_under_load_lose_nothing_and_spend_nothing(conn, workers, effects, seed):
     """
-    Workers replaced one after the other, by one signal, two, or SIGINT: every job runs to its end exactly
-    once, unless it was interrupted, and no attempt is spent.
+    Workers replaced one after the other, by one signal, two, or SIGINT: every job runs to its end
+    exactly once, unless it was interrupted, and no attempt is spent.
     """
     rng = random.Random(seed)
     count = 400
@@ -181,7 +182,8 @@ def test_rolling_restarts_under_load_lose_nothing_and_spend_nothing(conn, worker
 @pytest.mark.anyio
 async def test_a_lease_that_is_closed_at_the_end_is_not_called_lost(app, caplog):
     """
-    A heartbeat that is answered between the closing and the end does not know of the lease any more.
+    A heartbeat that is answered between the closing and the end does not know of the lease any
+    more.
     """
     app.job(name="work")(lambda: None)
     async with running(app) as worker:
@@ -207,7 +209,9 @@ async def test_a_lease_that_is_closed_at_the_end_is_not_called_lost(app, caplog)
 @pytest.mark.anyio
 @pytest.mark.direct  # A pooler keeps sessions for others.
 async def test_a_worker_that_is_cancelled_at_every_await_closes_what_it_opened(app, conn):
-    """As in a task group of anyio, which cancels again while the worker closes: no session and no thread is left."""
+    """As in a task group of anyio, which cancels again while the worker closes: no session and
+    no thread is left.
+    """
     app.job(name="work")(lambda: None)
     stopped: list[Worker] = []
     with anyio.CancelScope() as scope:

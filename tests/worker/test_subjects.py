@@ -1,4 +1,6 @@
-"""Runs of subjects: what their handlers return decides when they are due again, and what the next run finds."""
+"""Runs of subjects: what their handlers return decides when they are due again, and what the
+next run finds.
+"""
 
 import asyncio
 from datetime import UTC, datetime, timedelta
@@ -51,7 +53,8 @@ def declare(app, body, flavour="async", **options):
 @pytest.mark.parametrize("transaction", [False, True])
 async def test_a_subject_comes_due_again_with_its_state(app, conn, flavour, transaction):
     """
-    Again: the next run finds state, arguments, iterations and times; the third one completes the subject.
+    Again: the next run finds state, arguments, iterations and times; the third one completes the
+    subject.
     """
     seen = []
 
@@ -219,7 +222,8 @@ async def test_the_last_failed_attempt_makes_the_subject_dead(app, conn):
 @pytest.mark.parametrize("transaction", [False, True])
 async def test_what_cannot_be_saved_fails_the_attempt_only(app, conn, outcome, error, transaction):
     """
-    State and arguments are checked before the settlement: the attempt fails, and other jobs of its batch are settled.
+    State and arguments are checked before the settlement: the attempt fails, and other jobs of its
+    batch are settled.
     """
     make_effect_table(conn)
     crawl = declare(
@@ -239,7 +243,8 @@ async def test_what_cannot_be_saved_fails_the_attempt_only(app, conn, outcome, e
 
 def test_without_the_check_a_state_holds_up_other_jobs(conn):
     """
-    The database refuses a whole flush for one state that jsonb cannot have: the check has to come before.
+    The database refuses a whole flush for one state that jsonb cannot have: the check has to come
+    before.
     """
     bad = Ended(1, "done", subject=SubjectEnd(data=msgspec.Raw(b'{"x": "\\u0000"}')))
     flush = Flush(claim_no=1, flush_no=1, done=[2], ended=[bad])
@@ -271,7 +276,8 @@ async def test_an_outcome_of_subjects_is_refused_from_a_job(app, conn):
 @pytest.mark.slow
 async def test_effects_state_and_next_time_are_one_commit(app, conn):
     """
-    With transaction=True the settlement, the row of the subject and the effect carry one transaction number; after a failure none is there.
+    With transaction=True the settlement, the row of the subject and the effect carry one
+    transaction number; after a failure none is there.
     """
     make_effect_table(conn)
 
@@ -290,14 +296,18 @@ async def test_effects_state_and_next_time_are_one_commit(app, conn):
     assert look(app).data == {"n": 2}
     assert one(
         conn,
-        "select e.xmin::text = s.xmin::text from effect e, forebay.subject_state s where s.part = 1",
+        (
+            "select e.xmin::text = s.xmin::text from effect e, forebay.subject_state s where "
+            "s.part = 1"
+        ),
     )
 
 
 @pytest.mark.slow
 async def test_two_versions_run_side_by_side(app, conn, database):
     """
-    A worker without the handler of a version postpones its runs; one that has both runs each with the handler of its version.
+    A worker without the handler of a version postpones its runs; one that has both runs each with
+    the handler of its version.
     """
     seen = []
 

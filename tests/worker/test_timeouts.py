@@ -164,7 +164,8 @@ async def test_at_the_hard_timeout_the_slot_is_free_whatever_the_handler_does(ap
 @pytest.mark.parametrize("flavour", ["async", "thread"])
 async def test_a_transaction_that_outlives_its_timeout_cannot_commit(app, conn, flavour):
     """
-    A handler that ignores its hard timeout and returns later has changed nothing; its job has gone on.
+    A handler that ignores its hard timeout and returns later has changed nothing; its job has gone
+    on.
     """
     make_effect_table(conn)
     release = threading.Event()
@@ -360,7 +361,10 @@ async def test_expired_jobs_do_not_run_and_are_dead_letters_even_where_nobody_cl
     late = work.using(expires_in=1.0).enqueue(conn)
     other = one(
         conn,
-        "select forebay.enqueue('x', '{}', queue => 'unserved', expires_at => clock_timestamp() + '1 s')",
+        (
+            "select forebay.enqueue('x', '{}', queue => 'unserved', expires_at => "
+            "clock_timestamp() + '1 s')"
+        ),
     )
     fine = work.using(expires_in=60).enqueue(conn)
     await wait_for_async(

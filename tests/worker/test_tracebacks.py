@@ -31,7 +31,8 @@ def frames(conn: psycopg.Connection, job_id: int) -> list[str]:
 
 async def test_the_traceback_begins_with_the_handler(app, conn):
     """
-    Whether it is a coroutine, runs in a thread or in a transaction, or takes a batch; the frames of the library are cut.
+    Whether it is a coroutine, runs in a thread or in a transaction, or takes a batch; the frames of
+    the library are cut.
     """
 
     @app.job(retry=ONCE)
@@ -65,7 +66,8 @@ async def test_the_traceback_begins_with_the_handler(app, conn):
 
 async def test_a_traceback_without_the_handler_is_kept_whole(app, conn):
     """
-    A handler that cannot be called, and a commit that fails after the handler, show where in the library that was.
+    A handler that cannot be called, and a commit that fails after the handler, show where in the
+    library that was.
     """
 
     @app.job(retry=ONCE, transaction=True)

@@ -1,4 +1,6 @@
-"""Handlers with a transaction: their writes, what they enqueue and how the job ended are one commit."""
+"""Handlers with a transaction: their writes, what they enqueue and how the job ended are one
+commit.
+"""
 
 import itertools
 
@@ -100,7 +102,8 @@ async def test_a_returned_outcome_is_committed_with_the_effect(app, conn, flavou
 @FLAVOURS
 async def test_an_error_that_a_handler_swallowed_does_not_pass_for_success(app, conn, flavour):
     """
-    A statement failed and the handler went on as if not: its transaction cannot commit, and the attempt failed.
+    A statement failed and the handler went on as if not: its transaction cannot commit, and the
+    attempt failed.
     """
     make_effect_table(conn)
     if flavour == "async":
@@ -180,7 +183,8 @@ async def test_what_a_handler_enqueues_exists_if_its_attempt_committed(app, conn
 @FLAVOURS
 async def test_a_batch_in_a_transaction_is_settled_as_a_whole(app, conn, flavour):
     """
-    Many jobs, one transaction: each is settled as it ended, in that commit; raising rolls all of it back.
+    Many jobs, one transaction: each is settled as it ended, in that commit; raising rolls all of it
+    back.
     """
     make_effect_table(conn)
     calls = []
@@ -222,8 +226,9 @@ async def test_a_job_costs_the_messages_of_its_handler_and_one_more(
     app, conn, flavour, tmp_path, pytestconfig
 ):
     """
-    Settlement, clean-up of the session, commit and the begin of the next transaction are one message, while calls wait. Behind a
-    pooler the next transaction begins by itself: it would keep a connection of the server.
+    Settlement, clean-up of the session, commit and the begin of the next transaction are one
+    message, while calls wait. Behind a pooler the next transaction begins by itself: it would keep
+    a connection of the server.
     """
     make_effect_table(conn)
     traced = []
@@ -253,7 +258,8 @@ async def test_a_job_costs_the_messages_of_its_handler_and_one_more(
 @FLAVOURS
 async def test_a_transaction_that_began_for_a_call_that_did_not_come_is_ended(app, conn, flavour):
     """
-    Two calls end at the same time, and one waits: one connection is left over, and goes back to its pool.
+    Two calls end at the same time, and one waits: one connection is left over, and goes back to its
+    pool.
     """
     make_effect_table(conn)
     work = declare(app, flavour, lambda ctx, number: None)

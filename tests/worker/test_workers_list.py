@@ -30,7 +30,8 @@ def command(database, *arguments, columns=80) -> subprocess.CompletedProcess[str
 @pytest.mark.slow
 def test_a_worker_is_listed_with_what_it_is_and_what_it_runs(workers, conn, database):
     """
-    From its first heartbeat until it stops; retried jobs too, whose rows do not have the number of the job.
+    From its first heartbeat until it stops; retried jobs too, whose rows do not have the number of
+    the job.
     """
     worker = workers.start(concurrency=3, app_version="1.2.3", queue="default,mail")
     first = enqueue(conn, kind="work", args={"entry": 1, "seconds": 60})
@@ -77,7 +78,8 @@ def test_a_worker_is_listed_with_what_it_is_and_what_it_runs(workers, conn, data
 @pytest.mark.slow
 def test_concurrency_is_changed_while_the_worker_runs(workers, conn, database):
     """
-    Up and down, for one worker and for all; a restarted worker begins as it was started, and the event log tells.
+    Up and down, for one worker and for all; a restarted worker begins as it was started, and the
+    event log tells.
     """
     worker = workers.start(concurrency=2)
     other = workers.start(concurrency=2, queue="other")

@@ -1,7 +1,7 @@
 """Benchmarks that you can repeat on your own database: ``forebay bench <scenario>``.
 
-A scenario compares engines on one server, in turns, within one run. Figures of different runs or machines
-are never compared. Each scenario creates databases and drops them.
+A scenario compares engines on one server, in turns, within one run. Figures of different runs or
+machines are never compared. Each scenario creates databases and drops them.
 
 - ``_place``: the server, and databases on it
 - ``_measure``: turns, medians and spread, CPU time, write-ahead log
@@ -31,7 +31,8 @@ __all__ = [
     "run_scenario",
 ]
 
-# Worker processes of the scenarios import the package for their handlers alone, and must not be slower to start than those of users.
+# Worker processes of the scenarios import the package for their handlers alone, and must not be
+# slower to start than those of users.
 if not TYPE_CHECKING:
     _PLACES = {
         "SCENARIOS": "_run",

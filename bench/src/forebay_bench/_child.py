@@ -1,4 +1,7 @@
-"""The messages of a script of the benchmark, in its process; ``_processes.Script`` is the other end."""
+"""The messages of a script of the benchmark, in its process.
+
+``_processes.Script`` is the other end.
+"""
 
 from __future__ import annotations
 

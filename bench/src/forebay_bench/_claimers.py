@@ -1,9 +1,10 @@
-"""A process that claims one job, ends it, and claims the next, with as little other work as possible in Python.
+"""A process that claims one job, ends it, and claims the next, with as little other work as
+possible in Python.
 
-Started by the scenario ``fleet``: its number, and the address of each engine's database. It opens its connections
-at the start. A command names the engine, the lanes, and the start and end time, or how many jobs to end in large
-claims. The answer is how many jobs it ended.
-Statements are prepared; Forebay's are those that a worker sends.
+Started by the scenario ``fleet``: its number, and the address of each engine's database. It opens
+its connections at the start. A command names the engine, the lanes, and the start and end time, or
+how many jobs to end in large claims. The answer is how many jobs it ended. Statements are prepared;
+Forebay's are those that a worker sends.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Ours:
         """Return a step that claims and settles jobs, and returns how many: 0 if no lane had any.
 
         Args:
-            lanes: group and lane. Processes begin with different lanes, and stay where there is work.
+            lanes: group and lane. Processes begin with different lanes, and stay where there is
+                work.
             limit: most jobs of a claim.
         """
         conn, lease_id, claim_nos = self._conn, self._lease_id, self._claim_nos

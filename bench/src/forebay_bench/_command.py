@@ -52,14 +52,16 @@ def bench(
         option(
             "--compare NAMES",
             "Other engines to compare, separated by commas: classic, que, procrastinate, pgqueuer,"
-            " graphile-worker, pg-boss; 'none' for none. Default: those of Python that are installed and that the scenario supports.",
+            " graphile-worker, pg-boss; 'none' for none. Default: those of Python that are "
+            "installed and that the scenario supports.",
         ),
     ] = None,
     peers: Annotated[
         bool,
         option(
             "--peers",
-            "Compare with all libraries that can be used here: pgqueuer, procrastinate, and with node graphile-worker and"
+            "Compare with all libraries that can be used here: pgqueuer, procrastinate, "
+            "and with node graphile-worker and"
             " pg-boss, which npm installs into your cache folder.",
         ),
     ] = False,
@@ -188,7 +190,8 @@ def _show(out: Out, report: Report, facts: dict[str, Any]) -> None:
     if speed["unsteady"]:
         out.print(
             Text(
-                f"· an unsteady machine: a loop that only counts took from {speed['low_ms']:.3g} to {speed['high_ms']:.3g} ms,"
+                f"· an unsteady machine: a loop that only counts took from "
+                f"{speed['low_ms']:.3g} to {speed['high_ms']:.3g} ms,"
                 " so that the ratio of two single turns says little",
                 style="yellow",
             )

@@ -1,4 +1,6 @@
-"""A few counters that processes share: a file in memory, each counter written by one process only."""
+"""A few counters that processes share: a file in memory, each counter written by one process
+only.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """CPU time of a job, by engine: of all processes of the server, and of the engine's own processes.
 
-On a shared machine it is steadier than a rate: it counts the work, and not the time in which others had the core.
+On a shared machine it is steadier than a rate: it counts the work, and not the time in which others
+had the core.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ if TYPE_CHECKING:
 COLUMNS: Final = ("server CPU us", "client CPU us")
 
 #: What these columns mean.
-CPU_NOTE: Final = "CPU time is that of one job, over all rounds: of all processes of the server, and of the process that enqueues or works"
+CPU_NOTE: Final = (
+    "CPU time is that of one job, over all rounds: of all processes of the server, and of the "
+    "process that enqueues or works"
+)
 
 
 @dataclass(slots=True)
@@ -30,7 +34,8 @@ class _Total:
 
 
 class JobCosts:
-    """The CPU time of engines, summed up over all turns: the system counts it in hundredths of a second.
+    """The CPU time of engines, summed up over all turns: the system counts it in hundredths of a
+    second.
 
     Args:
         place: the server; only the CPU time of one that the benchmark started is known.

@@ -1,7 +1,8 @@
 """An engine in a separate process: Forebay and each peer do the same work, by the same commands.
 
-Started by the scenarios that compare peers: the name, and the address of its database. Those of Node.js run ``peers/node/engine.cjs``
-instead, which knows the same commands. The timed work begins after its imports and connections; a drain includes the start and end of its worker.
+Started by the scenarios that compare peers: the name, and the address of its database. Those of
+Node.js run ``peers/node/engine.cjs`` instead, which knows the same commands. The timed work begins
+after its imports and connections; a drain includes the start and end of its worker.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ class Engine(Protocol):
         """Run a worker until the queue is empty; return how many jobs it ended."""
 
     async def serve(self, counters: Counters, note: Callable[[int], None]) -> None:
-        """Run a worker until the counters say stop, count in it what was handled, and call ``note`` first with the number of each job."""
+        """Run a worker until the counters say stop, count in it what was handled, and call
+        ``note`` first with the number of each job.
+        """
 
     async def spread(self, queues: int) -> None:
         """From now on jobs go to this number of queues in turns, and workers serve all of them."""
@@ -189,7 +192,10 @@ async def _produce(
 
 
 async def _trickle(queue: Engine, first: int, moments: list[float]) -> list[float]:
-    """Enqueue a job at each moment from now; return when each was committed, by the monotonic clock."""
+    """Enqueue a job at each moment from now.
+
+    Return when each was committed, by the monotonic clock.
+    """
     began = time.monotonic()
     committed = []
     for number, moment in enumerate(moments, first):

@@ -1,8 +1,9 @@
 """A process that commits one enqueue after the other on one connection for each engine.
 
-Started by the scenario ``one``: the address of our database and of the plain table's. A command names the engine,
-the start and the end; the answer is how many it committed. There are eight processes, not threads, because the threads of one
-interpreter would take turns, and the server is to be measured.
+Started by the scenario ``one``: the address of our database and of the plain table's. A command
+names the engine, the start and the end; the answer is how many it committed. There are eight
+processes, not threads, because the threads of one interpreter would take turns, and the server is
+to be measured.
 """
 
 from __future__ import annotations

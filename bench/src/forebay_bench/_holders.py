@@ -1,13 +1,15 @@
 """Sessions that keep PostgreSQL from removing old row versions, and other sessions beside a queue.
 
-Vacuum may remove a dead row only when no snapshot of its database can still see it. A session that keeps a snapshot, or a
-transaction with a number, open, keeps all rows that died since:
+Vacuum may remove a dead row only when no snapshot of its database can still see it. A session that
+keeps a snapshot, or a transaction with a number, open, keeps all rows that died since:
 
-- ``snapshot``: a REPEATABLE READ transaction that has read and then does nothing, such as a report or a dump
+- ``snapshot``: a REPEATABLE READ transaction that has read and then does nothing, such as a report
+  or a dump
 - ``writer``: a transaction that wrote a row into another table and then does nothing
 - ``prepared``: a prepared transaction that is never committed
-- ``other_sessions``: an idle producer, a dump that does not end, a paused group and a forgotten prepared transaction, the
-  producer and the prepared transaction each with a job that may still commit
+- ``other_sessions``: an idle producer, a dump that does not end, a paused group and a forgotten
+  prepared transaction, the producer and the prepared transaction each with a job that may still
+  commit
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ HOLDERS: Final = {
 }
 
 _BALLAST: Final = """
-create table bench_ballast as select i, repeat(md5(i::text), 32) as filler from generate_series(1, 4000) i
+create table bench_ballast as select i, repeat(md5(i::text), 32) as filler from generate_series(1,
+    4000) i
 """
 
 _ALL_TABLES: Final = """
@@ -153,7 +156,10 @@ def _dump(place: Place, dsn: str) -> Iterator[list[str]]:
     if process is None:
         with _lock_all_tables(dsn):
             yield [
-                "no pg_dump of this server's version: a session with the same snapshot and locks replaces it"
+                (
+                    "no pg_dump of this server's version: a session with the same snapshot and "
+                    "locks replaces it"
+                )
             ]
         return
     try:

@@ -1,7 +1,8 @@
 """Many idle workers in one process: they cost the server as much as the same number of processes.
 
-Started by the scenario ``latency``: the address, and how many. Each worker has its connections, its lease, its heartbeats
-and its maintenance; only the interpreter is shared, so that two hundred fit into a small machine.
+Started by the scenario ``latency``: the address, and how many. Each worker has its connections, its
+lease, its heartbeats and its maintenance; only the interpreter is shared, so that two hundred fit
+into a small machine.
 """
 
 from __future__ import annotations

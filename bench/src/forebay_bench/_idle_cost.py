@@ -19,7 +19,8 @@ class IdleCost:
     """The cost of idle workers a second.
 
     Attributes:
-        cpu_ms: milliseconds of CPU of the sessions of the database; None where the server is on another machine.
+        cpu_ms: milliseconds of CPU of the sessions of the database; None where the server is on
+            another machine.
         transactions: transactions in the database.
     """
 
@@ -30,12 +31,14 @@ class IdleCost:
 def idle_cost(place: Place, dsn: str, *, wait: float, seconds: float) -> IdleCost:
     """Measure the sessions of a database for some seconds, after a wait.
 
-    Other processes of the server are left out: autovacuum visits what earlier scenarios wrote, at a time that differs between runs.
+    Other processes of the server are left out: autovacuum visits what earlier scenarios wrote, at a
+    time that differs between runs.
 
     Args:
         place: the server.
         dsn: the database of the workers.
-        wait: seconds until the start is over. An idle session reports its transactions within ten seconds.
+        wait: seconds until the start is over. An idle session reports its transactions within ten
+            seconds.
         seconds: how long to measure.
     """
     with psycopg.connect(dsn, autocommit=True) as conn:
@@ -54,7 +57,8 @@ def idle_cost(place: Place, dsn: str, *, wait: float, seconds: float) -> IdleCos
 def _session_cpu(conn: psycopg.Connection[Any]) -> dict[int, float]:
     """Return the CPU seconds of each other session of this database, by process."""
     rows = conn.execute(
-        "select pid from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
+        "select pid from pg_stat_activity where datname = current_database() and pid <> "
+        "pg_backend_pid()"
         " and backend_type = 'client backend'"
     ).fetchall()
     return {pid: process_cpu_seconds(pid) or 0.0 for (pid,) in rows}
@@ -62,7 +66,8 @@ def _session_cpu(conn: psycopg.Connection[Any]) -> dict[int, float]:
 
 def _transactions(conn: psycopg.Connection[Any]) -> int:
     row = conn.execute(
-        "select xact_commit + xact_rollback from pg_stat_database where datname = current_database()"
+        "select xact_commit + xact_rollback from pg_stat_database where datname = "
+        "current_database()"
     ).fetchone()
     assert row is not None
     return int(row[0])

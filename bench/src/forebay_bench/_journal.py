@@ -1,4 +1,5 @@
-"""Records that handlers write at their start and another process reads: a file, appended to line by line.
+"""Records that handlers write at their start and another process reads: a file, appended to line
+by line.
 
 The clock is the monotonic one, which all processes of a machine share.
 """
@@ -26,7 +27,10 @@ class JournalWriter:
         self._file: int | None = None
 
     def note(self, number: int) -> None:
-        """Record that a job has started. One write, which the file's append mode keeps in one piece."""
+        """Record that a job has started.
+
+        One write, which the file's append mode keeps in one piece.
+        """
         now = time.monotonic()
         if self._file is None:
             self._file = os.open(os.environ[VARIABLE], os.O_WRONLY | os.O_APPEND)

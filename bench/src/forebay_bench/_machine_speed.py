@@ -1,9 +1,10 @@
 """The speed of the machine during a measurement.
 
-On a shared machine the speed differs from one second to the next, and between cores: a core whose hyper-thread sibling works for
-another guest does little more than half. Two successive turns can then differ by more than
-the engines they compare. So each run also reports the time of a loop that only counts, on each core in turn. It is CPU time:
-waiting for a core does not lengthen it, but a slower core does.
+On a shared machine the speed differs from one second to the next, and between cores: a core whose
+hyper-thread sibling works for another guest does little more than half. Two successive turns can
+then differ by more than the engines they compare. So each run also reports the time of a loop that
+only counts, on each core in turn. It is CPU time: waiting for a core does not lengthen it, but a
+slower core does.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class MachineSpeed:
             self._seconds.append(_count())
 
     def facts(self) -> dict[str, Any]:
-        """Milliseconds of the loop: a tenth took at most ``low_ms``, half at most ``median_ms``, a tenth ``high_ms`` or more.
+        """Milliseconds of the loop: a tenth took at most ``low_ms``, half at most ``median_ms``,
+        a tenth ``high_ms`` or more.
 
         ``unsteady``: these differ so much that the ratio of two single turns says little.
         """
@@ -68,7 +70,10 @@ class MachineSpeed:
 
 
 def _cores() -> list[int | None]:
-    """Return the cores that this process may use; where the system does not report them, one unknown core."""
+    """Return the cores that this process may use.
+
+    Where the system does not report them, one unknown core.
+    """
     return [*os.sched_getaffinity(0)] if hasattr(os, "sched_getaffinity") else [None]
 
 

@@ -1,4 +1,6 @@
-"""The maintenance that worker processes do, for scenarios that use the protocol without a worker."""
+"""The maintenance that worker processes do, for scenarios that use the protocol without a
+worker.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def maintenance(dsn: str) -> Iterator[None]:
-    """Run all duties of a worker's maintenance in a thread, at a worker's intervals, while the block runs."""
+    """Run all duties of a worker's maintenance in a thread, at a worker's intervals, while the
+    block runs.
+    """
     loop = asyncio.new_event_loop()
     stop = asyncio.Event()
 

@@ -57,8 +57,9 @@ def in_turns(
 def ratio_of_rounds(ours: Sequence[float], theirs: Sequence[float]) -> float:
     """Return the median of the ratios of equal rounds: steadier than the ratio of the medians.
 
-    In a short turn a stalled disk may let one engine do nothing: the ratio is then infinite. A round in which neither engine did
-    anything is left out; if all rounds are left out, the median is 0.
+    In a short turn a stalled disk may let one engine do nothing: the ratio is then infinite. A
+    round in which neither engine did anything is left out; if all rounds are left out, the median
+    is 0.
     """
     rounds = [(a, b) for a, b in zip(ours, theirs, strict=True) if a or b]
     return statistics.median([a / b if b else math.inf for a, b in rounds] or [0.0])
@@ -78,7 +79,10 @@ def per_second(count: int, work: Callable[[], object]) -> float:
 
 
 def round_figure(value: float | None, digits: int = 3) -> float | None:
-    """Return a figure with this number of significant digits; rates keep whole numbers. None for an infinite value, and for none."""
+    """Return a figure with this number of significant digits; rates keep whole numbers.
+
+    None for an infinite value, and for none.
+    """
     if value is None or math.isinf(value):
         return None
     if abs(value) >= 1000:
@@ -87,7 +91,9 @@ def round_figure(value: float | None, digits: int = 3) -> float | None:
 
 
 def wal_bytes(conn: psycopg.Connection[Any]) -> int:
-    """Return the position of the server's write-ahead log: differences are bytes written by all sessions."""
+    """Return the position of the server's write-ahead log: differences are bytes written by all
+    sessions.
+    """
     row = conn.execute(
         "select pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::bigint"
     ).fetchone()
@@ -128,7 +134,8 @@ def resident_bytes(pid: int) -> int | None:
 
 
 def _cpu_seconds(pid: int, *, with_children: bool) -> float:
-    # Fields after the name in parentheses, which may hold spaces: utime, stime, cutime, cstime are 11 to 14.
+    # Fields after the name in parentheses, which may hold spaces: utime, stime, cutime, cstime are
+    # 11 to 14.
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     ticks = sum(int(value) for value in fields[11 : 15 if with_children else 13])
     return ticks / _TICKS_PER_SECOND

@@ -1,4 +1,6 @@
-"""Forebay as an engine: a worker and producers as in any application, with default settings except for the slots."""
+"""Forebay as an engine: a worker and producers as in any application, with default settings
+except for the slots.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,15 @@ if TYPE_CHECKING:
 #: Jobs at a time. The default of 10 is for handlers that wait, which these do not.
 CONCURRENCY: Final = 10
 
-#: The same of jobs with limit keys, which do not wait in the worker: a job that it has counts as running.
+#: The same of jobs with limit keys, which do not wait in the worker: a job that it has counts as
+#: running.
 LIMITED_CONCURRENCY: Final = 500
 
 #: Jobs of one call of the batch handler.
 BATCH: Final = 500
 
-#: Handlers that update one row each, and how many run at a time: in the worker's transaction, or in their own on their own connection.
+#: Handlers that update one row each, and how many run at a time: in the worker's transaction, or in
+#: their own on their own connection.
 EFFECTS: Final = (
     "update",
     "update_by_hand",
@@ -72,14 +76,18 @@ KEYS: Final = {
 _ENQUEUE_KEYED: Final = """
 select forebay.enqueue_many(jsonb_agg(jsonb_strip_nulls(jsonb_build_object(
     'kind', %(name)s::text, 'queue', %(name)s::text, 'args', jsonb_build_object('number', i),
-    'ordering_key', 'document ' || i %% nullif(%(ordering)s, 0), 'limit_key', 'tenant ' || i %% nullif(%(limit)s, 0),
-    'unique_as', case when %(is_unique)s then jsonb_build_object('once', gen_random_uuid()) end)) order by i))
+    'ordering_key', 'document ' || i %% nullif(%(ordering)s, 0), 'limit_key',
+        'tenant ' || i %% nullif(%(limit)s, 0),
+    'unique_as', case when %(is_unique)s then jsonb_build_object('once', gen_random_uuid()) end))
+        order by i))
 from generate_series(1, %(count)s) i
 """
 
 
 class Queue:
-    """See ``Engine``. A queue for each kind of handler, with the same name: async, thread, batch, batch_raw, tx, counters, those of KEYS and of EFFECTS."""
+    """See ``Engine``. A queue for each kind of handler, with the same name: async, thread,
+    batch, batch_raw, tx, counters, those of KEYS and of EFFECTS.
+    """
 
     def __init__(self, dsn: str) -> None:
         settings = Settings(worker=WorkerSettings(concurrency=CONCURRENCY))
@@ -202,7 +210,9 @@ class Queue:
 
     async def spread(self, queues: int) -> None:
         """From now on jobs go to this number of queues in turns, and workers serve all of them."""
-        self._app = App(self._dsn, settings=Settings(worker=WorkerSettings(concurrency=CONCURRENCY)))  # fmt: skip
+        self._app = App(
+            self._dsn, settings=Settings(worker=WorkerSettings(concurrency=CONCURRENCY))
+        )
 
         async def count(number: int) -> None:
             self._count_handled(number)
@@ -211,7 +221,10 @@ class Queue:
         self._spread = [self._app.job(name=name, queue=name)(count) for name in self._queues]
 
     async def drain(self, handler: str) -> int:
-        """Run a worker until the queue of a kind of handler is empty; return how many jobs it ended."""
+        """Run a worker until the queue of a kind of handler is empty.
+
+        Return how many jobs it ended.
+        """
         keys = KEYS.get(handler)
         slots = LIMITED_CONCURRENCY if keys is not None and keys.limit else CONCURRENCY
         if handler in EFFECTS:
@@ -249,7 +262,13 @@ def fill(conn: psycopg.Connection[Any], handler: str, count: int) -> None:
     """Enqueue this number of jobs for a kind of handler; keys alternate."""
     if handler in KEYS:
         keys = KEYS[handler]
-        values = {"name": handler, "ordering": keys.ordering, "limit": keys.limit, "is_unique": keys.is_unique, "count": count}  # fmt: skip
+        values = {
+            "name": handler,
+            "ordering": keys.ordering,
+            "limit": keys.limit,
+            "is_unique": keys.is_unique,
+            "count": count,
+        }
         conn.execute(_ENQUEUE_KEYED, values)
         return
     conn.execute(
@@ -263,7 +282,8 @@ def create_effects(dsn: str) -> None:
     """Make the table whose rows the handlers of EFFECTS update."""
     with psycopg.connect(dsn, autocommit=True) as conn:
         conn.execute(
-            "create table effect (id integer primary key, n integer not null) with (fillfactor = 50)"
+            "create table effect (id integer primary key, n integer not null) with "
+            "(fillfactor = 50)"
         )
         conn.execute(
             "insert into effect select g, 0 from generate_series(0, %s) g", [EFFECT_ROWS - 1]

@@ -21,7 +21,8 @@ from forebay.upgrade.migrate import migrate
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-#: Settings of a server that the benchmark starts. Durability is not changed: fsync and synchronous_commit stay on.
+#: Settings of a server that the benchmark starts. Durability is not changed: fsync and
+#: synchronous_commit stay on.
 SERVER_SETTINGS: Final = {
     "shared_buffers": "1GB",
     "max_wal_size": "8GB",
@@ -132,7 +133,7 @@ def _place_of(server: EmbeddedServer) -> Place:
 def _facts(dsn: str) -> dict[str, Any]:
     with psycopg.connect(dsn) as conn:
         settings = {
-            name: conn.execute("select current_setting(%s)", [name]).fetchone()[0]  # type: ignore[index]
+            name: conn.execute(("select current_setting(%s)"), [name]).fetchone()[0]  # type: ignore[index]
             for name in SHOWN_SETTINGS
         }
     return {

@@ -1,6 +1,8 @@
-"""The least that a queue's worker can do, for the scenario ``trickle``: for each notification one DELETE, on one connection.
+"""The least that a queue's worker can do, for the scenario ``trickle``: for each notification
+one DELETE, on one connection.
 
-Started by the scenario: the address. It answers each line of its input with the number of jobs so far.
+Started by the scenario: the address. It answers each line of its input with the number of jobs so
+far.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ import psycopg
 from forebay_bench._child import answer, commands
 
 _TAKE = (
-    "delete from plain_job where id = (select id from plain_job order by id for update skip locked limit 1)"
+    "delete from plain_job where id = (select id from plain_job order by id for update "
+    "skip locked limit 1)"
     " returning id, args"
 )
 

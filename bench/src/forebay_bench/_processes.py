@@ -1,4 +1,6 @@
-"""Processes that a scenario starts: workers as a user runs them, and scripts of the benchmark that load the server."""
+"""Processes that a scenario starts: workers as a user runs them, and scripts of the benchmark
+that load the server.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,8 @@ class Workers:
         self.raise_when_one_ended()
         with psycopg.connect(self._dsn, autocommit=True) as conn:
             rows = conn.execute(
-                "select split_part(worker, ':', 2)::integer from forebay.lease where closed_at is null"
+                "select split_part(worker, ':', 2)::integer from forebay.lease where "
+                "closed_at is null"
             ).fetchall()
         return {pid for (pid,) in rows}
 
@@ -144,7 +147,9 @@ def workers(
 
 
 class Script:
-    """A module of the benchmark that runs in a separate process; commands and answers are lines of JSON.
+    """A module of the benchmark that runs in a separate process.
+
+    Commands and answers are lines of JSON.
 
     Args:
         module: uses the messages of ``_child``.

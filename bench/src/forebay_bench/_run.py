@@ -29,10 +29,16 @@ SCENARIOS: Final = {
     "bulk": "a million jobs at once, beside COPY and INSERT ... SELECT into a plain table",
     "drain": "a full queue emptied by one worker process, by kind of handler",
     "queues": "1,000 queues: a drain, an idle worker and the pickup, beside one queue",
-    "transactional": "handlers that update a row in the transaction that completes their job, beside their own transactions",
+    "transactional": (
+        "handlers that update a row in the transaction that completes their job, beside their "
+        "own transactions"
+    ),
     "mixed": "producers and a worker at the same time",
     "latency": "from the commit to the handler's start",
-    "trickle": "CPU time and write-ahead log of a job at 300 jobs a second, and the cost of 20 idle workers",
+    "trickle": (
+        "CPU time and write-ahead log of a job at 300 jobs a second, and the cost of 20 idle "
+        "workers"
+    ),
     "start": "what a process costs before its first job, and without work",
     "held": "the cost of a claim while a transaction is held open",
     "backlog": "claims and enqueues by the number of waiting jobs",
@@ -61,7 +67,9 @@ class Options:
     compare: tuple[str, ...] | None = None
     """Which other engines and peers take part; None: all installed ones that the scenario knows."""
     peers: bool = False
-    """All peers that can be used here, those of Node.js among them, and all other engines; ``run_scenario`` makes it ``compare``."""
+    """All peers that can be used here, those of Node.js among them, and all other engines;
+    ``run_scenario`` makes it ``compare``.
+    """
     mix: str | None = None
     """Which mix of jobs, where a scenario has several; None: the scenario's choice."""
     holder: str | None = None
@@ -76,7 +84,8 @@ def run_scenario(
     pg_bin: str | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Report, dict[str, Any]]:
-    """Run a scenario; return its report, and the facts of the run: machine and its speed, settings, commit, command.
+    """Run a scenario; return its report, and the facts of the run: machine and its speed,
+    settings, commit, command.
 
     Args:
         name: one of ``SCENARIOS``.

@@ -1,10 +1,12 @@
-"""Many simulated workers in one process: each has its lease, claims and settles as a worker does, and has no handlers.
+"""Many simulated workers in one process: each has its lease, claims and settles as a worker
+does, and has no handlers.
 
-Started by the scenario ``simulated``: the address, the first number and how many workers. A command says how long jobs take, how many slots
-a worker has, when to start and when to measure. A job only takes a slot for that long. Each worker has a connection for polls and
-claims; a few share one for settlements. The statements and the number of jobs of a claim are those of a worker (``protocol``,
-``policy.claims``). Heartbeats are left out. The connections are libpq's without an adapter in Python, so that some hundred workers fit
-into a small machine.
+Started by the scenario ``simulated``: the address, the first number and how many workers. A command
+says how long jobs take, how many slots a worker has, when to start and when to measure. A job only
+takes a slot for that long. Each worker has a connection for polls and claims; a few share one for
+settlements. The statements and the number of jobs of a claim are those of a worker (``protocol``,
+``policy.claims``). Heartbeats are left out. The connections are libpq's without an adapter in
+Python, so that some hundred workers fit into a small machine.
 """
 
 from __future__ import annotations

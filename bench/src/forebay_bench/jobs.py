@@ -1,4 +1,5 @@
-"""The application that worker processes of the scenarios run: ``forebay worker forebay_bench.jobs:app``.
+"""The application that worker processes of the scenarios run: ``forebay worker
+forebay_bench.jobs:app``.
 
 One queue for each scenario, so that a worker serves only its scenario: ``--queue pickup``.
 """

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
     from forebay_bench._measure import Spread
 
-#: A colour per engine, the same in every plot; distinguishable with the common colour blindnesses (Okabe, Ito 2008).
+#: A colour per engine, the same in every plot; distinguishable with the common colour blindnesses
+#: (Okabe, Ito 2008).
 COLOURS: Final = {
     "forebay": "#0072B2",
     "classic": "#D55E00",
@@ -64,7 +65,10 @@ def costs(
     sizes: Sequence[int],
     curves: Sequence[tuple[str, str, Sequence[float]]],
 ) -> None:
-    """Draw milliseconds over a size on a logarithmic axis; a curve is its label, line style and values."""
+    """Draw milliseconds over a size on a logarithmic axis.
+
+    A curve is its label, line style and values.
+    """
     axes = figure.subplots()
     axes.set_title(title, loc="left")
     for label, style, values in curves:
@@ -80,7 +84,9 @@ def costs(
 
 
 def rates(figure: Figure, title: str, found: Mapping[str, tuple[Spread, str]]) -> None:
-    """Draw a bar for each engine, by its label: jobs a second with their spread, and whose colour it has."""
+    """Draw a bar for each engine, by its label: jobs a second with their spread, and whose
+    colour it has.
+    """
     axes = figure.subplots()
     labels = list(found)
     spreads = [spread for spread, _ in found.values()]
@@ -114,7 +120,9 @@ def rates(figure: Figure, title: str, found: Mapping[str, tuple[Spread, str]]) -
 def stacked(
     figure: Figure, title: str, what: str, found: Mapping[str, tuple[float, float, str]]
 ) -> None:
-    """Draw a bar of two parts for each engine, by its label: the parts, the second one lighter, and whose colour it has."""
+    """Draw a bar of two parts for each engine, by its label: the parts, the second one lighter,
+    and whose colour it has.
+    """
     axes = figure.subplots()
     labels, parts = list(found), list(found.values())
     colours = [COLOURS[whose] for _, _, whose in parts]

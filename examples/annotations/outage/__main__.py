@@ -18,7 +18,10 @@ from forebay.errors import ForebayError
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/demo --outage",
-        description="The example application under load while its broker and its index accept connections and never answer.",
+        description=(
+            "The example application under load while its broker and its index accept "
+            "connections and never answer."
+        ),
     )
     parser.add_argument("--json", action="store_true", help="print the result as one line of JSON")
     parser.add_argument(

@@ -1,8 +1,8 @@
 """A minimal broker: a server on a TCP port with one queue in memory. It stands in for real ones.
 
-It is reliable: it keeps what it confirmed until a consumer has confirmed it. A line of JSON is a command, and is answered
-with one: {"publish": ...}, {"take": 100}, {"done": 100}, {"count": null}. Messages that a consumer took and did not confirm before it
-disconnected are queued again.
+It is reliable: it keeps what it confirmed until a consumer has confirmed it. A line of JSON is a
+command, and is answered with one: {"publish": ...}, {"take": 100}, {"done": 100}, {"count": null}.
+Messages that a consumer took and did not confirm before it disconnected are queued again.
 """
 
 import asyncio

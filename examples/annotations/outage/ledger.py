@@ -9,7 +9,10 @@ from annotations.outage.machine import Use, share_of_others
 
 ITEMS = "select annotation_id, version from annotation where not deleted"
 COPIES = "select id, version from documents where not gone"
-JOBS = "select coalesce(sum(scheduled + ready + claimed + running + retrying), 0)::int from forebay.depth('mirror')"
+JOBS = (
+    "select coalesce(sum(scheduled + ready + claimed + running + retrying), 0)::int from "
+    "forebay.depth('mirror')"
+)
 #: Every answered write incremented the version of an annotation, which begins with one.
 WRITES = "select coalesce(sum(version), 0)::int from annotation where 'load' = any (tags)"
 OLD_ITEMS = "select annotation_id from old_annotation"
@@ -137,7 +140,10 @@ class Record:
         return [] if self.healed_at is None else [r for r in requests if r.at >= self.healed_at]
 
     def share_of_others(self, begin: float | None, end: float | None) -> float | None:
-        """Return the share of the machine that others used between two times; None if it is not known."""
+        """Return the share of the machine that others used between two times.
+
+        None if it is not known.
+        """
         if begin is None or end is None:
             return None
         uses = [use for at, use in self.uses if begin <= at <= end]

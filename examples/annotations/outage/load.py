@@ -1,12 +1,14 @@
-"""The load: a process that writes, edits, deletes and reads at a steady rate, and reports how long each answer took.
+"""The load: a process that writes, edits, deletes and reads at a steady rate, and reports how
+long each answer took.
 
-Each request starts at its planned time, whether earlier ones were answered or not, and its wait for a free connection counts: all
-requests during a stall show it. The process first measures how much the machine can do, and then
-uses six tenths of that.
+Each request starts at its planned time, whether earlier ones were answered or not, and its wait for
+a free connection counts: all requests during a stall show it. The process first measures how much
+the machine can do, and then uses six tenths of that.
 
-Usage: python -m annotations.outage.load SERVICE OLD_SERVICE WRITES RATE_MAX OLD_RATE; both services are sockets. It makes at
-least that many writes, and continues until its input has a line or ends. Its output is lines of JSON: {"rate": ...}, then
-{"done": [[kind, at, seconds, ok], ...]} ten times a second, with the time as time.monotonic() has it.
+Usage: python -m annotations.outage.load SERVICE OLD_SERVICE WRITES RATE_MAX OLD_RATE; both services
+are sockets. It makes at least that many writes, and continues until its input has a line or ends.
+Its output is lines of JSON: {"rate": ...}, then {"done": [[kind, at, seconds, ok], ...]} ten times
+a second, with the time as time.monotonic() has it.
 """
 
 import asyncio
@@ -66,7 +68,9 @@ class Http:
 
 
 class People:
-    """The sequence of requests: mostly new annotations, some changes and deletions of them, some reads."""
+    """The sequence of requests: mostly new annotations, some changes and deletions of them, some
+    reads.
+    """
 
     def __init__(self, http: Http, old: Http) -> None:
         self._http = http
@@ -98,7 +102,9 @@ class People:
             await self._timed("delete", lambda: self._delete(name))
 
     async def read(self) -> None:
-        """Read a page: a request that does not need the index must not be affected by its outage."""
+        """Read a page: a request that does not need the index must not be affected by its
+        outage.
+        """
         name = quote(self._random.choice(self._pages))
         await self._timed("read", lambda: self._is(200, "GET", f"/api/pages/{name}"))
 

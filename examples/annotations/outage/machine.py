@@ -1,7 +1,9 @@
-"""How much of the machine other programs use: with a busy machine, slow requests say nothing about the service.
+"""How much of the machine other programs use: with a busy machine, slow requests say nothing
+about the service.
 
-Linux counts the time of all processors in /proc/stat, and the time of each process. What is busy and not ours is of others;
-time that a hypervisor gives to other guests counts as theirs. On other systems it is not known.
+Linux counts the time of all processors in /proc/stat, and the time of each process. What is busy
+and not ours is of others; time that a hypervisor gives to other guests counts as theirs. On other
+systems it is not known.
 """
 
 import os
@@ -15,7 +17,9 @@ BUSY_FROM = 0.15
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Processor seconds up to a moment: of all processors, of those the busy ones, of those ours."""
+    """Processor seconds up to a moment: of all processors, of those the busy ones, of those
+    ours.
+    """
 
     all: float
     busy: float
@@ -26,7 +30,8 @@ class Machine:
     """Looks at the processors.
 
     Args:
-        pids: our processes. Their descendants are ours too, and so are this process and its descendants.
+        pids: our processes. Their descendants are ours too, and so are this process and its
+            descendants.
     """
 
     def __init__(self, pids: Iterable[int]) -> None:
@@ -47,7 +52,10 @@ class Machine:
 
 
 def share_of_others(first: Use | None, last: Use | None) -> float | None:
-    """Return the share of all processors that others used between two looks; None if it is not known."""
+    """Return the share of all processors that others used between two looks.
+
+    None if it is not known.
+    """
     if first is None or last is None or last.all <= first.all:
         return None
     others = (last.busy - first.busy) - (last.ours - first.ours)
@@ -68,7 +76,10 @@ def _tree(roots: Iterable[int]) -> set[int]:
 def _children(pid: int) -> list[int]:
     try:
         # Each thread has the children that it started.
-        listed = [path.read_text(encoding="ascii") for path in Path(f"/proc/{pid}/task").glob("*/children")]  # fmt: skip
+        listed = [
+            path.read_text(encoding="ascii")
+            for path in Path(f"/proc/{pid}/task").glob("*/children")
+        ]
     except OSError:
         return []  # It has ended.
     return [int(child) for text in listed for child in text.split()]

@@ -1,7 +1,10 @@
-"""The old order, for comparison: commit, then publish to the broker; a consumer indexes what was published.
+"""The old order, for comparison: commit, then publish to the broker.
 
-If the broker does not confirm in time, the request still succeeds: the annotation is saved, and an error would make
-people write it again. From then on no component knows that the index lacks it. Do not build a service like this.
+A consumer indexes what was published.
+
+If the broker does not confirm in time, the request still succeeds: the annotation is saved, and an
+error would make people write it again. From then on no component knows that the index lacks it. Do
+not build a service like this.
 
     uvicorn annotations.outage.old_order:service       the service
     python -m annotations.outage.old_order             the consumer
@@ -52,7 +55,8 @@ async def create(request: Request) -> Response:
             (made.page, made.line, made.user, made.group, made.text, made.tags),
         )
         (name,) = await cursor.fetchone()
-    # Committed. If anything fails from here on, the annotation exists and the index does not have it.
+    # Committed. If anything fails from here on, the annotation exists and the index does not have
+    # it.
     clients: list[Client] = request.app.state.clients
     client = clients.pop() if clients else Client(broker_port())
     indexed = False

@@ -63,7 +63,16 @@ def draw(record: Record, deadline_ms: int, path: Path) -> Path:
             end = record.healed_at if record.healed_at is not None else times[-1]
             for axes in (took, behind):
                 axes.axvspan(record.cut_at, end, color=_HOLE, alpha=0.07, linewidth=0)
-            behind.annotate("black hole", (record.cut_at, 1), xycoords=("data", "axes fraction"), xytext=(6, -6), textcoords="offset points", va="top", fontsize=10, alpha=0.7)  # fmt: skip
+            behind.annotate(
+                ("black hole"),
+                (record.cut_at, 1),
+                xycoords=("data", ("axes fraction")),
+                xytext=(6, -6),
+                textcoords=("offset points"),
+                va="top",
+                fontsize=10,
+                alpha=0.7,
+            )
         figure.savefig(path, dpi=130)
     return path
 

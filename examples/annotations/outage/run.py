@@ -33,7 +33,8 @@ WRITES = 21_500
 _RATE_MAX = 300.0
 _OLD_RATE = 40.0
 
-#: When the outage begins and ends, as shares of the writes. People then keep writing until the backlog is worked off.
+#: When the outage begins and ends, as shares of the writes. People then keep writing until the
+#: backlog is worked off.
 _CUT_AT, _HEAL_AT = 0.12, 0.92
 
 #: Minimum time at the steady rate before the outage: with few writes the outage begins later.
@@ -41,7 +42,8 @@ _STEADY_SECONDS = 5.0
 
 _DEADLINE_MS = 250
 
-#: The p99 up to which no request waited for the index: the deadline, and as much for the request itself.
+#: The p99 up to which no request waited for the index: the deadline, and as much for the request
+#: itself.
 _P99_MS_MAX = 2 * _DEADLINE_MS
 
 #: The service's settings. A grace of a minute, as is usual, would only make the demo longer.
@@ -54,7 +56,8 @@ _SETTINGS = {
 
 _SECONDS_MAX = 600.0
 
-#: The backlog is worked off when the jobs left are those of writes of the last seconds, within their grace.
+#: The backlog is worked off when the jobs left are those of writes of the last seconds, within
+#: their grace.
 _LEFT_SECONDS = 6.0
 
 #: People stop writing this long after the end of the outage, even if there is a backlog.
@@ -77,7 +80,8 @@ class Result:
         read_p99_ms_before: requests that do not need the index, before the outage.
         read_p99_ms_during: the same during the outage.
         read_p99_ms_after: the same after it.
-        others_before: the share of the machine's processors that other programs used; None if it is not known.
+        others_before: the share of the machine's processors that other programs used; None if it is
+            not known.
         others_during: the same during the outage.
         others_after: the same after it.
         outage_seconds: how long broker and index did not answer.
@@ -87,8 +91,8 @@ class Result:
         stale_after: with an old copy.
         orphaned_after: copies without an annotation.
         jobs_after: jobs that have not ended.
-        recovery_seconds: from the end of the outage until the backlog was worked off, while people kept writing; None if it
-            was not, or if the index was not right in the end.
+        recovery_seconds: from the end of the outage until the backlog was worked off, while people
+            kept writing; None if it was not, or if the index was not right in the end.
         old_order: the broker of the service with the old order.
         old_order_writes: what that service saved and answered with success.
         old_order_lost: of these, not in its index in the end.
@@ -148,7 +152,9 @@ class Result:
 
     @property
     def is_fast(self) -> bool:
-        """Whether no request waited for the index: before, during and after the outage, each by itself."""
+        """Whether no request waited for the index: before, during and after the outage, each by
+        itself.
+        """
         return self.slowest_ms <= self.limit_ms
 
     @property
@@ -257,7 +263,9 @@ class _Outage:
             ):
                 send(self._wire, "cut")
                 record.cut_at = time.monotonic() - self._begun
-                self._view.event("broker and index are black holes: they accept and never answer", "bold red")  # fmt: skip
+                self._view.event(
+                    ("broker and index are black holes: they accept and never answer"), "bold red"
+                )
             elif record.healed_at is None and done >= _HEAL_AT * self._writes:
                 send(self._wire, "heal")
                 record.healed_at = time.monotonic() - self._begun
@@ -330,7 +338,11 @@ class _Outage:
         )  # fmt: skip
         self._processes.start("the consumer", "annotations.outage.old_order")
         self._processes.serve("the service", "annotations.service:service", self._folder / "new")
-        self._processes.serve("the service in the old order", "annotations.outage.old_order:service", self._folder / "old")  # fmt: skip
+        self._processes.serve(
+            ("the service in the old order"),
+            "annotations.outage.old_order:service",
+            self._folder / "old",
+        )
         self._view.event(
             "two services run: row and job in one transaction; and commit, then publish"
         )
@@ -346,7 +358,9 @@ class _Outage:
                 self.record.requests.append(Request(kind, at - self._begun, seconds, is_done))
 
     def _let_the_old_order_finish(self) -> None:
-        """Wait until its broker is empty: annotations that are then missing in its index are lost."""
+        """Wait until its broker is empty: annotations that are then missing in its index are
+        lost.
+        """
         until = time.monotonic() + 30
         while time.monotonic() < until:
             if _waiting_in(self._broker_port) == 0:
@@ -435,7 +449,9 @@ def _servers(*, keep: bool) -> Generator[tuple[EmbeddedServer, EmbeddedServer], 
 
 
 def _second_folder() -> Path:
-    """Return where the index's server has its data when it is kept, beside the user's own server."""
+    """Return where the index's server has its data when it is kept, beside the user's own
+    server.
+    """
     first = default_server().data_dir
     return first.with_name(f"{first.name}-index")
 
@@ -460,7 +476,13 @@ def _how_to_look(servers: tuple[EmbeddedServer, EmbeddedServer], result: Result)
     return [
         "",
         "Both servers still run. The annotations, and the index's copies:",
-        f"  {psql} '{result.dsn}' -c 'select count(*), sum(version) from annotation where not deleted'",
-        f"  {psql} '{result.target}' -c 'select count(*), sum(version) from documents where not gone'",
+        (
+            f"  {psql} '{result.dsn}' -c 'select count(*), sum(version) from annotation where "
+            f"not deleted'"
+        ),
+        (
+            f"  {psql} '{result.target}' -c 'select count(*), sum(version) from documents "
+            f"where not gone'"
+        ),
         "Stop them with: forebay dev --stop; scripts/demo --outage --stop",
     ]

@@ -94,7 +94,10 @@ class View:
         add(result.lost_writes, "answered with success and not in the database", must_be_zero=True)
         for p99, when in (
             (result.write_p99_ms_before, "before the outage"),
-            (result.write_p99_ms_during, f"in it; the deadline for the index is {result.deadline_ms} ms"),
+            (result.write_p99_ms_during, (
+                    f"in it; the deadline for the index is {result.deadline_ms} "
+                    f"ms"
+                    )),
             (result.write_p99_ms_after, "after it, while the backlog was worked off"),
         ):  # fmt: skip
             style = "bold red" if p99 > result.limit_ms else "bold"
@@ -132,7 +135,9 @@ class View:
 def picture(
     record: Record, counts: Counts, writes: int, deadline_ms: int, size: ConsoleDimensions
 ) -> RenderableType:
-    """Return the state, to fit into a terminal: the services side by side where it is wide, without gaps where it is low."""
+    """Return the state, to fit into a terminal: the services side by side where it is wide,
+    without gaps where it is low.
+    """
     done = record.writes()
     old = [request for request in record.requests if request.kind == "old"]
     failed = sum(not request.is_done for request in done)
@@ -150,16 +155,25 @@ def picture(
         ("failed", f"{old_failed:,}", "bold red" if old_failed else "green"),
         ("p99 now", _milliseconds(old, record), "default"),
         ("", _curve(old, record), "cyan"),
-        ("index behind by", f"{counts.old_missing:,}", "bold red" if counts.old_missing else "green"),
+        (
+            ("index behind by"),
+            f"{counts.old_missing:,}",
+            "bold red" if counts.old_missing else "green",
+        ),
         ("recorded for retry", "0", "bold red" if counts.old_missing else "default"),
-    ]  # fmt: skip
+    ]
     state = Text("broker and index: ")
     if record.cut_at is None:
         state.append("answer", "green")
     elif record.healed_at is None:
-        state.append(f"BLACK HOLE, for {max(0.0, _last(record) - record.cut_at):.0f} s", "bold white on red")  # fmt: skip
+        state.append(
+            (f"BLACK HOLE, for {max(0.0, _last(record) - record.cut_at):.0f} s"),
+            "bold white on red",
+        )
     else:
-        state.append(f"answer again, for {max(0.0, _last(record) - record.healed_at):.0f} s", "yellow")  # fmt: skip
+        state.append(
+            (f"answer again, for {max(0.0, _last(record) - record.healed_at):.0f} s"), "yellow"
+        )
     bar = Table.grid(padding=(0, 2))
     bar.add_row(
         ProgressBar(total=max(writes, len(done)), completed=len(done), width=30),
@@ -186,7 +200,10 @@ def verdict(result: Result) -> Text:
         return Text("This must not happen: please report it.", "bold red")
     if result.is_fast:
         return Text("Nothing was lost, and no request waited for the index.", "bold green")
-    slow = f"writes took up to {result.slowest_ms:,.0f} ms (p99; at most {result.limit_ms} ms expected)"
+    slow = (
+        f"writes took up to {result.slowest_ms:,.0f} ms (p99; at most {result.limit_ms} ms "
+        f"expected)"
+    )
     if result.was_busy:
         return Text(
             f"Nothing was lost. The machine was busy, and {slow}. Repeat this on a quiet machine.",
@@ -215,7 +232,9 @@ def _milliseconds(requests: list[Request], record: Record) -> str:
 
 
 def _curve(requests: list[Request], record: Record) -> str:
-    """Return the longest answer of each second, on a logarithmic scale from a millisecond to ten seconds."""
+    """Return the longest answer of each second, on a logarithmic scale from a millisecond to ten
+    seconds.
+    """
     end = int(_last(record))
     longest: dict[int, float] = {}
     for request in requests[-20_000:]:

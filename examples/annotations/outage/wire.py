@@ -1,10 +1,12 @@
-"""A proxy before the broker and the index: a process that forwards data, until a command makes it a black hole.
+"""A proxy before the broker and the index: a process that forwards data, until a command makes
+it a black hole.
 
-As a black hole it accepts connections, reads what is sent, and never answers. The command to heal resets the connections that
-lost data, as restarted servers would.
+As a black hole it accepts connections, reads what is sent, and never answers. The command to heal
+resets the connections that lost data, as restarted servers would.
 
-Usage: python -m annotations.outage.wire SOCKET=SOCKET|PORT=PORT ...; port 0 is any, and is printed on the first line of output.
-It reads "cut" and "heal" from its input, answers each with a line, and ends with its input.
+Usage: python -m annotations.outage.wire SOCKET=SOCKET|PORT=PORT ...; port 0 is any, and is printed
+on the first line of output. It reads "cut" and "heal" from its input, answers each with a line, and
+ends with its input.
 """
 
 import asyncio

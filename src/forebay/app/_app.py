@@ -1,7 +1,7 @@
 """The composition root: the one object that knows handlers, settings, database and worker.
 
-Creating an ``App`` and declaring handlers reads no settings and does not access the database, so a module with
-an app can be imported anywhere. Settings and address are looked up on first use.
+Creating an ``App`` and declaring handlers reads no settings and does not access the database, so a
+module with an app can be imported anywhere. Settings and address are looked up on first use.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from forebay.app._queues import AppQueues
 from forebay.app._schedules import AppSchedules
 from forebay.app._subjects import AppSubjects
 from forebay.app._unique_by import unique_by as made_unique_by
+from forebay.app._workers import AppWorkers
 from forebay.arguments.kinds import QUEUE_DEFAULT, Kind, Kinds
-from forebay.config import Queues, Settings
+from forebay.config import Settings
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model import Job, JobId, JobOptions, Once, Unique, checks
 from forebay.model.context import Context, TransactionContext
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from forebay.client import AsyncClient, Client
     from forebay.db.drivers import AsyncConnection, SyncConnection
     from forebay.model.middleware import Middleware
-    from forebay.worker import Stats, Worker
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -75,7 +75,8 @@ class JobDecorator(Protocol):
 class BatchDecorator(Protocol):
     """What ``app.batch_job(...)`` returns.
 
-    If the items are declared as ``Job`` or ``msgspec.Raw``, ``enqueue`` accepts any arguments by name.
+    If the items are declared as ``Job`` or ``msgspec.Raw``, ``enqueue`` accepts any arguments by
+    name.
     """
 
     @overload
@@ -118,18 +119,18 @@ class BatchDecorator(Protocol):
     ) -> Handler[[TransactionContext[C], list[T]], [T], R]: ...
 
 
-class App(AppQueues, AppSchedules, AppSubjects, AppEvents):
+class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
     """Handlers, and everything needed to enqueue and run them.
 
-    The methods for queues, schedules and subjects are in the base classes ``AppQueues``, ``AppSchedules`` and ``AppSubjects``, in modules
-    beside this one.
+    The methods for queues, schedules and subjects are in the base classes ``AppQueues``,
+    ``AppSchedules`` and ``AppSubjects``, in modules beside this one.
 
     Args:
         dsn: the database address. Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*.
         settings: default: forebay.toml or pyproject.toml, and FOREBAY_* variables.
         middleware: what runs around enqueues, attempts and settlements, outermost first.
-        name: the name of the app among those that apply declarations to one database. Default: ``module:attribute``. A renamed
-            app does not remove what it applied under its old name.
+        name: the name of the app among those that apply declarations to one database. Default:
+            ``module:attribute``. A renamed app does not remove what it applied under its old name.
 
     >>> app = App()
     >>> @app.job(queue="mail", timeout=30)
@@ -209,20 +210,24 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents):
             max_attempts: maximum number of attempts; overrides the retry policy.
             timeout: an attempt is stopped after this time, in seconds or as a timedelta.
             soft_timeout: an attempt is requested to stop after this time.
-            transaction: the handler runs in a database transaction, ``ctx.conn``, that also completes the job;
-                see ``TransactionContext`` for SQLAlchemy sessions and Django's connection.
+            transaction: the handler runs in a database transaction, ``ctx.conn``, that also
+                completes the job; see ``TransactionContext`` for SQLAlchemy sessions and Django's
+                connection.
             expires_in: a job expires if it has not started within this time after it was due.
-            unique_by: names of arguments that make the unique key of each job; ``using(unique=...)`` replaces it.
-            unique: the uniqueness mode of these keys: ``Once``, ``Coalesce``, or ``lambda key: Debounce(key, wait=10)``.
-            keep_result: keep what the handler returns, as JSON, for this time; True for a week. Read it with
-                ``handle(job_id).result()``.
-            on_dead: what a dead letter means for later jobs of its ordering key: "skip" lets them run; with "hold" they wait
-                until it is redriven, in its place, or skipped or purged.
-            executor: "process" runs the handler in a separate process, which is reused and is killed at the timeout.
-            memory_bytes: with "process", on Linux: maximum memory above that at its start; beyond it the handler gets a
-                MemoryError.
-            cpu_seconds: with "process": maximum processor time; beyond it the process is killed, which counts as
-                a failed attempt.
+            unique_by: names of arguments that make the unique key of each job;
+                ``using(unique=...)`` replaces it.
+            unique: the uniqueness mode of these keys: ``Once``, ``Coalesce``, or ``lambda key:
+                Debounce(key, wait=10)``.
+            keep_result: keep what the handler returns, as JSON, for this time; True for a week.
+                Read it with ``handle(job_id).result()``.
+            on_dead: what a dead letter means for later jobs of its ordering key: "skip" lets them
+                run; with "hold" they wait until it is redriven, in its place, or skipped or purged.
+            executor: "process" runs the handler in a separate process, which is reused and is
+                killed at the timeout.
+            memory_bytes: with "process", on Linux: maximum memory above that at its start; beyond
+                it the handler gets a MemoryError.
+            cpu_seconds: with "process": maximum processor time; beyond it the process is killed,
+                which counts as a failed attempt.
 
         Raises:
             ConfigError: the declaration is invalid; the error names the kind and the reason.
@@ -255,18 +260,21 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents):
     ) -> BatchDecorator:
         """Declare a function that handles many jobs of its kind per call.
 
-        Its parameter is a list with one element per job. If the element type is ``msgspec.Raw``, it is the JSON text of the job's
-        arguments, not decoded and not checked, and ``enqueue`` takes any arguments by name. If the element type is a struct, dataclass, typed dict or
-        pydantic model, ``enqueue`` takes one such value. If it is ``Job``, ``enqueue`` takes any arguments by name.
-        A context may come first; its ``jobs`` have the order of the list.
+        Its parameter is a list with one element per job. If the element type is ``msgspec.Raw``, it
+        is the JSON text of the job's arguments, not decoded and not checked, and ``enqueue`` takes
+        any arguments by name. If the element type is a struct, dataclass, typed dict or pydantic
+        model, ``enqueue`` takes one such value. If it is ``Job``, ``enqueue`` takes any arguments
+        by name. A context may come first; its ``jobs`` have the order of the list.
 
-        If the handler returns None, every job is done. If it returns a list, each entry decides about its job: an
-        outcome, an exception for a failure, or None for done. If it raises, all jobs fail.
+        If the handler returns None, every job is done. If it returns a list, each entry decides
+        about its job: an outcome, an exception for a failure, or None for done. If it raises, all
+        jobs fail.
 
         Args:
             size: maximum number of jobs per call, 1 to 10,000.
-            linger: after a claim that found fewer jobs than a call takes, wait at most this time, up to one second, before
-                the next claim from the queue, so that calls are fuller. None: a call never waits for more jobs.
+            linger: after a claim that found fewer jobs than a call takes, wait at most this time,
+                up to one second, before the next claim from the queue, so that calls are fuller.
+                None: a call never waits for more jobs.
             name: see ``job``, also for the following options.
             queue: ...
             priority: ...
@@ -320,7 +328,9 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents):
     def resource(self, name: str, /) -> Callable[[F], F]: ...
 
     def resource(self, named: Any, /) -> Any:
-        """Declare a function that builds a resource; handlers find it in ``ctx.resources`` by its name.
+        """Declare a function that builds a resource.
+
+        Handlers find it in ``ctx.resources`` by its name.
 
         Each worker builds the resource once and closes it when the worker ends.
 
@@ -367,7 +377,10 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents):
         return await enqueue_each_async(around, conn, calls, _as_call, chunk, ids=ids)
 
     def client(self) -> Client:
-        """Return a client for the app's database; jobs that it enqueues by name get the queue of their kind."""
+        """Return a client for the app's database.
+
+        Jobs that it enqueues by name get the queue of their kind.
+        """
         from forebay.client import Client  # noqa: PLC0415 - most programs need none
 
         return Client(lambda: self.dsn, declared=self._internals.options_of)
@@ -379,57 +392,15 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents):
         return AsyncClient(lambda: self.dsn, declared=self._internals.options_of)
 
     def handle(self, job_id: int, *, group: str = "default") -> JobHandle[Any]:
-        """Return a handle of an enqueued job, for its state and result. ``Handler.handle`` knows the type of the result.
+        """Return a handle of an enqueued job, for its state and result.
+
+        ``Handler.handle`` knows the type of the result.
 
         Args:
             job_id: the id that ``enqueue`` returned.
             group: the consumer group of its queue.
         """
         return JobHandle(self.client(), self.async_client(), job_id, group)
-
-    # --- running ---
-
-    def worker(
-        self,
-        *,
-        queues: Queues | None = None,
-        group: str = "default",
-        concurrency: int | None = None,
-    ) -> Worker:
-        """Return a worker for some queues.
-
-        Args:
-            queues: names, names with weights, or their short form ``"mail,reports=3"``. Default: the
-                setting ``queue``, or else all queues of the declared kinds.
-            group: the consumer group of each queue.
-            concurrency: the number of jobs that run at once. Default: the setting ``concurrency``.
-
-        Raises:
-            ConfigError: an argument is refused, or there is no queue to serve.
-        """
-        from forebay.worker import Worker  # noqa: PLC0415 - producers never need it
-
-        settings = self.settings.worker
-        if concurrency is not None:
-            settings = replace(settings, concurrency=concurrency)
-        return Worker(self._internals, self.dsn, queues=queues, settings=settings, group=group)
-
-    def run_worker(
-        self,
-        *,
-        queues: Queues | None = None,
-        group: str = "default",
-        until_idle: bool = False,
-        concurrency: int | None = None,
-    ) -> Stats:
-        """Run a worker in this thread until it is stopped; with ``until_idle``, until no job is ready or running.
-
-        ``forebay worker`` does the same and handles signals.
-        """
-        from forebay.worker import run_to_the_end  # noqa: PLC0415 - producers never need it
-
-        worker = self.worker(queues=queues, group=group, concurrency=concurrency)
-        return run_to_the_end(worker.run(until_idle=until_idle))
 
     # --- looked up when first needed ---
 

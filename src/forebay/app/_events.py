@@ -30,10 +30,12 @@ class AppEvents:
         self._internals.middlewares.add(middleware)
 
     def on_failed(self, listener: AttemptListener) -> AttemptListener:
-        """Declare a function to call after each failed attempt, whether the job runs again or is dead.
+        """Declare a function to call after each failed attempt, whether the job runs again or is
+        dead.
 
-        The worker that ran the attempt calls it, once the database has the outcome: in a thread, or on the event loop if it is a
-        coroutine function. Its exception is logged and counted, and harms no job. A crash loses calls that wait.
+        The worker that ran the attempt calls it, once the database has the outcome: in a thread, or
+        on the event loop if it is a coroutine function. Its exception is logged and counted, and
+        harms no job. A crash loses calls that wait.
 
         >>> import forebay
         >>> app = forebay.App()
@@ -45,7 +47,9 @@ class AppEvents:
         return listener
 
     def on_dead(self, listener: AttemptListener) -> AttemptListener:
-        """Declare a function to call when a failed attempt has made its job a dead letter; see ``on_failed``.
+        """Declare a function to call when a failed attempt has made its job a dead letter.
+
+        See ``on_failed``.
 
         A job that expired never had an attempt; it is not reported here.
         """
@@ -58,7 +62,9 @@ class AppEvents:
         return listener
 
     def on_worker_lost(self, listener: LostListener) -> LostListener:
-        """Declare a function to call when a worker is lost and its jobs return to the queue; see ``on_failed``.
+        """Declare a function to call when a worker is lost and its jobs return to the queue.
+
+        See ``on_failed``.
 
         The worker that found it calls the function.
         """

@@ -21,7 +21,8 @@ _DECLARED: Final = object()
 class JobHandle(Generic[T_co]):
     """One job in one consumer group. Each call opens its own connection.
 
-    ``Handler.handle`` makes one whose result has the return type of the handler; with ``App.handle`` the type is not known.
+    ``Handler.handle`` makes one whose result has the return type of the handler; with
+    ``App.handle`` the type is not known.
 
     A job that is not committed is not visible: wait for its result after the commit.
 
@@ -82,13 +83,16 @@ class JobHandle(Generic[T_co]):
 
         Args:
             timeout: in seconds; 0 checks once, None waits indefinitely.
-            as_type: the type to convert the JSON to: a dataclass, a struct, a pydantic model, ``list[int]``; Any returns it
-                unchanged. Default: the return type of the handler, without outcomes; Any if it is not known.
+            as_type: the type to convert the JSON to: a dataclass, a struct, a pydantic model,
+                ``list[int]``; Any returns it unchanged. Default: the return type of the handler,
+                without outcomes; Any if it is not known.
 
         Raises:
             JobDied: the job is a dead letter.
-            NoResult: the job was cancelled or expired, its handler keeps no result, or the result is gone or of another type.
-            ConfigError: the type has no JSON form, or the annotation of the handler cannot be resolved.
+            NoResult: the job was cancelled or expired, its handler keeps no result, or the result
+                is gone or of another type.
+            ConfigError: the type has no JSON form, or the annotation of the handler cannot be
+                resolved.
             ResultTimeout: the job has not ended in time.
             JobNotFound: the job does not exist.
             GroupNotFound: its queue does not have this group.

@@ -52,14 +52,15 @@ class HandlerOptions(JobOptionChanges, total=False):
 class Handler(Generic[P, Q, R_co]):
     """A function decorated with ``@app.job`` or ``@app.batch_job``.
 
-    Calling the handler calls the function. The enqueue methods take a connection and then the function's arguments
-    without the context; type checkers verify them. A batch handler takes one item instead. Only the ``_now`` methods
-    commit.
+    Calling the handler calls the function. The enqueue methods take a connection and then the
+    function's arguments without the context; type checkers verify them. A batch handler takes one
+    item instead. Only the ``_now`` methods commit.
 
     Attributes:
         kind: the declaration.
         options: the options of its jobs.
-        expires_in_seconds: its jobs expire this time after they were due; None if only ``options`` decide.
+        expires_in_seconds: its jobs expire this time after they were due; None if only ``options``
+            decide.
     """
 
     __name__: str
@@ -95,7 +96,10 @@ class Handler(Generic[P, Q, R_co]):
     if not TYPE_CHECKING:  # For type checkers a handler has no other attributes.
 
         def __getattr__(self, attribute: str) -> Any:
-            """Refuse an attribute; for the verbs of other libraries, name the call that does the same."""
+            """Refuse an attribute.
+
+            For the verbs of other libraries, name the call that does the same.
+            """
             raise missing_attribute(self.__dict__.get("__name__", "?"), attribute)
 
     def using(self, **options: Unpack[HandlerOptions]) -> Handler[P, Q, R_co]:
@@ -237,8 +241,9 @@ class Handler(Generic[P, Q, R_co]):
             items: each a ``call(...)``, a dict of arguments by name, a tuple of positional
                 arguments, or anything else as the only argument.
             chunk: maximum number of jobs per statement.
-            ids: a list that gets the id of each item's job, in order. Its ``is_new`` is False if an existing job
-                has the unique key; ``replaced`` is always None. Without the list no ids are read, which is faster.
+            ids: a list that gets the id of each item's job, in order. Its ``is_new`` is False if an
+                existing job has the unique key; ``replaced`` is always None. Without the list no
+                ids are read, which is faster.
 
         Raises:
             EnqueueError: an item was refused; its ``index`` counts from 0. Nothing of its chunk

@@ -1,4 +1,6 @@
-"""The internal state of an app: declarations, settings, address, and where a child process finds the app."""
+"""The internal state of an app: declarations, settings, address, and where a child process finds
+the app.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,8 @@ class Internals:
         mirrors: the mirrors declared with it, by name.
         drains: the drains declared with it, by name.
         middlewares: what runs around enqueues, attempts and settlements.
-        listeners: the functions to call after an event, by its name: failed, dead, done, worker_lost.
+        listeners: the functions to call after an event, by its name: failed, dead, done,
+            worker_lost.
         queues: the queues declared with it, by name.
         schedules: the schedules declared with it, by name.
         found_at: where a child process finds the app, if its module does not tell.
@@ -97,7 +100,8 @@ class Internals:
         self._address: str | None = None
         self._settings = settings
         self._kinds = Kinds()
-        #: Kinds without a retry policy, with their maximum attempts if given; the settings decide the rest.
+        #: Kinds without a retry policy, with their maximum attempts if given; the settings decide
+        #: the rest.
         self._without_retry: dict[str, int | None] = {}
         self._retries_known = False
         #: The options of a kind's jobs, and the seconds after which they expire.
@@ -116,7 +120,10 @@ class Internals:
         self._options[kind] = options, expires_in
 
     def options_of(self, kind: str) -> tuple[JobOptions, float | None] | None:
-        """Return the options of a kind's jobs and the seconds after which they expire; None if it is not declared."""
+        """Return the options of a kind's jobs and the seconds after which they expire.
+
+        None if it is not declared.
+        """
         return self._options.get(kind)
 
     def leave_retry_to_settings(self, kind: str, max_attempts: int | None) -> None:
@@ -172,7 +179,10 @@ class Internals:
         if before != queue.settings:
             raise ConfigError(
                 f"queue {queue}",
-                f"is declared twice: with {_in_words(before)}, and with {_in_words(queue.settings)}",
+                (
+                    f"is declared twice: with {_in_words(before)}, and with "
+                    f"{_in_words(queue.settings)}"
+                ),
             )
 
     def add_schedule(self, schedule: Schedule) -> None:
@@ -271,7 +281,9 @@ class Internals:
         return replace(kind, retry=policy)
 
     def encoder(self, kind: Kind) -> Callable[..., str]:
-        """Return the function that encodes the arguments of a kind as JSON, within the size limits."""
+        """Return the function that encodes the arguments of a kind as JSON, within the size
+        limits.
+        """
         encode = self._encoders.get(kind.name)
         if encode is None:
             payload = self.settings.payload

@@ -1,4 +1,6 @@
-"""Hints for the usual mistakes at an enqueue: a forgotten connection, and the verbs of other libraries."""
+"""Hints for the usual mistakes at an enqueue: a forgotten connection, and the verbs of other
+libraries.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,13 @@ _INSTEAD: Final = {
     "apply_async": _WITH_OPTIONS,
     "configure": _WITH_OPTIONS,
     "defer": _IN_TRANSACTION,
-    "defer_async": "await {0}.aenqueue(conn, ...) in your transaction, or await {0}.aenqueue_now(...)",
+    "defer_async": (
+        "await {0}.aenqueue(conn, ...) in your transaction, or await {0}.aenqueue_now(...)"
+    ),
     "delay": _IN_TRANSACTION,
-    "delay_on_commit": "{0}.enqueue(conn, ...): the job exists if, and only if, the transaction commits",
+    "delay_on_commit": (
+        "{0}.enqueue(conn, ...): the job exists if, and only if, the transaction commits"
+    ),
     "kiq": "await {0}.aenqueue(conn, ...) in your transaction, or await {0}.aenqueue_now(...)",
     "perform_async": _IN_TRANSACTION,
     "s": "{0}.call(...) with {0}.enqueue_many(conn, ...)",
@@ -32,7 +38,9 @@ _INSTEAD: Final = {
 
 
 def connection_first(method: M) -> M:
-    """Return a method that refuses a call without a positional argument: its first one is a connection."""
+    """Return a method that refuses a call without a positional argument: its first one is a
+    connection.
+    """
 
     @functools.wraps(method)
     def checked(self: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +61,9 @@ def connection_first(method: M) -> M:
 def likelier(
     error: InvalidJob | WrongConnection, conn: object, name: str
 ) -> InvalidJob | WrongConnection:
-    """Return the error to report when an enqueue was refused: that of the connection, unless the first argument is one."""
+    """Return the error to report when an enqueue was refused: that of the connection, unless the
+    first argument is one.
+    """
     if resembles_connection(conn):
         return error
     hint = error.hint if isinstance(conn, str) and isinstance(error, WrongConnection) else None
@@ -61,12 +71,18 @@ def likelier(
         f"the first argument must be a connection, not {given(conn).removeprefix('builtins.')}",
         given=given(conn),
         hint=hint
-        or f"The connection comes first: {name}.enqueue(conn, ...). {name}.enqueue_now(...) opens one and commits.",
+        or (
+            f"The connection comes first: {name}.enqueue(conn, ...). {name}.enqueue_now(...) "
+            f"opens one and commits."
+        ),
     )
 
 
 def missing_attribute(name: str, attribute: str) -> AttributeError:
-    """Return the error for an attribute that a handler does not have; it names the call that does the same."""
+    """Return the error for an attribute that a handler does not have.
+
+    It names the call that does the same.
+    """
     instead = _INSTEAD.get(attribute)
     hint = f"; use {instead.format(name)}" if instead else ""
     return AttributeError(f"handler {name} has no attribute {attribute!r}{hint}")

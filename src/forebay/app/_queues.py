@@ -24,7 +24,10 @@ class AppQueues:
 
     @property
     def name(self) -> str:
-        """The name of the app among those that apply declarations to one database; by default ``module:attribute``."""
+        """The name of the app among those that apply declarations to one database.
+
+        By default ``module:attribute``.
+        """
         return self._internals.name
 
     @property
@@ -48,14 +51,17 @@ class AppQueues:
         groups: Iterable[str] = (),
         max_waiting_group: str | None = None,
     ) -> Queue:
-        """Declare settings of a queue; return its name, a ``Queue``, for use in ``@app.job(queue=...)`` and elsewhere.
+        """Declare settings of a queue.
 
-        ``forebay apply`` or ``app.apply()`` changes the database; the declaration alone does nothing. What is not given is not
-        declared: the database decides.
+        Return its name, a ``Queue``, for use in ``@app.job(queue=...)`` and elsewhere.
+
+        ``forebay apply`` or ``app.apply()`` changes the database; the declaration alone does
+        nothing. What is not given is not declared: the database decides.
 
         Args:
             name: the queue.
-            max_waiting: maximum number of waiting jobs, at least 1; see ``Client.limit_queue``, also for the following ones.
+            max_waiting: maximum number of waiting jobs, at least 1; see ``Client.limit_queue``,
+                also for the following ones.
             rate: maximum number of starts per second.
             burst: maximum number of starts at once after a pause; needs ``rate``.
             concurrency: maximum number of running jobs.
@@ -63,13 +69,16 @@ class AppQueues:
             key_burst: as ``burst``, for the jobs of each limit key; needs ``key_rate``.
             key_concurrency: as ``concurrency``, for the jobs of each limit key.
             shards: number of shards, 1 to 64; see ``Client.shard_queue``.
-            dead_keep_days: for how many days dead letters are kept, 1 to 36,500, or ``"forever"``. Default: the setting of the
-                database for all queues.
-            groups: consumer groups to open. If none of the queue was opened before, they miss no job. Groups are never closed.
-            max_waiting_group: the consumer group whose waiting jobs count; needs ``max_waiting``. Default: ``default``.
+            dead_keep_days: for how many days dead letters are kept, 1 to 36,500, or ``"forever"``.
+                Default: the setting of the database for all queues.
+            groups: consumer groups to open. If none of the queue was opened before, they miss no
+                job. Groups are never closed.
+            max_waiting_group: the consumer group whose waiting jobs count; needs ``max_waiting``.
+                Default: ``default``.
 
         Raises:
-            ConfigError: a setting is refused, or the queue is declared twice with different settings.
+            ConfigError: a setting is refused, or the queue is declared twice with different
+                settings.
 
         >>> app = App()
         >>> imports = app.queue("imports", concurrency=20, key_concurrency=5)
@@ -100,10 +109,11 @@ class AppQueues:
         overwrite: bool = False,
         dry_run: bool = False,
     ) -> list[QueueDifference]:
-        """Make the settings of queues in the database what the app declares, except those changed by hand.
+        """Make the settings of queues in the database what the app declares, except those
+        changed by hand.
 
-        A setting that the app no longer declares is removed if it still has the value that was applied. Calls wait for each other.
-        ``forebay apply`` does the same.
+        A setting that the app no longer declares is removed if it still has the value that was
+        applied. Calls wait for each other. ``forebay apply`` does the same.
 
         Args:
             conn: the connection whose transaction to use. Default: a new one, and commit.
@@ -111,7 +121,8 @@ class AppQueues:
             dry_run: change nothing.
 
         Returns:
-            The differences that there were, with what was done about each; nothing if code and database are the same.
+            The differences that there were, with what was done about each; nothing if code and
+            database are the same.
 
         Raises:
             GroupInUse: a declared group is being closed.

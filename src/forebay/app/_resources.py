@@ -25,9 +25,9 @@ class Resources:
     def add(self, name: str, factory: Callable[[], Any]) -> None:
         """Add a factory: a function without arguments.
 
-        A generator function, plain or asynchronous, yields the resource once and cleans up
-        after the yield. Any other function, plain or asynchronous, returns the resource. If it returns a context
-        manager, the manager is entered, and its value is the resource.
+        A generator function, plain or asynchronous, yields the resource once and cleans up after
+        the yield. Any other function, plain or asynchronous, returns the resource. If it returns a
+        context manager, the manager is entered, and its value is the resource.
 
         Raises:
             ConfigError: the factory is not callable, or another factory has this name.

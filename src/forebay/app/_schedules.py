@@ -53,23 +53,31 @@ class AppSchedules:
         headers: Mapping[str, str] | None = None,
         limit_key: str | None = None,
     ) -> Callable[[F], F]:
-        """Declare a schedule of a handler: a decorator above ``@app.job``, or of a function, which becomes a handler with all defaults.
+        """Declare a schedule of a handler: a decorator above ``@app.job``, or of a function,
+        which becomes a handler with all defaults.
 
-        A worker of the app applies the declaration when it starts, and ``forebay apply`` does. Queue, priority, tag, ``max_attempts``
-        and ``expires_in`` are those of the handler. Decorate a handler more than once for several schedules; each but one needs a name.
+        A worker of the app applies the declaration when it starts, and ``forebay apply`` does.
+        Queue, priority, tag, ``max_attempts`` and ``expires_in`` are those of the handler. Decorate
+        a handler more than once for several schedules; each but one needs a name.
 
         Args:
-            expression: five fields, minute to day of week, or six with seconds first, as in Debian's cron.
+            expression: five fields, minute to day of week, or six with seconds first, as in
+                Debian's cron.
             tz: the time zone of the expression.
-            every: instead of an expression: seconds between two instants, a whole number, at least 1, counted from ``starts_at``.
+            every: instead of an expression: seconds between two instants, a whole number, at least
+                1, counted from ``starts_at``.
             name: the name of the schedule. Default: the kind.
             args: the arguments of each job, by name.
-            overlap: when the job before has not ended in each group: ``"allow"``, enqueue another one; ``"skip"``; ``"queue"``, enqueue
-                it to run after, if none waits; ``"cancel"`` the job before; ``"replace"``, cancel it only if it waits.
-            missed: instants that no worker decided within a minute: ``"skip"``, ``"latest"`` or ``"all"``.
-            jitter: a job starts up to this many seconds after its instant; for one instant always the same.
+            overlap: when the job before has not ended in each group: ``"allow"``, enqueue another
+                one; ``"skip"``; ``"queue"``, enqueue it to run after, if none waits; ``"cancel"``
+                the job before; ``"replace"``, cancel it only if it waits.
+            missed: instants that no worker decided within a minute: ``"skip"``, ``"latest"`` or
+                ``"all"``.
+            jitter: a job starts up to this many seconds after its instant; for one instant always
+                the same.
             catch_up: missed instants older than these seconds are not enqueued; at most 366 days.
-            missed_max: with ``missed="all"``, maximum number of jobs, 1 to 10,000, the newest instants.
+            missed_max: with ``missed="all"``, maximum number of jobs, 1 to 10,000, the newest
+                instants.
             starts_at: no instant before it. Default: when the schedule is created.
             pause_on_failure: a dead job pauses the schedule before its next instant.
             correlation_id: see ``JobOptions``, also for the following options.
@@ -138,12 +146,13 @@ class AppSchedules:
     ) -> list[ScheduleDifference]:
         """Make schedules in the database what the app declares; return what differed.
 
-        A schedule that was changed by hand is kept as it is until its declaration changes. One that is no longer declared is reported,
-        and still runs. A worker does the same when it starts.
+        A schedule that was changed by hand is kept as it is until its declaration changes. One that
+        is no longer declared is reported, and still runs. A worker does the same when it starts.
 
         Args:
             conn: the connection whose transaction to use. Default: a new one, and commit.
-            overwrite: take the declaration also for schedules that were changed or made by hand, or declared by another app.
+            overwrite: take the declaration also for schedules that were changed or made by hand, or
+                declared by another app.
             dry_run: change nothing.
         """
         return self.client().apply_schedules(

@@ -35,15 +35,18 @@ C = TypeVar("C")
 EVERY_SECONDS_MAX: Final = 100 * 360 * 86_400
 
 #: What enqueues a job: a handler of subjects has none of it.
-_ENQUEUES: Final = ("enqueue", "aenqueue", "enqueue_now", "aenqueue_now", "enqueue_many", "aenqueue_many")  # fmt: skip
+_ENQUEUES: Final = (
+    "enqueue", "aenqueue", "enqueue_now", "aenqueue_now", "enqueue_many", "aenqueue_many",
+)  # fmt: skip
 
 
 class SubjectHandler(Handler[P, Q, R_co]):
     """A function decorated with ``@app.subject``: the handler of the runs of its subjects.
 
-    Calling it calls the function. The methods below take a connection, then the name of a subject, then the function's arguments
-    without the context; type checkers verify them. They work in the transaction of the connection and never commit. With a
-    connection of None they open one and commit.
+    Calling it calls the function. The methods below take a connection, then the name of a subject,
+    then the function's arguments without the context; type checkers verify them. They work in the
+    transaction of the connection and never commit. With a connection of None they open one and
+    commit.
 
     Attributes:
         kind: the declaration.
@@ -56,7 +59,9 @@ class SubjectHandler(Handler[P, Q, R_co]):
     if not TYPE_CHECKING:
 
         def __getattribute__(self, name: str) -> Any:
-            """Refuse the enqueue methods of jobs: a run without a subject has no state and no next time."""
+            """Refuse the enqueue methods of jobs: a run without a subject has no state and no
+            next time.
+            """
             if name in _ENQUEUES:
                 raise AttributeError(name)
             return object.__getattribute__(self, name)
@@ -66,7 +71,10 @@ class SubjectHandler(Handler[P, Q, R_co]):
             if attribute not in _ENQUEUES:
                 return super().__getattr__(attribute)
             kind = self.__dict__["__name__"]
-            message = f"{kind} is a handler of subjects, and has no {attribute}; use {kind}.push(conn, subject, ...)"
+            message = (
+                f"{kind} is a handler of subjects, and has no {attribute}; use "
+                f"{kind}.push(conn, subject, ...)"
+            )
             raise AttributeError(message)
 
     def __repr__(self) -> str:
@@ -75,8 +83,9 @@ class SubjectHandler(Handler[P, Q, R_co]):
     def using(self, **options: Unpack[HandlerOptions]) -> SubjectHandler[P, Q, R_co]:
         """Return a copy whose pushes and upserts set other options; None removes an option.
 
-        ``delay`` or ``run_at`` is when the subject is due first, or with an upsert next. ``expires_at`` kills a subject that
-        is due at or after it. An upsert changes the options that are given, here or in the declaration.
+        ``delay`` or ``run_at`` is when the subject is due first, or with an upsert next.
+        ``expires_at`` kills a subject that is due at or after it. An upsert changes the options
+        that are given, here or in the declaration.
 
         Raises:
             InvalidJob: an option is unknown, not one of subjects, or its value is refused.
@@ -138,10 +147,12 @@ class SubjectHandler(Handler[P, Q, R_co]):
     def upsert(
         self, conn: SyncConnection | None, subject: str, /, *args: Q.args, **kwargs: Q.kwargs
     ) -> SubjectResult:
-        """Create a subject, or give it these arguments, the version of this handler, and the options of ``using``.
+        """Create a subject, or give it these arguments, the version of this handler, and the
+        options of ``using``.
 
-        Its next time changes only with ``using(delay=...)`` or ``using(run_at=...)``. A subject is skipped while a worker has its run, and if
-        it is completed, dead or killed. ``Client.upsert_subjects(revive=True)`` schedules these.
+        Its next time changes only with ``using(delay=...)`` or ``using(run_at=...)``. A subject is
+        skipped while a worker has its run, and if it is completed, dead or killed.
+        ``Client.upsert_subjects(revive=True)`` schedules these.
 
         Args:
             conn: see ``push``.
@@ -176,11 +187,13 @@ class SubjectHandler(Handler[P, Q, R_co]):
 
         Args:
             conn: see ``push``.
-            items: each an ``item(...)``; a tuple of a name and a dict of arguments; or a name alone, for a handler without arguments.
+            items: each an ``item(...)``; a tuple of a name and a dict of arguments; or a name
+                alone, for a handler without arguments.
             chunk: maximum number of subjects per statement, 1 to 10,000.
 
         Raises:
-            EnqueueError: an item was refused, or a name is given twice; its ``index`` counts from 0.
+            EnqueueError: an item was refused, or a name is given twice; its ``index`` counts from
+                0.
         """
         found = self._items(items, self._options())
         return self._client().push_subjects(found, chunk=chunk, conn=conn)
@@ -206,7 +219,9 @@ class SubjectHandler(Handler[P, Q, R_co]):
         revive: bool = False,
         chunk: int = CHUNK_DEFAULT,
     ) -> list[SubjectResult]:
-        """Create or change many subjects; return what became of each, in order. See ``upsert`` and ``push_many``.
+        """Create or change many subjects; return what became of each, in order.
+
+        See ``upsert`` and ``push_many``.
 
         Args:
             conn: see ``push``.
@@ -248,7 +263,9 @@ class SubjectHandler(Handler[P, Q, R_co]):
         return AsyncClient(lambda: app.dsn)
 
     def _options(self) -> dict[str, Any]:
-        """Return the options to send. A default priority is not among them: an upsert would set it."""
+        """Return the options to send. A default priority is not among them: an upsert would set
+        it.
+        """
         given = self.options.given()
         if "priority" not in self._given and given["priority"] == checks.PRIORITY_DEFAULT:
             del given["priority"]
@@ -333,25 +350,30 @@ class AppSubjects:
         cpu_seconds: float | None = None,
         on_dead: Literal["skip", "hold"] = "skip",
     ) -> SubjectDecorator:
-        """Declare a function as the handler of subjects: standing jobs, each with a unique name, arguments and a state, that come due again.
+        """Declare a function as the handler of subjects: standing jobs, each with a unique name,
+        arguments and a state, that come due again.
 
-        Each run is a job. The handler returns ``Again``, ``Complete``, ``Drop``, or another ``Outcome``: ``Snooze`` and ``Retry`` run it
-        again, ``Cancel`` kills the subject, ``Dead`` makes it dead. An exception is a failed attempt; after the last one the subject is
-        dead. ``ctx.subject`` and ``ctx.state`` tell what is known of the subject.
+        Each run is a job. The handler returns ``Again``, ``Complete``, ``Drop``, or another
+        ``Outcome``: ``Snooze`` and ``Retry`` run it again, ``Cancel`` kills the subject, ``Dead``
+        makes it dead. An exception is a failed attempt; after the last one the subject is dead.
+        ``ctx.subject`` and ``ctx.state`` tell what is known of the subject.
 
         Args:
             queue: the queue of the runs; a subject is unique in its queue.
-            every: seconds or a timedelta, at least 1 s: a run that returns None is due again at the next instant of the grid of its due time.
-                Without it, None completes the subject.
-            version: of the arguments, 0 to 9999. Handlers of two versions of one name may stand side by side: a run goes to that of its version.
-            name: the kind of the subjects. Default: the function's name. Runs of version 2 have the kind ``NAME.v2``.
+            every: seconds or a timedelta, at least 1 s: a run that returns None is due again at the
+                next instant of the grid of its due time. Without it, None completes the subject.
+            version: of the arguments, 0 to 9999. Handlers of two versions of one name may stand
+                side by side: a run goes to that of its version.
+            name: the kind of the subjects. Default: the function's name. Runs of version 2 have the
+                kind ``NAME.v2``.
             priority: see ``job``, also for the following options.
             tag: ...
             retry: ...
             max_attempts: ...
             timeout: ...
             soft_timeout: ...
-            transaction: the transaction of ``ctx.conn`` also saves the state and the next time: all of it is one commit.
+            transaction: the transaction of ``ctx.conn`` also saves the state and the next time: all
+                of it is one commit.
             executor: see ``job``, also for the following options.
             memory_bytes: ...
             cpu_seconds: ...

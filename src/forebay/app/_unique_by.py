@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 class UniqueBy:
     """Makes the uniqueness mode of each job of a kind.
 
-    The key has the kind and the JSON of the named arguments, so that equal arguments give equal keys however they were passed;
-    an argument that was left out counts as its default. A long key is replaced by its hash.
+    The key has the kind and the JSON of the named arguments, so that equal arguments give equal
+    keys however they were passed; an argument that was left out counts as its default. A long key
+    is replaced by its hash.
 
     Attributes:
         kind: the name of the kind.
@@ -41,7 +42,8 @@ class UniqueBy:
         """Return the uniqueness mode of a job with these arguments, which are JSON text.
 
         >>> from forebay.model import Once
-        >>> UniqueBy("index", ("id", "locale"), Once, {"locale": "en"}).of('{"title":"A","id":7}').key
+        >>> by = UniqueBy("index", ("id", "locale"), Once, {"locale": "en"})
+        >>> by.of('{"title":"A","id":7}').key
         'index:[7,"en"]'
         """
         given = json.loads(args)

@@ -1,10 +1,11 @@
 """What of an argument would change between the enqueue and the handler.
 
-The text of a job is read back at the enqueue and compared with what the caller gave, by value: a type may write less
-than it holds (a secret, an excluded field, a subclass, a private attribute), and what is written may still be valid.
+The text of a job is read back at the enqueue and compared with what the caller gave, by value: a
+type may write less than it holds (a secret, an excluded field, a subclass, a private attribute),
+and what is written may still be valid.
 
-Not a change, because the declaration or JSON says so: a tuple for a list, an undeclared date or enum as its text, an
-undeclared object as a dict, a dict for a declared object.
+Not a change, because the declaration or JSON says so: a tuple for a list, an undeclared date or
+enum as its text, an undeclared object as a dict, a dict for a declared object.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def refuse_change(sent: Any, arrived: Any, name: str | None) -> None:
         name: of the argument, None for a whole item.
 
     Raises:
-        InvalidJob: they differ; the error names the path, and never the value, which may be a secret.
+        InvalidJob: they differ; the error names the path, and never the value, which may be a
+            secret.
     """
     if type(sent) in EXACT and sent == arrived:
         return
@@ -136,7 +138,10 @@ def _changed(sent: Any, arrived: Any) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def _shape(cls: type) -> tuple[str, ...] | None:
-    """Return the names of the fields of a class of structs, dataclasses or models; None for any other."""
+    """Return the names of the fields of a class of structs, dataclasses or models.
+
+    None for any other.
+    """
     if issubclass(cls, msgspec.Struct):
         return cls.__struct_fields__
     if dataclasses.is_dataclass(cls):
@@ -156,7 +161,10 @@ def _cached_properties(cls: type) -> frozenset[str]:
 
 
 def _parts(value: Any) -> dict[str, Any]:
-    """Return everything that an object holds, also what is no field; not what a cached property keeps."""
+    """Return everything that an object holds, also what is no field.
+
+    Not what a cached property keeps.
+    """
     cls: Any = type(value)
     parts: dict[str, Any] = getattr(value, "__dict__", _NOTHING)
     slots = [name for name in _shape(cls) or () if name not in parts]

@@ -1,11 +1,11 @@
 """The arguments of a handler, as its signature declares them.
 
-The declaration is checked twice. At the enqueue the check is strict: a mistake is refused before anything is
-written. At the run, unknown arguments are ignored: during a rolling deployment newer producers enqueue jobs for
-older workers. Text is never converted to a number.
+The declaration is checked twice. At the enqueue the check is strict: a mistake is refused before
+anything is written. At the run, unknown arguments are ignored: during a rolling deployment newer
+producers enqueue jobs for older workers. Text is never converted to a number.
 
-msgspec checks types. pydantic checks a parameter whose type contains a pydantic model; this module never imports
-pydantic, it uses it if the application has imported it.
+msgspec checks types. pydantic checks a parameter whose type contains a pydantic model; this module
+never imports pydantic, it uses it if the application has imported it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ from forebay.arguments.json_guard import (
 from forebay.errors import ConfigError, InvalidJob, shown
 from forebay.model.job import Job
 
-#: Attribute of context classes. A handler whose first parameter has such a type receives its context.
+#: Attribute of context classes. A handler whose first parameter has such a type receives its
+#: context.
 CONTEXT_ATTRIBUTE: Final = "__forebay_context__"
 
 _EMPTY: Final = inspect.Parameter.empty
@@ -270,21 +271,25 @@ class Untyped:
 
 
 class RawItems(Untyped):
-    """The arguments of a batch handler that takes them as undecoded JSON: anything with a JSON form."""
+    """The arguments of a batch handler that takes them as undecoded JSON: anything with a JSON
+    form.
+    """
 
 
 def arguments_of(
     function: Callable[..., Any], kind: str, *, batch: bool = False
 ) -> tuple[Arguments, bool, Any]:
-    """Return the encoding of a handler's arguments, whether it takes a context, and the type of its connection.
+    """Return the encoding of a handler's arguments, whether it takes a context, and the type of
+    its connection.
 
-    The last is ``Session`` for ``TransactionContext[Session]``, and None if the handler does not declare a type.
+    The last is ``Session`` for ``TransactionContext[Session]``, and None if the handler does not
+    declare a type.
 
     Args:
         function: the handler.
         kind: its name, for messages.
-        batch: whether it takes a list of jobs. Then its parameter is declared as a list or
-            sequence of ``Job``, of ``msgspec.Raw``, or of a struct, dataclass, typed dict or pydantic model.
+        batch: whether it takes a list of jobs. Then its parameter is declared as a list or sequence
+            of ``Job``, of ``msgspec.Raw``, or of a struct, dataclass, typed dict or pydantic model.
 
     Raises:
         ConfigError: the signature is not supported; the error names the parameter and the reason.

@@ -1,7 +1,7 @@
 """The check of one value against its declared type, by msgspec or pydantic.
 
-pydantic checks a type that contains a pydantic model; this module uses pydantic only if the application has imported
-it. All failures become ``InvalidJob`` with the path of the value.
+pydantic checks a type that contains a pydantic model; this module uses pydantic only if the
+application has imported it. All failures become ``InvalidJob`` with the path of the value.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ class ValueCheck:
         self.adapter = adapter
 
     def dumped(self, value: Any, name: str | None) -> Any:
-        """Return the form of a value that pydantic gives the encoder; it reads back as the value."""
+        """Return the form of a value that pydantic gives the encoder.
+
+        It reads back as the value.
+        """
         try:
             self.adapter.validate_python(value, strict=True)
             # By alias: the model reads its output by alias.
@@ -74,7 +77,8 @@ class ValueCheck:
         if self.adapter is None:
             return convert(wire, self.hint, name)
         try:
-            # As JSON text: only then does strict mode refuse text for a number but accept it for a date.
+            # As JSON text: only then does strict mode refuse text for a number but accept it for a
+            # date.
             return self.adapter.validate_json(msgspec.json.encode(wire), strict=True)
         except ValueError as error:
             raise _pydantic_problem(error, name) from None
@@ -106,7 +110,10 @@ def value_check(hint: Any, where: str) -> ValueCheck:
             raise ConfigError(
                 where,
                 f"is declared as {name}, which has no JSON form",
-                hint="Pass its key instead. A context must come first; a connection cannot be an argument.",
+                hint=(
+                    "Pass its key instead. A context must come first; a connection cannot be "
+                    "an argument."
+                ),
             )
     kinds = {type(info) for info in found}
     if msgspec.inspect.RawType in kinds:
@@ -125,8 +132,8 @@ def value_check(hint: Any, where: str) -> ValueCheck:
     }
     declared = frozenset[type]([bytes] if kinds & binary else [])
     declared |= frozenset[type]([set] if kinds & sets else [])
-    # Objects may write less than they hold. A float takes integers that it cannot hold. What is declared as bytes
-    # or as a set may be given where anything is allowed.
+    # Objects may write less than they hold. A float takes integers that it cannot hold. What is
+    # declared as bytes or as a set may be given where anything is allowed.
     may_change = bool(kinds & (objects | {msgspec.inspect.FloatType}))
     may_change |= bool(declared) and msgspec.inspect.AnyType in kinds
     return ValueCheck(

@@ -1,8 +1,8 @@
 """The JSON guard: it refuses values that would not return unchanged from the database.
 
-jsonb of PostgreSQL refuses NUL characters and lone surrogates. JSON has no NaN, no infinity and only
-text keys; encoders of Python silently write some of these as something else (``null``, ``"1"``).
-The guard refuses all of them before anything is written, with the path of the value.
+jsonb of PostgreSQL refuses NUL characters and lone surrogates. JSON has no NaN, no infinity and
+only text keys; encoders of Python silently write some of these as something else (``null``,
+``"1"``). The guard refuses all of them before anything is written, with the path of the value.
 
 One change remains: jsonb writes a large float without an exponent, so without a declared type
 1e16 returns as an integer of the same value.
@@ -62,8 +62,8 @@ def encode_json(
 ) -> str:
     """Return the value as JSON text that PostgreSQL accepts as jsonb.
 
-    It accepts the types of JSON; datetime, date, time, timedelta, UUID, Decimal and Enum, written as text;
-    and dataclasses and msgspec structs, written as objects.
+    It accepts the types of JSON; datetime, date, time, timedelta, UUID, Decimal and Enum, written
+    as text; and dataclasses and msgspec structs, written as objects.
 
     Args:
         value: the arguments of a job.

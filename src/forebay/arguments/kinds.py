@@ -1,7 +1,7 @@
 """A kind: a handler, its name, and its declared options.
 
-``App`` makes kinds from functions. A client encodes arguments with a kind; a worker decodes arguments and decides
-retries with it. To create a kind needs no import and no database.
+``App`` makes kinds from functions. A client encodes arguments with a kind; a worker decodes
+arguments and decides retries with it. To create a kind needs no import and no database.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class SubjectKind:
     Attributes:
         name: the kind of the subjects, without the version.
         version: of their arguments.
-        every: a run that returns None is due again at the next instant of this grid, in seconds; None: the subject is completed.
+        every: a run that returns None is due again at the next instant of this grid, in seconds;
+            None: the subject is completed.
     """
 
     name: str
@@ -187,7 +188,9 @@ class Kind:
 
     @property
     def takes_any_names(self) -> bool:
-        """Whether its jobs have any arguments, given by name: those of a batch handler of ``Job`` or ``msgspec.Raw`` values."""
+        """Whether its jobs have any arguments, given by name: those of a batch handler of
+        ``Job`` or ``msgspec.Raw`` values.
+        """
         return isinstance(self.arguments, Untyped)
 
     @property
@@ -211,8 +214,9 @@ class Kind:
     def decode(self, args: Mapping[str, Any]) -> Any:
         """Return what the handler receives, from the decoded JSON of a job.
 
-        For a handler of single jobs it is the dict of its keyword arguments, without unknown ones. For a batch handler
-        it is one element of its list; if the element type is ``Job``, the arguments are returned unchanged.
+        For a handler of single jobs it is the dict of its keyword arguments, without unknown ones.
+        For a batch handler it is one element of its list; if the element type is ``Job``, the
+        arguments are returned unchanged.
 
         Raises:
             InvalidJob: an argument is missing or of the wrong type; a retry cannot succeed.
@@ -304,7 +308,9 @@ def _checked_name(name: object, function: Callable[..., Any]) -> str:
         raise ConfigError(
             f"kind at {_place(function)}",
             "has no name: a lambda has none",
-            hint='Declare a function with def, or name the kind: app.job(name="resize")(lambda ...).',
+            hint=(
+                'Declare a function with def, or name the kind: app.job(name="resize")(lambda ...).'
+            ),
         )
     try:
         return checks.checked_name(name, "name")
@@ -367,7 +373,8 @@ def _checked_connection(
         raise ConfigError(
             where,
             f"is declared with {shown(carries)}, which is not a supported connection",
-            hint="TransactionContext[...] takes a connection of psycopg, a connection or session of SQLAlchemy,"
+            hint="TransactionContext[...] takes a connection of psycopg, a connection or "
+            "session of SQLAlchemy,"
             " or Django's BaseDatabaseWrapper.",
         )
     if not transaction:
@@ -381,7 +388,8 @@ def _checked_connection(
             where,
             f"is declared with a {known[1]}, which is"
             f" {'synchronous, but the handler is not' if is_async else 'not for a plain function'}",
-            hint="Use AsyncConnection or AsyncSession for a coroutine function, Connection or Session for a"
+            hint="Use AsyncConnection or AsyncSession for a coroutine function, Connection or "
+            "Session for a"
             " plain function.",
         )
     return None if known[0] == "psycopg" else cls
@@ -424,7 +432,10 @@ def _check_executor(name: str, executor: object, memory: object, cpu: object) ->
             f"kind {name}: executor",
             f'is {shown(executor)}, not "process"',
             value=executor,
-            hint="By default, coroutines run on the worker's event loop and plain functions in threads.",
+            hint=(
+                "By default, coroutines run on the worker's event loop and plain functions in "
+                "threads."
+            ),
         )
     for label, value, least in (("memory_bytes", memory, 1_000_000), ("cpu_seconds", cpu, 0.1)):
         if value is None:
@@ -474,7 +485,9 @@ def _is_async(function: Callable[..., Any], name: str) -> bool:
         raise ConfigError(
             f"kind {name}",
             "is a generator: a call would run nothing",
-            hint="Return instead of yielding, or wrap the generator in a function that consumes it.",
+            hint=(
+                "Return instead of yielding, or wrap the generator in a function that consumes it."
+            ),
         )
     # A plain wrapper around a coroutine function usually returns its coroutine: run as a plain
     # function, it would be done without running.

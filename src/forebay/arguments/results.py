@@ -20,7 +20,9 @@ _OUTCOMES: Final = typing.get_args(Outcome)
 
 
 def result_type(function: Callable[..., Any], kind: str) -> Any:
-    """Return the declared type of what a handler returns, without outcomes; Any if none is declared.
+    """Return the declared type of what a handler returns, without outcomes.
+
+    Any if none is declared.
 
     Raises:
         ConfigError: the annotation cannot be resolved.

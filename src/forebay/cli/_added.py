@@ -77,7 +77,10 @@ def _entry_points() -> dict[str, EntryPoint]:
 
 
 def _loaded(entry_point: EntryPoint) -> click.Command:
-    """Return the command of an entry point; if loading fails, return one that reports the failure."""
+    """Return the command of an entry point.
+
+    If loading fails, return one that reports the failure.
+    """
     try:
         added = entry_point.load()
     except Exception as error:

@@ -104,7 +104,10 @@ def _in_words(one: QueueDifference, app: str, *, dry_run: bool) -> str:
         case "conflict":
             return f"kept: changed by hand{changed}, and in code (was {value_text(one.applied)})"
         case "forget" if is_group:
-            return f"not declared any more, stays open: forebay groups close {one.setting[6:]} --queue {one.queue}"
+            return (
+                f"not declared any more, stays open: forebay groups close {one.setting[6:]} "
+                f"--queue {one.queue}"
+            )
         case "forget":
             return f"not declared any more, stays: changed by hand{changed}"
         case action:

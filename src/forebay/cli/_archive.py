@@ -135,7 +135,8 @@ def export(
     dsn: Dsn = None,
     which: Conditions,
 ) -> None:
-    """Write jobs of the log to a file, the newest first, with their states: one line of JSON or one row for each job and group.
+    """Write jobs of the log to a file, the newest first, with their states: one line of JSON or
+    one row for each job and group.
 
     A file has a temporary name until it is complete. To write every job before retention removes
     it, see forebay exports.
@@ -203,7 +204,15 @@ def time_machine(
     running = [job for job in found if job.state == "running"][:20]
     if running:
         out.print()
-        rows = table("job", "kind", "attempt", "since", "worker", right=("job", "attempt"), loose=("kind", "worker"))  # fmt: skip
+        rows = table(
+            "job",
+            "kind",
+            "attempt",
+            "since",
+            "worker",
+            right=("job", "attempt"),
+            loose=("kind", "worker"),
+        )
         for job in running:
             assert job.claimed_at is not None
             rows.add_row(

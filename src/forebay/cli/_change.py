@@ -122,7 +122,8 @@ def cancel(
     if which.ids is not None and not dry_run and token is None:
         _cancel_named(dsn, list(which.ids), group, as_json=as_json)
         return
-    _act("cancel", which, lambda client, token, note: client.cancel_matching(which, token=token, progress=note),
+    _act("cancel", which, lambda client, token,
+        note: client.cancel_matching(which, token=token, progress=note),
          dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json)  # fmt: skip
 
 
@@ -140,7 +141,8 @@ def retry(
     They keep their attempts, errors and expiry. For a dead job: `forebay dead redrive --job
     JOB_ID`.
     """
-    _act("retry", which, lambda client, token, note: client.retry_matching(which, token=token, progress=note),
+    _act("retry", which, lambda client, token,
+        note: client.retry_matching(which, token=token, progress=note),
          dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json)  # fmt: skip
 
 
@@ -170,9 +172,19 @@ def reschedule(
         )
     delay = duration(in_, "--in")
     run_at = instant(at, "--at") if delay is None else datetime.now(UTC) + delay
-    _act("reschedule", which,
-         lambda client, token, note: client.reschedule_matching(which, run_at=run_at, token=token, progress=note),
-         dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json, run_at=run_at)  # fmt: skip
+    _act(
+        "reschedule",
+        which,
+        lambda client, token, note: client.reschedule_matching(
+            which, run_at=run_at, token=token, progress=note
+        ),
+        dsn=dsn,
+        dry_run=dry_run,
+        token=token,
+        yes=yes,
+        as_json=as_json,
+        run_at=run_at,
+    )
 
 
 def reprioritise(
@@ -189,9 +201,19 @@ def reprioritise(
 
     Jobs with an ordering key stay, because they would lose their place.
     """
-    _act("reprioritise", which,
-         lambda client, token, note: client.reprioritise_matching(which, priority, token=token, progress=note),
-         dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json, priority=priority)  # fmt: skip
+    _act(
+        "reprioritise",
+        which,
+        lambda client, token, note: client.reprioritise_matching(
+            which, priority, token=token, progress=note
+        ),
+        dsn=dsn,
+        dry_run=dry_run,
+        token=token,
+        yes=yes,
+        as_json=as_json,
+        priority=priority,
+    )
 
 
 def purge(
@@ -218,7 +240,10 @@ def truncate(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Cancel the jobs of a queue that wait now. Running jobs finish; jobs that are enqueued later stay."""
+    """Cancel the jobs of a queue that wait now. Running jobs finish.
+
+    Jobs that are enqueued later stay.
+    """
     _act("truncate", JobFilter(queue=queue),
          lambda client, token, note: client.truncate_queue(queue, token=token, progress=note),
          dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json)  # fmt: skip

@@ -1,4 +1,5 @@
-"""Commands made from functions: a parameter annotated with ``option`` or ``argument`` is one of the command line.
+"""Commands made from functions: a parameter annotated with ``option`` or ``argument`` is one of
+the command line.
 
 A group of commands loads a command when it is called, and makes it from its function then.
 """
@@ -30,7 +31,9 @@ _CONTEXT: Final = {"help_option_names": ["-h", "--help"]}
 
 
 class Given(NamedTuple):
-    """How a value is given: ``--tag TAG``, or ``[KIND]`` for an argument by its place, and what it means."""
+    """How a value is given: ``--tag TAG``, or ``[KIND]`` for an argument by its place, and what
+    it means.
+    """
 
     spelling: str
     text: str
@@ -87,7 +90,10 @@ class Command(click.Command):
 
 
 class Commands(click.Group):
-    """The commands of one subject, such as ``forebay jobs``. Their help stands where the group is listed."""
+    """The commands of one subject, such as ``forebay jobs``.
+
+    Their help stands where the group is listed.
+    """
 
     panel = ""
 
@@ -227,7 +233,10 @@ def _plain(value: Any) -> Any:
 
 
 def _annotated(one: inspect.Parameter) -> tuple[Any, Given | Together]:
-    """Return the type of a parameter and how it is given; without a declaration as its name says."""
+    """Return the type of a parameter and how it is given.
+
+    Without a declaration as its name says.
+    """
     kind, *declared = (
         (one.annotation.__origin__, *one.annotation.__metadata__)
         if get_origin(one.annotation) is Annotated

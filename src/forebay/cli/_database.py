@@ -1,4 +1,6 @@
-"""The database of a command: what is needed of it is loaded when a command uses it, not for its help."""
+"""The database of a command: what is needed of it is loaded when a command uses it, not for its
+help.
+"""
 
 from __future__ import annotations
 

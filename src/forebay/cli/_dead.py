@@ -1,4 +1,7 @@
-"""forebay dead: dead letters; list, show, groups, summary, redrive, skip, keep, purge, mute, unmute."""
+"""forebay dead: dead letters.
+
+List, show, groups, summary, redrive, skip, keep, purge, mute, unmute.
+"""
 
 from __future__ import annotations
 
@@ -128,7 +131,9 @@ def show(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Show one dead letter with its arguments and every error, or those of a job in all its groups."""
+    """Show one dead letter with its arguments and every error, or those of a job in all its
+    groups.
+    """
     if (dead_id is None) == (job is None):
         raise ConfigError(
             "dead show",
@@ -148,7 +153,10 @@ def show(
     if not found:
         raise DeadLetterNotFound.from_sql(
             f"there is no dead letter of job {job}",
-            hint=f"The job did not die, or its dead letter was deleted. See `forebay jobs show {job}`.",
+            hint=(
+                f"The job did not die, or its dead letter was deleted. See `forebay jobs show "
+                f"{job}`."
+            ),
         )
     if as_json:
         print_json(found)
@@ -181,7 +189,8 @@ def groups(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Group dead letters that were not redriven by cause: kind, class of the error, and function that raised it.
+    """Group dead letters that were not redriven by cause: kind, class of the error, and function
+    that raised it.
 
     The last column is the newest dead letter; the line below has the function and the message of
     its last error.
@@ -231,7 +240,8 @@ def mute(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Expect the deaths of a cause: log them as information instead of as errors, and do not report them in the doctor.
+    """Expect the deaths of a cause: log them as information instead of as errors, and do not
+    report them in the doctor.
 
     They are recorded and counted as before. Workers know it from their next heartbeat on.
     """
@@ -392,7 +402,10 @@ def skip(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Free the ordering keys that dead letters hold, without running their jobs. The dead letters stay."""
+    """Free the ordering keys that dead letters hold, without running their jobs.
+
+    The dead letters stay.
+    """
     client = client_of(dsn)
     held = {dead_id: client.skip_dead(dead_id) for dead_id in dead_ids}
     if as_json:
@@ -416,7 +429,10 @@ def purge(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Delete old dead letters, or those of a cause, permanently, now. See `forebay dead keep` for a rule."""
+    """Delete old dead letters, or those of a cause, permanently, now.
+
+    See `forebay dead keep` for a rule.
+    """
     if older_than is None and cause is None:
         raise ConfigError("dead purge", "needs --older-than or --cause")
     age = 0.0 if older_than is None else duration(older_than, "older_than")

@@ -15,7 +15,9 @@ def demo(
     keep: Annotated[bool, option("--keep", "Leave the server running for inspection.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run jobs, kill a worker half-way, and count what was lost. The jobs parse the Python standard library.
+    """Run jobs, kill a worker half-way, and count what was lost.
+
+    The jobs parse the Python standard library.
 
     The demo starts a temporary PostgreSQL server. It exits with 0 only if no job was lost, none ran
     without its commit, and none took effect twice.

@@ -49,7 +49,9 @@ def dev(
     log_format: LogForm = "text",
     flags: Annotated[dict[str, Any], setting_flags("worker", "retry")],
 ) -> None:
-    """Start a local PostgreSQL server, and migrate this project's database; run a worker if an application is named.
+    """Start a local PostgreSQL server, and migrate this project's database.
+
+    Run a worker if an application is named.
 
     Each project has a database. The address `embedded` refers to it, in every command and script
     below the project's folder. Ctrl-C stops the worker, and the server if this command started it

@@ -25,7 +25,10 @@ def report_differences(app: App, place: str) -> None:
         f"{one.queue} {one.setting.replace('_', ' ')}" for one in differences if one.is_pending
     ]
     kept = [
-        f"{one.queue} {one.setting.replace('_', ' ')} is {value_text(one.database)}, in code {value_text(one.code)}"
+        (
+                f"{one.queue} {one.setting.replace('_', ' ')} is {value_text(one.database)}, in "
+                f"code {value_text(one.code)}"
+                )
         for one in differences
         if one.action in ("kept", "conflict")
     ]  # fmt: skip

@@ -74,7 +74,9 @@ KeepsResponse = Annotated[
 
 @commands.add("list")
 def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
-    """List the endpoints with their health: breaker, waiting deliveries, rate, latency, last error."""
+    """List the endpoints with their health: breaker, waiting deliveries, rate, latency, last
+    error.
+    """
     found = client_of(dsn).endpoints()
     if as_json:
         print_json(found)
@@ -226,7 +228,10 @@ def drop(
 
 @commands.add("enable")
 def enable(name: Name, *, dsn: Dsn = None, as_json: Json = False) -> None:
-    """Enable an endpoint: deliveries that wait are sent. Events published meanwhile are not delivered."""
+    """Enable an endpoint: deliveries that wait are sent.
+
+    Events published meanwhile are not delivered.
+    """
     changed = client_of(dsn).enable_endpoint(name)
     if as_json:
         print_json({"endpoint": name, "enabled": changed})
@@ -308,7 +313,8 @@ def send_test(
         console().print(f"endpoint {name}: {error}; the test message, job {job_id}, is {job.state}")
     else:
         console().print(
-            f"endpoint {name}: no answer yet, job {job_id} is {job.state}. Does `forebay deliver` run?"
+            f"endpoint {name}: no answer yet, job {job_id} is {job.state}. Does `forebay "
+            f"deliver` run?"
             f" `forebay endpoints show {name}` shows the breaker and pauses."
         )
     if job.state != "done":

@@ -56,7 +56,10 @@ def create(
     if as_json:
         print_json({"name": name, "hold_hours": int(hours)})
     else:
-        console().print(f"export {name}: segments wait for it, {human_duration(hours * 3600)} at most")  # fmt: skip
+        console().print(
+                f"export {name}: segments wait for it, {human_duration(hours * 3600)} at "
+                f"most"
+                )  # fmt: skip
 
 
 @commands.add("drop")
@@ -97,7 +100,13 @@ def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
 
 def _held(export: Export) -> str:
     limit = human_duration(export.hold_hours * 3600.0)
-    return f"0 of {limit}" if export.due_at is None else f"since {ago(export.due_at)}, {limit} at most"  # fmt: skip
+    return (
+            f"0 of "
+            f"{limit}"
+            ) if export.due_at is None else (
+                    f"since {ago(export.due_at)}, {limit} at "
+                    f"most"
+                    )  # fmt: skip
 
 
 @commands.add("run")
@@ -124,7 +133,10 @@ def run(
             jobs = _write(client, segment, path, file_format)
             if not client.mark_exported(name, segment.segment_id, jobs, str(path.absolute())):
                 path.unlink()
-                console(stderr=True).print(f"segment {segment.segment_id} was emptied meanwhile", style="bold red")  # fmt: skip
+                console(stderr=True).print((
+                        f"segment {segment.segment_id} was emptied "
+                        f"meanwhile"
+                        ), style="bold red")  # fmt: skip
                 raise SystemExit(ExitCode.FAILED)
             written.append({"segment": segment.segment_id, "file": str(path), "jobs": jobs})
             if not as_json:

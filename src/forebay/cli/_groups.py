@@ -102,7 +102,10 @@ def close(
 
 
 def are_closed(queue: str, names: Collection[str], dsn: str | None, wait_seconds: float) -> bool:
-    """Do the steps that close groups; return whether the groups of these names were closed in time."""
+    """Do the steps that close groups.
+
+    Return whether the groups of these names were closed in time.
+    """
     from forebay.db.own import run_own
     from forebay.ops.queues import continue_closing
 

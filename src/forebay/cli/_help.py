@@ -1,4 +1,6 @@
-"""Help of commands, dense enough for a terminal of 24 rows: one row for each option, settings only on request."""
+"""Help of commands, dense enough for a terminal of 24 rows: one row for each option, settings
+only on request.
+"""
 
 from __future__ import annotations
 

@@ -69,7 +69,9 @@ def show(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Show one key in each consumer group of its queue: what waits and runs, and why the next job does not run."""
+    """Show one key in each consumer group of its queue: what waits and runs, and why the next
+    job does not run.
+    """
     _paused_keys.one_key(ordering_key, limit_key)
     found = client_of(dsn).key(queue, ordering_key=ordering_key, limit_key=limit_key)
     if not found:

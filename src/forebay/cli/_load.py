@@ -38,7 +38,10 @@ def check_place(place: str, folder: Path | None = None) -> tuple[str, str]:
             "app",
             f"names module {module_name}, which does not exist",
             value=place,
-            hint=f"Looked in {here} (--app-dir names another folder) and the installed packages. {_FORM}",
+            hint=(
+                f"Looked in {here} (--app-dir names another folder) and the installed "
+                f"packages. {_FORM}"
+            ),
         )
     return module_name, attribute
 

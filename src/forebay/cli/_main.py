@@ -86,7 +86,10 @@ _BUILT_IN: Final = {
     "schedules": ("_schedules:commands", _SEND,
         "Schedules: list, show, create, preview, pause, run, backfill and more."),
     "subjects": ("_subjects:commands", _SEND,
-        "Subjects, jobs that come due again: push, upsert, list, show, kill, revive, upgrade and more."),
+        (
+                "Subjects, jobs that come due again: push, upsert, list, show, kill, revive, "
+                "upgrade and more."
+                )),
     "keys": ("_keys:commands", _OPERATE,
         "Ordering keys and limit keys: list, show, limit, pause, resume."),
     "groups": ("_groups:commands", _OPERATE,
@@ -121,12 +124,16 @@ def version(*, as_json: Json = False) -> None:
 _SHELLS: Final = {
     "bash": (".bashrc", 'eval "$(_FOREBAY_COMPLETE=bash_source forebay)"'),
     "zsh": (".zshrc", 'eval "$(_FOREBAY_COMPLETE=zsh_source forebay)"'),
-    "fish": (".config/fish/completions/forebay.fish", "_FOREBAY_COMPLETE=fish_source forebay | source"),
+    "fish": (".config/fish/completions/forebay.fish", (
+            "_FOREBAY_COMPLETE=fish_source forebay | "
+            "source"
+            )),
 }  # fmt: skip
 
 
 def _completion(*, install: bool) -> None:
-    """Print the line that completes commands in the user's shell, or add it to the file that the shell reads at its start.
+    """Print the line that completes commands in the user's shell, or add it to the file that the
+    shell reads at its start.
 
     Raises:
         ConfigError: the shell is none of those.

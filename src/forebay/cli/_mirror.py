@@ -170,13 +170,20 @@ def audit(
         out = console()
         seconds = max(time.monotonic() - begun, 0.001)
         out.print(
-            f"{drift.items} items, {drift.copies} copies, {drift.suspects} compared again, in {seconds:.1f} s"
+            f"{drift.items} items, {drift.copies} copies, {drift.suspects} compared again, "
+            f"in {seconds:.1f} s"
         )
         ranges = ""
         if drift.ranges:
-            ranges = f"; {drift.differed:,} of {counted(drift.ranges, 'range')} differed; their rows were read"
+            ranges = (
+                f"; {drift.differed:,} of {counted(drift.ranges, 'range')} differed; their "
+                f"rows were read"
+            )
         out.print(
-            f"{drift.rows:,} rows read, {drift.rows_per_second:,.0f} per second, at most {rate:,.0f}{ranges}",
+            (
+                f"{drift.rows:,} rows read, {drift.rows_per_second:,.0f} per second, at most "
+                f"{rate:,.0f}{ranges}"
+            ),
             style="dim",
         )
         rows = table("", "count", "examples", right=("count",))

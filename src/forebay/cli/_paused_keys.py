@@ -36,7 +36,9 @@ def pause(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Stop claiming jobs of one key of a queue, in all groups. Claimed jobs finish; enqueueing continues.
+    """Stop claiming jobs of one key of a queue, in all groups. Claimed jobs finish.
+
+    Enqueueing continues.
 
     Jobs that wait keep their places and use no attempt. The other keys of the queue run. A key has
     one pause: a call replaces the pause that lasts or is planned, and --at resumes a key that is

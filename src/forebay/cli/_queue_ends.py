@@ -35,7 +35,9 @@ def drop(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Drop a queue: cancel what waits, close its consumer groups, remove its settings. Dead letters stay.
+    """Drop a queue: cancel what waits, close its consumer groups, remove its settings.
+
+    Dead letters stay.
 
     Running jobs finish. A job that is enqueued later makes the queue anew. Without workers, the
     command does all steps itself. If it is interrupted, the workers continue.
@@ -80,7 +82,9 @@ def redact(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Erase arguments, headers, results and error messages of a queue's ended jobs. Ids, kinds, keys, times and states stay.
+    """Erase arguments, headers, results and error messages of a queue's ended jobs.
+
+    Ids, kinds, keys, times and states stay.
 
     The command works in steps; after an interruption, the same command finishes. It cannot erase
     what was copied before: WAL, backups and logical replicas.
@@ -104,7 +108,10 @@ def redact(
     out.print(f"queue {queue}: {counted(redacted, 'row')} erased")
     if redacted:
         out.print(
-            "→ old versions of the rows stay in the data files until vacuum; WAL, backups and logical replicas keep their copies",
+            (
+                "→ old versions of the rows stay in the data files until vacuum; WAL, backups "
+                "and logical replicas keep their copies"
+            ),
             soft_wrap=True,
         )
 

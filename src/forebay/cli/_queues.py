@@ -90,7 +90,10 @@ def pause(
         str | None,
         option(
             "--until TIME",
-            "When the pause ends, in ISO 8601; without an offset it is local time. Default: until resumed.",
+            (
+                "When the pause ends, in ISO 8601; without an offset it is local time. "
+                "Default: until resumed."
+            ),
         ),
     ] = None,
     for_: Annotated[str | None, option("--for DURATION", "How long it lasts: 10m, 2h.")] = None,
@@ -224,13 +227,17 @@ def limit(
         list[str] | None,
         option(
             "--remove LIMIT",
-            "Remove a limit: the name of its option without the leading dashes, or 'all'; repeatable.",
+            (
+                "Remove a limit: the name of its option without the leading dashes, or 'all'; "
+                "repeatable."
+            ),
         ),
     ] = None,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Limit the waiting jobs of a queue, and the starts per second and running jobs of the queue and of each limit key.
+    """Limit the waiting jobs of a queue, and the starts per second and running jobs of the queue
+    and of each limit key.
 
     Only the given limits change. Without a limit, the command shows the limits of the queue, or of
     all queues.
@@ -287,7 +294,10 @@ def _show_limits(found: list[QueueLimits], queue: str | None, as_json: bool) -> 
             style="dim",
         )
         return
-    rows = table("queue", "group", "running", "keys waiting", "limits", right=("running", "keys waiting"))  # fmt: skip
+    rows = table("queue", "group", "running", (
+            "keys "
+            "waiting"
+            ), "limits", right=("running", "keys waiting"))  # fmt: skip
     for line in found:
         rows.add_row(
             line.queue,

@@ -43,7 +43,9 @@ class Watch:
         self._seen = self._times()
 
     def changed(self) -> str | None:
-        """Return the path of a file that was changed, made or deleted since the last call, relative to the folder."""
+        """Return the path of a file that was changed, made or deleted since the last call,
+        relative to the folder.
+        """
         before, self._seen = self._seen, self._times()
         if before == self._seen:
             return None
@@ -143,7 +145,8 @@ def _until_change(
             if process.poll() is not None and not was_reported:
                 was_reported = True
                 report(
-                    f"the worker ended with code {process.returncode}; it starts again when a file changes"
+                    f"the worker ended with code {process.returncode}; it starts again "
+                    f"when a file changes"
                 )
         signals.wait(_POLL_SECONDS)
 

@@ -314,7 +314,9 @@ def adopt(
         raise ConfigError(
             "adopt",
             "takes exactly one of --resume and --discard",
-            hint="--resume runs the jobs that waited when the copy was made; --discard cancels them.",
+            hint=(
+                "--resume runs the jobs that waited when the copy was made; --discard cancels them."
+            ),
         )
     if discard and not yes and not confirmed("Cancel every job of the copy?"):
         raise SystemExit(ExitCode.FAILED)

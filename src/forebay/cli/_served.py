@@ -1,4 +1,6 @@
-"""The queue of jobs that a command enqueues, and answers to misspelt queues: is one in use, do workers serve it?"""
+"""The queue of jobs that a command enqueues, and answers to misspelt queues: is one in use, do
+workers serve it?
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ log = logger("forebay.cli")
 
 
 def check_queues_of_worker(app: App) -> None:
-    """Refuse a queue that is probably misspelt: no kind of the app is in it, the database does not know it, and its name is like
-    that of a queue of the app. Warn of others without a kind: jobs can be enqueued there with
-    ``using(queue=...)``.
+    """Refuse a queue that is probably misspelt: no kind of the app is in it, the database does
+    not know it, and its name is like that of a queue of the app. Warn of others without a kind:
+    jobs can be enqueued there with ``using(queue=...)``.
 
     Raises:
         ConfigError: a queue is probably misspelt.
@@ -38,7 +40,8 @@ def check_queues_of_worker(app: App) -> None:
                 problem,
                 value=queue,
                 hint=f"{similar}Queues of the app: {', '.join(declared)}. For jobs that you send to"
-                " another queue with using(queue=...), open it first: app.client().open_group(...).",
+                " another queue with using(queue=...), open it first: "
+                "app.client().open_group(...).",
             )
         log.warning("--queue %s", problem)
 
@@ -76,7 +79,8 @@ def check_queue_in_use(dsn: str | None, queue: str) -> None:
 def client_for(
     kind: str, *, queue: str | None, app: str | None, dsn: str | None
 ) -> tuple[Client, str, str | None]:
-    """Return the client that enqueues jobs of a kind, their queue, and a warning if no worker has declared the one or served the other.
+    """Return the client that enqueues jobs of a kind, their queue, and a warning if no worker
+    has declared the one or served the other.
 
     The queue is the given one, that of the app, or that of the workers.
 
@@ -110,7 +114,8 @@ def _queue_and_doubt(dsn: str, kind: str, queue: str | None) -> tuple[str, str |
     if queue is None and declared is None:
         which = "" if is_served else ", and none has ever served that one"
         return name, (
-            f"no worker has declared kind {kind}, so it goes to queue {name}{which}; name its queue with --queue, or the app"
+            f"no worker has declared kind {kind}, so it goes to queue {name}{which}; name "
+            f"its queue with --queue, or the app"
             " with --app"
         )
     if is_served:

@@ -1,4 +1,7 @@
-"""What ``forebay worker`` does. Its options are declared in ``_worker``; this module starts without rich."""
+"""What ``forebay worker`` does. Its options are declared in ``_worker``.
+
+This module starts without rich.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,8 @@ def run_worker(
 def workers_of(
     app: App, place: str, location: tuple[str, str, bool] | None, *, group: str = "default"
 ) -> list[list[Worker]]:
-    """Return the worker of an application's handlers, then, unless queues or a group were chosen, those of its drains.
+    """Return the worker of an application's handlers, then, unless queues or a group were
+    chosen, those of its drains.
 
     Raises:
         ConfigError: a drain and the handlers read the same queue in the same group.
@@ -95,7 +99,9 @@ def workers_of(
 
 
 def _in_this_process(settings: WorkerSettings) -> WorkerSettings:
-    """Return the settings of a worker whose handler is Forebay's: child processes run those of the application."""
+    """Return the settings of a worker whose handler is Forebay's: child processes run those of
+    the application.
+    """
     return replace(settings, processes=None)
 
 
@@ -116,7 +122,9 @@ def announced(drain: Drain, dsn: str, settings: WorkerSettings) -> Worker:
 def delivering_workers(
     dsn: str, settings: WorkerSettings, *, slots: int | None = None
 ) -> list[list[Worker]]:
-    """Return a router, then a deliverer, and log that they run. None: the default number of slots."""
+    """Return a router, then a deliverer, and log that they run. None: the default number of
+    slots.
+    """
     from forebay.sending import SLOTS_DEFAULT, Deliverer, Router
 
     slots = SLOTS_DEFAULT if slots is None else slots
@@ -138,7 +146,8 @@ def run_and_report(
     until_idle: bool = False,
     as_json: bool,
 ) -> None:
-    """Run workers in this process until a signal, then print or log what each did: with JSON, one object for one worker, else a list.
+    """Run workers in this process until a signal, then print or log what each did: with JSON,
+    one object for one worker, else a list.
 
     Args:
         phases: the workers; those of one phase make work for those of the next ones.
@@ -183,7 +192,10 @@ def announce(app: App, worker: Worker, place: str) -> None:
 def _run_until_signal(
     phases: Sequence[Sequence[Worker]], settings: WorkerSettings, *, until_idle: bool
 ) -> list[tuple[str, Stats]]:
-    """Run the phases; return the workers that ran. The first SIGTERM or SIGINT stops the phase that runs, the second stops it immediately."""
+    """Run the phases; return the workers that ran.
+
+    The first SIGTERM or SIGINT stops the phase that runs, the second stops it immediately.
+    """
     from forebay.worker import run_to_the_end, run_workers
 
     async def main() -> list[tuple[str, Stats]]:

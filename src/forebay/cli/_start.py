@@ -28,7 +28,9 @@ _LEFT_OVER_SECONDS: Final = 1.0
 
 
 def _actor() -> str:
-    """Return what the event log records for acts of this program: the user of the operating system, if there is one."""
+    """Return what the event log records for acts of this program: the user of the operating
+    system, if there is one.
+    """
     try:
         return f"cli {getpass.getuser()}"
     except (KeyError, OSError, ImportError):  # no entry for the user id, as in many containers

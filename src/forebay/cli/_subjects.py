@@ -140,7 +140,8 @@ def list_(
         print_json(found)
         return
     rows = table(
-        "subject", "state", "due", "last", "iterations", "kind", "args", right=("iterations",), loose=("subject", "args"),
+        "subject", "state", "due", "last", "iterations", "kind", "args", right=("iterations",),
+        loose=("subject", "args"),
     )  # fmt: skip
     for each in found:
         kind = each.kind if each.version == 0 else f"{each.kind}, version {each.version}"
@@ -197,7 +198,9 @@ def history(
     if as_json:
         print_json(found)
         return
-    rows = table("at", "what", "due", "iterations", "job", "reason", right=("iterations",), loose=("reason",))  # fmt: skip
+    rows = table(
+        "at", "what", "due", "iterations", "job", "reason", right=("iterations",), loose=("reason",)
+    )
     for each in found:
         job = "-" if each.job_id is None else str(each.job_id)
         rows.add_row(
@@ -324,7 +327,10 @@ def upgrade(
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
-    """Migrate the arguments of subjects to another version, under a lock of each. Continues where an earlier call stopped."""
+    """Migrate the arguments of subjects to another version, under a lock of each.
+
+    Continues where an earlier call stopped.
+    """
     from forebay.model.subjects import UpgradeProgress
 
     def report(step: UpgradeProgress) -> None:
@@ -376,7 +382,10 @@ def _items(
 ) -> Iterator[dict[str, Any]]:
     if (subject is None) == (file is None):
         raise ConfigError(
-            "SUBJECT", "or --file must be given, and only one of them", hint="Without a name: forebay subjects append."
+            "SUBJECT", (
+                    "or --file must be given, and only one of "
+                    "them"
+                    ), hint="Without a name: forebay subjects append."
         )  # fmt: skip
     if file is not None:
         return _lines(file, common)
@@ -434,7 +443,14 @@ def _print_act(queue: str, subject: str, result: str, *, as_json: bool) -> None:
 
 
 def _state_text(state: str) -> Text:
-    styles = {"scheduled": "yellow", "ready": "blue", "running": "cyan", "completed": "green", "dead": "red", "killed": "dim"}  # fmt: skip
+    styles = {
+        "scheduled": "yellow",
+        "ready": "blue",
+        "running": "cyan",
+        "completed": "green",
+        "dead": "red",
+        "killed": "dim",
+    }
     return Text(state, style=styles.get(state, "default"))
 
 

@@ -94,7 +94,10 @@ def screen(
     if is_live:
         lines = lines[: height - 1]
         lines += [Text()] * (height - 1 - len(lines))
-        lines.append(Text(f"q quit  s sort ({view.sort})  p {'resume' if view.is_paused else 'pause'}", "dim"))  # fmt: skip
+        lines.append(Text((
+                f"q quit  s sort ({view.sort})  p "
+                f"{'resume' if view.is_paused else 'pause'}"
+                ), "dim"))  # fmt: skip
     for line in lines:
         line.truncate(width, overflow="ellipsis")
     joined = Text("\n").join(lines)
@@ -126,7 +129,10 @@ def _title(overview: Overview, view: View, width: int) -> Text:
         line.append(f"  {replaced_controls(view.problem).replace(chr(10), ' ')}", "bold red")
     running = sum(worker.running for worker in overview.workers)
     slots = sum(worker.slots or 0 for worker in overview.workers)
-    facts = f"{counted(len(overview.queues), 'queue')}, {counted(len(overview.workers), 'worker')}, {running}/{slots} slots"
+    facts = (
+        f"{counted(len(overview.queues), 'queue')}, "
+        f"{counted(len(overview.workers), 'worker')}, {running}/{slots} slots"
+    )
     gap = width - line.cell_len - len(facts)
     return line.append(" " * max(2, gap) + facts, "dim")
 
@@ -136,7 +142,10 @@ def _alerts(overview: Overview, width: int, most: int) -> list[Text]:
     shown = found if len(found) <= most else found[: most - 1]
     lines = [_alert(alert, width) for alert in shown]
     if len(found) > len(shown):
-        lines.append(Text(f"  and {counted(len(found) - len(shown), 'more alert')}: forebay alerts", "dim"))  # fmt: skip
+        lines.append(Text((
+                f"  and {counted(len(found) - len(shown), 'more alert')}: forebay "
+                f"alerts"
+                ), "dim"))  # fmt: skip
     if not found:
         lines.append(Text.assemble(("✓ ", "bold green"), "no alerts"))
     if not overview.is_checked:
@@ -216,7 +225,10 @@ def _workers(workers: Sequence[WorkerLoad], width: int) -> list[Text]:
         return []
     bar = 10 if width < 120 else 30
     size = max(16, min(max(cell_len(w.worker) for w in workers), width - bar - 32))
-    lines = [Text(f"  {'worker'.ljust(size)}  {'slots'.ljust(bar + 11)}heartbeat" + "   memory  app" * (width >= 110), _HEAD)]  # fmt: skip
+    lines = [Text((
+            f"  {'worker'.ljust(size)}  "
+            f"{'slots'.ljust(bar + 11)}heartbeat"
+            ) + "   memory  app" * (width >= 110), _HEAD)]  # fmt: skip
     for worker in sorted(workers, key=lambda w: (w.is_alive, -w.running, w.worker)):
         name = cut_middle(worker.worker, size)
         filled = round(bar * min(1.0, worker.running / (worker.slots or 1)))
@@ -224,7 +236,9 @@ def _workers(workers: Sequence[WorkerLoad], width: int) -> list[Text]:
         line.append(" " * (size - cell_len(name) + 2))
         line.append("█" * filled, "cyan").append("░" * (bar - filled), "dim")
         line.append(f" {worker.running}/{worker.slots or '?'}".ljust(11))
-        line.append(_short(worker.heartbeat_seconds).rjust(9), "" if worker.is_alive else "bold red")  # fmt: skip
+        line.append(
+            _short(worker.heartbeat_seconds).rjust(9), "" if worker.is_alive else "bold red"
+        )
         if width >= 110:
             memory = "-" if worker.memory_bytes is None else human_bytes(worker.memory_bytes)
             line.append(f"{memory:>9}  {cut_middle(worker.app or '-', 30)}", "dim")
@@ -240,7 +254,10 @@ def _keys(keys: Sequence[KeyInfo], width: int) -> list[Text]:
     lines = [Text(f"  {'key that waits'.ljust(size)}  {'queue'.ljust(size)}  waiting  why", _HEAD)]
     for key in keys:
         name, queue = cut_middle(key.key, size), cut_middle(key.queue, size)
-        line = Text(f"  {name}{' ' * (size - cell_len(name))}  {queue}{' ' * (size - cell_len(queue))}")  # fmt: skip
+        line = Text(
+                f"  {name}{' ' * (size - cell_len(name))}  "
+                f"{queue}{' ' * (size - cell_len(queue))}"
+                )  # fmt: skip
         line.append(f"  {_count(key.waiting):>7}", "yellow")
         line.append(f"  {replaced_controls(key_answer(key, now))}".replace("\n", "␊"), "dim")
         lines.append(line)

@@ -36,7 +36,10 @@ def where(
         str,
         argument(
             "JOB|SUBJECT|CORRELATION_ID|KEY",
-            "The id of a job; or a subject, a correlation id, an ordering key, a limit key or a unique key.",
+            (
+                "The id of a job; or a subject, a correlation id, an ordering key, a limit key "
+                "or a unique key."
+            ),
         ),
     ],
     *,
@@ -67,7 +70,10 @@ def _nothing(found: Whereabouts) -> Text:
         text = Text(reason.answer[:1].upper() + reason.answer[1:] + ".", style="bold")
         return text.append(f"\n→ {reason.hint}" if reason.hint else "", style="not bold")
     text = Text(
-        f"No job has {found.what!r} as its correlation id or a key, and no subject of this name has run.",
+        (
+            f"No job has {found.what!r} as its correlation id or a key, and no subject of this "
+            f"name has run."
+        ),
         style="bold",
     )
     if not found.is_complete:

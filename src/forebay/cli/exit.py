@@ -67,7 +67,10 @@ def errors_go_to(records: logging.Logger | None) -> None:
 
 
 def log_bug(error: BaseException) -> bool:
-    """Log an exception that is not for the user, with its traceback; return False if errors are not logged."""
+    """Log an exception that is not for the user, with its traceback.
+
+    Return False if errors are not logged.
+    """
     for records in _records:
         records.error("%s", type(error).__name__, exc_info=error)
     return bool(_records)

@@ -1,4 +1,6 @@
-"""The console of screens that change while they are shown: top, the demo, the progress of measurements."""
+"""The console of screens that change while they are shown: top, the demo, the progress of
+measurements.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ _WIDTH = 160
 
 
 class SafeConsole(Console):
-    """A console that shows a replacement character for control characters, as the other console does.
+    """A console that shows a replacement character for control characters, as the other console
+    does.
 
     Rich passes some of them on, and a terminal would obey them. Its styles are not affected,
     because it adds these sequences later.

@@ -70,7 +70,10 @@ def state_text(state: str) -> Text:
 
 
 def ago(instant: datetime | None) -> str:
-    """Return the distance of an instant from now, such as ``2 min ago`` or ``in 5 s``; ``-`` for None."""
+    """Return the distance of an instant from now, such as ``2 min ago`` or ``in 5 s``.
+
+    ``-`` for None.
+    """
     if instant is None:
         return "-"
     seconds = (datetime.now(UTC) - instant).total_seconds()
@@ -101,7 +104,9 @@ def compact(args: Mapping[str, Any] | None, characters_max: int = 60) -> str:
 
 
 def options_shown(job: JobStatus | DeadLetter) -> list[tuple[str, str]]:
-    """Return the options of a job that are set and that only people read, by their names in words."""
+    """Return the options of a job that are set and that only people read, by their names in
+    words.
+    """
     from forebay.model.status import SHOWN_OPTIONS
 
     values = ((name, getattr(job, name)) for name in SHOWN_OPTIONS)

@@ -1,4 +1,6 @@
-"""Styled text, tables, and how they are written: what commands print, without the time that a larger library takes to load."""
+"""Styled text, tables, and how they are written: what commands print, without the time that a
+larger library takes to load.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def _prefix(text: str, width: int) -> int:
 
 
 class Text:
-    """Characters with styles such as ``bold red`` or ``not bold``; a style of a part is added to that of the whole.
+    """Characters with styles such as ``bold red`` or ``not bold``.
+
+    A style of a part is added to that of the whole.
 
     Args:
         no_wrap: show the beginning of each line only.
@@ -262,7 +266,10 @@ class Table:
 
 
 def _fitting(widths: Sequence[int], may_shrink: Sequence[bool], most: int) -> list[int]:
-    """Return widths that fit together: the widest of those that may shrink become equal first; then all are cut."""
+    """Return widths that fit together: the widest of those that may shrink become equal first.
+
+    Then all are cut.
+    """
     fitting = list(widths)
     for chosen, least in ((may_shrink, _NARROW), ([True] * len(fitting), 1)):
         while (excess := sum(fitting) - most) > 0:

@@ -1,7 +1,7 @@
 """Settings: default < file < environment < flag, each with its source.
 
-Nothing is read at import. The command line or ``App`` calls ``load_settings`` and ``resolve_address``
-once.
+Nothing is read at import. The command line or ``App`` calls ``load_settings`` and
+``resolve_address`` once.
 """
 
 from forebay.config._address import (

@@ -27,7 +27,8 @@ _HINT: Final = "Use postgresql://user@host/database, 'host=... dbname=...' or 'e
 _MASK: Final = "****"
 #: Names of options whose value is a secret, after decoding.
 _SECRET_NAME: Final = re.compile(r"(?i)pass|secret|token|api_?key")
-#: A word of a connection string. A backslash escapes the next character; a quote that is not closed reaches to the end.
+#: A word of a connection string. A backslash escapes the next character; a quote that is not closed
+#: reaches to the end.
 _WORD: Final = re.compile(
     r"(\w+)(\s*=\s*)('(?:[^'\\]|\\.)*(?:'|\\?$)|(?:[^\s'\\]|\\.?)*)\S*", re.DOTALL
 )
@@ -150,7 +151,9 @@ def _checked(dsn: str, source: str) -> Address:
 
 
 def _check_credentials(rest: str, dsn: str, source: str) -> None:
-    """Refuse a password with an unescaped slash: libpq would take a part of it for a port, and print that."""
+    """Refuse a password with an unescaped slash: libpq would take a part of it for a port, and
+    print that.
+    """
     before_path, slash, path = rest.partition("/")
     port = before_path.rpartition(":")[2] if ":" in before_path else ""
     if slash and "@" not in before_path and "@" in path and not port.isdecimal() and port:

@@ -1,7 +1,7 @@
 """The settings by group, with defaults and bounds.
 
-A setting has the same name everywhere: the attribute here, the key in forebay.toml, the flag and, as
-FOREBAY_<NAME>, the environment variable.
+A setting has the same name everywhere: the attribute here, the key in forebay.toml, the flag and,
+as FOREBAY_<NAME>, the environment variable.
 """
 
 from __future__ import annotations
@@ -41,11 +41,17 @@ class WorkerSettings:
     concurrency: int = setting(10, "maximum number of concurrent jobs")
     processes: int | None = setting(
         None,
-        "run all handlers in this number of child processes, one call in each; replaces `concurrency`",
+        (
+            "run all handlers in this number of child processes, one call in each; replaces "
+            "`concurrency`"
+        ),
     )
     poll_seconds: float = setting(
         0.05,
-        "interval between polls of the one idle worker that polls; while producers notify up to twenty times longer, and no more than 5 s",
+        (
+            "interval between polls of the one idle worker that polls; while producers notify "
+            "up to twenty times longer, and no more than 5 s"
+        ),
     )
     lease_seconds: float = setting(
         30.0, "a worker without a heartbeat for this time loses its jobs"
@@ -80,11 +86,17 @@ class WorkerSettings:
     )
     pooler: str = setting(
         "auto",
-        "transaction: a pooler may run each transaction in another server session; session: no such pooler; auto: detect",
+        (
+            "transaction: a pooler may run each transaction in another server session; "
+            "session: no such pooler; auto: detect"
+        ),
     )
     listen: str = setting(
         "auto",
-        "auto: new jobs wake the worker, except through such a pooler; never: only polling, with one connection less",
+        (
+            "auto: new jobs wake the worker, except through such a pooler; never: only "
+            "polling, with one connection less"
+        ),
     )
     connect_timeout_seconds: float = setting(5.0, "maximum time to connect")
     reconnect_seconds_max: float = setting(1.0, "maximum pause between two attempts to connect")
@@ -361,7 +373,10 @@ def listen_address(text: str) -> str | tuple[str, int]:
             "health",
             f"is {shown(text)}, not an address to listen at",
             value=text,
-            hint="Write 127.0.0.1:8080, :8080 for all addresses of the machine, or unix:/run/shop/health.",
+            hint=(
+                "Write 127.0.0.1:8080, :8080 for all addresses of the machine, or "
+                "unix:/run/shop/health."
+            ),
         )
     return bare or "0.0.0.0", int(port)  # noqa: S104  the user asked for all of them
 

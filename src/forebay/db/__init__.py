@@ -1,1 +1,3 @@
-"""The only package that talks to PostgreSQL: sessions, connections of the user's drivers, errors."""
+"""The only package that talks to PostgreSQL: sessions, connections of the user's drivers,
+errors.
+"""

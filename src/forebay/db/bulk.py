@@ -34,13 +34,13 @@ def enqueue_all(
 
     The list ``ids``, if there is one, gets the id of each job.
 
-    Sent chunks are not kept in memory. A refused item stops everything: its chunk is not written, and
-    the caller should roll back the transaction, which contains the earlier chunks. A connection in
-    autocommit mode commits each chunk as it is sent.
+    Sent chunks are not kept in memory. A refused item stops everything: its chunk is not written,
+    and the caller should roll back the transaction, which contains the earlier chunks. A connection
+    in autocommit mode commits each chunk as it is sent.
 
-    On a psycopg connection, a thread waits for the server while the next chunk is built. The thread takes
-    the connection's lock before the next item is read. So statements that ``items`` itself runs on the
-    connection come after that chunk, as without the thread.
+    On a psycopg connection, a thread waits for the server while the next chunk is built. The thread
+    takes the connection's lock before the next item is read. So statements that ``items`` itself
+    runs on the connection come after that chunk, as without the thread.
 
     Raises:
         EnqueueError: an item was refused; ``index`` counts from 0 over all items.
@@ -102,7 +102,8 @@ class _Sender:
             return
         if kind is not None and self._answer is not None and self._raw is not None:
             while not issubclass(kind, Exception) and not self._answer.done():
-                # The user pressed Ctrl-C. A cancel request between two statements has no effect, so repeat it.
+                # The user pressed Ctrl-C. A cancel request between two statements has no effect, so
+                # repeat it.
                 self._raw.cancel()
                 wait([self._answer], timeout=0.1)
             # The error of an earlier chunk comes first: later errors may follow from it.

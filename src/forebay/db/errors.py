@@ -1,12 +1,13 @@
 """Translates the drivers' exceptions into those of Forebay.
 
-``translate`` is for Forebay's connections: it also recognizes a lost connection. ``translate_ours`` is for a
-connection of the caller: there, only errors of Forebay's SQL functions are translated. A serialization failure, a
-deadlock, a lost connection or a read-only transaction concerns the caller's whole transaction. The caller's code
-that retries or gives up expects the driver's exceptions, so these pass unchanged.
+``translate`` is for Forebay's connections: it also recognizes a lost connection. ``translate_ours``
+is for a connection of the caller: there, only errors of Forebay's SQL functions are translated. A
+serialization failure, a deadlock, a lost connection or a read-only transaction concerns the
+caller's whole transaction. The caller's code that retries or gives up expects the driver's
+exceptions, so these pass unchanged.
 
-The caller's connection may belong to another driver, or to a library that wraps the driver's exception. The server's
-message is found in all of them.
+The caller's connection may belong to another driver, or to a library that wraps the driver's
+exception. The server's message is found in all of them.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ _UNDEFINED_SCHEMA: Final = "3F000"
 _UNDEFINED_FUNCTION: Final = "42883"
 _UNDEFINED_TABLE: Final = "42P01"
 
-#: SQLSTATE classes of errors in a query itself: names and rights, values, unsupported features. Then the functions that run
-#: a query of the caller, as the server's context names them.
+#: SQLSTATE classes of errors in a query itself: names and rights, values, unsupported features.
+#: Then the functions that run a query of the caller, as the server's context names them.
 _OF_A_QUERY: Final = ("0A", "22", "3F", "42")
 _NAME: Final = re.compile(r"\w+")
 _RUNS_A_QUERY: Final = re.compile(r"backfill(?:_run_v1|_count_v1|_begin)\(")  # in any language
@@ -81,10 +82,11 @@ def translate(error: BaseException) -> ForebayError | None:
 
 
 def translate_own(error: BaseException) -> ForebayError | None:
-    """Do as ``translate``, also for a missing privilege: all statements of the connection are Forebay's.
+    """Do as ``translate``, also for a missing privilege: all statements of the connection are
+    Forebay's.
 
-    The server names no role, and its message is in any language: a name in it that is one of a function or table of
-    the schema tells what was refused.
+    The server names no role, and its message is in any language: a name in it that is one of a
+    function or table of the schema tells what was refused.
     """
     ours = translate(error)
     message = _server_message(error)
@@ -108,7 +110,9 @@ def refuses_settings(error: BaseException) -> bool:
 
 
 def translate_ours(error: BaseException) -> ForebayError | None:
-    """Return Forebay's error if its schema, or the absence of the schema, refused one of its statements."""
+    """Return Forebay's error if its schema, or the absence of the schema, refused one of its
+    statements.
+    """
     message = _server_message(error)
     if message is None:
         return None
@@ -124,9 +128,15 @@ def translate_ours(error: BaseException) -> ForebayError | None:
         return SchemaError(found=None, needed=required_version())
     if message.sqlstate in (_UNDEFINED_FUNCTION, _UNDEFINED_TABLE):
         return SchemaError.from_sql(
-            "schema forebay lacks a function or table that this library uses: one of the two is too old",
+            (
+                "schema forebay lacks a function or table that this library uses: one of the "
+                "two is too old"
+            ),
             detail=message.message,
-            hint="Run `forebay migrate`; if it reports that the schema is too new, upgrade the library.",
+            hint=(
+                "Run `forebay migrate`; if it reports that the schema is too new, upgrade the "
+                "library."
+            ),
         )
     return error_from_sqlstate(
         message.sqlstate,
@@ -151,8 +161,8 @@ class _ServerMessage:
 
 def _below(error: BaseException) -> tuple[Any, ...]:
     """Return the places where a library may keep the driver's exception, nearest first."""
-    # SQLAlchemy keeps it in "orig". Django keeps it as the cause, and so does SQLAlchemy's adapter of asyncpg,
-    # below its exception.
+    # SQLAlchemy keeps it in "orig". Django keeps it as the cause, and so does SQLAlchemy's adapter
+    # of asyncpg, below its exception.
     original: Any = getattr(error, "orig", None)
     return error, original, error.__cause__, getattr(original, "__cause__", None)
 
@@ -187,8 +197,9 @@ def _is_connection_trouble(error: psycopg.Error) -> bool:
     sqlstate = error.sqlstate
     if sqlstate is not None:
         return sqlstate.startswith("08") or sqlstate in _UNAVAILABLE
-    # Without a SQLSTATE the client raised the error: the socket closed, no host answered, no connection
-    # became free in time. An aborted pipeline only repeats an error that has been reported already.
+    # Without a SQLSTATE the client raised the error: the socket closed, no host answered, no
+    # connection became free in time. An aborted pipeline only repeats an error that has been
+    # reported already.
     return isinstance(error, psycopg.OperationalError) and not isinstance(
         error, psycopg.errors.PipelineAborted
     )

@@ -1,7 +1,8 @@
-"""Sessions for the user's statements on a database without Forebay's schema: sources and targets of mirrors.
+"""Sessions for the user's statements on a database without Forebay's schema: sources and targets
+of mirrors.
 
-Each call uses one session, which is kept for the next call. Sessions belong to one event loop; on another loop, as in a forked
-process, new ones are opened.
+Each call uses one session, which is kept for the next call. Sessions belong to one event loop; on
+another loop, as in a forked process, new ones are opened.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class ForeignSession:
         """Run an operation in a separate transaction.
 
         Raises:
-            DatabaseUnavailable: no connection, or it was lost, and the outcome is unknown; or a table is missing.
+            DatabaseUnavailable: no connection, or it was lost, and the outcome is unknown; or a
+                table is missing.
             psycopg.Error: the server refused the statement.
         """
         loop = asyncio.get_running_loop()

@@ -1,8 +1,9 @@
-"""Handler connections: a transaction for a handler, on a connection of the library that the handler uses.
+"""Handler connections: a transaction for a handler, on a connection of the library that the
+handler uses.
 
-``ctx.conn`` of a handler is a psycopg connection, or the type that its context declares: ``TransactionContext[Session]``. The
-worker sees a *handler connection* in each case, with the same three operations: begin and end a transaction, settle the job in
-it, and cut it off from the server.
+``ctx.conn`` of a handler is a psycopg connection, or the type that its context declares:
+``TransactionContext[Session]``. The worker sees a *handler connection* in each case, with the same
+three operations: begin and end a transaction, settle the job in it, and cut it off from the server.
 """
 
 from __future__ import annotations
@@ -56,11 +57,13 @@ class HandlerConnection(Protocol):
         """
 
     def settle_last(self, job: SettledJob, *, begins: bool) -> None:
-        """Settle one job that is done, in the transaction, and perhaps commit it in the same message.
+        """Settle one job that is done, in the transaction, and perhaps commit it in the same
+        message.
 
         Args:
             job: which one, and how long it took.
-            begins: whether the next transaction may begin in the same message: another call waits for a connection.
+            begins: whether the next transaction may begin in the same message: another call waits
+                for a connection.
 
         Raises:
             ForebayError: as ``settle``.
@@ -80,7 +83,9 @@ class AsyncHandlerConnection(Protocol):
         """Run the operation that settles the job in the transaction."""
 
     async def settle_last(self, job: SettledJob, *, begins: bool) -> None:
-        """Settle one job that is done, in the transaction, and perhaps commit it in the same message."""
+        """Settle one job that is done, in the transaction, and perhaps commit it in the same
+        message.
+        """
 
 
 class HandlerConnections(Protocol):
@@ -139,7 +144,8 @@ def async_handler_connections(
     return found
 
 
-#: The module that provides connections, by the package of the wanted class. Imported only for such a handler.
+#: The module that provides connections, by the package of the wanted class. Imported only for such
+#: a handler.
 _MODULES: Final = {
     "django": "forebay.db.handler_connections_django",
     "sqlalchemy": "forebay.db.handler_connections_sqlalchemy",
@@ -169,8 +175,9 @@ _INTRANS: Final = psycopg.pq.TransactionStatus.INTRANS
 class _PsycopgHandlerConnections:
     """Connections of a pool, and those whose next transaction has begun.
 
-    Invariant "begun for one call": such a transaction has no snapshot, no number and no locks, and nothing of the call before is in its
-    session. It belongs to the call that takes it next, or is ended. A lost one is as if its handler had never begun.
+    Invariant "begun for one call": such a transaction has no snapshot, no number and no locks, and
+    nothing of the call before is in its session. It belongs to the call that takes it next, or is
+    ended. A lost one is as if its handler had never begun.
     """
 
     def __init__(self, dsn: str, name: str, is_pooled: bool) -> None:

@@ -1,8 +1,9 @@
 """Transactions for handlers that write with Django: ``TransactionContext[BaseDatabaseWrapper]``.
 
-The handler runs inside ``atomic()`` on the connection that Django uses in the handler's thread, so all writes of its models
-commit together with the job's completion. The transaction must be in the worker's database, because a settlement in another
-one has no effect. The servers are queried to find the entry of DATABASES for it.
+The handler runs inside ``atomic()`` on the connection that Django uses in the handler's thread, so
+all writes of its models commit together with the job's completion. The transaction must be in the
+worker's database, because a settlement in another one has no effect. The servers are queried to
+find the entry of DATABASES for it.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ class _HandlerConnections:
                         return str(alias)
         raise ConfigError(
             "DATABASES",
-            "has no entry for the worker's database, so handlers cannot share a transaction with it",
+            (
+                "has no entry for the worker's database, so handlers cannot share a "
+                "transaction with it"
+            ),
             hint="Run the worker as `manage.py forebay worker`, or give both the same address.",
         )
 
@@ -82,7 +86,9 @@ class _HandlerConnections:
 
 
 def close_old_connections() -> None:
-    """Close this thread's connections that are broken or past CONN_MAX_AGE, as Django does around a request."""
+    """Close this thread's connections that are broken or past CONN_MAX_AGE, as Django does
+    around a request.
+    """
     for connection in connections.all(initialized_only=True):
         connection.close_if_unusable_or_obsolete()
 
@@ -129,7 +135,8 @@ def address_of_alias(alias: str) -> str:
         raise ConfigError(f"DATABASES[{alias!r}]", f"is {connection.vendor}, not PostgreSQL")
     known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
     given = connection.get_connection_params()
-    # Keywords of libpq may have values that only Django or psycopg understand, such as a context or a pool.
+    # Keywords of libpq may have values that only Django or psycopg understand, such as a context or
+    # a pool.
     return psycopg.conninfo.make_conninfo(
         **{name: value for name, value in given.items() if name in known and value is not None}
     )

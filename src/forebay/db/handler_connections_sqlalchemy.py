@@ -1,8 +1,9 @@
-"""Transactions for handlers that write with SQLAlchemy: ``TransactionContext[Session]``, ``TransactionContext[AsyncConnection]`` and so on.
+"""Transactions for handlers that write with SQLAlchemy: ``TransactionContext[Session]``,
+``TransactionContext[AsyncConnection]`` and so on.
 
-The worker creates its engine, on psycopg and the worker's address. A session is bound to the connection whose transaction
-settles the job, in the mode "rollback_only": its ``commit()`` only flushes, its ``rollback()`` undoes the attempt. A
-``commit()`` of the connection itself is refused.
+The worker creates its engine, on psycopg and the worker's address. A session is bound to the
+connection whose transaction settles the job, in the mode "rollback_only": its ``commit()`` only
+flushes, its ``rollback()`` undoes the attempt. A ``commit()`` of the connection itself is refused.
 """
 
 from __future__ import annotations
@@ -106,7 +107,8 @@ class _HandlerConnection:
         if self._session is not None:
             self._session.flush()
         _require_transaction(self._conn)
-        # In SQLAlchemy's transaction, which is the driver's: one message, which also clears the session.
+        # In SQLAlchemy's transaction, which is the driver's: one message, which also clears the
+        # session.
         result = settle_on_sync(self.raw, operation)
         self._conn.info[_SETTLED] = True
         return result
@@ -186,7 +188,9 @@ class _AsyncHandlerConnection:
 
 
 def _require_transaction(conn: Any) -> None:
-    """Refuse to settle if the handler ended the transaction: the next statement would begin another."""
+    """Refuse to settle if the handler ended the transaction: the next statement would begin
+    another.
+    """
     transaction = conn.get_transaction()
     if transaction is None or not transaction.is_active:
         raise InvalidRequestError("the handler ended the transaction that completes its job")

@@ -1,7 +1,7 @@
 """One operation on a new connection: opened, committed, closed.
 
-For callers without a transaction, such as the command line. Producers that enqueue often should keep a pool and pass its
-connections.
+For callers without a transaction, such as the command line. Producers that enqueue often should
+keep a pool and pass its connections.
 """
 
 from __future__ import annotations
@@ -102,7 +102,8 @@ async def run_own_async(dsn: str, operation: Operation[T]) -> T:
 
 @contextlib.contextmanager
 def own_transaction(dsn: str) -> Iterator[Callable[[Operation[Any]], Any]]:
-    """Connect, and yield a function that runs operations in one transaction, which the end of the block commits.
+    """Connect, and yield a function that runs operations in one transaction, which the end of
+    the block commits.
 
     Raises:
         DatabaseUnavailable: no connection, or it was lost: then the outcome is unknown.
@@ -141,10 +142,12 @@ def await_own(
     key: str,
     seconds: float | None,
 ) -> T:
-    """Repeat a call on a new connection until the answer is final or the time is up; return the last answer.
+    """Repeat a call on a new connection until the answer is final or the time is up.
 
-    Between calls it listens for its key on a channel, and it also polls; through a pooler, which delivers no
-    notifications, it polls more often.
+    Return the last answer.
+
+    Between calls it listens for its key on a channel, and it also polls; through a pooler, which
+    delivers no notifications, it polls more often.
 
     Args:
         dsn: the address.
@@ -237,7 +240,10 @@ _PAUSE_SECONDS: Final = (0.02, 2.0, 0.25)
 
 
 class _Pauses:
-    """The pauses between calls, and the deadline. ``is_notified``: whether notifications arrive; None means unknown."""
+    """The pauses between calls, and the deadline. ``is_notified``: whether notifications arrive.
+
+    None means unknown.
+    """
 
     def __init__(self, seconds: float | None) -> None:
         self._until = None if seconds is None else time.monotonic() + seconds
@@ -261,7 +267,9 @@ class _Pauses:
 
 
 def _call(conn: psycopg.Connection[Any], operation: Operation[T]) -> T:
-    """Run an operation with the settings that it relies on, in one message: settings outlive no call, in a pooler neither."""
+    """Run an operation with the settings that it relies on, in one message: settings outlive no
+    call, in a pooler neither.
+    """
     cursor = psycopg.ClientCursor(conn, row_factory=tuple_row)
     operation = with_actor(operation)
     cursor.execute(_in_one_message(conn, operation), operation.params)
@@ -296,7 +304,9 @@ def _options(dsn: str) -> dict[str, Any]:
         raise ConfigError(
             "database address",
             f"is malformed: {masked_dsn(dsn)}",
-            hint="Quote values with spaces: password='a b'. In a URL, write such characters as %20.",
+            hint=(
+                "Quote values with spaces: password='a b'. In a URL, write such characters as %20."
+            ),
         ) from None
     options = {
         "application_name": "forebay client",

@@ -24,15 +24,18 @@ if TYPE_CHECKING:
 
 _IDLE: Final = psycopg.pq.TransactionStatus.IDLE
 
-#: Far more than the number of slots, which limits the use of a pool. A handler that ignores its timeout keeps its
-#: connection, cut off from the server; later handlers must still get one.
+#: Far more than the number of slots, which limits the use of a pool. A handler that ignores its
+#: timeout keeps its connection, cut off from the server; later handlers must still get one.
 _CONNECTIONS_MAX: Final = 20_000
 
 
 def async_pool(
     dsn: str, *, name: str, is_pooled: bool = False, size: int = _CONNECTIONS_MAX
 ) -> AsyncConnectionPool[Any]:
-    """Return a pool of asynchronous connections that is not open yet; connections are opened when needed."""
+    """Return a pool of asynchronous connections that is not open yet.
+
+    Connections are opened when needed.
+    """
     from psycopg_pool import AsyncConnectionPool  # noqa: PLC0415 - most workers have no pool
 
     return AsyncConnectionPool(
@@ -77,30 +80,35 @@ def connect_options(name: str, *, is_pooled: bool) -> dict[str, Any]:
 
 
 def spoils_connection(error: BaseException) -> bool:
-    """Whether an error means that its connection is unusable, such as one to a server that is now read-only."""
+    """Whether an error means that its connection is unusable, such as one to a server that is
+    now read-only.
+    """
     return isinstance(error, DatabaseUnavailable) or isinstance(
         translate(error), DatabaseUnavailable
     )
 
 
-#: Removes what a handler may have left in its session; settings and roles become those of the connect. Deferred constraints
-#: are checked first, while their triggers still find the handler's settings. Not DISCARD ALL: it must run outside a
-#: transaction, which a pooler may run in another session, and it discards the plans of Forebay's functions, which costs 15 ms
-#: a job; this costs 0.07 ms (decision 0022).
+#: Removes what a handler may have left in its session; settings and roles become those of the
+#: connect. Deferred constraints are checked first, while their triggers still find the handler's
+#: settings. Not DISCARD ALL: it must run outside a transaction, which a pooler may run in another
+#: session, and it discards the plans of Forebay's functions, which costs 15 ms a job; this costs
+#: 0.07 ms (decision 0022).
 _RESET: Final = (
-    "set constraints all immediate; close all; reset session authorization; reset role; reset all; unlisten *;"
+    "set constraints all immediate; close all; reset session authorization; reset role; "
+    "reset all; unlisten *;"
     " select pg_advisory_unlock_all(); discard sequences; discard temp; "
 )
 
-#: A rollback has already undone settings, roles and tables; session locks remain. One message, so that a pooler runs both
-#: statements in the same session.
+#: A rollback has already undone settings, roles and tables; session locks remain. One message, so
+#: that a pooler runs both statements in the same session.
 UNLOCK: Final = "rollback; select pg_advisory_unlock_all()"
 
 
 async def settle_on(conn: psycopg.AsyncConnection[Any], operation: Operation[T]) -> T:
     """Clear what a handler left in its session, then run the operation that settles its job.
 
-    The order matters: the settlement limits how long its transaction may be idle, and a reset would undo that limit.
+    The order matters: the settlement limits how long its transaction may be idle, and a reset would
+    undo that limit.
 
     Raises:
         ForebayError: Forebay's SQL function refused, or DatabaseUnavailable.
@@ -144,15 +152,18 @@ def settle_on_sync(conn: psycopg.Connection[Any], operation: Operation[T]) -> T:
 async def settle_and_commit_on(
     conn: psycopg.AsyncConnection[Any], operation: Operation[None], *, begins: bool
 ) -> None:
-    """Settle the job of a handler's transaction and commit, in one message: the server commits only if no statement failed.
+    """Settle the job of a handler's transaction and commit, in one message: the server commits
+    only if no statement failed.
 
     Args:
         conn: inside ``handler_transaction``.
-        operation: settles the job and clears the session, except for roles; it raises an error if it settled nothing.
+        operation: settles the job and clears the session, except for roles; it raises an error if
+            it settled nothing.
         begins: also begin the next transaction of this connection.
 
     Raises:
-        ForebayError: Forebay's SQL function refused and nothing was committed; or DatabaseUnavailable: the outcome is unknown.
+        ForebayError: Forebay's SQL function refused and nothing was committed; or
+            DatabaseUnavailable: the outcome is unknown.
     """
     message = _last_message(conn, operation, begins=begins)
     try:
@@ -181,7 +192,10 @@ def settle_and_commit_plain(
 
 
 def _sent(conn: Any, message: bytes) -> Generator[Any, Any, None]:
-    """Send a message and read its results, without the cost of a cursor; the last one tells whether it failed."""
+    """Send a message and read its results, without the cost of a cursor.
+
+    The last one tells whether it failed.
+    """
     conn.pgconn.send_query(message)
     results = yield from psycopg.generators.execute(conn.pgconn)
     if results[-1].status == psycopg.pq.ExecStatus.FATAL_ERROR:
@@ -193,7 +207,8 @@ def _last_message(conn: Any, operation: Operation[None], *, begins: bool) -> byt
         raise psycopg.ProgrammingError(
             "the handler left a transaction block open: end it before the handler returns"
         )
-    # Triggers of deferred constraints still find what the handler set. The function clears the rest: it cannot reset roles.
+    # Triggers of deferred constraints still find what the handler set. The function clears the
+    # rest: it cannot reset roles.
     return (
         "set constraints all immediate; reset session authorization; reset role;"
         f" {operation.sql}; COMMIT{'; BEGIN' if begins else ''}"
@@ -201,10 +216,12 @@ def _last_message(conn: Any, operation: Operation[None], *, begins: bool) -> byt
 
 
 class _HandlerTransaction(BaseTransaction[Any]):
-    """Changes psycopg's transactions: one message may have begun this one already, and another one may have committed it.
+    """Changes psycopg's transactions: one message may have begun this one already, and another
+    one may have committed it.
 
-    These methods of psycopg are not public. If a later version calls them no more, it sends a BEGIN or a COMMIT too many, which
-    the server answers with a warning; the test of the number of messages then fails.
+    These methods of psycopg are not public. If a later version calls them no more, it sends a BEGIN
+    or a COMMIT too many, which the server answers with a warning; the test of the number of
+    messages then fails.
     """
 
     is_committed = False
@@ -224,7 +241,10 @@ class _HandlerTransaction(BaseTransaction[Any]):
 
 
 class HandlerTransaction(_HandlerTransaction, psycopg.Transaction):
-    """The transaction of a plain handler, on a connection where no other one runs. ``is_committed``: the server has committed it."""
+    """The transaction of a plain handler, on a connection where no other one runs.
+
+    ``is_committed``: the server has committed it.
+    """
 
 
 class AsyncHandlerTransaction(_HandlerTransaction, psycopg.AsyncTransaction):

@@ -1,10 +1,13 @@
-"""The server settings that Forebay's calls rely on, whatever the server, the database, the role or the environment sets.
+"""The server settings that Forebay's calls rely on, whatever the server, the database, the role
+or the environment sets.
 
-A setting of the session overrides all of those: PGOPTIONS and ``options`` of an address, ``alter database``, ``alter role``. Two
-sets, by what a connection runs; see docs/decisions/0042-settings-of-our-own-connections.md. ``client_encoding`` is not here. It
-belongs to the connect, because psycopg reads it there.
+A setting of the session overrides all of those: PGOPTIONS and ``options`` of an address, ``alter
+database``, ``alter role``. Two sets, by what a connection runs; see
+docs/decisions/0042-settings-of-our-own-connections.md. ``client_encoding`` is not here. It belongs
+to the connect, because psycopg reads it there.
 
-Not here on purpose: ``default_transaction_read_only``. An administrator who sets it wants no writes, as during a switch-over.
+Not here on purpose: ``default_transaction_read_only``. An administrator who sets it wants no
+writes, as during a switch-over.
 """
 
 from __future__ import annotations
@@ -15,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-#: How values become text. psycopg reads timestamps in ISO format only, and floats as they are written.
+#: How values become text. psycopg reads timestamps in ISO format only, and floats as they are
+#: written.
 _TEXT: Final = {
     "datestyle": "ISO",
     "intervalstyle": "postgres",
@@ -25,8 +29,8 @@ _TEXT: Final = {
     "quote_all_identifiers": "off",
 }
 
-#: One call for an application or an operator, and statements of the user, such as those of a mirror: time zone, search_path and
-#: limits remain those of the role.
+#: One call for an application or an operator, and statements of the user, such as those of a
+#: mirror: time zone, search_path and limits remain those of the role.
 OF_CALLS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "default_transaction_isolation": "read committed",
@@ -49,7 +53,8 @@ OF_SERVICES: Final[Mapping[str, str]] = MappingProxyType(
     }
 )
 
-#: Connect option of every connection. It overrides PGCLIENTENCODING and the default of the database or the role.
+#: Connect option of every connection. It overrides PGCLIENTENCODING and the default of the database
+#: or the role.
 ENCODING: Final[Mapping[str, Any]] = MappingProxyType({"client_encoding": "utf8"})
 
 #: Settings that older servers do not know, by the version that introduced them.
@@ -67,7 +72,8 @@ def known(settings: Mapping[str, str], server_version: int) -> dict[str, str]:
 
 
 def for_one_transaction(settings: Mapping[str, str], server_version: int) -> str:
-    """Return the statements that apply settings to the transaction that they begin, to be sent in one message with a call.
+    """Return the statements that apply settings to the transaction that they begin, to be sent
+    in one message with a call.
 
     Values must need no quoting.
     """

@@ -1,17 +1,18 @@
 """A connection of Forebay that runs operations one at a time, each with a deadline.
 
-For the services of a worker process. A session connects when first used, and again after its connection was lost. A call that
-fails because of the connection raises ``DatabaseUnavailable``. It is not repeated here, because only the caller knows whether
-that is safe.
+For the services of a worker process. A session connects when first used, and again after its
+connection was lost. A call that fails because of the connection raises ``DatabaseUnavailable``. It
+is not repeated here, because only the caller knows whether that is safe.
 
-The deadline is enforced by closing the socket. If the server stopped answering, or the network drops packets, a cancel request
-does not help: psycopg waits seconds for the server to confirm it.
+The deadline is enforced by closing the socket. If the server stopped answering, or the network
+drops packets, a cancel request does not help: psycopg waits seconds for the server to confirm it.
 
-Between the client and the server there may be a pooler that gives each transaction another server session, such as PgBouncer
-in transaction mode. This shows when connecting: the process id that it reported is not the server's. Such a session is
-*pooled*: nothing may remain in it. The settings for a call are sent in the same message, as one transaction; no statement is
-prepared, and LISTEN is not used. Invariant "no trace in a pooled session": docs/design/poolers.md.
-Shown by: tests/faults/test_pgbouncer.py.
+Between the client and the server there may be a pooler that gives each transaction another server
+session, such as PgBouncer in transaction mode. This shows when connecting: the process id that it
+reported is not the server's. Such a session is *pooled*: nothing may remain in it. The settings for
+a call are sent in the same message, as one transaction; no statement is prepared, and LISTEN is not
+used. Invariant "no trace in a pooled session": docs/design/poolers.md. Shown by:
+tests/faults/test_pgbouncer.py.
 """
 
 from __future__ import annotations
@@ -47,20 +48,24 @@ KEEPALIVE: Final[dict[str, Any]] = {
 _PROGRAM_LIMIT_EXCEEDED: Final = "54000"
 #: invalid_sql_statement_name and duplicate_prepared_statement.
 _OTHER_SESSION: Final = frozenset({"26000", "42P05"})
-#: Among others: a migration replaced a function by one with another result type. Only the message would tell, and servers
-#: translate messages.
+#: Among others: a migration replaced a function by one with another result type. Only the message
+#: would tell, and servers translate messages.
 _NOT_SUPPORTED: Final = "0A000"
 _CONNECTION_EXCEPTION: Final = "08"
 #: The message of ``forebay._report_deaths()``.
 _DEATHS: Final = "forebay: dead letters"
 
-#: One round trip: read the server's process id, and apply the settings only if it is the id reported on connecting.
-#: Its names are qualified, since it runs before the search_path is set.
+#: One round trip: read the server's process id, and apply the settings only if it is the id
+#: reported on connecting. Its names are qualified, since it runs before the search_path is set.
 _GREETING: Final = """\
 select pg_catalog.pg_backend_pid(),
-       case when pg_catalog.pg_backend_pid() operator(pg_catalog.=) coalesce(%(reported)s, pg_catalog.pg_backend_pid()) then (
+       case when pg_catalog.pg_backend_pid()
+           operator(pg_catalog.=) coalesce(%(reported)s, pg_catalog.pg_backend_pid()) then (
     select pg_catalog.count(pg_catalog.set_config(s.name, s.value, false))
-    from rows from (pg_catalog.unnest(%(names)s::pg_catalog.text[]), pg_catalog.unnest(%(values)s::pg_catalog.text[])) s (name, value)) end"""
+    from rows from (
+        pg_catalog.unnest(%(names)s::pg_catalog.text[]),
+        pg_catalog.unnest(%(values)s::pg_catalog.text[])
+    ) s (name, value)) end"""
 
 #: An id that no process has: used if a pooler is configured, so that the session counts as pooled.
 _NO_PROCESS: Final = -1
@@ -77,10 +82,10 @@ class Session:
         lock_timeout: server-side limit for waiting for a lock; None leaves it to ``base``.
         settings: other server settings that its calls need.
         base: the server settings of this sort of connection; see ``forebay.db.server_settings``.
-        on_deaths: called after a call that made jobs dead letters itself, with what ``forebay._report_deaths()`` told of them; must
-            not raise.
-        pooler: "transaction": there is a pooler in transaction mode; "session": there is no pooler, or one that keeps the
-            server session; "auto": detect it.
+        on_deaths: called after a call that made jobs dead letters itself, with what
+            ``forebay._report_deaths()`` told of them; must not raise.
+        pooler: "transaction": there is a pooler in transaction mode; "session": there is no pooler,
+            or one that keeps the server session; "auto": detect it.
     """
 
     def __init__(
@@ -108,7 +113,8 @@ class Session:
             self._settings["lock_timeout"] = lock_timeout
         self._pooler = pooler
         self._in_one_message = ""
-        #: Whether the transactions of this connection run in changing server sessions; known once connected.
+        #: Whether the transactions of this connection run in changing server sessions; known once
+        #: connected.
         self.is_pooled = False
         self._conn: psycopg.AsyncConnection[tuple[Any, ...]] | None = None
         self._lock = asyncio.Lock()
@@ -123,8 +129,8 @@ class Session:
     async def run(self, operation: Operation[T], *, seconds: float | None = None) -> T:
         """Run an operation in a separate transaction and return the decoded result.
 
-        If the server does not know a prepared statement, or its result type changed, the statement did not run: it is sent
-        once more, on a new connection.
+        If the server does not know a prepared statement, or its result type changed, the statement
+        did not run: it is sent once more, on a new connection.
 
         Args:
             operation: what to run.
@@ -145,7 +151,8 @@ class Session:
     def _is_stale(self, error: psycopg.Error) -> bool:
         """Whether the call failed only because of a prepared statement of this connection."""
         if error.sqlstate in _OTHER_SESSION:
-            # The prepared statement is in another session: there is a pooler that reports the server's process id.
+            # The prepared statement is in another session: there is a pooler that reports the
+            # server's process id.
             self._pooler = "transaction"
             return True
         return error.sqlstate == _NOT_SUPPORTED
@@ -202,14 +209,17 @@ class Session:
         return cursor
 
     def listen(self, channel: str, read: Callable[[str], None], lost: Callable[[], None]) -> None:
-        """Listen on a channel from the next call on, also after a reconnect. A pooled session does not listen.
+        """Listen on a channel from the next call on, also after a reconnect.
+
+        A pooled session does not listen.
 
         Notifications are read between calls and with their answers.
 
         Args:
             channel: the name of the channel.
             read: called with the text of each notification; must not raise.
-            lost: called when the connection is lost between two calls; the next call connects again.
+            lost: called when the connection is lost between two calls; the next call connects
+                again.
         """
         self._channel, self._read, self._lost = channel, read, lost
 
@@ -227,7 +237,9 @@ class Session:
         self._is_listening = True
 
     def _watch(self) -> None:
-        """Read notifications until the next call: psycopg reads the socket during calls only, and then removes this reader."""
+        """Read notifications until the next call: psycopg reads the socket during calls only,
+        and then removes this reader.
+        """
         conn = self._conn
         if self._is_listening and conn is not None and not conn.closed:
             self._watched = conn.pgconn.socket
@@ -250,8 +262,8 @@ class Session:
             self._lost()
 
     def _unwatch(self) -> None:
-        # By its number: a connection that was lost no longer tells it, and the loop would take the next socket with this number
-        # for the old one.
+        # By its number: a connection that was lost no longer tells it, and the loop would take the
+        # next socket with this number for the old one.
         if self._watched is not None:
             asyncio.get_running_loop().remove_reader(self._watched)
             self._watched = None
@@ -284,14 +296,17 @@ class Session:
     def refused(error: BaseException) -> bool:
         """Whether the server itself refused a call, so that the call committed nothing.
 
-        Connection errors do not count: a pooler reports such an error when it lost the server during the call.
+        Connection errors do not count: a pooler reports such an error when it lost the server
+        during the call.
         """
         sqlstate = _sqlstate(error)
         return sqlstate is not None and not sqlstate.startswith(_CONNECTION_EXCEPTION)
 
     @staticmethod
     def is_too_large(error: BaseException) -> bool:
-        """Whether the server refused a call because its answer would exceed the largest size of a value."""
+        """Whether the server refused a call because its answer would exceed the largest size of
+        a value.
+        """
         return _sqlstate(error) == _PROGRAM_LIMIT_EXCEEDED
 
     async def close(self) -> None:
@@ -332,7 +347,8 @@ class Session:
 
 
 def cut(conn: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
-    """End a connection at once, from any thread: its user gets an error as if the server had closed it.
+    """End a connection at once, from any thread: its user gets an error as if the server had
+    closed it.
 
     The socket is shut down, not closed: the connection keeps the descriptor until it notices.
     """
@@ -361,7 +377,8 @@ async def _connect(dsn: str, name: str, seconds: float) -> psycopg.AsyncConnecti
             **KEEPALIVE,
         )
     except asyncio.CancelledError as error:
-        # Only the frames of psycopg hold the half-open connection, and the traceback holds them: who keeps the error keeps it open.
+        # Only the frames of psycopg hold the half-open connection, and the traceback holds them:
+        # who keeps the error keeps it open.
         raise error.with_traceback(None)  # noqa: B904 - the error itself
 
 

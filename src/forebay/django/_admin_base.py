@@ -44,7 +44,8 @@ class LogAdmin(admin.ModelAdmin):
     unfiltered: dict[str, str] = {}  # noqa: RUF012
     #: What can be done with entries, and how that is reported.
     verbs: dict[str, str] = {}  # noqa: RUF012
-    #: Whether a list shows ``PAGE`` entries and a link to older ones; False: all that ``newest`` returns.
+    #: Whether a list shows ``PAGE`` entries and a link to older ones; False: all that ``newest``
+    #: returns.
     has_pages = True
 
     def get_urls(self) -> list[Any]:
@@ -181,7 +182,9 @@ class LogAdmin(admin.ModelAdmin):
 
     @abstractmethod
     def detail(self, number: Any) -> tuple[str, bool, list[Any]]:
-        """Return the title of an entry's page, whether its action is available, and its sections."""
+        """Return the title of an entry's page, whether its action is available, and its
+        sections.
+        """
 
     @abstractmethod
     def act(self, key: Any, verb: str) -> str:
@@ -218,7 +221,9 @@ def given(facts: Sequence[tuple[str, Any]]) -> list[tuple[str, Any]]:
 
 
 def options_shown(job: JobStatus | DeadLetter) -> list[tuple[str, Any]]:
-    """Return the options of a job that only people read and that are set, by their names in words."""
+    """Return the options of a job that only people read and that are set, by their names in
+    words.
+    """
     values = ((name, getattr(job, name)) for name in SHOWN_OPTIONS)
     return [
         (name.replace("_", " ").capitalize(), value if isinstance(value, str) else pretty(value))

@@ -17,8 +17,8 @@ from forebay.policy.error_text import calls_handlers
 class DjangoApp(App):
     """An ``App`` on one of Django's databases.
 
-    The address is read from DATABASES at each use, so that the database of a test runner is found. An address on the
-    command line takes precedence.
+    The address is read from DATABASES at each use, so that the database of a test runner is found.
+    An address on the command line takes precedence.
 
     Args:
         alias: alias of the database with the schema.

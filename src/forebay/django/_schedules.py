@@ -73,7 +73,10 @@ class ScheduleAdmin(LogAdmin):
             ("Overlap", found.overlap + (", pause on failure" if found.pause_on_failure else "")),
             (
                 "Missed",
-                f"{found.missed}, within {human_duration(found.catch_up)}, at most {found.missed_max:,}",
+                (
+                    f"{found.missed}, within {human_duration(found.catch_up)}, at most "
+                    f"{found.missed_max:,}"
+                ),
             ),
             ("Declared by", found.declared_by),
             ("Decided to", found.decided_to),
@@ -109,7 +112,10 @@ class ScheduleAdmin(LogAdmin):
 
 
 def _next_instants(found: ScheduleStatus, most: int) -> list[datetime]:
-    """Return the next instants by the clock of the database; none of a schedule that is paused or cannot be used."""
+    """Return the next instants by the clock of the database.
+
+    None of a schedule that is paused or cannot be used.
+    """
     if found.paused_at is not None:
         return []
     try:

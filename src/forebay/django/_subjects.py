@@ -33,7 +33,9 @@ class SubjectAdmin(LogAdmin):
         return {"queue": sorted({each.queue for each in client("subject_counts")})}
 
     def newest(self, *, before: int | None, queue: str | None = None, **filters: Any) -> list[Any]:
-        """Return the subjects of a page, in the order of their names: the filter ``after`` leads to the next ones."""
+        """Return the subjects of a page, in the order of their names: the filter ``after`` leads
+        to the next ones.
+        """
         del before
         queues = [queue] if queue else self.known_choices()["queue"] or ()
         found: list[Any] = []

@@ -1,7 +1,9 @@
-"""Jobs, dead letters, queues, workers and schedules in Django's admin: read, cancel, retry, pause, resume and run.
+"""Jobs, dead letters, queues, workers and schedules in Django's admin: read, cancel, retry,
+pause, resume and run.
 
-The pages use the same operations as the command line: newest first and bounded; only the page of queues counts jobs.
-The permission "view" allows reading; "change" allows cancelling jobs, retrying dead letters, pausing queues and schedules, and running schedules.
+The pages use the same operations as the command line: newest first and bounded; only the page of
+queues counts jobs. The permission "view" allows reading; "change" allows cancelling jobs, retrying
+dead letters, pausing queues and schedules, and running schedules.
 """
 
 from __future__ import annotations
@@ -228,7 +230,8 @@ class QueueAdmin(LogAdmin):
     """Queues with the numbers of their jobs by state, for each consumer group."""
 
     heads = (
-        "Queue", "State", "Scheduled", "Ready", "Claimed", "Running", "Retrying", "Done", "Failed", "Dead", "Last claim",
+        "Queue", "State", "Scheduled", "Ready", "Claimed", "Running", "Retrying", "Done", "Failed",
+        "Dead", "Last claim",
     )  # fmt: skip
     verbs = {"Pause": "paused", "Resume": "resumed"}  # noqa: RUF012
     has_pages = False
@@ -337,7 +340,9 @@ admin.site.register(Subject, SubjectAdmin)
 
 
 def known_choices() -> dict[str, Sequence[str] | None]:
-    """Return the queues and kinds for filters: those of the project, and those that the database has seen."""
+    """Return the queues and kinds for filters: those of the project, and those that the database
+    has seen.
+    """
     queues, kinds = run(connections[app.alias], known_names())
     return {
         "queue": sorted({*queues, *app.kinds.queues()}),

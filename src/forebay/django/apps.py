@@ -41,7 +41,8 @@ def apply_schema(connection: Any) -> None:
     if connection.vendor != "postgresql":
         return
     with connection.cursor() as cursor:
-        # The driver begins the transaction with its first statement; the migrations must be part of it.
+        # The driver begins the transaction with its first statement; the migrations must be part of
+        # it.
         cursor.execute("select 1")
     migrate(connection.connection)
 

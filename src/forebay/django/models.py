@@ -1,4 +1,7 @@
-"""Models for the admin and its permissions. Forebay's functions read the rows, not Django's queries."""
+"""Models for the admin and its permissions.
+
+Forebay's functions read the rows, not Django's queries.
+"""
 
 from django.db import models
 
@@ -44,7 +47,10 @@ class Queue(models.Model):
 
 
 class Subject(models.Model):
-    """A subject, as QUEUE/NAME. The permission "change" allows killing, reviving and dropping it."""
+    """A subject, as QUEUE/NAME.
+
+    The permission "change" allows killing, reviving and dropping it.
+    """
 
     name = models.CharField(primary_key=True, max_length=641)
 

@@ -1,10 +1,12 @@
-"""A backend for Django tasks: ``django.tasks`` of Django 6.0 and later, or the package django-tasks for older ones.
+"""A backend for Django tasks: ``django.tasks`` of Django 6.0 and later, or the package
+django-tasks for older ones.
 
-    TASKS = {"default": {"BACKEND": "forebay.django.tasks.ForebayBackend", "QUEUES": ["default", "mail"]}}
+    TASKS = {"default": {"BACKEND": "forebay.django.tasks.ForebayBackend", "QUEUES": ["default",
+    "mail"]}}
 
-``task.enqueue(...)`` writes a job in the open transaction of Django; in autocommit mode it is committed immediately. Each
-task is a kind of the project's application under its full name, so ``manage.py forebay worker`` runs it with
-retries, leases and dead letters.
+``task.enqueue(...)`` writes a job in the open transaction of Django; in autocommit mode it is
+committed immediately. Each task is a kind of the project's application under its full name, so
+``manage.py forebay worker`` runs it with retries, leases and dead letters.
 """
 
 from __future__ import annotations
@@ -54,11 +56,11 @@ class ForebayBackend(BaseTaskBackend):
 
     OPTIONS:
         DATABASE: alias of the database, the same as the worker's. Default: ``"default"``.
-        MAX_ATTEMPTS: maximum number of attempts of each task. Default: the settings. Use 1 for a task that must not
-            run again after a failure.
+        MAX_ATTEMPTS: maximum number of attempts of each task. Default: the settings. Use 1 for a
+            task that must not run again after a failure.
         TIMEOUT: an attempt is stopped after this number of seconds.
-        KEEP_RESULT: how long ``return_value`` is kept, in seconds or as a timedelta; True for a week, False for not at
-            all, which saves a row per task. Default: True.
+        KEEP_RESULT: how long ``return_value`` is kept, in seconds or as a timedelta; True for a
+            week, False for not at all, which saves a row per task. Default: True.
     """
 
     supports_defer = True
@@ -119,14 +121,15 @@ class ForebayBackend(BaseTaskBackend):
     def get_result(self, result_id: str) -> Any:
         """Return the state of a task, with its errors and its return value.
 
-        ``return_value`` is None also if it was not kept, has been deleted, has no JSON form, or is too large.
+        ``return_value`` is None also if it was not kept, has been deleted, has no JSON form, or is
+        too large.
 
-        Only tasks that this process has declared are found. A job's kind is text that a producer has written, so it
-        is never imported.
+        Only tasks that this process has declared are found. A job's kind is text that a producer
+        has written, so it is never imported.
 
         Raises:
-            TaskResultDoesNotExist: the job does not exist, is not a task of this backend, or its task is in a module that
-                this process has not imported.
+            TaskResultDoesNotExist: the job does not exist, is not a task of this backend, or its
+                task is in a module that this process has not imported.
         """
         client, conn = Client(), connections[self._database]
         try:

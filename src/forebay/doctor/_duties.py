@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 _CHECK: Final = "maintenance"
 
-#: A duty that is not well is reported once a minute. After this time without a report no worker does it.
+#: A duty that is not well is reported once a minute. After this time without a report no worker
+#: does it.
 _SILENT_SECONDS: Final = 300.0
 
 _SQL: Final = """
@@ -50,7 +51,8 @@ def _finding(name: str, error: str | None, worker: str, seconds: float, age: flo
             _CHECK,
             Level.WARNING,
             f"{name} is behind: its pass is not over after {since}",
-            "See locks and snapshots; if there is nothing, give the server more CPU or faster storage. Work is in steps, so"
+            "See locks and snapshots; if there is nothing, give the server more CPU or "
+            "faster storage. Work is in steps, so"
             " it catches up by itself when the load falls.",
             facts,
         )
@@ -58,6 +60,9 @@ def _finding(name: str, error: str | None, worker: str, seconds: float, age: flo
         _CHECK,
         Level.WARNING,
         f"{name} fails since {since}: {error}",
-        f"Remove the cause; {worker or 'the leader'} tries again at least once a minute, and its log has every error.",
+        (
+            f"Remove the cause; {worker or 'the leader'} tries again at least once a minute, "
+            f"and its log has every error."
+        ),
         facts,
     )

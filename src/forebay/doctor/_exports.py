@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 _CHECK: Final = "exports"
 
 _SQL: Final = """
-select e.name, e.hold_hours, e.waiting, e.due, extract(epoch from clock_timestamp() - e.due_at)::float8, e.missed,
+select e.name, e.hold_hours, e.waiting, e.due, extract(epoch
+    from clock_timestamp() - e.due_at)::float8, e.missed,
        extract(epoch from clock_timestamp() - e.missed_at)::float8
 from forebay.exports() e
 """
@@ -40,14 +41,19 @@ def _finding(row: tuple[Any, ...]) -> Finding:
         "due_seconds": due_seconds,
         "missed": missed,
     }
-    run = f"`forebay exports run {name} DIRECTORY`, regularly; `forebay exports drop {name}` if it is not needed."
+    run = (
+        f"`forebay exports run {name} DIRECTORY`, regularly; `forebay exports drop {name}` if "
+        f"it is not needed."
+    )
     if due_seconds is not None:
         left = hold_hours * 3600 - due_seconds
         return Finding(
             _CHECK,
             Level.WARNING,
-            f"{counted(due, 'segment')} past retention for export {name}, which has not written them for"
-            f" {human_duration(due_seconds)}; the oldest is emptied in {human_duration(max(left, 0.0))}",
+            f"{counted(due, 'segment')} past retention for export {name}, which has not "
+            f"written them for"
+            f" {human_duration(due_seconds)}; the oldest is emptied in "
+            f"{human_duration(max(left, 0.0))}",
             run,
             facts,
         )

@@ -35,8 +35,8 @@ class Finding:
 
     Attributes:
         check: the check that made it: ``schema``, ``snapshots`` and so on.
-        level: error, jobs do not run or cannot be enqueued; warning, they soon will not, or could be
-            lost; notice, worth knowing; ok.
+        level: error, jobs do not run or cannot be enqueued; warning, they soon will not, or could
+            be lost; notice, worth knowing; ok.
         what: the fact in one line, with its numbers.
         remedy: what to do; None when nothing is needed.
         facts: the same facts for a program.

@@ -1,4 +1,6 @@
-"""Kinds whose queue is in dispute between versions of an application, and keys that their dead letters hold."""
+"""Kinds whose queue is in dispute between versions of an application, and keys that their dead
+letters hold.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ select k.kind, k.queue, k.recorded_by, k.previous_queue, k.previous_by,
 from forebay.kind_queue k
 where k.previous_queue is not null
   and (k.alternated_at > clock_timestamp() - interval '{_DISPUTED_HOURS} hours'
-       or exists (select from forebay.lease l where l.worker = k.previous_by and l.closed_at is null))
+       or exists (select from forebay.lease l where l.worker = k.previous_by
+           and l.closed_at is null))
 union all
 select null, null, null, null, null, 0, (select count(*) from forebay.kind_queue)
 """
@@ -56,9 +59,11 @@ def _finding(row: Sequence[Any]) -> Finding:
     return Finding(
         _CHECK,
         Level.WARNING,
-        f"kind {kind} is in queue {queue} for worker {worker}, started {human_duration(seconds)} ago, and in queue {before} for"
+        f"kind {kind} is in queue {queue} for worker {worker}, started "
+        f"{human_duration(seconds)} ago, and in queue {before} for"
         f" worker {by}",
-        f"Jobs enqueued without a queue go to {queue}. Stop the workers of the other version, or give the kind one queue in"
+        f"Jobs enqueued without a queue go to {queue}. Stop the workers of the other "
+        f"version, or give the kind one queue in"
         " both.",
         facts,
     )
@@ -68,7 +73,8 @@ def _finding(row: Sequence[Any]) -> Finding:
 _HELD_SECONDS: Final = 3600
 
 _HELD_SQL: Final = f"""
-select count(*), count(*) filter (where i.seconds > {_HELD_SECONDS}), max(i.seconds)::float8, (array_agg(i.dead_id order by i.dead_id))[1],
+select count(*), count(*) filter (where i.seconds > {_HELD_SECONDS}), max(i.seconds)::float8,
+    (array_agg(i.dead_id order by i.dead_id))[1],
        (array_agg(i.queue order by i.dead_id))[1]
 from (select d.dead_id, d.queue, extract(epoch from clock_timestamp() - d.died_at) as seconds
       from forebay.dead_letter d where d.holds_key and d.redriven_as is null limit 10000) i
@@ -86,7 +92,8 @@ def _judge_held(rows: ResultRows) -> list[Finding]:
     if not held:
         return [Finding(check, Level.OK, "no dead letter holds its ordering key", facts=facts)]
     what = (
-        f"{counted(held, 'dead letter')} {'holds its' if held == 1 else 'hold their'} ordering key, the oldest, {dead_id} of queue"
+        f"{counted(held, 'dead letter')} {'holds its' if held == 1 else 'hold their'} "
+        f"ordering key, the oldest, {dead_id} of queue"
         f" {queue}, for {human_duration(seconds)}"
     )
     if not old:

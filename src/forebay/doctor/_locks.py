@@ -31,13 +31,17 @@ def locks() -> Operation[list[Finding]]:
 
 
 def judge_locks(found: Sequence[LockHolder]) -> list[Finding]:
-    """Return a finding for each transaction that has held a lock, or made a session wait, for long."""
+    """Return a finding for each transaction that has held a lock, or made a session wait, for
+    long.
+    """
     findings = [_finding(holder) for holder in found if _is_stuck(holder)]
     return findings or [Finding(CHECK, Level.OK, "no session holds a lock of the engine for long")]
 
 
 def without_workers(found: Sequence[Finding]) -> list[Finding]:
-    """Return findings with the advice to release the lock in place of that to start a worker, which would wait as well."""
+    """Return findings with the advice to release the lock in place of that to start a worker,
+    which would wait as well.
+    """
     if all(finding.check != CHECK or finding.level is Level.OK for finding in found):
         return list(found)
     advice = "A session holds a lock that stops workers: see locks. Release that lock first."

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 #: A queue with waiting jobs and no claim for this long is not served.
 _UNSERVED_SECONDS: Final = 10.0
 
-#: Segments past their retention for which the doctor looks up what holds them, oldest first, and how many it shows.
+#: Segments past their retention for which the doctor looks up what holds them, oldest first, and
+#: how many it shows.
 _SEGMENTS_READ_MAX: Final = 200
 _SEGMENTS_SHOWN_MAX: Final = 3
 
@@ -214,7 +215,8 @@ def _retention_remedy(held_by: str) -> str:
 
 _LEASES_SQL: Final = """
 select l.lease_id, l.worker, extract(epoch from clock_timestamp() - l.opened_at)::float8,
-       extract(epoch from clock_timestamp() - h.heartbeat_at)::float8, l.suspect_seconds, l.lease_seconds,
+       extract(epoch from clock_timestamp() - h.heartbeat_at)::float8, l.suspect_seconds,
+           l.lease_seconds,
        coalesce(j.jobs, 0)::bigint, l.version
 from forebay.lease l
 left join lateral (select b.heartbeat_at from forebay.heartbeat b
@@ -227,7 +229,8 @@ left join lateral (
     cross join lateral (
         select case when bool_or(t.offsets is null) then cardinality(b.seqs)
                     else coalesce(sum(cardinality(t.offsets)), 0) end as settled
-        from forebay.settlement t where t.lease_id = b.lease_id and t.claim_no = b.claim_no) s) j on true
+        from forebay.settlement t where t.lease_id = b.lease_id and t.claim_no = b.claim_no) s) j
+            on true
 where l.closed_at is null
 order by h.heartbeat_at
 """
@@ -287,7 +290,10 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
                 Level.NOTICE,
                 f"{counted(len(others), 'worker')} of another schema version than this library's"
                 f" {known}: {listed}",
-                "Both versions can run side by side; post migrations wait until the last older worker ends.",
+                (
+                    "Both versions can run side by side; post migrations wait until the last "
+                    "older worker ends."
+                ),
                 {"others": [{"worker": worker, "version": version} for worker, version in others]},
             )
         )
@@ -301,12 +307,15 @@ def _judge_leases(rows: ResultRows) -> list[Finding]:
 
 
 _QUEUES_SQL: Final = """
-select d.queue, d.group_name, sum(d.ready)::bigint, sum(d.scheduled)::bigint, sum(d.claimed)::bigint,
+select d.queue, d.group_name, sum(d.ready)::bigint, sum(d.scheduled)::bigint,
+    sum(d.claimed)::bigint,
        sum(d.running)::bigint, sum(d.retrying)::bigint,
-       max(extract(epoch from clock_timestamp() - case when g.resume_at <= clock_timestamp() then null else g.paused_at end))::float8,
+       max(extract(epoch from clock_timestamp() - case when g.resume_at <= clock_timestamp()
+           then null else g.paused_at end))::float8,
        min(extract(epoch from clock_timestamp() - c.claimed_at))::float8,
        exists (select from forebay.lease l
-               join lateral (select h.heartbeat_at from forebay.heartbeat h where h.lease_id = l.lease_id
+               join lateral (select h.heartbeat_at from forebay.heartbeat h
+                   where h.lease_id = l.lease_id
                              order by h.heartbeat_at desc limit 1) h on true
                where l.closed_at is null
                  and h.heartbeat_at > clock_timestamp() - make_interval(secs => l.lease_seconds))
@@ -410,7 +419,10 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
 
 def _worker_remedy(queue: str) -> str:
     if queue in _DELIVERING:
-        return "Start a router and a deliverer: forebay deliver, or forebay worker module:app --endpoints"
+        return (
+            "Start a router and a deliverer: forebay deliver, or forebay worker module:app "
+            "--endpoints"
+        )
     return f"Start a worker: forebay worker module:app --queue {queue}"
 
 
@@ -453,7 +465,8 @@ select 'dead', d.queue, d.kind, d.reason, count(*),
        (array_agg(d.errors -> -1 ->> 'message' order by d.died_at desc))[1]
 from forebay.dead_letter d
 where d.redriven_at is null and d.died_at > clock_timestamp() - interval '1 day'
-  and not exists (select from forebay.muted_cause m where m.cause = d.cause and (m.until > clock_timestamp() or m.until is null))
+  and not exists (select from forebay.muted_cause m where m.cause = d.cause
+      and (m.until > clock_timestamp() or m.until is null))
 group by 2, 3, 4
 union all
 (select 'unknown', null, null, null, count(*),
@@ -484,7 +497,10 @@ def _judge_failures(rows: ResultRows) -> list[Finding]:
                     Level.WARNING,
                     f"{counted(count, 'job')} postponed in the last hour: no handler,"
                     f" {last}{detail}",
-                    "Deploy workers that import the handler, or let only such workers serve the queue.",
+                    (
+                        "Deploy workers that import the handler, or let only such workers "
+                        "serve the queue."
+                    ),
                     {"unknown_kind": count, "message": message},
                 )
             )

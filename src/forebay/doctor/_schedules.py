@@ -17,10 +17,12 @@ _CHECK: Final = "schedules"
 _SHOWN_MAX: Final = 3
 
 _SQL: Final = """
-select (select coalesce(array_agg(s.name order by s.name), '{}') from forebay.schedule s where s.paused_at is null),
+select (select coalesce(array_agg(s.name order by s.name), '{}') from forebay.schedule s
+    where s.paused_at is null),
        count(*) filter (where coalesce(l.details ->> 'schedules', 'true')::boolean), count(*)
 from forebay.lease l
-join lateral (select h.heartbeat_at from forebay.heartbeat h where h.lease_id = l.lease_id order by h.heartbeat_at desc limit 1) h
+join lateral (select h.heartbeat_at from forebay.heartbeat h where h.lease_id = l.lease_id
+    order by h.heartbeat_at desc limit 1) h
     on h.heartbeat_at > clock_timestamp() - make_interval(secs => l.lease_seconds)
 where l.closed_at is null
 """
@@ -48,7 +50,10 @@ def _judge(rows: ResultRows) -> list[Finding]:
         Finding(
             _CHECK,
             Level.WARNING,
-            f"no worker decides {'this schedule' if len(names) == 1 else 'these schedules'}: {shown}",
+            (
+                f"no worker decides "
+                f"{'this schedule' if len(names) == 1 else 'these schedules'}: {shown}"
+            ),
             f"Start a worker that does not have {SCHEDULES_OFF}."
             if workers
             else "Start a worker: workers enqueue the jobs of schedules.",

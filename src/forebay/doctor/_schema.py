@@ -56,9 +56,11 @@ part (is_leaf, object, definition) as (
     union all
     -- Without one, a publication of the table makes UPDATE and DELETE fail.
     select r.is_leaf, format('replica identity of %%s', r.name),
-           concat_ws(' ', case c.relreplident when 'f' then 'full' when 'i' then 'index' when 'n' then 'nothing' end, x.relname)
+           concat_ws(' ', case c.relreplident when 'f' then 'full' when 'i' then 'index' when 'n'
+               then 'nothing' end, x.relname)
     from relation r join pg_class c on c.oid = r.oid
-    left join (pg_index i join pg_class x on x.oid = i.indexrelid) on i.indrelid = r.oid and i.indisreplident
+    left join (pg_index i join pg_class x on x.oid = i.indexrelid) on i.indrelid = r.oid
+        and i.indisreplident
     where c.relkind in ('r', 'p') and c.relreplident <> 'd'
     union all
     select r.is_leaf, format('trigger %%s.%%s', r.name, t.tgname), pg_get_triggerdef(t.oid)
@@ -79,15 +81,21 @@ part (is_leaf, object, definition) as (
     where r.name !~ '^leader_[1-9][0-9]*$'
     union all
     select p.proname ~ '^_(read|moved|take|take_lanes|read_keyed|fetch|arrivals)_[0-9]+$',
-           format('function %%s(%%s)', regexp_replace(p.proname, '^(_read|_moved|_take|_take_lanes|_read_keyed|_fetch|_read_limited|_fetch_limited)_[0-9]+$', E'\\1_#'),
+           format('function %%s(%%s)', regexp_replace(p.proname,
+               '^(_read|_moved|_take|_take_lanes|_read_keyed|_fetch|_read_limited|_fetch_limited)'
+               '_[0-9]+$', E'\\1_#'),
                   pg_get_function_identity_arguments(p.oid)),
            md5(concat_ws('|',
-                         -- A claim's own function for a segment also has its border, its number and the seal before.
+                         -- A claim's own function for a segment also has its border, its number
+                         -- and the seal before.
                          case when p.proname ~ '^_take(_lanes)?_[0-9]+$'
                               then regexp_replace(regexp_replace(p.prosrc,
-                                       E'exists \\(select from forebay[.]seal f where f[.]segment_id = [0-9]+ and'
-                                       ' f[.]xid <= pg_snapshot_xmax\\(s[.]stop\\)\\)', 'true'), E'\\m(log_)?[0-9]+\\M', E'\\1#', 'g')
-                              else regexp_replace(p.prosrc, '(forebay[.]log)_[0-9]+', E'\\1_#', 'g') end,
+                                       E'exists \\(select from forebay[.]seal f'
+                                       ' where f[.]segment_id = [0-9]+ and'
+                                       ' f[.]xid <= pg_snapshot_xmax\\(s[.]stop\\)\\)', 'true'),
+                                           E'\\m(log_)?[0-9]+\\M', E'\\1#', 'g')
+                              else regexp_replace(p.prosrc, '(forebay[.]log)_[0-9]+', E'\\1_#',
+                                  'g') end,
                          pg_get_function_result(p.oid), pg_get_function_arguments(p.oid),
                          p.provolatile, p.prosecdef,
                          (select string_agg(o, ',' order by o) from unnest(p.proconfig) o)))
@@ -239,7 +247,10 @@ def judge_installed(schema: bool, recorded: bool) -> list[Finding]:
                 "schema",
                 Level.ERROR,
                 "schema forebay exists but records no migration",
-                "It was not installed by `forebay migrate` or `forebay sql`. Find its origin, or drop it.",
+                (
+                    "It was not installed by `forebay migrate` or `forebay sql`. Find its "
+                    "origin, or drop it."
+                ),
             )
         ]
     return []

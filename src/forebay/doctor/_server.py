@@ -80,7 +80,10 @@ def _judge_server(rows: ResultRows) -> list[Finding]:
             Finding(
                 "server",
                 Level.NOTICE,
-                f"PostgreSQL {version} is newer than the versions this library was tested with (15 to 18)",
+                (
+                    f"PostgreSQL {version} is newer than the versions this library was tested "
+                    f"with (15 to 18)"
+                ),
                 "Look for a newer release of the library.",
                 facts,
             )
@@ -116,8 +119,14 @@ def _judge_persistence(unlogged: list[str]) -> list[Finding]:
         Finding(
             "durability",
             Level.ERROR,
-            f"unlogged tables or sequences: {shown}; a crash or a promotion of the server empties them",
-            f"alter table forebay.{unlogged[0]} set logged, and likewise for the others; for a sequence, alter sequence.",
+            (
+                f"unlogged tables or sequences: {shown}; a crash or a promotion of the server "
+                f"empties them"
+            ),
+            (
+                f"alter table forebay.{unlogged[0]} set logged, and likewise for the others; "
+                f"for a sequence, alter sequence."
+            ),
             {"unlogged": unlogged},
         )
     ]
@@ -210,7 +219,8 @@ def _judge_timeouts(settings: dict[str, str], overrides: list[str]) -> list[Find
             Finding(
                 "timeouts",
                 Level.NOTICE,
-                "idle_in_transaction_session_timeout is off: a session that leaves its transaction open"
+                "idle_in_transaction_session_timeout is off: a session that leaves its "
+                "transaction open"
                 " keeps dead rows and segments until it is ended",
                 "alter role ... set idle_in_transaction_session_timeout = '5min', for the"
                 " applications' roles; or let `forebay guard` end such sessions.",

@@ -21,7 +21,9 @@ _QUESTION: Final = "database"
 
 
 def with_trouble(explanation: Explanation, findings: Sequence[Finding]) -> Explanation:
-    """Return an explanation with the worst problem of the database as its answer, if there is one that explains more."""
+    """Return an explanation with the worst problem of the database as its answer, if there is
+    one that explains more.
+    """
     if explanation.cause not in AFTER_WHICH_TROUBLE_COUNTS:
         return explanation
     severe = [one for one in findings if one.level in (Level.ERROR, Level.WARNING)]

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 _README: Final = """\
 A bundle of Forebay for a bug report. Read the files before you send them.
 
-In it: versions, settings with masked secrets, findings of the doctor, queues, groups, workers, segments, duties, events, dead letters by
-kind, sessions by application, and statistics of Forebay's tables. Names of queues, kinds, groups, workers and hosts are in it.
+In it: versions, settings with masked secrets, findings of the doctor, queues, groups, workers,
+segments, duties, events, dead letters by kind, sessions by application, and statistics of Forebay's
+tables. Names of queues, kinds, groups, workers and hosts are in it.
 Not in it: arguments, headers, tags, keys, correlation ids and results of jobs{errors}.
 """
 _PACKAGES: Final = ("forebay", "psycopg", "psycopg-binary", "msgspec", "typer", "rich", "django")

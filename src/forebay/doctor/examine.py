@@ -69,7 +69,8 @@ async def examine(dsn: str) -> list[Finding]:
 async def examine_job(dsn: str, job_id: int) -> list[Explanation]:
     """Return why a job does not run, one entry for each group of its queue.
 
-    Where the job should start soon, or only lacks a worker, a problem of the database is the answer.
+    Where the job should start soon, or only lacks a worker, a problem of the database is the
+    answer.
 
     Raises:
         DatabaseUnavailable: the database cannot be reached.
@@ -146,7 +147,8 @@ def connection(*, is_pooled: bool) -> Finding:
         Level.NOTICE,
         "through a pooler: workers with this address find jobs by polling, and recover the jobs of"
         " a dead worker after lease_seconds",
-        "For a quicker start, give the workers an address that bypasses the pooler; if the pooler is in"
+        "For a quicker start, give the workers an address that bypasses the pooler; if the "
+        "pooler is in"
         " session mode, set pooler = session.",
         facts,
     )

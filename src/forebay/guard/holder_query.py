@@ -1,4 +1,6 @@
-"""Holders of an old snapshot, an open transaction, or a lock on a segment: one query for doctor and guard."""
+"""Holders of an old snapshot, an open transaction, or a lock on a segment: one query for doctor
+and guard.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,28 @@ from forebay.ops.operation import Operation
 #: Needs none of our objects and no privilege: what a role may not see is null.
 _HOLDERS_SQL: Final = """
 with here as (
-    select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as next, pg_is_in_recovery() as standby,
-           r.rolsuper as super, pg_has_role('pg_signal_backend', 'usage') as signals, d.oid as database
-    from pg_roles r, pg_database d where r.rolname = current_user and d.datname = current_database()),
+    select pg_snapshot_xmax(pg_current_snapshot())::text::bigint as next, pg_is_in_recovery()
+        as standby,
+           r.rolsuper as super, pg_has_role('pg_signal_backend', 'usage') as signals, d.oid
+               as database
+    from pg_roles r, pg_database d where r.rolname = current_user
+        and d.datname = current_database()),
 locked as (
     select l.pid, l.virtualtransaction as lxid,
            array_agg(distinct substring(c.relname from '^log_([0-9]+)$')::bigint)
                filter (where c.relname ~ '^log_[0-9]+$') as segments,
            array_agg(distinct c.relname::text) filter (where /* stops ours */) as locks
-    from here join pg_locks l on l.database = here.database and l.locktype = 'relation' and l.granted
+    from here join pg_locks l on l.database = here.database and l.locktype = 'relation'
+        and l.granted
     join pg_class c on c.oid = l.relation
-    where c.relnamespace = to_regnamespace('forebay') and (c.relname ~ '^log_[0-9]+$' or /* stops ours */)
+    where c.relnamespace = to_regnamespace('forebay') and (c.relname ~ '^log_[0-9]+$'
+        or /* stops ours */)
     group by 1, 2)
 select case when a.backend_type <> 'client backend' then 'background process'
             -- Host, pid and a token; a long host name is cut off.
             when a.application_name ~ '^forebay ([^[:space:]]+:[0-9]+|[^[:space:]]{55})'
-                 and (a.state ~ '^idle in' or a.query !~ 'forebay[.][a-z0-9_]+_v1[(]') then 'handler'
+                 and (a.state ~ '^idle in' or a.query !~ 'forebay[.][a-z0-9_]+_v1[(]')
+                     then 'handler'
             when a.state ~ '^idle in' then 'idle in transaction'
             else 'session' end as sort,
        a.pid::text as name, a.usename::text as user, nullif(a.application_name, '') as application,
@@ -37,8 +45,10 @@ select case when a.backend_type <> 'client backend' then 'background process'
        coalesce(greatest(age(a.backend_xmin), age(a.backend_xid)), 0) as age,
        a.backend_xid::text::bigint as xid, false as catalog_only, k.segments, k.locks,
        a.backend_type = 'client backend'
-       and (h.super or (r.rolsuper is false and (h.signals or pg_has_role(a.usesysid, 'usage')))) as may_end,
-       a.pid, a.backend_start, left(regexp_replace(a.query, '[[:space:]]+', ' ', 'g'), 200) as query, h.next
+       and (h.super or (r.rolsuper is false and (h.signals or pg_has_role(a.usesysid, 'usage'))))
+           as may_end,
+       a.pid, a.backend_start, left(regexp_replace(a.query, '[[:space:]]+', ' ', 'g'), 200)
+           as query, h.next
 from here h
 cross join pg_stat_activity a
 left join pg_roles r on r.oid = a.usesysid
@@ -55,25 +65,30 @@ where a.pid <> pg_backend_pid()
   and (a.backend_xid is not null or k.pid is not null
        or (a.backend_xmin is not null and (a.datname = current_database() or h.standby)))
 union all
-select 'prepared transaction', p.gid, p.owner, null, null, p.database, p.database = current_database(),
+select 'prepared transaction', p.gid, p.owner, null, null, p.database,
+    p.database = current_database(),
        'prepared', p.prepared, extract(epoch from clock_timestamp() - p.prepared)::float8,
        age(p.transaction), p.transaction::text::bigint, false, k.segments, k.locks,
        h.super or p.owner = current_user, null, null, null, h.next
 from here h
 cross join pg_prepared_xacts p
-left join pg_locks x on x.pid is null and x.locktype = 'transactionid' and x.granted and x.transactionid = p.transaction
+left join pg_locks x on x.pid is null and x.locktype = 'transactionid' and x.granted
+    and x.transactionid = p.transaction
 left join locked k on k.pid is null and k.lxid = x.virtualtransaction
 union all
 select case when s.active then 'replication slot' else 'inactive replication slot' end, s.slot_name,
-       null, null, null, s.database, s.database is null or s.database = current_database(), s.slot_type,
+       null, null, null, s.database, s.database is null or s.database = current_database(),
+           s.slot_type,
        -- Since PostgreSQL 17.
        (to_jsonb(s) ->> 'inactive_since')::timestamptz,
-       extract(epoch from clock_timestamp() - (to_jsonb(s) ->> 'inactive_since')::timestamptz)::float8,
+       extract(epoch from clock_timestamp() - (to_jsonb(s) ->>
+           'inactive_since')::timestamptz)::float8,
        greatest(age(s.xmin), age(s.catalog_xmin)), null, s.xmin is null, null, null,
        false, null, null, null, h.next
 from here h cross join pg_replication_slots s where s.xmin is not null or s.catalog_xmin is not null
 union all
-select 'standby', r.application_name, r.usename, null, host(r.client_addr), null, true, r.state, null, null,
+select 'standby', r.application_name, r.usename, null, host(r.client_addr), null, true, r.state,
+    null, null,
        age(r.backend_xmin), null, false, null, null, false, r.pid, r.backend_start, null, h.next
 from here h cross join pg_stat_replication r where r.backend_xmin is not null
 order by age desc, seconds desc nulls last
@@ -88,7 +103,8 @@ def holders() -> Operation[list[Holder]]:
 def _holder(*row: Any) -> Holder:
     names = (
         "sort", "name", "user", "application", "address", "database", "here", "state", "since",
-        "seconds", "age", "xid", "catalog_only", "segments", "locks", "may_end", "pid", "backend_start", "query",
+        "seconds", "age", "xid", "catalog_only", "segments", "locks", "may_end", "pid",
+        "backend_start", "query",
     )  # fmt: skip
     *values, following = row
     facts = dict(zip(names, values, strict=True))

@@ -93,7 +93,8 @@ _SERVER_SQL: Final = """
 select c.system_identifier::text, pg_is_in_recovery(),
        pg_is_in_recovery() and current_setting('hot_standby_feedback')::boolean,
        s.oid is not null,
-       coalesce(has_schema_privilege(n.oid, 'usage') and has_table_privilege(s.oid, 'select'), false),
+       coalesce(has_schema_privilege(n.oid, 'usage') and has_table_privilege(s.oid, 'select'),
+           false),
        t.oid is not null and f.oid is not null,
        coalesce(has_function_privilege(f.oid, 'execute'), false)
 from pg_control_system() c
@@ -120,9 +121,11 @@ with used as (
     select s.segment_id, f.xid, f.sealed_at
     from forebay.segment s left join forebay.seal f using (segment_id)
     where s.removed_at is null
-      and s.lo <= coalesce((select max(i.hi) from forebay.segment i join forebay.seal using (segment_id)), 0)),
+      and s.lo <= coalesce((select max(i.hi) from forebay.segment i join forebay.seal
+          using (segment_id)), 0)),
 total as (
-    select sum(pg_total_relation_size(('forebay.log_' || u.segment_id)::regclass)) > b.value as is_large,
+    select sum(pg_total_relation_size(('forebay.log_' || u.segment_id)::regclass)) > b.value
+        as is_large,
            make_interval(days => d.value::integer) as age
     from used u, forebay.setting b, forebay.setting d
     where b.name = 'retention_bytes' and d.name = 'retention_days' group by b.value, d.value)
@@ -202,7 +205,10 @@ def _identity(holder: Holder) -> dict[str, object]:
 
 
 def rollback_statement(holder: Holder) -> Operation[str | None]:
-    """Return the query for the statement that rolls back a prepared transaction; None when it is over."""
+    """Return the query for the statement that rolls back a prepared transaction.
+
+    None when it is over.
+    """
     return Operation(
         "select format('rollback prepared %%L', p.gid) from pg_prepared_xacts p"
         " where p.gid = %(gid)s and p.prepared = %(since)s and p.database = current_database()",

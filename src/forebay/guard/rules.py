@@ -1,7 +1,7 @@
 """What the guard does about a holder of old rows and segments: a rule and a verdict.
 
-A rule without an action never ends anything. A rule with an action ends a session only if no condition
-speaks against it; every verdict gives its reason.
+A rule without an action never ends anything. A rule with an action ends a session only if no
+condition speaks against it; every verdict gives its reason.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 Action = Literal["cancel", "terminate", "rollback prepared"]
 
-#: young: not older than the limit. spared: the rule excepts it. reported: older, and the rule has no action,
-#: or none that would help. refused: the rule covers it, but this role may not end it.
+#: young: not older than the limit. spared: the rule excepts it. reported: older, and the rule has
+#: no action, or none that would help. refused: the rule covers it, but this role may not end it.
 Kind = Literal["act", "young", "reported", "spared", "refused"]
 
 #: A holder of unknown age in seconds is judged by the transactions begun since.
@@ -87,7 +87,9 @@ class GuardDecision:
 
     @property
     def is_over(self) -> bool:
-        """Whether the holder is older than the limit and not excepted, even if nothing is done about it."""
+        """Whether the holder is older than the limit and not excepted, even if nothing is done
+        about it.
+        """
         return self.kind not in {"young", "spared"}
 
 
@@ -229,8 +231,9 @@ class HeldSegments:
 def held_segments(holder: Holder, segments: Sequence[Segment]) -> HeldSegments:
     """Return the segments that a holder keeps from being emptied.
 
-    A segment stays while a transaction that may have written to it is open: one with an id below that
-    of the seal. A segment that another session has locked cannot be truncated. A snapshot alone keeps none.
+    A segment stays while a transaction that may have written to it is open: one with an id below
+    that of the seal. A segment that another session has locked cannot be truncated. A snapshot
+    alone keeps none.
     """
     kept = [
         segment

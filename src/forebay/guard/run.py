@@ -1,10 +1,13 @@
-"""Examine a primary and its replicas for holders of old rows and segments; end them if the rule says so.
+"""Examine a primary and its replicas for holders of old rows and segments.
+
+End them if the rule says so.
 
 A pass opens its connections and closes them again: a failover between two passes changes nothing.
-Examining is read-only: no statement runs longer than five seconds or waits for a lock longer than one.
+Examining is read-only: no statement runs longer than five seconds or waits for a lock longer than
+one.
 
-Invariant "no act without its record": an act is recorded on the primary, and committed, before the signal
-is sent to any server. If it cannot be recorded, it does not happen.
+Invariant "no act without its record": an act is recorded on the primary, and committed, before the
+signal is sent to any server. If it cannot be recorded, it does not happen.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Keep a second store up to date with the first one: a search index, a cache, another database.
 
-A transaction that changes an item enqueues a job. The job compares the copy in the second store, the
-*target*, with the item in the first store, the *source*. It repairs the copy, and ends only when a later
-read of the target shows it right. The invariants, and what a crash leaves: docs/design/reconcile.md.
+A transaction that changes an item enqueues a job. The job compares the copy in the second store,
+the *target*, with the item in the first store, the *source*. It repairs the copy, and ends only
+when a later read of the target shows it right. The invariants, and what a crash leaves:
+docs/design/reconcile.md.
 """
 
 from forebay.mirror._audit import Drift

@@ -1,13 +1,14 @@
 """Compare both stores from end to end, in the order of the ids.
 
-Under live writes a comparison sees false differences: an item changed between the two scans, or its job is still within its
-grace. So a difference is only a *suspect* at first. After a time in which its job should have ended, the audit checks it again
-by id, against the version that the source had at the scan: a copy older than *that* version is drift.
+Under live writes a comparison sees false differences: an item changed between the two scans, or its
+job is still within its grace. So a difference is only a *suspect* at first. After a time in which
+its job should have ended, the audit checks it again by id, against the version that the source had
+at the scan: a copy older than *that* version is drift.
 
-If both stores can compute the checksum of a range, most rows are never read. A block of pages with equal checksums needs no
-scan; of another block, only the pages with different checksums are scanned.
-Invariants "no false alarm" and "nothing hides behind a checksum": docs/design/reconcile.md.
-Shown by: tests/mirror/test_audit.py.
+If both stores can compute the checksum of a range, most rows are never read. A block of pages with
+equal checksums needs no scan; of another block, only the pages with different checksums are
+scanned. Invariants "no false alarm" and "nothing hides behind a checksum":
+docs/design/reconcile.md. Shown by: tests/mirror/test_audit.py.
 """
 
 from __future__ import annotations
@@ -149,7 +150,8 @@ class Auditor:
         self._begun = time.monotonic()
         self._free_at = self._begun
         self._drift = Drift(compared="hash" if hashes else "version")
-        #: The time of the scan, the id, and the version in the source; None for a copy without an item.
+        #: The time of the scan, the id, and the version in the source; None for a copy without an
+        #: item.
         self._suspects: deque[tuple[float, Id, int | None]] = deque()
 
     async def run(self) -> Drift:
@@ -177,7 +179,8 @@ class Auditor:
             if not is_equal:
                 is_dense = await self._compare_pages(after, until)
                 if is_dense and until is not None:
-                    # Where most pages differ, checksums only add reads: scan the next block without them.
+                    # Where most pages differ, checksums only add reads: scan the next block without
+                    # them.
                     until = await self._compare(until, None, pages=self._block // self._page)
             if until is None:
                 return
@@ -199,7 +202,8 @@ class Auditor:
     async def _sums_agree(
         self, after: Id | None, until: Id | None, limit: int
     ) -> tuple[bool, Id | None]:
-        """Compare the checksums of the next items of the source, and of what the target has in their range.
+        """Compare the checksums of the next items of the source, and of what the target has in
+        their range.
 
         Return whether they are equal, and where the range ends.
         """
@@ -220,7 +224,10 @@ class Auditor:
     async def _compare(
         self, after: Id | None, until: Id | None, *, pages: int | None = None
     ) -> Id | None:
-        """Scan a range of both stores, or some pages of it; return the id it reached, None for the end."""
+        """Scan a range of both stores, or some pages of it.
+
+        Return the id it reached, None for the end.
+        """
         while pages is None or pages > 0:
             items = await self._scan_source(after)
             is_full = len(items) >= self._page
@@ -253,7 +260,10 @@ class Auditor:
             await self._look_again()
 
     async def _digests(self, items: list[tuple[Id, int]]) -> dict[Id, str | None]:
-        """Return the digests of the items' documents in the source; items that are gone are left out."""
+        """Return the digests of the items' documents in the source.
+
+        Items that are gone are left out.
+        """
         ids = [name for name, _ in items]
         entries = checked_entries(ids, await self._read(self._source.read, ids))
         return {
@@ -283,7 +293,8 @@ class Auditor:
         part = [self._suspects.popleft() for _ in range(min(self._page, len(self._suspects)))]
         await asyncio.sleep(max(0.0, part[-1][0] + self._settle - time.monotonic()))
         ids = [name for _, name, _ in part]
-        # The target first, as in a pass, so that its copies cannot be newer than what the source shows.
+        # The target first, as in a pass, so that its copies cannot be newer than what the source
+        # shows.
         seen = checked_seen(await self._read(self._target.read, ids))
         entries = checked_entries(ids, await self._read(self._source.read, ids))
         self._drift.suspects += len(part)
@@ -295,7 +306,10 @@ class Auditor:
     def _judge(
         self, entry: Document | Gone, seen: Seen | None, version: int | None
     ) -> list[Id] | None:
-        """Return the list for a suspect; None when it is right, or has changed since and has a job."""
+        """Return the list for a suspect.
+
+        None when it is right, or has changed since and has a job.
+        """
         if isinstance(entry, Gone):
             return self._drift.orphaned if seen is not None and version is None else None
         if version is None:
@@ -311,7 +325,10 @@ class Auditor:
         return None
 
     async def _read(self, function: Any, *args: Any) -> Any:
-        """Call a store, then wait as the rate limit requires for the rows it read; unused rate does not accumulate."""
+        """Call a store, then wait as the rate limit requires for the rows it read.
+
+        Unused rate does not accumulate.
+        """
         begun = time.monotonic()
         found = await self._calls.call(function, *args, seconds=self._seconds)
         if isinstance(found, Checksum):

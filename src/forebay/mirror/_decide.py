@@ -1,7 +1,8 @@
 """What to do about one item: pure rules on the state of both stores.
 
-The target is read before the source. Versions of the source only grow, so a copy that matches was right at a time
-after its job began. A copy that is *newer* than the source means that the source was set back, or that the read was stale.
+The target is read before the source. Versions of the source only grow, so a copy that matches was
+right at a time after its job began. A copy that is *newer* than the source means that the source
+was set back, or that the read was stale.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def is_proved(
 ) -> bool:
     """Whether a read of the target after a write proves the write.
 
-    A newer copy proves it too: another pass read the source later and wrote it, and that pass has a job to prove it.
+    A newer copy proves it too: another pass read the source later and wrote it, and that pass has a
+    job to prove it.
     """
     if isinstance(entry, Gone) or seen is None:
         return isinstance(entry, Gone) and seen is None

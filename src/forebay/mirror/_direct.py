@@ -1,7 +1,8 @@
 """Direct writes: they try to bring the target up to date about one item right after the commit.
 
-They are an optimisation only: the item's job repairs whatever a direct write fails to do. A direct write never raises, never
-takes longer than its limit, and is not tried for some seconds after several failures in a row.
+They are an optimisation only: the item's job repairs whatever a direct write fails to do. A direct
+write never raises, never takes longer than its limit, and is not tried for some seconds after
+several failures in a row.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 
 log = logger("forebay.mirror")
 
-#: Concurrent direct writes in one process; when a target does not answer, more writes would only wait.
+#: Concurrent direct writes in one process; when a target does not answer, more writes would only
+#: wait.
 DIRECT_MAX: Final = 16
 
 
@@ -122,7 +124,8 @@ class DirectWrites:
         answer = await self._calls.call(self._source.read, [name], seconds=_left(until))
         entry: Document | Gone = checked_entries([name], answer)[name]
         errors: object
-        # A process that was paused in between must not send an outdated document: it then has no time left.
+        # A process that was paused in between must not send an outdated document: it then has no
+        # time left.
         target = self._target.direct if isinstance(self._target, DualTarget) else self._target
         if isinstance(entry, Document):
             document = with_digest(entry) if self._hashes else entry

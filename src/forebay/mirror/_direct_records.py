@@ -1,4 +1,6 @@
-"""Counters of direct writes, written to the database some seconds later: no settlement can carry them."""
+"""Counters of direct writes, written to the database some seconds later: no settlement can carry
+them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ if TYPE_CHECKING:
     from forebay.mirror._loop_thread import LoopThread
     from forebay.ops.operation import Operation
 
-#: From the first count to its record, so that one record holds many counts; longer after each failure.
+#: From the first count to its record, so that one record holds many counts; longer after each
+#: failure.
 _EVERY_SECONDS: Final = 5.0
 _EVERY_SECONDS_MAX: Final = 60.0
 
@@ -29,7 +32,9 @@ _LAST_SECONDS: Final = 1.0
 
 
 class DirectRecords:
-    """Collects counts from any thread, and writes them in the loop thread. A killed process loses its last counts.
+    """Collects counts from any thread, and writes them in the loop thread.
+
+    A killed process loses its last counts.
 
     Args:
         name: of the mirror.

@@ -69,7 +69,8 @@ class MirrorJobs:
             conn: the connection whose transaction changes the item.
             item: its id.
             tag: which part of the application changed it.
-            force: write the copy even if it looks right, for example after a change that keeps the version.
+            force: write the copy even if it looks right, for example after a change that keeps the
+                version.
             delay: the delay from now; None for the grace.
             priority: lower first; None for the priority of the mirror.
 
@@ -124,11 +125,14 @@ class MirrorJobs:
         return await handler.aenqueue_many(conn, (args_of(item, force=force) for item in items))
 
     def heartbeat(self, conn: SyncConnection) -> JobId:
-        """Enqueue a job that changes nothing and completes when both stores can be read; return its id.
+        """Enqueue a job that changes nothing and completes when both stores can be read.
 
-        Where changes are rare, a regular heartbeat distinguishes a quiet period from a pipeline that has stopped: the
-        alert for too few completed jobs counts heartbeats. Send it from the process that makes the changes, about twice per
-        ``thresholds.completed_within``, so that it is missing when the changes are.
+        Return its id.
+
+        Where changes are rare, a regular heartbeat distinguishes a quiet period from a pipeline
+        that has stopped: the alert for too few completed jobs counts heartbeats. Send it from the
+        process that makes the changes, about twice per ``thresholds.completed_within``, so that it
+        is missing when the changes are.
         """
         return self._using("heartbeat", 0.0, None).enqueue(conn, heartbeat=True)
 
@@ -155,16 +159,21 @@ class MirrorJobs:
         progress: Callable[[BackfillProgress], object] | None = None,
         conn: SyncConnection | None = None,
     ) -> int:
-        """Enqueue a job, due at once, for each of many items, by one statement in the database; return the number of jobs.
+        """Enqueue a job, due at once, for each of many items, by one statement in the database.
+
+        Return the number of jobs.
 
         Args:
-            rows: the items, from tables in the app's database; their only column is ``id``. A text is a query.
-            tag: of the jobs: ``backfill``, ``backfill.`` and more, or another of ``thresholds.bulk_tags``, so that alerts
-                ignore the jobs. With a priority from ``thresholds.bulk_priority`` on, any tag.
+            rows: the items, from tables in the app's database; their only column is ``id``. A text
+                is a query.
+            tag: of the jobs: ``backfill``, ``backfill.`` and more, or another of
+                ``thresholds.bulk_tags``, so that alerts ignore the jobs. With a priority from
+                ``thresholds.bulk_priority`` on, any tag.
             priority: of the jobs, lower first; by default after all others.
             force: write the copies even if they look right.
             token: from ``plan_backfill``: enqueue the jobs that it counted, or none.
-            chunk: jobs per transaction; see ``Client.backfill``. ``Client.resume_backfill`` resumes an interrupted one.
+            chunk: jobs per transaction; see ``Client.backfill``. ``Client.resume_backfill`` resumes
+                an interrupted one.
             key: the column that divides the chunks; None for the id.
             progress: called after each chunk.
             conn: enqueue in the transaction of this connection; not with ``chunk``.
@@ -216,8 +225,14 @@ class MirrorJobs:
         if not self.thresholds.is_bulk(tag, priority):
             raise InvalidJob(
                 "tag",
-                f"is {shown(tag)} with priority {priority}: alerts would count these jobs as ordinary changes",
-                hint=f"Use the tag {shown(f'backfill.{tag}')}, or add yours to Thresholds(bulk_tags=...).",
+                (
+                    f"is {shown(tag)} with priority {priority}: alerts would count these jobs "
+                    f"as ordinary changes"
+                ),
+                hint=(
+                    f"Use the tag {shown(f'backfill.{tag}')}, or add yours to "
+                    f"Thresholds(bulk_tags=...)."
+                ),
             )
         return self.handler.using(delay=None, tag=tag, priority=priority)
 

@@ -1,7 +1,8 @@
 """An event loop in a separate thread, in which a mirror calls its source and its target.
 
-So the connections of both belong to one loop, whether a worker, a web process with threads or another event loop
-calls. A source or target that blocks or hangs delays neither the heartbeats of a worker nor other requests.
+So the connections of both belong to one loop, whether a worker, a web process with threads or
+another event loop calls. A source or target that blocks or hangs delays neither the heartbeats of a
+worker nor other requests.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class LoopThread:
                 loop.close()
 
     def _forget(self) -> None:
-        # A forked process does not have the thread, and a thread that it does not have may hold the lock.
+        # A forked process does not have the thread, and a thread that it does not have may hold the
+        # lock.
         self._lock = threading.Lock()
         self._loop = self._thread = None
 
@@ -81,7 +83,9 @@ async def _cancel_others() -> None:
 
 
 class Calls:
-    """Calls plain functions in threads and coroutine functions on the loop, each with a deadline."""
+    """Calls plain functions in threads and coroutine functions on the loop, each with a
+    deadline.
+    """
 
     def __init__(self) -> None:
         self._hanging = 0
@@ -89,7 +93,8 @@ class Calls:
     async def call(self, function: Callable[..., Any], *args: Any, seconds: float) -> Any:
         """Return what a function returns.
 
-        A plain function that does not return keeps its thread; when too many do not, no more are called.
+        A plain function that does not return keeps its thread; when too many do not, no more are
+        called.
 
         Raises:
             TimeoutError: the function did not return in time.

@@ -53,11 +53,13 @@ BACKOFF_SECONDS_MAX: Final = 3600.0
 class Mirror(MirrorJobs):
     """Keeps a second store, the target, up to date with a first one, the source.
 
-    ``changed`` enqueues a job in the transaction that changes an item. When the job is due, it compares the copy in the target
-    with the item in the source, and writes or deletes the copy if it is not right. The job ends only when a later read of the
-    target shows the copy right. Call ``write_now`` after the commit, so that the target normally has the change at once.
+    ``changed`` enqueues a job in the transaction that changes an item. When the job is due, it
+    compares the copy in the target with the item in the source, and writes or deletes the copy if
+    it is not right. The job ends only when a later read of the target shows the copy right. Call
+    ``write_now`` after the commit, so that the target normally has the change at once.
 
-    The methods that enqueue jobs, for changes, heartbeats and backfills, are in the base class ``MirrorJobs``.
+    The methods that enqueue jobs, for changes, heartbeats and backfills, are in the base class
+    ``MirrorJobs``.
 
     Args:
         app: the application whose workers run the jobs.
@@ -68,15 +70,19 @@ class Mirror(MirrorJobs):
         priority: of its jobs, lower first.
         batch_size: the most jobs in one pass: one read of each store, one write, one delete.
         grace: the delay of a job after the change, so that a direct write can finish first.
-        interval: the wait after a write that was not confirmed or was refused; longer each time, up to an hour.
+        interval: the wait after a write that was not confirmed or was refused; longer each time, up
+            to an hour.
         expires_in: a job that is not proved this long after it was due becomes a dead letter.
-        compare: when a copy is right: "version", "hash" or a function of a ``Document`` and the ``Seen`` copy.
-        lag: the time until accepted writes can be read; None takes the target's ``lag_seconds``, or 0 without one.
+        compare: when a copy is right: "version", "hash" or a function of a ``Document`` and the
+            ``Seen`` copy.
+        lag: the time until accepted writes can be read; None takes the target's ``lag_seconds``, or
+            0 without one.
         timeout: how long one call of the source or the target may take.
         direct_timeout: how long ``write_now`` may take in all.
-        write_share: the share of the time in which the jobs of one process write to the target, above 0 and at most 1. They
-            write in short calls, one at a time, with a rest after each, so that other work continues beside a backlog. 1: in
-            calls for all items of a pass, several at a time, without a rest.
+        write_share: the share of the time in which the jobs of one process write to the target,
+            above 0 and at most 1. They write in short calls, one at a time, with a rest after each,
+            so that other work continues beside a backlog. 1: in calls for all items of a pass,
+            several at a time, without a rest.
         thresholds: when its status is an alert; None for the defaults of ``Thresholds``.
 
     Durations are seconds or timedeltas.
@@ -181,7 +187,8 @@ class Mirror(MirrorJobs):
             queue=queue,
             priority=priority,
             size=batch_size,
-            # A pass makes a few calls, and as many again in the same time when it searches for items that fail.
+            # A pass makes a few calls, and as many again in the same time when it searches for
+            # items that fail.
             timeout=10 * call_seconds + 60,
             expires_in=expires_in,
             retry=RetryPolicy(
@@ -198,10 +205,13 @@ class Mirror(MirrorJobs):
     # --- direct writes ---
 
     def write_now(self, item: Id | UUID) -> bool:
-        """Try to bring the target up to date about an item at once; return whether the target accepted it.
+        """Try to bring the target up to date about an item at once.
 
-        Call it after the commit. It never raises and takes no longer than ``direct_timeout``; after several failures in a row
-        it does not try for some seconds. The item's job repairs whatever fails here.
+        Return whether the target accepted it.
+
+        Call it after the commit. It never raises and takes no longer than ``direct_timeout``; after
+        several failures in a row it does not try for some seconds. The item's job repairs whatever
+        fails here.
 
         Args:
             item: its id; an item that is gone from the source is deleted from the target.
@@ -224,16 +234,20 @@ class Mirror(MirrorJobs):
     ) -> Drift:
         """Compare both stores from end to end, and return the differences.
 
-        It can run beside live writes: apparent differences are checked again after some time. Items whose jobs wait longer than
-        that count as wrong. If both stores can compute the checksum of a range, the audit reads only ranges with different
-        checksums. The result is recorded, see ``audits``.
+        It can run beside live writes: apparent differences are checked again after some time. Items
+        whose jobs wait longer than that count as wrong. If both stores can compute the checksum of
+        a range, the audit reads only ranges with different checksums. The result is recorded, see
+        ``audits``.
 
         Args:
             page: rows of one read, 1 to 10,000.
-            rows_per_second: the most rows read of both stores together, by the stores or by the audit.
-            settle: the time before a difference is checked again; None for the grace, the lag and five seconds.
-            compare: "hash" also reads all documents and compares their hashes, if the mirror is declared so; "version" does
-                not; None as declared, where a function counts as "version".
+            rows_per_second: the most rows read of both stores together, by the stores or by the
+                audit.
+            settle: the time before a difference is checked again; None for the grace, the lag and
+                five seconds.
+            compare: "hash" also reads all documents and compares their hashes, if the mirror is
+                declared so; "version" does not; None as declared, where a function counts as
+                "version".
 
         Raises:
             ConfigError: a value is refused, or a scan is not in the order of the ids.
@@ -274,7 +288,9 @@ class Mirror(MirrorJobs):
         return run_own(self._app.dsn, mirrors.mirror_audits(self.name, limit))
 
     def repair(self, drift: Drift, *, tag: str = "audit", priority: int = REPAIR_PRIORITY) -> int:
-        """Enqueue a job, due at once, for each item that an audit found wrong, on a new connection; return the number of jobs.
+        """Enqueue a job, due at once, for each item that an audit found wrong, on a new connection.
+
+        Return the number of jobs.
 
         Args:
             drift: what ``audit`` returned.

@@ -29,8 +29,10 @@ class Document:
 
     Attributes:
         id: its name in both stores.
-        version: grows with each change of the item, 0 to 2**63 - 2. An older version never overwrites a newer one.
-        body: what the target makes its copy from; for the targets of this library a mapping that has a JSON form.
+        version: grows with each change of the item, 0 to 2**63 - 2. An older version never
+            overwrites a newer one.
+        body: what the target makes its copy from; for the targets of this library a mapping that
+            has a JSON form.
         digest: of the body; set when copies are compared by hash.
     """
 
@@ -46,8 +48,9 @@ class Gone:
 
     Attributes:
         id: its name.
-        version: of its deletion, if the source knows it, for example where a row is only flagged: a document with a higher
-            version may come back. None is above all versions: no document comes back while the target remembers the deletion.
+        version: of its deletion, if the source knows it, for example where a row is only flagged: a
+            document with a higher version may come back. None is above all versions: no document
+            comes back while the target remembers the deletion.
     """
 
     id: Id
@@ -67,8 +70,9 @@ class Checksum(NamedTuple):
     Attributes:
         rows: the number of rows.
         last: the last id; None without rows.
-        value: of ids and versions: for each row, the first eight bytes, as a signed number, of the SHA-256 of the id, a colon
-            and the version; all of them combined by exclusive or. ``checksum_of`` computes it.
+        value: of ids and versions: for each row, the first eight bytes, as a signed number, of the
+            SHA-256 of the id, a colon and the version; all of them combined by exclusive or.
+            ``checksum_of`` computes it.
     """
 
     rows: int
@@ -80,24 +84,30 @@ class Rejected(Exception):  # noqa: N818 - a verdict on one item, by the target
     """A target refused one item; the job is retried after longer and longer waits."""
 
 
-#: The errors of a bulk call, by item, for the items it did not take; None or empty when it took all.
+#: The errors of a bulk call, by item, for the items it did not take; None or empty when it took
+#: all.
 Errors: TypeAlias = Mapping[Id, Exception | str] | None
 
 #: The checksum of a row with an ``id`` and a ``version``, in SQL.
 CHECKSUM_SQL: Final = (
-    "('x' || substr(encode(sha256(convert_to(id::text || ':' || version::bigint::text, 'UTF8')), 'hex'), 1, 16))"
+    "('x' || substr(encode(sha256(convert_to(id::text || ':' || version::bigint::text, "
+    "'UTF8')), 'hex'), 1, 16))"
     "::bit(64)::bigint"
 )
 
-#: Whether a copy is right: by version, by hash of the body, or by a function of the document and the seen copy.
+#: Whether a copy is right: by version, by hash of the body, or by a function of the document and
+#: the seen copy.
 Compare: TypeAlias = Literal["version", "hash"] | Callable[[Document, Seen], bool]
 
 
 class Source(Protocol):
-    """The first store. Methods may be plain functions, which run in threads, or coroutine functions.
+    """The first store.
 
-    A source may also have ``close``, and ``checksum(after, until, limit)``: the ``Checksum`` of its first items, at most
-    ``limit``, after one id and up to another. If target and source have it, an audit reads only where these differ.
+    Methods may be plain functions, which run in threads, or coroutine functions.
+
+    A source may also have ``close``, and ``checksum(after, until, limit)``: the ``Checksum`` of its
+    first items, at most ``limit``, after one id and up to another. If target and source have it, an
+    audit reads only where these differ.
     """
 
     def read(
@@ -108,15 +118,18 @@ class Source(Protocol):
     def scan(
         self, after: Id | None, limit: int, /
     ) -> Iterable[tuple[Id, int]] | Awaitable[Iterable[tuple[Id, int]]]:
-        """Return ids and versions of the next items in the order of their ids, at most ``limit``."""
+        """Return ids and versions of the next items in the order of their ids, at most
+        ``limit``.
+        """
 
 
 class Target(Protocol):
-    """The second store. Methods may be plain functions, which run in threads, or coroutine functions.
+    """The second store.
 
-    A target may also have ``lag_seconds``, the time until accepted writes can be read; ``close``; and ``checksum``
-    like a source.
-    ``forebay.testing.TargetContract`` tests one.
+    Methods may be plain functions, which run in threads, or coroutine functions.
+
+    A target may also have ``lag_seconds``, the time until accepted writes can be read; ``close``;
+    and ``checksum`` like a source. ``forebay.testing.TargetContract`` tests one.
     """
 
     def read(
@@ -131,12 +144,17 @@ class Target(Protocol):
         """
 
     def delete(self, gone: Sequence[Gone], /) -> Errors | Awaitable[Errors]:
-        """Remove copies and remember the deletions, so that no older document restores a copy; return errors likewise."""
+        """Remove copies and remember the deletions, so that no older document restores a copy.
+
+        Return errors likewise.
+        """
 
     def scan(
         self, after: Id | None, until: Id | None, limit: int, /
     ) -> Iterable[tuple[Id, int | Seen]] | Awaitable[Iterable[tuple[Id, int | Seen]]]:
-        """Return the copies after one id and up to another, in the order of the ids, at most ``limit``."""
+        """Return the copies after one id and up to another, in the order of the ids, at most
+        ``limit``.
+        """
 
 
 def checksum_of(rows: Iterable[tuple[Id, int | Seen]]) -> Checksum:
@@ -265,5 +283,6 @@ def _check_version(entry: Document | Gone) -> None:
         return
     if type(version) is not int or not 0 <= version < VERSION_MAX:
         raise TypeError(
-            f"a version is a whole number from 0 to 2**63 - 2, not {shown(version)} of item {shown(entry.id)}"
+            f"a version is a whole number from 0 to 2**63 - 2, not {shown(version)} of "
+            f"item {shown(entry.id)}"
         )

@@ -21,28 +21,33 @@ class QuerySource:
 
     Args:
         dsn: the database, or a function that returns its address when it is first needed.
-        read: has a parameter ``%(ids)s``, an array, and returns ``id``, ``version`` and one column for each field of the
-            document. A true column ``gone`` means that the item is not, or no longer, to be in the target.
-        scan: has parameters ``%(after)s``, null at the beginning, and ``%(limit)s``, and returns ``id`` and ``version`` in the
-            order of the ids; texts in the order of their bytes (``collate "C"``).
+        read: has a parameter ``%(ids)s``, an array, and returns ``id``, ``version`` and one column
+            for each field of the document. A true column ``gone`` means that the item is not, or no
+            longer, to be in the target.
+        scan: has parameters ``%(after)s``, null at the beginning, and ``%(limit)s``, and returns
+            ``id`` and ``version`` in the order of the ids; texts in the order of their bytes
+            (``collate "C"``).
         timeout: how long a query may take, in seconds.
 
     >>> source = QuerySource(
     ...     "dbname=shop",
     ...     read="select id, version, title, deleted as gone from article where id = any(%(ids)s)",
-    ...     scan="select id, version from article where id > coalesce(%(after)s, 0) order by id limit %(limit)s",
+    ...     scan="select id, version from article where id > coalesce(%(after)s, 0)"
+    ...     " order by id limit %(limit)s",
     ... )
     """
 
     def __init__(
         self, dsn: str | Callable[[], str], *, read: str, scan: str, timeout: float = 30.0
     ) -> None:
-        # As JSON the columns come with their names, and dates and similar values in a form that a document can have.
+        # As JSON the columns come with their names, and dates and similar values in a form that a
+        # document can have.
         self._read = f"select to_jsonb(found)::text from (\n{read.rstrip().rstrip(';')}\n) found"
         rows = f"(\n{scan.rstrip().rstrip(';')}\n) found"
         self._scan = f"select id, version from {rows}"
         self._checksum = (
-            f"select count(*), (array_agg(id order by place desc))[1], coalesce(bit_xor({CHECKSUM_SQL}), 0)"
+            f"select count(*), (array_agg(id order by place desc))[1], "
+            f"coalesce(bit_xor({CHECKSUM_SQL}), 0)"
             f" from (select id, version, row_number() over () as place from {rows}"
         )
         self._database = ForeignSession(dsn, name="forebay source", seconds=timeout)

@@ -37,21 +37,23 @@ if TYPE_CHECKING:
     from forebay.mirror._model import Id, Seen, Source, Target
     from forebay.model import Job
 
-#: Errors that say nothing about an item, only that a store is unavailable now. Timeouts are among them.
+#: Errors that say nothing about an item, only that a store is unavailable now. Timeouts are among
+#: them.
 UNAVAILABLE: Final = (TargetUnavailable, DatabaseUnavailable, OSError)
 
 #: Calls of one pass that search for the failing items, when a bulk call fails as a whole.
 CALLS_MAX: Final = 64
 
-#: The most entries remembered of writes that cannot be read yet, and of forced ones; the oldest is forgotten first.
-#: A forgotten entry costs one more write, nothing else.
+#: The most entries remembered of writes that cannot be read yet, and of forced ones; the oldest is
+#: forgotten first. A forgotten entry costs one more write, nothing else.
 REMEMBERED_MAX: Final = 100_000
 
 #: While a store is unavailable, at least one pass per this time tries it.
 _TRY_SECONDS_MAX: Final = 30.0
 
-#: Jobs that one process postpones while a store is unavailable return at this rate at most. So a try costs the same
-#: whether thousands or millions wait, and when the store is back they return about as fast as they can be processed.
+#: Jobs that one process postpones while a store is unavailable return at this rate at most. So a
+#: try costs the same whether thousands or millions wait, and when the store is back they return
+#: about as fast as they can be processed.
 POSTPONED_PER_SECOND: Final = 2500.0
 
 #: The longest time a job is postponed.
@@ -95,7 +97,8 @@ Origin: TypeAlias = tuple[str | None, int | None]
 class Item:
     """One item of a pass, with its jobs.
 
-    ``places`` and ``origins`` belong to the jobs, in their order; ``counters`` holds the counts for them.
+    ``places`` and ``origins`` belong to the jobs, in their order; ``counters`` holds the counts for
+    them.
     """
 
     id: Id
@@ -332,7 +335,10 @@ class Reconciler:
                 assert item.seen is not None
                 item.count("ahead")
                 item.ending = Retry(
-                    reason=f"the target has version {item.seen.version}, the source {item.entry.version}"
+                    reason=(
+                        f"the target has version {item.seen.version}, the source "
+                        f"{item.entry.version}"
+                    )
                 )
             elif verdict in _ENDS:
                 item.count_jobs(f"completed.{verdict}")
@@ -421,7 +427,10 @@ class Reconciler:
     async def _apply(
         self, work: Pass, function: Callable[..., Any], entries: Sequence[Any]
     ) -> tuple[set[Id], dict[Id, Exception]]:
-        """Write or delete, in turns; return the ids that were sent and answered, and the failures."""
+        """Write or delete, in turns.
+
+        Return the ids that were sent and answered, and the failures.
+        """
         failures: dict[Id, Exception] = {}
         sent: set[Id] = set()
 
@@ -441,8 +450,8 @@ class Reconciler:
     ) -> dict[Id, Exception]:
         """Make a bulk call; if it fails as a whole, repeat it in halves to find the failing items.
 
-        When that takes too many calls, the rest is postponed. When a store is unavailable, that becomes the pass's trouble,
-        and no further call is made.
+        When that takes too many calls, the rest is postponed. When a store is unavailable, that
+        becomes the pass's trouble, and no further call is made.
 
         Args:
             work: the pass.

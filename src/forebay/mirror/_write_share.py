@@ -1,4 +1,5 @@
-"""The share of the time in which jobs write to a target, so that other work continues beside a backlog.
+"""The share of the time in which jobs write to a target, so that other work continues beside a
+backlog.
 
 Invariant "a backlog leaves room": docs/design/reconcile.md.
 """
@@ -26,12 +27,15 @@ class NoTurn(Exception):  # noqa: N818 - not an error: others write
 
 
 class WriteShare:
-    """Calls that write take turns in a process, are short, and are followed by a rest in proportion to the time they took.
+    """Calls that write take turns in a process, are short, and are followed by a rest in
+    proportion to the time they took.
 
-    A call that takes long, because the target or the machine is busy, makes the next call smaller and the rest longer.
+    A call that takes long, because the target or the machine is busy, makes the next call smaller
+    and the rest longer.
 
     Args:
-        share: the share of the time in which calls write; 1 for calls of any size, side by side, without a rest.
+        share: the share of the time in which calls write; 1 for calls of any size, side by side,
+            without a rest.
         clock: a monotonic clock in seconds.
         sleep: waits for some seconds.
     """

@@ -1,6 +1,7 @@
 """What a run of a subject may return: when the subject is due again, or that it is over.
 
-A *subject* is a standing job: ``App.subject`` describes it. Its handler may return every ``Outcome``.
+A *subject* is a standing job: ``App.subject`` describes it. Its handler may return every
+``Outcome``.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from forebay.model import checks
 
 #: The units of an interval, with the word that SQL gets.
 _UNITS: Final = {
-    "s": "seconds", "sec": "seconds", "second": "seconds", "seconds": "seconds", "min": "minutes", "minute": "minutes",
-    "minutes": "minutes", "h": "hours", "hour": "hours", "hours": "hours", "d": "days", "day": "days", "days": "days",
-    "w": "weeks", "week": "weeks", "weeks": "weeks", "month": "months", "months": "months", "year": "years", "years": "years",
+    "s": "seconds", "sec": "seconds", "second": "seconds", "seconds": "seconds", "min": "minutes",
+    "minute": "minutes",
+    "minutes": "minutes", "h": "hours", "hour": "hours", "hours": "hours", "d": "days",
+    "day": "days", "days": "days",
+    "w": "weeks", "week": "weeks", "weeks": "weeks", "month": "months", "months": "months",
+    "year": "years", "years": "years",
 }  # fmt: skip
 _SECONDS: Final = {
-    "seconds": 1, "minutes": 60, "hours": 3600, "days": 86_400, "weeks": 604_800, "months": 31 * 86_400, "years": 366 * 86_400,
+    "seconds": 1, "minutes": 60, "hours": 3600, "days": 86_400, "weeks": 604_800,
+    "months": 31 * 86_400, "years": 366 * 86_400,
 }  # fmt: skip
 _PART: Final = re.compile(r"(\d{1,9}(?:\.\d{1,6})?)\s*([a-z]+)")
 _INTERVAL: Final = re.compile(rf"\+?\s*{_PART.pattern}(?:(?:\s+|\s*,\s*){_PART.pattern})*")
@@ -31,7 +36,8 @@ _CHARACTERS_MAX: Final = 100
 def checked_interval(text: str, field: str = "interval") -> str:
     """Return an interval such as ``+1 week`` or ``2 days 4 h`` in the words of PostgreSQL.
 
-    Weeks, months and years are those of the calendar, by the database: a month after 31 January is the last day of February.
+    Weeks, months and years are those of the calendar, by the database: a month after 31 January is
+    the last day of February.
 
     Raises:
         InvalidJob: the text is not an interval, a unit is unknown, or it is longer than 100 years.
@@ -62,8 +68,9 @@ class Again:
     """The run has ended, and its subject is due again.
 
     Args:
-        when: seconds or a timedelta from the end of the run; an aware datetime; or a text: an interval such as ``"+1 week"`` or
-            ``"2 days 4 h"``, or an ISO 8601 time with an offset. None: as the handler's ``every`` says.
+        when: seconds or a timedelta from the end of the run; an aware datetime; or a text: an
+            interval such as ``"+1 week"`` or ``"2 days 4 h"``, or an ISO 8601 time with an offset.
+            None: as the handler's ``every`` says.
         state: what the next run finds in ``ctx.state``. None: ``ctx.state`` as the handler left it.
         args: new arguments for the runs from now on, by name. None: as they are.
 
@@ -105,7 +112,8 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """The run has ended, and its subject is completed: it stays, is not due again, and a push of its name is skipped.
+    """The run has ended, and its subject is completed: it stays, is not due again, and a push of
+    its name is skipped.
 
     Args:
         state: see ``Again``.
@@ -145,5 +153,8 @@ def _check_mappings(outcome: Again | Complete) -> None:
     for name in ("state", "args"):
         value: object = getattr(outcome, name)
         if value is not None and not isinstance(value, Mapping):
-            message = f"{name} must be a mapping of names to values, not {type(value).__name__}: {shown(value)}"
+            message = (
+                f"{name} must be a mapping of names to values, not {type(value).__name__}: "
+                f"{shown(value)}"
+            )
             raise TypeError(message)

@@ -13,15 +13,16 @@ class Alert:
     """A problem that an operator should know.
 
     Attributes:
-        code: ``A1`` too few completed jobs, ``A2`` too many waiting jobs, ``A3`` jobs that may never succeed; other codes are
-            words. docs/howto/monitoring.md has all of them.
+        code: ``A1`` too few completed jobs, ``A2`` too many waiting jobs, ``A3`` jobs that may
+            never succeed; other codes are words. docs/howto/monitoring.md has all of them.
         problem: a description.
         hint: what to do, or where to look.
         since: start of the problem, if known.
         subject: the queue, endpoint, mirror or schedule; empty for the database.
         group: the consumer group; empty for none.
         severity: ``error``, jobs do not run or will never; ``warning``, they soon may not.
-        for_seconds: the condition must last this long before the alert fires; 0 for an alert that fires now.
+        for_seconds: the condition must last this long before the alert fires; 0 for an alert that
+            fires now.
         fired_at: when it fired; None while it is not recorded or has not lasted long enough.
     """
 

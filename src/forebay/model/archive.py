@@ -22,11 +22,14 @@ class JobAttempt:
         attempt: number of the attempt, from 1.
         seq: number of its row in the log.
         xid: the transaction that wrote the row; that of the enqueue, if it is the first row.
-        same_xid: jobs that this transaction has enqueued in the same lane, at most 1000; None but for the first row.
-        is_first: whether the enqueue wrote the row; False for a retry, and for a job that was scheduled.
+        same_xid: jobs that this transaction has enqueued in the same lane, at most 1000; None but
+            for the first row.
+        is_first: whether the enqueue wrote the row; False for a retry, and for a job that was
+            scheduled.
         claimed_at: when a worker took it; None while it waits.
         worker: who took it; None if it was not started.
-        outcome: done, retried, dead, cancelled, snoozed, released, lost, unknown, requeued, expired or moved; None before its end.
+        outcome: done, retried, dead, cancelled, snoozed, released, lost, unknown, requeued, expired
+            or moved; None before its end.
         ended_at: when it was settled.
         millis: how long the handler ran, in milliseconds; None if that was not measured.
     """
@@ -52,8 +55,10 @@ class Whereabouts:
         what: what was looked for.
         found_as: what it is of the jobs; None if no job was found.
         is_complete: whether all of the log was searched.
-        jobs: the states of the jobs that were found, the newest job first, one entry for each group.
-        job_id: the job that the rest is about: the newest unfinished one, or the newest; None if no job was found.
+        jobs: the states of the jobs that were found, the newest job first, one entry for each
+            group.
+        job_id: the job that the rest is about: the newest unfinished one, or the newest; None if no
+            job was found.
         attempts: how workers took it, oldest first.
         histories: its errors, progress and result, by group.
         explanations: what it waits for, or what became of it, by group.
@@ -76,8 +81,10 @@ class FoundJobs:
     """One page of a search.
 
     Attributes:
-        jobs: the states of the jobs that were found, the newest job first, one entry for each group.
-        next: the ``before`` of the next page; None if nothing is left. A page without jobs can have a next one.
+        jobs: the states of the jobs that were found, the newest job first, one entry for each
+            group.
+        next: the ``before`` of the next page; None if nothing is left. A page without jobs can have
+            a next one.
         looked_at: the number of rows that were read.
         remaining: the number of rows that are left, at most.
     """
@@ -97,7 +104,8 @@ class ReplayPlan:
         jobs: the number of jobs.
         oldest_at: when the oldest of them was enqueued; None for none.
         newest_at: when the newest of them was enqueued; None for none.
-        redacted: the number of jobs that match and are left out, because their arguments were erased.
+        redacted: the number of jobs that match and are left out, because their arguments were
+            erased.
     """
 
     token: str
@@ -114,7 +122,8 @@ class Replay:
     Attributes:
         replay_id: its number, which is in the header ``forebay-replay`` of its jobs.
         jobs: the number of jobs that it has enqueued.
-        redacted: the number of jobs that match and were left out, because their arguments were erased.
+        redacted: the number of jobs that match and were left out, because their arguments were
+            erased.
     """
 
     replay_id: int

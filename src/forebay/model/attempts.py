@@ -17,12 +17,14 @@ class AttemptEnded:
     """How one attempt of a job ended.
 
     Attributes:
-        job: the job; ``job.attempt`` is the number of this attempt. Its arguments are empty if they were not decoded, as for a
-            handler in a separate process.
-        outcome: ``done``; ``retried``: it failed and runs again; ``dead``: it failed and is a dead letter; ``cancelled``;
-            ``snoozed``; ``postponed``: this worker has no handler for it; ``released``: given back without using an attempt.
-        error: the exception with which the attempt ended. One from a child process has the same name and message, and the
-            traceback as the text of its cause. None without an exception, as after ``Dead("...")``.
+        job: the job; ``job.attempt`` is the number of this attempt. Its arguments are empty if they
+            were not decoded, as for a handler in a separate process.
+        outcome: ``done``; ``retried``: it failed and runs again; ``dead``: it failed and is a dead
+            letter; ``cancelled``; ``snoozed``; ``postponed``: this worker has no handler for it;
+            ``released``: given back without using an attempt.
+        error: the exception with which the attempt ended. One from a child process has the same
+            name and message, and the traceback as the text of its cause. None without an exception,
+            as after ``Dead("...")``.
         message: type and message of the error, or the reason of an outcome; None for neither.
         reason: why it is a dead letter: ``exhausted``, ``permanent`` or ``worker lost``; else None.
         seconds: how long the attempt took; None if its handler did not start.

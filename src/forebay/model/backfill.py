@@ -1,7 +1,7 @@
 """The rows of an application's tables that become jobs, and the progress of a backfill.
 
-A condition is SQL of the application. Values are never part of the SQL text: the server quotes each value with
-``format('%L')``, so that no value can end its literal.
+A condition is SQL of the application. Values are never part of the SQL text: the server quotes each
+value with ``format('%L')``, so that no value can end its literal.
 """
 
 from __future__ import annotations
@@ -45,17 +45,20 @@ class Select:
 class Rows:
     """Rows of a table or query; each becomes a job.
 
-    A table is given by name (``page``, ``shop.page``; names are quoted and case-sensitive). All conditions must
-    hold. The columns are the arguments of the handler.
+    A table is given by name (``page``, ``shop.page``; names are quoted and case-sensitive). All
+    conditions must hold. The columns are the arguments of the handler.
 
     Args:
         table: name of the table.
-        columns: the arguments: a column, several columns, or a mapping of argument names to columns.
+        columns: the arguments: a column, several columns, or a mapping of argument names to
+            columns.
         ids: only rows with these ids.
         id_column: the column that ``ids`` refers to.
-        equal: only rows with these values by column, e.g. of one user. None is NULL; a list matches any of its values.
+        equal: only rows with these values by column, e.g. of one user. None is NULL; a list matches
+            any of its values.
         between: only rows within these bounds by column, both included; None leaves a side open.
-        where: a further condition, in SQL, with ``%(name)s`` for values; then write ``%`` as ``%%``.
+        where: a further condition, in SQL, with ``%(name)s`` for values; then write ``%`` as
+            ``%%``.
         params: the values of ``where``, by name.
 
     Raises:
@@ -108,8 +111,9 @@ class Rows:
     def query(cls, sql: str, params: Mapping[str, Any] | None = None) -> Rows:
         """Return the rows of any SELECT.
 
-        Its columns are the arguments of the handler. If it has a column ``args``, a JSON object, that column contains the
-        arguments, and the other columns are options of each job, such as ``ordering_key`` and ``unique_as``.
+        Its columns are the arguments of the handler. If it has a column ``args``, a JSON object,
+        that column contains the arguments, and the other columns are options of each job, such as
+        ``ordering_key`` and ``unique_as``.
 
         Args:
             sql: the query, with ``%(name)s`` for values if there are ``params``.
@@ -241,8 +245,8 @@ class BackfillPlan:
         token: identifies exactly these jobs; a backfill with it enqueues them or none.
         jobs: number of jobs.
         bytes: size of their arguments as JSON.
-        seconds: time to enqueue them at the rate measured now; None on a read-only connection and for a full
-            queue.
+        seconds: time to enqueue them at the rate measured now; None on a read-only connection and
+            for a full queue.
         waiting: jobs that already wait in the queue, also scheduled ones, in its slowest group.
         waiting_alike: those with the same priority.
         queue: the queue of the jobs.

@@ -38,7 +38,8 @@ class JobFilter:
         enqueued_after: enqueued at this time or later.
         enqueued_before: enqueued before this time.
         ids: with one of these ids; each then gets its answer.
-        all: every unfinished job; only without a condition. A filter without any condition is refused.
+        all: every unfinished job; only without a condition. A filter without any condition is
+            refused.
     """
 
     queue: str | None = None
@@ -89,7 +90,8 @@ class ChangePlan:
     """What an act would do; nothing was done.
 
     Attributes:
-        token: pass it to the act, which then takes only jobs that were counted: those of them that still match.
+        token: pass it to the act, which then takes only jobs that were counted: those of them that
+            still match.
         jobs: the number of jobs that the act would take.
         answers: the number of jobs by answer.
         states: the number of jobs that it would take, by state.
@@ -110,9 +112,9 @@ class ChangeResult:
     """What an act did.
 
     Attributes:
-        answers: the number of jobs by answer: ``cancelled``, ``requested`` (a worker has it, its handler is requested to stop),
-            ``changed``; with ids also ``unchanged``, ``running``, ``ordering key``, ``expires before``, ``already ended``,
-            ``unknown``.
+        answers: the number of jobs by answer: ``cancelled``, ``requested`` (a worker has it, its
+            handler is requested to stop), ``changed``; with ids also ``unchanged``, ``running``,
+            ``ordering key``, ``expires before``, ``already ended``, ``unknown``.
         jobs: the answer of each job, if the filter has ids; else empty.
     """
 

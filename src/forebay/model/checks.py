@@ -29,9 +29,11 @@ LIMIT_KEY_CHARACTERS_MAX: Final = 200
 #: The range of smallint, the column's type.
 PRIORITY_MIN: Final = -32768
 PRIORITY_MAX: Final = 32767
-#: A lower number runs first: ``forebay.policy.claims`` decides, ``forebay.django.tasks`` turns Django's numbers round.
+#: A lower number runs first: ``forebay.policy.claims`` decides, ``forebay.django.tasks`` turns
+#: Django's numbers round.
 PRIORITY_DEFAULT: Final = 100
-#: Of work that may wait: backfills, repairs. As a number also in SQL: functions/backfill/options.sql, mirror/bulk.sql, mirror/status.sql.
+#: Of work that may wait: backfills, repairs. As a number also in SQL:
+#: functions/backfill/options.sql, mirror/bulk.sql, mirror/status.sql.
 PRIORITY_BULK: Final = 1000
 
 MAX_ATTEMPTS_MAX: Final = 10_000
@@ -110,7 +112,8 @@ def instant_text(value: object, field: str) -> str | None:
 
 
 def checked_seconds(value: object, field: str, *, most: float = DELAY_SECONDS_MAX) -> float:
-    """Return a duration in seconds, finite and not negative, from a number of seconds or a timedelta.
+    """Return a duration in seconds, finite and not negative, from a number of seconds or a
+    timedelta.
 
     >>> checked_seconds(timedelta(minutes=2), "delay")
     120.0

@@ -23,7 +23,10 @@ _waiting = threading.Lock()
 
 
 class _JobLogger(logging.LoggerAdapter[logging.Logger]):
-    """Adds the facts of the job to the fields of its records; a field of the call with the same name counts."""
+    """Adds the facts of the job to the fields of its records.
+
+    A field of the call with the same name counts.
+    """
 
     def process(
         self, msg: Any, kwargs: MutableMapping[str, Any]
@@ -38,9 +41,9 @@ class Context:
     Attributes:
         job: the job; for a batch handler, the first one.
         jobs: all jobs of the call, in the order of the handler's list.
-        conn: with ``transaction=True``, the connection whose transaction also completes the job; otherwise
-            None. It is a psycopg connection, asynchronous for a coroutine function; see ``TransactionContext`` for
-            others. Do not commit it.
+        conn: with ``transaction=True``, the connection whose transaction also completes the job;
+            otherwise None. It is a psycopg connection, asynchronous for a coroutine function; see
+            ``TransactionContext`` for others. Do not commit it.
         deadline: time of the hard timeout, by ``time.monotonic()``; None without one.
         resources: the resources of this worker, by name.
     """
@@ -72,7 +75,8 @@ class Context:
     def logger(self) -> logging.LoggerAdapter[logging.Logger]:
         """The logger ``forebay.job.KIND``, which adds the job to its records.
 
-        Fields: job_id, kind, queue, attempt, max_attempts, tag, correlation_id; of a batch, those of the first job.
+        Fields: job_id, kind, queue, attempt, max_attempts, tag, correlation_id; of a batch, those
+        of the first job.
         """
         if self._logger is None:
             job = self.job
@@ -114,7 +118,9 @@ class Context:
 
     @property
     def state(self) -> dict[str, Any]:
-        """What handlers of the subject keep between its runs, empty at first: see ``SubjectRun``. Change it in place.
+        """What handlers of the subject keep between its runs, empty at first: see ``SubjectRun``.
+
+        Change it in place.
 
         Raises:
             TypeError: the job is not a run of a subject.
@@ -126,7 +132,9 @@ class Context:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the handler should stop: the job was cancelled or timed out, or its lease is lost."""
+        """Whether the handler should stop: the job was cancelled or timed out, or its lease is
+        lost.
+        """
         return self._why is not None
 
     @property
@@ -135,9 +143,12 @@ class Context:
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
     def progress(self, done: float, note: str = "") -> None:
-        """Report the progress of the handler; ``forebay jobs show`` and ``JobHandle.progress`` show it.
+        """Report the progress of the handler.
 
-        The call is cheap: the newest report of each job is written at most once a second, outside any transaction.
+        ``forebay jobs show`` and ``JobHandle.progress`` show it.
+
+        The call is cheap: the newest report of each job is written at most once a second, outside
+        any transaction.
 
         Args:
             done: from 0 to 1.
@@ -163,7 +174,10 @@ class Context:
             raise self._why
 
     def wait_cancelled(self, seconds: float | None = None) -> bool:
-        """Wait until the handler should stop, or for the given seconds; only for handlers in threads."""
+        """Wait until the handler should stop, or for the given seconds.
+
+        Only for handlers in threads.
+        """
         with _waiting:
             if self._stop is None:
                 self._stop = threading.Event()
@@ -182,9 +196,10 @@ class Context:
 class TransactionContext(Context, Generic[ConnectionT]):
     """A context with another type of ``conn``, for handlers with ``transaction=True``.
 
-    With ``TransactionContext[Session]``, writes through that session commit together with the completion of the job.
-    The type may be ``Session``, ``Connection``, ``AsyncSession`` or ``AsyncConnection`` of SQLAlchemy, or a subclass,
-    or ``BaseDatabaseWrapper`` of Django. With the latter, all writes of models on it are part of the transaction.
+    With ``TransactionContext[Session]``, writes through that session commit together with the
+    completion of the job. The type may be ``Session``, ``Connection``, ``AsyncSession`` or
+    ``AsyncConnection`` of SQLAlchemy, or a subclass, or ``BaseDatabaseWrapper`` of Django. With the
+    latter, all writes of models on it are part of the transaction.
 
     Attributes:
         conn: the connection or session. Do not commit it.

@@ -32,7 +32,9 @@ _INTEGERS: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    """The settings that an application declares for a queue; None for those that it does not declare.
+    """The settings that an application declares for a queue.
+
+    None for those that it does not declare.
 
     Attributes:
         max_waiting: see ``Limits``, also for the following ones.
@@ -86,7 +88,9 @@ class QueueSettings:
 
 
 class Queue(str):
-    """A queue that an application declares: its name, with its settings. It can be used wherever a name of a queue can.
+    """A queue that an application declares: its name, with its settings.
+
+    It can be used wherever a name of a queue can.
 
     ``App.queue`` makes one.
 
@@ -117,19 +121,24 @@ class QueueDifference:
 
     Attributes:
         queue: the queue.
-        setting: ``max_waiting``, ``rate``, ``concurrency``, ``key_rate``, ``key_concurrency``, ``shards``, ``dead_keep_days``, or
-            ``group`` and a name. A rate and its burst are one setting, and so are ``max_waiting`` and its group.
-        database: the value in the database; None for the default. A rate is a dict with ``rate`` and ``burst``, a ``max_waiting`` that
-            counts for another group than ``default`` one with ``max_waiting`` and ``max_waiting_group``, an open group is ``"open"``.
+        setting: ``max_waiting``, ``rate``, ``concurrency``, ``key_rate``, ``key_concurrency``,
+            ``shards``, ``dead_keep_days``, or ``group`` and a name. A rate and its burst are one
+            setting, and so are ``max_waiting`` and its group.
+        database: the value in the database; None for the default. A rate is a dict with ``rate``
+            and ``burst``, a ``max_waiting`` that counts for another group than ``default`` one with
+            ``max_waiting`` and ``max_waiting_group``, an open group is ``"open"``.
         code: the declared value; None if it is not declared any more.
         applied: the value that was applied last; None if none was.
         applied_by: the application that applied it.
         applied_at: when.
-        action: what ``apply`` does. ``set``, ``change``, ``remove``: it makes the database what the code declares. ``kept``: the
-            value was changed by hand, the code did not change. ``conflict``: it was changed by hand and the code has changed
-            too, or it was set by hand before it was first declared, or another application applied it; the value stays. ``forget``: it
-            is no longer declared, and stays, because it was changed by hand or is a group.
-        changed_by: who changed it last, by the event log, if it is kept, in conflict or forgotten; None if the log does not tell.
+        action: what ``apply`` does. ``set``, ``change``, ``remove``: it makes the database what the
+            code declares. ``kept``: the value was changed by hand, the code did not change.
+            ``conflict``: it was changed by hand and the code has changed too, or it was set by hand
+            before it was first declared, or another application applied it; the value stays.
+            ``forget``: it is no longer declared, and stays, because it was changed by hand or is a
+            group.
+        changed_by: who changed it last, by the event log, if it is kept, in conflict or forgotten;
+            None if the log does not tell.
         changed_at: when.
     """
 

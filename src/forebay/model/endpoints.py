@@ -16,17 +16,19 @@ class EndpointOptions(TypedDict, total=False):
     """The keywords of ``create_endpoint`` and ``alter_endpoint``.
 
     Keys:
-        retry: the name of a preset, ``"standard"`` or ``"ulak"``, or at most 100 delays in seconds, 0 to 30 days each; there is one
-            try more than delays. Default: ``"standard"``.
+        retry: the name of a preset, ``"standard"`` or ``"ulak"``, or at most 100 delays in seconds,
+            0 to 30 days each; there is one try more than delays. Default: ``"standard"``.
         rate: deliveries started per second, also below 1; None for no limit.
         burst: deliveries started at once after an idle time; None for those of one second.
         concurrency: deliveries that run at once, over all deliverers. Default: 50.
         breaker_threshold: failures in a row that open the breaker, 1 to 1000. Default: 10.
         breaker_cooldown: seconds between two probes of an open breaker, 5 to 3600. Default: 30.
-        disable_after: seconds or timedelta, 12 hours to 365 days: an endpoint without a success for that long is disabled when a
-            delivery fails; None for never.
-        max_waiting: deliveries that wait, beyond which events are dropped for this endpoint; None for no limit.
-        max_age: seconds or timedelta, 1 second to 10 years, after which a delivery expires; None: that of its event.
+        disable_after: seconds or timedelta, 12 hours to 365 days: an endpoint without a success for
+            that long is disabled when a delivery fails; None for never.
+        max_waiting: deliveries that wait, beyond which events are dropped for this endpoint; None
+            for no limit.
+        max_age: seconds or timedelta, 1 second to 10 years, after which a delivery expires; None:
+            that of its event.
         keeps_response: whether the answer is kept as the result of the delivery. Default: False.
     """
 
@@ -74,16 +76,20 @@ class Endpoint:
         opened_at: since when the breaker is open; None if it is closed.
         next_probe_at: from when on a probe may run; None if the breaker is closed.
         failing_since: the first failure since the last success; None for none.
-        is_paused: it is enabled, and its deliveries wait for the end of a pause, which it asked for or an operator set.
+        is_paused: it is enabled, and its deliveries wait for the end of a pause, which it asked for
+            or an operator set.
         paused_until: the end of that pause; None without an end.
-        waiting: deliveries that wait, without those that wait for a retry and those that no deliverer has met yet.
+        waiting: deliveries that wait, without those that wait for a retry and those that no
+            deliverer has met yet.
         waiting_since: when the first of them was published or sent; None if none waits.
         is_overfull: events are dropped, since ``max_waiting`` deliveries wait.
         accepted_per_second: accepted messages in the last two minutes, per second.
         failed_per_second: failed tries in the last two minutes, per second.
-        rejected_per_second: messages that were refused for good in the last two minutes, per second.
-        p99_seconds: of 99 % of the messages accepted in the last two minutes, the longest time since their publication, rounded up to a
-            power of two in milliseconds; None if none was accepted.
+        rejected_per_second: messages that were refused for good in the last two minutes, per
+            second.
+        p99_seconds: of 99 % of the messages accepted in the last two minutes, the longest time
+            since their publication, rounded up to a power of two in milliseconds; None if none was
+            accepted.
         last_success_at: when it last accepted a message, to within 5 seconds; None if never.
         last_failure_at: when it last failed, to within 5 seconds; None if never.
         last_error: how; None if never.

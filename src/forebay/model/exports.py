@@ -13,7 +13,8 @@ class Export:
 
     Attributes:
         name: its name.
-        hold_hours: how long a segment waits for it, from the time at which retention would have emptied it.
+        hold_hours: how long a segment waits for it, from the time at which retention would have
+            emptied it.
         created_at: when it was created.
         exported: segments that it has written and that still exist.
         exported_at: when it has written the last of them; None: none of them.

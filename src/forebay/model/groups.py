@@ -14,14 +14,16 @@ class GroupOverview:
     Attributes:
         queue: its queue.
         group: its name.
-        is_implied: no worker or user has opened it: the queue has not been served, and the next group takes it over.
+        is_implied: no worker or user has opened it: the queue has not been served, and the next
+            group takes it over.
         is_served: a worker serves the group now.
         created_at: when it was opened.
         paused_at: since when it is paused; None if it is not.
         resume_at: when that pause ends by itself; None if it does not.
         closing_at: since when it is being closed; None if it is not.
         unread: jobs that wait for it, without scheduled and retrying ones.
-        oldest_unread_at: when the oldest of them was enqueued; None if none waits, or only behind an ordering key.
+        oldest_unread_at: when the oldest of them was enqueued; None if none waits, or only behind
+            an ordering key.
         running: jobs that workers have.
         open_batches: the claims these jobs belong to.
         held_segments: segments of the log that only this group keeps.
@@ -53,7 +55,8 @@ class ClosedGroup:
     Attributes:
         cancelled: jobs that waited for it, retries included: the group never runs them.
         running: jobs that workers have: they finish first.
-        segments: segments of the log that can be emptied now, once they are past ``retention_days``.
+        segments: segments of the log that can be emptied now, once they are past
+            ``retention_days``.
         bytes: their size.
     """
 
@@ -71,8 +74,9 @@ class DroppedQueue:
         cancelled: jobs that waited.
         running: jobs that workers have: they finish.
         groups: the consumer groups that are closed.
-        settings: what is removed: ``limits``, ``key limits``, ``shards``, ``paused keys``, ``max attempts``, ``dead letters``
-            (the time for which they are kept), ``declared`` (what an application applied last), ``kinds`` (that kinds belong to it).
+        settings: what is removed: ``limits``, ``key limits``, ``shards``, ``paused keys``, ``max
+            attempts``, ``dead letters`` (the time for which they are kept), ``declared`` (what an
+            application applied last), ``kinds`` (that kinds belong to it).
     """
 
     cancelled: int

@@ -13,11 +13,12 @@ class JobState(StrEnum):
     """State of a job in one group. The last four are final.
 
     Attributes:
-        SCHEDULED: the job waits until it is due: delayed, snoozed, or postponed without a handler or store.
+        SCHEDULED: the job waits until it is due: delayed, snoozed, or postponed without a handler
+            or store.
         READY: the job waits for a worker.
         CLAIMED: a worker has the job and has not reported yet that its handler runs.
-        RUNNING: the handler runs, as the worker reported with its last heartbeat. A job shorter than the interval
-            between heartbeats may be shown as claimed until it ends.
+        RUNNING: the handler runs, as the worker reported with its last heartbeat. A job shorter
+            than the interval between heartbeats may be shown as claimed until it ends.
         RETRYING: the last attempt failed; the job waits for the next one.
     """
 
@@ -69,7 +70,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         args: the arguments as decoded JSON.
         expires_at: from this instant on the job is not started.
         group: the consumer group.
-        ordering_key: jobs of the queue with the same key run one at a time, in order; None for no order.
+        ordering_key: jobs of the queue with the same key run one at a time, in order; None for no
+            order.
     """
 
     job_id: int

@@ -12,7 +12,8 @@ from forebay.model.limits import KeyLimits
 #: What kind of key it is.
 KeySort = Literal["ordering", "limit"]
 
-#: Why the next job of a key does not run; the entry of ``forebay.keys`` in the reference of SQL functions explains the words.
+#: Why the next job of a key does not run; the entry of ``forebay.keys`` in the reference of SQL
+#: functions explains the words.
 KeyReason = Literal[
     "group_closing", "group_paused", "paused", "held", "retry", "running", "concurrency", "rate",
     "queue_concurrency", "queue_rate", "due", "free",
@@ -28,15 +29,19 @@ class KeyInfo:
         group: the consumer group.
         sort: ``ordering`` or ``limit``.
         key: the key.
-        waiting: jobs that a claim has met and that wait for the key. Jobs that no claim has met yet are not counted.
+        waiting: jobs that a claim has met and that wait for the key. Jobs that no claim has met yet
+            are not counted.
         running: jobs of the key that workers have.
         reason: why the next job of the key does not run: a word of ``KeyReason``.
-        until: when a job that runs again or the next start of a rate is due, or a pause ends; None if no time is known.
-        blocking_jobs: the job of the ordering key that must end first, or running jobs of the limit key, at most 10.
+        until: when a job that runs again or the next start of a rate is due, or a pause ends; None
+            if no time is known.
+        blocking_jobs: the job of the ordering key that must end first, or running jobs of the limit
+            key, at most 10.
         blocking_workers: the worker of each of them; None: no worker has it.
         held_by: the dead letter that holds the ordering key; None for none.
         first_job_id: the first waiting job; None if none waits.
-        waits_for: the limit key that holds back the first waiting job of the ordering key; None for none.
+        waits_for: the limit key that holds back the first waiting job of the ordering key; None for
+            none.
         pause_at: when a planned pause begins; None if none is planned.
         resume_at: when the planned pause ends; None: it lasts until the key is resumed.
         limits: of a limit key that has limits itself; None: it has those of its queue.

@@ -23,7 +23,9 @@ UNSET: Final = Unset.UNSET
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Maximum numbers of waiting jobs, starts per second and running jobs of a queue; None for no limit.
+    """Maximum numbers of waiting jobs, starts per second and running jobs of a queue.
+
+    None for no limit.
 
     Attributes:
         max_waiting: waiting jobs: ready, scheduled or retrying ones; further jobs are refused.
@@ -48,13 +50,16 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLimits:
-    """Limits of one limit key, instead of those that its queue has for each key; None: as the queue.
+    """Limits of one limit key, instead of those that its queue has for each key; None: as the
+    queue.
 
     Attributes:
-        rate: starts per second; may be below 1. It replaces ``key_rate`` and ``key_burst`` of the queue.
+        rate: starts per second; may be below 1. It replaces ``key_rate`` and ``key_burst`` of the
+            queue.
         burst: starts at once after a pause; None for those of one second, at least 1.
         concurrency: running jobs. It replaces ``key_concurrency`` of the queue.
-        empty_until: no job of the key starts before, and one may start then; None: no such time was set.
+        empty_until: no job of the key starts before, and one may start then; None: no such time was
+            set.
     """
 
     rate: float | None = None

@@ -1,7 +1,8 @@
 """Middleware: code of an application around each enqueue, each attempt and each settlement.
 
-A middleware is an object of a subclass of ``Middleware``. Each of its methods is a generator with one ``yield``: what stands before
-it runs first, then what the middleware is around, then the rest. An exception of what it is around is raised at the ``yield``.
+A middleware is an object of a subclass of ``Middleware``. Each of its methods is a generator with
+one ``yield``: what stands before it runs first, then what the middleware is around, then the rest.
+An exception of what it is around is raised at the ``yield``.
 """
 
 from __future__ import annotations
@@ -22,13 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class NewJob:
-    """A job that is about to be enqueued. A middleware may change ``headers`` and replace ``options``.
+    """A job that is about to be enqueued.
+
+    A middleware may change ``headers`` and replace ``options``.
 
     Attributes:
         kind: the name of its kind.
         args: its arguments as JSON text.
         options: its options, without the headers; a middleware may replace them.
-        headers: its headers, at most 64 entries of text, 8 kB in total; a middleware may change them.
+        headers: its headers, at most 64 entries of text, 8 kB in total; a middleware may change
+            them.
         job_id: its id after the ``yield``; None before it, and for jobs of ``enqueue_many``.
     """
 
@@ -46,7 +50,8 @@ class Attempt:
     Attributes:
         job: the job; of a batch, the first one.
         jobs: all jobs of the call.
-        conn: with ``transaction=True``, the connection or session of the transaction that also completes the job; else None.
+        conn: with ``transaction=True``, the connection or session of the transaction that also
+            completes the job; else None.
         returned: what the handler returned; None before the ``yield``.
     """
 
@@ -59,8 +64,9 @@ class Attempt:
 class Middleware:
     """Base class: override the methods that you need; the others cost nothing.
 
-    The first middleware of an application is the outermost. Each method is a generator function with exactly one ``yield``. It
-    cannot hide an exception: one that it catches and does not raise again is raised after it.
+    The first middleware of an application is the outermost. Each method is a generator function
+    with exactly one ``yield``. It cannot hide an exception: one that it catches and does not raise
+    again is raised after it.
     """
 
     def enqueue(self, jobs: Sequence[NewJob]) -> Iterator[None]:
@@ -72,34 +78,40 @@ class Middleware:
         yield
 
     def aenqueue(self, jobs: Sequence[NewJob]) -> AsyncIterator[None]:
-        """Run around the asynchronous forms, ``aenqueue`` and its relatives. Default: ``enqueue`` runs around them too.
+        """Run around the asynchronous forms, ``aenqueue`` and its relatives. Default:
+        ``enqueue`` runs around them too.
 
         Override it with an asynchronous generator function.
         """
         raise NotImplementedError(jobs)
 
     def attempt(self, attempt: Attempt) -> Iterator[None]:
-        """Run around the handler, where it runs: on the event loop, in its thread, in its process, in its transaction.
+        """Run around the handler, where it runs: on the event loop, in its thread, in its
+        process, in its transaction.
 
-        An exception is the failure of the attempt. Around a coroutine function it runs on the event loop, so it must not block.
+        An exception is the failure of the attempt. Around a coroutine function it runs on the event
+        loop, so it must not block.
         """
         del attempt
         yield
 
     def aattempt(self, attempt: Attempt) -> AsyncIterator[None]:
-        """Run around coroutine functions instead of ``attempt``. Default: ``attempt`` runs around them too.
+        """Run around coroutine functions instead of ``attempt``. Default: ``attempt`` runs
+        around them too.
 
         Override it with an asynchronous generator function.
         """
         raise NotImplementedError(attempt)
 
     def settlement(self, ended: AttemptEnded) -> Iterator[None]:
-        """Run around the recording of an outcome, on the event loop of the worker, which it must not block.
+        """Run around the recording of an outcome, on the event loop of the worker, which it must
+        not block.
 
-        What stands before the ``yield`` runs when the worker knows the outcome; the rest runs when the database has it. If the
-        database refused it, because the job no longer belongs to this worker, ``LeaseLost`` is raised at the ``yield``. An
-        exception of this method is logged and counted; the outcome stays. If a handler in a transaction has recorded its outcome
-        itself, both parts run after the commit.
+        What stands before the ``yield`` runs when the worker knows the outcome; the rest runs when
+        the database has it. If the database refused it, because the job no longer belongs to this
+        worker, ``LeaseLost`` is raised at the ``yield``. An exception of this method is logged and
+        counted; the outcome stays. If a handler in a transaction has recorded its outcome itself,
+        both parts run after the commit.
         """
         del ended
         yield
@@ -113,7 +125,10 @@ def overrides(middleware: Middleware, method: str) -> bool:
 def around_attempts(
     middleware: Sequence[Middleware], *, is_async: bool
 ) -> tuple[Callable[[Attempt], Iterator[None] | AsyncIterator[None]], ...]:
-    """Return the methods to run around coroutine functions, or around plain functions; outermost first."""
+    """Return the methods to run around coroutine functions, or around plain functions.
+
+    Outermost first.
+    """
     found: list[Callable[[Attempt], Iterator[None] | AsyncIterator[None]]] = []
     for each in middleware:
         if is_async and overrides(each, "aattempt"):

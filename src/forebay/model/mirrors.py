@@ -16,12 +16,14 @@ class Thresholds:
     """The thresholds of the alerts of a mirror.
 
     Attributes:
-        completed_least: alert if fewer jobs are completed within ``completed_within``. Heartbeats count.
+        completed_least: alert if fewer jobs are completed within ``completed_within``. Heartbeats
+            count.
         completed_within: in seconds.
         waiting_most: alert if more jobs than this are due for ``waiting_for``.
         waiting_for: in seconds.
         unproved_for: alert if a failed job is not proved within these seconds after it was due.
-        bulk_tags: jobs with these tags, or with one of them followed by a full stop, are excluded from alerts.
+        bulk_tags: jobs with these tags, or with one of them followed by a full stop, are excluded
+            from alerts.
         bulk_priority: jobs with this priority or a higher number are excluded, too.
     """
 
@@ -34,7 +36,9 @@ class Thresholds:
     bulk_priority: int = PRIORITY_BULK
 
     def is_bulk(self, tag: str | None, priority: int) -> bool:
-        """Whether alerts ignore jobs with this tag and priority, as ``forebay._is_bulk`` decides in the database."""
+        """Whether alerts ignore jobs with this tag and priority, as ``forebay._is_bulk`` decides
+        in the database.
+        """
         return priority >= self.bulk_priority or any(
             tag == each or (tag is not None and tag.startswith(f"{each}."))
             for each in self.bulk_tags
@@ -105,7 +109,10 @@ class OutcomeCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenBreaker:
-    """A process that makes no attempts because the last ones failed. ``place`` is ``pass`` or ``direct``."""
+    """A process that makes no attempts because the last ones failed.
+
+    ``place`` is ``pass`` or ``direct``.
+    """
 
     who: str
     place: str
@@ -115,7 +122,10 @@ class OpenBreaker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditRecord:
-    """The result of an audit; see ``forebay.mirror.Drift``. ``repaired`` is the number of jobs enqueued."""
+    """The result of an audit; see ``forebay.mirror.Drift``.
+
+    ``repaired`` is the number of jobs enqueued.
+    """
 
     audit_id: int
     mirror: str
@@ -142,7 +152,9 @@ class AuditRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorFacts:
-    """The state of a mirror in the database. Only ``due_all``, ``waiting`` and the lists include jobs excluded from alerts.
+    """The state of a mirror in the database.
+
+    Only ``due_all``, ``waiting`` and the lists include jobs excluded from alerts.
 
     Attributes:
         at: time of the query, by the database's clock.

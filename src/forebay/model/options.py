@@ -47,18 +47,19 @@ class JobOptions:
         priority: -32768 to 32767, lower numbers first.
         tag: where the job came from, free text of at most 200 characters.
         run_at: the job starts no earlier than this instant, an aware datetime.
-        delay: the job starts no earlier than this time after the enqueue, by the database's clock; in seconds or as a
-            timedelta. Not together with ``run_at``.
+        delay: the job starts no earlier than this time after the enqueue, by the database's clock;
+            in seconds or as a timedelta. Not together with ``run_at``.
         expires_at: from this instant on the job is not started; later than ``run_at``.
         max_attempts: maximum number of attempts, 1 to 10,000.
         correlation_id: passed to the handler unchanged, at most 200 characters.
         headers: at most 64 text entries, at most 8 kB in total.
         unique: what to do if a job with the same key exists: ``Once``, ``Idempotent``,
             ``Coalesce``, ``Replace``, ``Debounce`` or ``Throttle``.
-        ordering_key: jobs of the queue with the same key run one at a time, in the order they were enqueued, also across
-            retries; at most 200 characters.
-        limit_key: the tenant of the job. Jobs of the queue with the same key share the limits per key, and
-            all keys of the queue take turns; at most 200 characters. With ``ordering_key`` too, both hold.
+        ordering_key: jobs of the queue with the same key run one at a time, in the order they were
+            enqueued, also across retries; at most 200 characters.
+        limit_key: the tenant of the job. Jobs of the queue with the same key share the limits per
+            key, and all keys of the queue take turns; at most 200 characters. With ``ordering_key``
+            too, both hold.
 
     Raises:
         InvalidJob: an option has the wrong type or is out of range.
@@ -114,7 +115,10 @@ class JobOptions:
         if self.unique is not None and not isinstance(self.unique, Unique):
             raise InvalidJob(
                 "unique",
-                f"must be a uniqueness mode, not {type(self.unique).__name__}: {shown(self.unique)}",
+                (
+                    f"must be a uniqueness mode, not {type(self.unique).__name__}: "
+                    f"{shown(self.unique)}"
+                ),
                 hint='For example unique=Once("order:42").',
             )
         self._check_times()

@@ -1,7 +1,7 @@
 """Outcomes: values that a handler may return to decide how its attempt ends.
 
-With any other return value the job is done; with an exception the attempt failed. Outcomes are values,
-not exceptions, because they are not errors.
+With any other return value the job is done; with an exception the attempt failed. Outcomes are
+values, not exceptions, because they are not errors.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from forebay.model.text import bounded_text
 if TYPE_CHECKING:
     from datetime import datetime, timedelta
 
-#: A longer reason is cut, not refused: a handler that has done its work must not fail because of its
-#: explanation.
+#: A longer reason is cut, not refused: a handler that has done its work must not fail because of
+#: its explanation.
 REASON_BYTES_MAX: Final = 4096
 
 
@@ -115,7 +115,9 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """For internal handlers with their own number of attempts: that was the last one. The job becomes a dead letter.
+    """For internal handlers with their own number of attempts: that was the last one.
+
+    The job becomes a dead letter.
 
     Args:
         reason: kept in the error history.
@@ -144,7 +146,8 @@ Outcome = Snooze | Retry | Cancel | Dead | Again | Complete | Drop
 
 
 class Endings(list["Outcome | Release | BaseException | None"]):
-    """The return value of an internal batch handler: the outcome of each job, and counters to record with them.
+    """The return value of an internal batch handler: the outcome of each job, and counters to
+    record with them.
 
     Attributes:
         counters: argument of ``forebay._record_counters()``; None for none.

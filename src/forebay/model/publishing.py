@@ -10,10 +10,13 @@ from forebay.model.options import MessageOptions
 
 
 class PublishOptions(MessageOptions, total=False):
-    """The keywords of ``publish``; see ``JobOptions``. Deliveries have priority, tag, correlation id and expiry of their event.
+    """The keywords of ``publish``; see ``JobOptions``.
+
+    Deliveries have priority, tag, correlation id and expiry of their event.
 
     Keys:
-        ordering_key: events with the same key are sent to each endpoint in the order in which they were published.
+        ordering_key: events with the same key are sent to each endpoint in the order in which they
+            were published.
     """
 
 
@@ -23,8 +26,9 @@ class Publication:
 
     Attributes:
         event_id: with ``unique`` perhaps that of an existing event.
-        subscriptions: how many subscriptions of enabled endpoints the event type has, before filters, counted up to 100. 0: nothing
-            will be delivered, unless a subscription is made later that begins earlier.
+        subscriptions: how many subscriptions of enabled endpoints the event type has, before
+            filters, counted up to 100. 0: nothing will be delivered, unless a subscription is made
+            later that begins earlier.
     """
 
     event_id: int

@@ -51,7 +51,8 @@ class Schedule:
         catch_up: missed instants older than these seconds are not enqueued.
         missed_max: with ``missed="all"``, maximum number of jobs.
         starts_at: no instant before it; None: the creation.
-        options: options of its jobs by name: tag, correlation_id, headers, max_attempts, limit_key, expires_in.
+        options: options of its jobs by name: tag, correlation_id, headers, max_attempts, limit_key,
+            expires_in.
         pause_on_failure: a dead job pauses the schedule before its next instant.
 
     Raises:
@@ -121,10 +122,12 @@ class ScheduleStatus:
     """A schedule in the database.
 
     Attributes:
-        name: see ``Schedule``, also for the attributes up to ``pause_on_failure``; times in seconds.
+        name: see ``Schedule``, also for the attributes up to ``pause_on_failure``; times in
+            seconds.
         starts_at: no instant before it; intervals count from it.
         declared_by: the application that declares it; None: it was made by hand.
-        vanished_at: since then its application does not declare it any more; None: it does. It still runs.
+        vanished_at: since then its application does not declare it any more; None: it does. It
+            still runs.
         paused_at: None: it is not paused.
         pause_note: why it is paused; None: no note.
         problem: why schedulers cannot use it; None: they can.
@@ -132,7 +135,8 @@ class ScheduleStatus:
         revision: rises with each change, pause and resume.
         decided_to: all instants up to this one are decided.
         decisions: how many there were.
-        last_for: the newest instant that was decided, also by hand; None: none was, or it is past the history.
+        last_for: the newest instant that was decided, also by hand; None: none was, or it is past
+            the history.
         last_job: its job; None: it has none.
         last_status: see ``Occurrence``.
         server_time: the time of the database when it was read.
@@ -176,7 +180,8 @@ class Occurrence:
     Attributes:
         scheduled_for: the instant.
         occurrence: its number among the decisions of the schedule, from 1.
-        status: ``enqueued``; ``skipped``, because of an earlier job; ``missed``; ``manual``; ``backfilled``.
+        status: ``enqueued``; ``skipped``, because of an earlier job; ``missed``; ``manual``;
+            ``backfilled``.
         instants: with ``missed``, this instant and missed ones before it; else 1.
         job_id: None: no job was enqueued.
         reason: why no job was enqueued; None: one was.
@@ -230,8 +235,9 @@ class ScheduleDifference:
 
     Attributes:
         name: the name of the schedule.
-        action: ``create`` and ``change`` are done; ``kept``: changed by hand since it was declared so; ``conflict``: made by hand or
-            declared by another application, and not touched; ``vanished``: no longer declared, it still runs.
+        action: ``create`` and ``change`` are done; ``kept``: changed by hand since it was declared
+            so; ``conflict``: made by hand or declared by another application, and not touched;
+            ``vanished``: no longer declared, it still runs.
         detail: more about a conflict; None else.
     """
 
@@ -257,7 +263,8 @@ class Scheduled:
         name: of the schedule.
         scheduled_for: the instant, in UTC.
         occurrence: its number among the decisions of the schedule, from 1.
-        late_by: from the instant to the enqueue of the job, to the millisecond. A redriven job has that of the first one.
+        late_by: from the instant to the enqueue of the job, to the millisecond. A redriven job has
+            that of the first one.
     """
 
     name: str

@@ -1,6 +1,8 @@
-"""The place where ``forebay.tracing`` puts itself: what is not around a handler looks here whether spans are wanted.
+"""The place where ``forebay.tracing`` puts itself: what is not around a handler looks here
+whether spans are wanted.
 
-``installed`` is None unless an application makes a ``Tracing``; then a claim, a send and a pass of a mirror cost one comparison.
+``installed`` is None unless an application makes a ``Tracing``; then a claim, a send and a pass of
+a mirror cost one comparison.
 """
 
 from __future__ import annotations

@@ -7,7 +7,8 @@ from typing import Any, Final, Literal
 
 from forebay._dataclass import dataclass
 
-#: Upper bounds, in milliseconds, of the buckets of ``waits`` and ``durations``. A fourteenth bucket has the longer ones.
+#: Upper bounds, in milliseconds, of the buckets of ``waits`` and ``durations``. A fourteenth bucket
+#: has the longer ones.
 STATS_BOUNDS: Final = (5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 60000, 600000)
 
 #: The steps of a time series.
@@ -48,7 +49,8 @@ class _Counted:
 class Stats(_Counted):
     """The counters of one queue, group, priority, kind and tag, at one moment.
 
-    ``scheduled`` to ``retrying``, ``held`` and ``running`` are jobs now, in the states of a job. The others count since the group was opened.
+    ``scheduled`` to ``retrying``, ``held`` and ``running`` are jobs now, in the states of a job.
+    The others count since the group was opened.
 
     Attributes:
         kind: empty for the jobs of further kinds and tags, beyond 2,000 of a group.
@@ -66,7 +68,8 @@ class Stats(_Counted):
         released: sent back by a worker that had not started them.
         lost: sent back from workers that were lost.
         requeued: sent back behind an earlier job of their ordering key.
-        wait_ms: milliseconds from enqueue to claim, the sum over jobs that were enqueued to run at once.
+        wait_ms: milliseconds from enqueue to claim, the sum over jobs that were enqueued to run at
+            once.
         duration_ms: milliseconds that handlers ran, the sum over attempts with a measured duration.
         waits: how many of these waits lie in each bucket of ``STATS_BOUNDS``.
         durations: the same for durations.
@@ -80,7 +83,8 @@ class Stats(_Counted):
 class StatsSample(_Counted):
     """The counters of one queue, group, priority, kind and tag, for one step of a time series.
 
-    ``scheduled`` to ``retrying`` are jobs at the end of the step, the others how many since the sample before; see ``Stats``.
+    ``scheduled`` to ``retrying`` are jobs at the end of the step, the others how many since the
+    sample before; see ``Stats``.
 
     Attributes:
         at: the end of the step.
@@ -96,7 +100,8 @@ class StatsAudit:
     Attributes:
         equal: whether all numbers agree.
         counted: rows and ends of jobs that were counted.
-        differences: what does not agree, at most 100: queue, group, priority, kind, tag, state, and the numbers ``stats`` and ``counted``.
+        differences: what does not agree, at most 100: queue, group, priority, kind, tag, state, and
+            the numbers ``stats`` and ``counted``.
     """
 
     equal: bool

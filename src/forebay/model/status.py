@@ -10,8 +10,8 @@ from typing import Any, Final, Literal
 from forebay._dataclass import dataclass
 from forebay.model.job import JobState
 
-#: What a cancellation means for a job: it will not start; a worker has it and is requested to stop; it ended before;
-#: no such job.
+#: What a cancellation means for a job: it will not start; a worker has it and is requested to stop;
+#: it ended before; no such job.
 CancelAnswer = Literal["cancelled", "requested", "already ended", "unknown"]
 
 
@@ -24,11 +24,13 @@ class JobStatus:
     """The status of one job in one group.
 
     Attributes:
-        attempt: the attempt that runs or runs next, from 1; for an ended job the last that ran, 0 if none did.
-        max_attempts: maximum number of attempts: of the job, or as the worker reported it at a failure; None if
-            neither is known, and the retry policy of the kind decides.
+        attempt: the attempt that runs or runs next, from 1; for an ended job the last that ran, 0
+            if none did.
+        max_attempts: maximum number of attempts: of the job, or as the worker reported it at a
+            failure; None if neither is known, and the retry policy of the kind decides.
         run_at: when a scheduled or retrying job is due; None for any other.
-        cancel_requested: a cancellation was requested; it is decided at the next claim or settlement.
+        cancel_requested: a cancellation was requested; it is decided at the next claim or
+            settlement.
         worker: the worker that has the job or had it last.
         redriven_from: the job whose dead letter was redriven as this one.
         redriven_as: the job that this one's dead letter was redriven as.
@@ -146,13 +148,16 @@ class DeadLetter:
     Attributes:
         reason: exhausted, permanent, expired or worker lost.
         attempt: the last attempt that ran, from 1; 0 if none did.
-        max_attempts: maximum number of attempts: of the job, or as the worker reported it; None if neither is known.
+        max_attempts: maximum number of attempts: of the job, or as the worker reported it; None if
+            neither is known.
         errors: every failed attempt, oldest first.
         redriven_as: the new job; None if it was not redriven.
         cause: the id of the cause by which dead letters are grouped.
         ordering_key: the job's ordering key; None for none.
-        holds_key: whether later jobs of the ordering key wait for this letter, or for the job it was redriven as.
-        place: the innermost function of the application that raised the last error; None if it is not known.
+        holds_key: whether later jobs of the ordering key wait for this letter, or for the job it
+            was redriven as.
+        place: the innermost function of the application that raised the last error; None if it is
+            not known.
     """
 
     dead_id: int

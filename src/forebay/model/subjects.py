@@ -53,8 +53,9 @@ class SubjectRun:
         version: of its arguments.
         due_at: when this run was due.
         last_at: when the last run ended well; None: none did.
-        state: what handlers keep between runs. The handler may change it in place. The change is saved when the run ends well or returns
-            ``Cancel``, and not after a failed attempt, a ``Snooze`` or ``Dead``.
+        state: what handlers keep between runs. The handler may change it in place. The change is
+            saved when the run ends well or returns ``Cancel``, and not after a failed attempt, a
+            ``Snooze`` or ``Dead``.
     """
 
     name: str
@@ -93,7 +94,8 @@ class SubjectResult:
     Attributes:
         subject: its name.
         result: ``created``, ``updated``, ``unchanged``, or ``skipped``.
-        reason: why it was skipped: it ``exists``, is ``running``, ``completed``, ``dead`` or ``killed``. None: it was not.
+        reason: why it was skipped: it ``exists``, is ``running``, ``completed``, ``dead`` or
+            ``killed``. None: it was not.
     """
 
     subject: str
@@ -112,7 +114,8 @@ class SubjectStatus:
         queue: of its runs.
         subject: its name, unique in the queue.
         kind: of the subject; its runs of version 2 have the kind ``KIND.v2``.
-        state: ``scheduled``; ``ready``, its run waits, also for a retry; ``running``; ``completed``; ``dead``; ``killed``.
+        state: ``scheduled``; ``ready``, its run waits, also for a retry; ``running``;
+            ``completed``; ``dead``; ``killed``.
         due_at: when it is due, or its run was; None: it is not due again.
         last_at: when the last run ended well; None: none did.
         iterations: how many runs ended well.
@@ -121,7 +124,8 @@ class SubjectStatus:
         priority: of its runs.
         args: arguments of its runs.
         data: the state that handlers keep between runs; None: none.
-        options: of its runs: tag, correlation_id, headers, max_attempts, limit_key, ordering_key, expires_at.
+        options: of its runs: tag, correlation_id, headers, max_attempts, limit_key, ordering_key,
+            expires_at.
         job_id: its present or last run; None: none.
         reason: why it is dead or killed.
         created_at: when it was created.
@@ -153,7 +157,8 @@ class SubjectEvent:
 
     Attributes:
         at: when.
-        what: ``scheduled`` (pushed, upserted or revived), ``issued``, ``again``, ``completed``, ``dead``, ``killed``, ``dropped``.
+        what: ``scheduled`` (pushed, upserted or revived), ``issued``, ``again``, ``completed``,
+            ``dead``, ``killed``, ``dropped``.
         due_at: when it was due after that; None: it was not.
         iterations: how many runs had ended well.
         job_id: the run; None: none.
@@ -216,7 +221,8 @@ class UpgradeProgress:
 
     Attributes:
         upgraded: subjects that this call has given the new version.
-        running: subjects of the old version whose run had not ended, or that another transaction had, in this pass.
+        running: subjects of the old version whose run had not ended, or that another transaction
+            had, in this pass.
         passes: how many times it went through the queue, counting this one.
         is_done: whether no subject of the old version was left at the end.
     """

@@ -1,4 +1,6 @@
-"""Conversion of any text to a form that PostgreSQL can store, or that a terminal or a log line can show."""
+"""Conversion of any text to a form that PostgreSQL can store, or that a terminal or a log line
+can show.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ from typing import Any, Final
 
 _ELLIPSIS: Final = " [...]"
 
-#: What a terminal obeys instead of showing it: control characters except tab and line feed, the marks that change the
-#: direction of text, and Unicode's separators of lines.
+#: What a terminal obeys instead of showing it: control characters except tab and line feed, the
+#: marks that change the direction of text, and Unicode's separators of lines.
 _UNSHOWABLE: Final = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 )
@@ -20,7 +22,8 @@ _UNLOGGABLE: Final = re.compile(rf"{_UNSHOWABLE.pattern}|\n")
 
 
 def replaced_controls(text: str) -> str:
-    r"""Return the text with a replacement character for each control character, except tab and line feed.
+    r"""Return the text with a replacement character for each control character, except tab and
+    line feed.
 
     >>> replaced_controls("a\x1b[2Jb") == "a\ufffd[2Jb"
     True
@@ -29,7 +32,8 @@ def replaced_controls(text: str) -> str:
 
 
 def escaped_controls(text: str) -> str:
-    r"""Return the text as one line, with an escape such as ``\x1b`` for each control character except tab.
+    r"""Return the text as one line, with an escape such as ``\x1b`` for each control character
+    except tab.
 
     >>> escaped_controls("a\x1b[2J\nb")
     'a\\x1b[2J\\nb'
@@ -49,7 +53,9 @@ def log_block(text: str) -> str:
 
 
 def escaped_json(text: str) -> str:
-    """Return JSON text with JSON escapes for the control characters in its strings, so that its value is the same."""
+    """Return JSON text with JSON escapes for the control characters in its strings, so that its
+    value is the same.
+    """
     return _UNSHOWABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
@@ -80,7 +86,9 @@ def _escape(found: re.Match[str]) -> str:
 
 
 class EscapeArguments(logging.Filter):
-    """Escapes control characters in the arguments of log records: text of a job must not forge a log line."""
+    """Escapes control characters in the arguments of log records: text of a job must not forge a
+    log line.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True, after replacing text and exceptions among the arguments of the record."""

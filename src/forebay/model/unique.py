@@ -1,7 +1,7 @@
 """Uniqueness modes: what happens if a job with the same key already waits or runs.
 
-A mode is the value of the option ``unique``. A table in docs/howto/unique-jobs.md defines the modes exactly, also
-for a job that is claimed at the same moment.
+A mode is the value of the option ``unique``. A table in docs/howto/unique-jobs.md defines the modes
+exactly, also for a job that is claimed at the same moment.
 """
 
 from __future__ import annotations
@@ -199,7 +199,10 @@ class JobId(int):
 
 
 def as_number(value: object) -> int:
-    """Return an id as a plain number; a hook for msgspec, which does not support subclasses of ``int``."""
+    """Return an id as a plain number.
+
+    A hook for msgspec, which does not support subclasses of ``int``.
+    """
     if not isinstance(value, JobId):
         raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
     return int(value)

@@ -28,8 +28,8 @@ class WorkerOverview:
 
     Attributes:
         worker: its name, which no other worker ever has: host, process id and a random part.
-        host: the name of its machine or container; None for a worker that reports nothing of itself, as all until the
-            heartbeat.
+        host: the name of its machine or container; None for a worker that reports nothing of
+            itself, as all until the heartbeat.
         pid: its process id there.
         group: the consumer group that it serves.
         queues: the queues that it serves, at most the first 100.
@@ -39,10 +39,12 @@ class WorkerOverview:
         started_at: when the process started to work.
         heartbeat_at: its last heartbeat.
         concurrency: its slots: as set by ``set_concurrency``, else as it was started.
-        memory_bytes: resident memory of its process without child processes; None where the system does not tell.
+        memory_bytes: resident memory of its process without child processes; None where the system
+            does not tell.
         running: the number of running jobs, at most 1,000.
         running_jobs: the first of them.
-        processes: how many child processes run its handlers, as it was started; None: they run in its own process.
+        processes: how many child processes run its handlers, as it was started; None: they run in
+            its own process.
     """
 
     worker: str

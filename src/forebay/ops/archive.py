@@ -29,8 +29,10 @@ _SEARCH: Final = f"""\
 select json_build_object(
     'next', s.next, 'looked_at', s.looked_at, 'remaining', s.remaining,
     'jobs', (select coalesce(jsonb_agg({STATUS} order by u.nr), '[]')
-             from unnest(s.job_ids) with ordinality u (job_id, nr) cross join lateral forebay.job(u.job_id) j))::text
-from forebay.search_jobs(%(filter)s::jsonb, only_state => %(state)s, contains => %(contains)s, most => %(limit)s::integer,
+             from unnest(s.job_ids) with ordinality u (job_id, nr)
+                 cross join lateral forebay.job(u.job_id) j))::text
+from forebay.search_jobs(%(filter)s::jsonb, only_state => %(state)s, contains => %(contains)s,
+    most => %(limit)s::integer,
                          before => %(before)s::bigint, budget => %(budget)s::integer) s"""
 
 
@@ -76,7 +78,8 @@ from forebay.plan_replay(%(filter)s::jsonb, %(options)s::jsonb) p"""
 
 _REPLAY: Final = """\
 select r.replay_id, r.total, r.is_over, r.redacted
-from forebay.replay_jobs(%(filter)s::jsonb, %(options)s::jsonb, %(token)s, %(most)s::integer, %(replay_id)s::bigint) r"""
+from forebay.replay_jobs(%(filter)s::jsonb, %(options)s::jsonb, %(token)s, %(most)s::integer,
+    %(replay_id)s::bigint) r"""
 
 _AT: Final = """\
 select to_jsonb(a)::text

@@ -23,7 +23,8 @@ CHUNK_MAX: Final = 1_000_000
 #: The server quotes the values. The rest of the query text stays unchanged.
 _WHAT: Final = """\
 %(kind)s, format(%(template)s, variadic array(
-    select v.value from jsonb_array_elements_text(%(values)s::jsonb) with ordinality v order by v.ordinality))"""
+    select v.value from jsonb_array_elements_text(%(values)s::jsonb) with ordinality v
+        order by v.ordinality))"""
 
 _BACKFILL: Final = f"""\
 select forebay.backfill({_WHAT}, options => %(options)s::jsonb, token => %(token)s)"""
@@ -33,7 +34,8 @@ select to_jsonb(p.*)::text from forebay.backfill_plan({_WHAT}, options => %(opti
 
 _BEGIN: Final = f"""\
 select forebay.backfill_begin(
-    {_WHAT}, key => %(key)s, chunk => %(chunk)s::integer, options => %(options)s::jsonb, token => %(token)s)"""
+    {_WHAT}, key => %(key)s, chunk => %(chunk)s::integer, options => %(options)s::jsonb,
+        token => %(token)s)"""
 
 _NEXT: Final = """\
 select (to_jsonb(n.*) || jsonb_build_object('backfill_id', %(backfill_id)s::bigint))::text

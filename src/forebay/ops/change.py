@@ -16,7 +16,8 @@ from forebay.ops.operation import Operation, ResultRows
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-#: Most jobs of a step. A cancellation takes no lock; the steps of the others hold the locks of lanes.
+#: Most jobs of a step. A cancellation takes no lock; the steps of the others hold the locks of
+#: lanes.
 _STEP: Final = {"cancel": 50_000, "purge": 50_000, "truncate": 50_000}
 _STEP_OF_MOVES: Final = 1_000
 _IDS_MAX: Final = 10_000
@@ -78,7 +79,8 @@ def plan(what: Change) -> Operation[ChangePlan]:
 
 @dataclass(slots=True)
 class Steps:
-    """The steps of an act, each a separate transaction: run each operation of ``next()`` until there is none.
+    """The steps of an act, each a separate transaction: run each operation of ``next()`` until
+    there is none.
 
     Args:
         what: the act.
@@ -109,7 +111,8 @@ class Steps:
                     self._note,
                     {**params, "token": self.token, "most": most, "event": self._event},
                 )
-                # The steps of a truncation end by themselves: they take only what waited at the first one.
+                # The steps of a truncation end by themselves: they take only what waited at the
+                # first one.
                 least = 1 if self.what.act == "truncate" else most
                 if has_ids or least is None or most is None or self._taken - before < least:
                     break

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class RawKinds(NamedTuple):
-    """The kinds whose handlers take arguments as text, and the queues where their jobs are expected.
+    """The kinds whose handlers take arguments as text, and the queues where their jobs are
+    expected.
 
     A job in any other queue is read right too; its claim is then read twice.
     """
@@ -32,7 +33,8 @@ class ClaimedJob(msgspec.Struct, array_like=True):
     The fields after ``pauses`` are in the order of ``sql/schema/fragments/job_columns.sql``.
 
     Attributes:
-        enqueued_micros, expires_micros: microseconds since 1970; an expiry of None means 30 days after the enqueue.
+        enqueued_micros, expires_micros: microseconds since 1970; an expiry of None means 30 days
+            after the enqueue.
         args: the arguments as decoded JSON; of a large claim as text, until ``decode_args``.
         attempt, pauses: None is none.
         offset: its place in the batch, from 1.
@@ -93,7 +95,10 @@ class RawJob(ClaimedJob, array_like=True):
         return False
 
     def plain(self, *, later: bool) -> ClaimedJob:
-        """Return the same row for a handler that takes no text; with ``later`` its arguments stay text until ``decode_args``."""
+        """Return the same row for a handler that takes no text.
+
+        With ``later`` its arguments stay text until ``decode_args``.
+        """
         # A copy: the view would keep the whole answer in memory.
         args = self.args.copy() if later else decoded_args(self.args)
         values = {name: getattr(self, name) for name in self.__struct_fields__}
@@ -127,25 +132,28 @@ def _instant(micros: int) -> datetime:
 _CLAIMED: Final = msgspec.json.Decoder(list[ClaimedJob])
 _CLAIMED_TEXTS: Final = msgspec.json.Decoder(list[RawJob])
 
-#: A longer answer is not decoded as a whole: that would stop the event loop, and take twenty times the memory of the text.
+#: A longer answer is not decoded as a whole: that would stop the event loop, and take twenty times
+#: the memory of the text.
 _DECODED_AT_ONCE: Final = 262_144
 
 
 def claimed_jobs(
     text: str | None, raw: RawKinds = NO_RAW_KINDS, *, queue: str = ""
 ) -> list[ClaimedJob]:
-    """Decode the answer to a claim from a queue: one JSON array for each job, without an enclosing array.
+    """Decode the answer to a claim from a queue: one JSON array for each job, without an
+    enclosing array.
 
-    The arguments of raw kinds stay text. Those of other kinds in a large answer stay text until their jobs start. A malformed row,
-    which only the owner of the schema can write, becomes a job without arguments: it ends as a dead letter, and the others of its claim
-    run.
+    The arguments of raw kinds stay text. Those of other kinds in a large answer stay text until
+    their jobs start. A malformed row, which only the owner of the schema can write, becomes a job
+    without arguments: it ends as a dead letter, and the others of its claim run.
     """
     if text is None:
         return []
     try:
         jobs = _decoded(text, raw, queue)
     except msgspec.ValidationError:
-        # A number is beyond the range of floats; the standard decoder makes it infinite. Or a row is malformed.
+        # A number is beyond the range of floats; the standard decoder makes it infinite. Or a row
+        # is malformed.
         items = msgspec.json.decode(f"[{text}]", type=list[msgspec.Raw])
         jobs = [_converted(item, raw.names) for item in items]
     size = len(text) // len(jobs)

@@ -18,13 +18,15 @@ REASONS: Final[tuple[str, ...]] = get_args(Reason)
 
 _LETTER: Final = """\
 select (to_jsonb(d) || jsonb_build_object(
-    'group', g.name, 'max_attempts', coalesce(d.max_attempts, (d.errors -> -1 ->> 'max_attempts')::integer),
+    'group', g.name, 'max_attempts', coalesce(d.max_attempts,
+        (d.errors -> -1 ->> 'max_attempts')::integer),
     'expires_at', case when d.expires_at < '9999-01-01' then d.expires_at end))::text
 from forebay.dead_letter d
 join (select group_id, name from forebay.queue_group
       union all select group_id, name from forebay.closed_group) g on g.group_id = d.group_id"""
 
-# If no dead letter has the number, a job that died may have it: the error then names the job's dead letters.
+# If no dead letter has the number, a job that died may have it: the error then names the job's dead
+# letters.
 _ONE: Final = f"""\
 {_LETTER}
 where d.dead_id = %(dead_id)s::bigint or d.job_id = %(dead_id)s::bigint
@@ -131,7 +133,9 @@ def redrive_matching(
     job_id: int | None = None,
     cause: str | None = None,
 ) -> Operation[int]:
-    """Return the call that redrives all matching dead letters, in the original order of the jobs."""
+    """Return the call that redrives all matching dead letters, in the original order of the
+    jobs.
+    """
     params: dict[str, Any] = {
         "queue": queue,
         "kind": kind,
@@ -204,7 +208,10 @@ def unmute_cause(cause: str) -> Operation[bool]:
 def keep_dead(
     queue: str | None = None, *, days: int | None = None, inherit: bool = False
 ) -> Operation[int | None]:
-    """Return the call that sets how long dead letters are kept; it returns the previous number of days."""
+    """Return the call that sets how long dead letters are kept.
+
+    It returns the previous number of days.
+    """
     return Operation(
         "select forebay.keep_dead("
         "queue => %(queue)s, days => %(days)s::integer, inherit => %(inherit)s::boolean)",

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _DIFFERENCES: Final = """\
 select to_jsonb(d)::text
-from forebay.{function}(app => %(app)s, queues => %(queues)s::jsonb, overwrite => %(overwrite)s::boolean) d"""
+from forebay.{function}(app => %(app)s, queues => %(queues)s::jsonb,
+    overwrite => %(overwrite)s::boolean) d"""
 
 
 def apply_queues(

@@ -103,7 +103,10 @@ def endpoint_settings(since: int) -> Operation[ChangedSettings]:
 def event_payloads(
     keys: Sequence[tuple[int, datetime]],
 ) -> Operation[dict[tuple[int, datetime], PublishedEvent]]:
-    """Return the events of some keys: id and time of publication. Events that were deleted are missing."""
+    """Return the events of some keys: id and time of publication.
+
+    Events that were deleted are missing.
+    """
     return Operation(
         "select event_id, published_at, payload::text, headers, ordering_key"
         " from forebay.event_payloads_v1(%(ids)s::bigint[], %(times)s::timestamptz[])",

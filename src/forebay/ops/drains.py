@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 _PROOFS: Final = """\
 select p.job_id, p.enqueued_at, p.kept_until, p.proof::text
-from forebay.proofs_v1(%(queue)s, %(group)s, %(until)s::timestamptz, %(job_id)s::bigint, %(most)s::integer) p"""
+from forebay.proofs_v1(%(queue)s, %(group)s, %(until)s::timestamptz, %(job_id)s::bigint,
+    %(most)s::integer) p"""
 
 _RESEND: Final = """\
-select forebay.resend_v1(%(drain)s, %(queue)s, %(group)s, %(job_ids)s::bigint[], %(enqueued_at)s::timestamptz[])"""
+select forebay.resend_v1(%(drain)s, %(queue)s, %(group)s, %(job_ids)s::bigint[],
+    %(enqueued_at)s::timestamptz[])"""
 
 
 class Proof(NamedTuple):
@@ -66,7 +68,10 @@ def proofs(queue: str, group: str, after: Proof | None, most: int) -> Operation[
 
 
 def resend(drain: str, queue: str, group: str, lost: Sequence[Proof]) -> Operation[int]:
-    """Return the call that makes a new job for each lost message, and deletes its proof; it returns their number."""
+    """Return the call that makes a new job for each lost message, and deletes its proof.
+
+    It returns their number.
+    """
     return Operation(
         _RESEND,
         scalar,

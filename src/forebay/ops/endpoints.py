@@ -80,7 +80,10 @@ def alter_endpoint(name: str, options: Mapping[str, Any]) -> Operation[bool]:
     _check_names(removed)
     named = "".join(f", {field} => {_SETTINGS[field]}" for field in given)
     return Operation(
-        f"select forebay.alter_endpoint(name => %(name)s{named}, remove => string_to_array(%(remove)s, ','))",
+        (
+            f"select forebay.alter_endpoint(name => %(name)s{named}, remove => "
+            f"string_to_array(%(remove)s, ','))"
+        ),
         boolean,
         {"name": name, **given, "remove": ",".join(removed)},
     )
@@ -134,7 +137,10 @@ def endpoints() -> Operation[list[Endpoint]]:
 
 
 def endpoint(name: str) -> Operation[Endpoint]:
-    """Return the call that reads one endpoint; running it raises ``EndpointNotFound`` if there is none."""
+    """Return the call that reads one endpoint.
+
+    Running it raises ``EndpointNotFound`` if there is none.
+    """
 
     def decode(rows: ResultRows) -> Endpoint:
         if not rows:

@@ -38,7 +38,8 @@ def _named(names: Iterable[str]) -> str:
 #: The parameters of an event, or of a message to an endpoint; see ``message_parameters``.
 MESSAGE: Final = f"""\
 priority => %(priority)s::integer, delay => make_interval(secs => %(delay)s::double precision),
-    run_at => %(run_at)s::timestamptz, expires_at => %(expires_at)s::timestamptz, unique_as => %(unique_as)s::jsonb,
+    run_at => %(run_at)s::timestamptz, expires_at => %(expires_at)s::timestamptz,
+    unique_as => %(unique_as)s::jsonb,
     {_named(name for name in KEPT_OPTION_NAMES if name not in _OF_ENDPOINTS)}"""
 
 _ENQUEUE: Final = f"""\
@@ -47,7 +48,8 @@ select forebay.enqueue(
     delay => make_interval(secs => %(delay)s::double precision), run_at => %(run_at)s::timestamptz,
     expires_at => coalesce(%(expires_at)s::timestamptz,
         coalesce(%(run_at)s::timestamptz,
-                 clock_timestamp() + make_interval(secs => coalesce(%(delay)s::double precision, 0)))
+                 clock_timestamp()
+                     + make_interval(secs => coalesce(%(delay)s::double precision, 0)))
         + make_interval(secs => %(expires_in)s::double precision)),
     {_named(KEPT_OPTION_NAMES)})"""
 
@@ -81,8 +83,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         kind: the name of the handler.
         args: its arguments as JSON text.
         options: as sent to the database; None means the default of the schema.
-        expires_in_seconds: the job expires this long after the enqueue, or after its start time if it is
-            delayed, by the database's clock; ``options.expires_at`` takes precedence.
+        expires_in_seconds: the job expires this long after the enqueue, or after its start time if
+            it is delayed, by the database's clock; ``options.expires_at`` takes precedence.
     """
 
     kind: str
@@ -123,7 +125,8 @@ def message_parameters(options: Mapping[str, Any], refused: str) -> dict[str, An
     """Return the parameters of an event, or of a message to an endpoint.
 
     Args:
-        options: options of a job. Queue, limit key and attempts are those of the endpoint, and not among them.
+        options: options of a job. Queue, limit key and attempts are those of the endpoint, and not
+            among them.
         refused: why these are refused, after "option queue".
 
     Raises:
@@ -183,7 +186,8 @@ class Chunks:
 
     def add(self, call: Call) -> Operation[int] | None:
         """Add a call; return a statement if the chunk is full."""
-        # The statement for jobs that differ only in arguments supports no unique keys, and returns no ids.
+        # The statement for jobs that differ only in arguments supports no unique keys, and returns
+        # no ids.
         if (
             not self._texts
             and self._ids is None
@@ -273,7 +277,9 @@ def shifted(error: EnqueueError, by: int) -> EnqueueError:
 
 
 def with_written(error: EnqueueError, count: int) -> EnqueueError:
-    """Return the error with a detail that states how many jobs of the bulk were written before it."""
+    """Return the error with a detail that states how many jobs of the bulk were written before
+    it.
+    """
     if count:
         error.detail = f"{count} jobs of this call were written before it, in your transaction"
     return error

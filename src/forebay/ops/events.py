@@ -34,7 +34,9 @@ def actor() -> Operation[None] | None:
 
 
 def with_actor(operation: Operation[T]) -> Operation[T]:
-    """Return the operation preceded by the call that names who acts, as one message of several statements."""
+    """Return the operation preceded by the call that names who acts, as one message of several
+    statements.
+    """
     named = actor()
     if named is None or operation.outside_block:
         return operation

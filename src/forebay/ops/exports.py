@@ -23,7 +23,8 @@ from forebay.exports() e"""
 
 _JOBS: Final = f"""\
 select ({STATUS})::text
-from forebay.jobs_to_export(%(segment_id)s::bigint, %(first)s::bigint, %(last)s::bigint) with ordinality e (job_id, nr)
+from forebay.jobs_to_export(%(segment_id)s::bigint, %(first)s::bigint,
+    %(last)s::bigint) with ordinality e (job_id, nr)
 cross join lateral forebay.job(e.job_id) j
 where j.state in ('done', 'cancelled', 'expired', 'dead') order by e.nr"""
 
@@ -53,7 +54,10 @@ def exports() -> Operation[list[Export]]:
 def next_to_export(
     name: str, after: int | None
 ) -> Operation[tuple[SegmentToExport | None, int | None]]:
-    """Return the call that finds the oldest segment to write; it returns it, or where to continue, or twice None."""
+    """Return the call that finds the oldest segment to write.
+
+    It returns it, or where to continue, or twice None.
+    """
 
     def decode(rows: ResultRows) -> tuple[SegmentToExport | None, int | None]:
         if not rows:
@@ -80,9 +84,15 @@ def jobs_to_export(segment_id: int, first: int, last: int) -> Operation[list[Job
 
 
 def mark_exported(name: str, segment_id: int, jobs: int, file: str) -> Operation[bool]:
-    """Return the call that marks a segment as written; it returns False if it was emptied meanwhile."""
+    """Return the call that marks a segment as written.
+
+    It returns False if it was emptied meanwhile.
+    """
     return Operation(
-        "select forebay.mark_exported(%(name)s, %(segment_id)s::bigint, %(jobs)s::bigint, %(file)s)",
+        (
+            "select forebay.mark_exported(%(name)s, %(segment_id)s::bigint, %(jobs)s::bigint, "
+            "%(file)s)"
+        ),
         boolean,
         {
             "name": checks.checked_text(name, "name", characters_max=100),

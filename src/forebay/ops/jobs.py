@@ -18,14 +18,16 @@ LIST_MAX: Final = 1000
 #: A row ``j`` of ``forebay.job`` with the members of ``JobStatus``.
 STATUS: Final = """\
 to_jsonb(j) || jsonb_build_object(
-    'group', j.group_name, 'expires_at', case when j.expires_at < '9999-01-01' then j.expires_at end)"""
+    'group', j.group_name,
+    'expires_at', case when j.expires_at < '9999-01-01' then j.expires_at end)"""
 
 _JOB: Final = f"select ({STATUS})::text from forebay.job(%(job_id)s::bigint) j"
 
 _JOBS: Final = f"""\
 select ({STATUS})::text
 from forebay.jobs(only_queue => %(queue)s, only_kind => %(kind)s, only_state => %(state)s,
-                  most => %(limit)s::integer, before => %(before)s::bigint, filter => %(filter)s::jsonb) j"""
+                  most => %(limit)s::integer, before => %(before)s::bigint,
+                      filter => %(filter)s::jsonb) j"""
 
 _DEPTH: Final = """\
 select to_jsonb(d)::text

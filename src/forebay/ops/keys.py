@@ -11,12 +11,14 @@ from forebay.ops.records import rows_as
 
 _KEYS: Final = """\
 select to_jsonb(k)::text
-from forebay.keys(only_queue => %(queue)s, most => %(most)s::integer) with ordinality k order by k.ordinality"""
+from forebay.keys(only_queue => %(queue)s, most => %(most)s::integer) with ordinality k
+    order by k.ordinality"""
 
 _KEY: Final = """\
 select (to_jsonb(k) || jsonb_build_object('queue', %(queue)s::text))::text
 from forebay.key(
-    queue => %(queue)s, ordering_key => %(ordering_key)s, limit_key => %(limit_key)s) k order by k.group_name"""
+    queue => %(queue)s, ordering_key => %(ordering_key)s, limit_key => %(limit_key)s) k
+        order by k.group_name"""
 
 
 def keys(queue: str | None = None, limit: int = 100) -> Operation[list[KeyInfo]]:
@@ -44,10 +46,14 @@ def limit_key(
     concurrency: int | None = None,
     remove: bool = False,
 ) -> Operation[KeyLimits | None]:
-    """Return the call that sets limits of one limit key; it returns the previous ones, None for none."""
+    """Return the call that sets limits of one limit key.
+
+    It returns the previous ones, None for none.
+    """
     return Operation(
         "select forebay.limit_key("
-        "queue => %(queue)s, limit_key => %(limit_key)s, rate => %(rate)s::double precision, burst => %(burst)s::integer,"
+        "queue => %(queue)s, limit_key => %(limit_key)s, rate => %(rate)s::double "
+        "precision, burst => %(burst)s::integer,"
         " concurrency => %(concurrency)s::integer, remove => %(remove)s::boolean)::text",
         lambda rows: None if scalar(rows) is None else rows_as(KeyLimits, rows)[0],
         {

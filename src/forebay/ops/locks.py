@@ -1,4 +1,6 @@
-"""Sessions that hold a lock for which claims, enqueues or maintenance have to wait, or which maintenance passes over."""
+"""Sessions that hold a lock for which claims, enqueues or maintenance have to wait, or which
+maintenance passes over.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ from forebay.policy.retry import human_duration
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Whether a lock ``l`` on a relation ``c`` of the schema stops our functions. Reading locks no lock table; a dump does.
+#: Whether a lock ``l`` on a relation ``c`` of the schema stops our functions. Reading locks no lock
+#: table; a dump does.
 STOPS_OURS: Final = (
     "(l.mode in ('ShareLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')"
     " or c.relname ~ '^lock_' and l.mode in ('RowExclusiveLock', 'ShareUpdateExclusiveLock'))"
@@ -19,7 +22,8 @@ STOPS_OURS: Final = (
 
 _SHOWN_MAX: Final = 3
 
-#: Needs no privilege. What a role may not see of other sessions is null; ``pg_locks`` shows how long a session has waited.
+#: Needs no privilege. What a role may not see of other sessions is null; ``pg_locks`` shows how
+#: long a session has waited.
 _HOLDERS_SQL: Final = f"""
 with held as (
     select l.pid, l.virtualtransaction as transaction, array_agg(distinct c.relname::text) as tables
@@ -30,17 +34,21 @@ with held as (
       and c.relnamespace = to_regnamespace('forebay') and {STOPS_OURS}
     group by 1, 2),
 waiting as (
-    select b.pid, count(*) as sessions, max(extract(epoch from clock_timestamp() - w.since)::float8) as seconds
-    from (select l.pid, min(l.waitstart) as since from pg_locks l where not l.granted and l.pid is not null group by 1) w
+    select b.pid, count(*) as sessions, max(extract(epoch from clock_timestamp() - w.since)::float8)
+        as seconds
+    from (select l.pid, min(l.waitstart) as since from pg_locks l where not l.granted
+        and l.pid is not null group by 1) w
     cross join lateral unnest(pg_blocking_pids(w.pid)) b (pid)
     group by 1)
-select h.transaction, h.pid, p.gid, coalesce(a.usename, p.owner)::text, nullif(a.application_name, ''), a.state,
+select h.transaction, h.pid, p.gid, coalesce(a.usename, p.owner)::text, nullif(a.application_name,
+    ''), a.state,
        extract(epoch from clock_timestamp() - coalesce(a.xact_start, p.prepared))::float8,
        extract(epoch from clock_timestamp() - a.query_start)::float8,
        h.tables, coalesce(w.sessions, 0)::integer, coalesce(w.seconds, 0)
 from held h
 left join pg_stat_activity a on a.pid = h.pid
-left join pg_locks x on h.pid is null and x.pid is null and x.locktype = 'transactionid' and x.granted
+left join pg_locks x on h.pid is null and x.pid is null and x.locktype = 'transactionid'
+    and x.granted
                      and x.virtualtransaction = h.transaction
 left join pg_prepared_xacts p on p.transaction = x.transactionid
 left join waiting w on w.pid = coalesce(h.pid, 0)  -- Prepared transactions block as process 0.
@@ -53,7 +61,8 @@ class LockHolder:
     """A transaction that holds such a lock.
 
     Attributes:
-        transaction: its virtual transaction id: the same in two observations means the same transaction.
+        transaction: its virtual transaction id: the same in two observations means the same
+            transaction.
         pid: the process id of its session; None for a prepared transaction.
         prepared: the id of a prepared transaction.
         user: its role.
@@ -125,7 +134,8 @@ def lock_holders() -> Operation[list[LockHolder]]:
 
 def _holder(row: Sequence[object]) -> LockHolder:
     names = (
-        "transaction", "pid", "prepared", "user", "application", "state", "seconds", "query_seconds",
+        "transaction", "pid", "prepared", "user", "application", "state", "seconds",
+        "query_seconds",
         "tables", "waiting", "waiting_seconds",
     )  # fmt: skip
     facts = dict(zip(names, row, strict=True))

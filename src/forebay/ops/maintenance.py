@@ -88,11 +88,14 @@ def maintain(
         leader_id: the id under which the caller leads.
         duties: which duties.
         seconds: how long the duties are kept unless renewed.
-        observed_seconds: for how long the caller has seen the server's clock run evenly; None: not at all.
-        sleep_millis: for how long the caller sleeps if nothing is due earlier; None: notifications do not reach it.
+        observed_seconds: for how long the caller has seen the server's clock run evenly; None: not
+            at all.
+        sleep_millis: for how long the caller sleeps if nothing is due earlier; None: notifications
+            do not reach it.
     """
     return Operation(
-        "select promoted, held, server_time, sleep_millis, has_lost, has_full, activity from forebay.maintain_v1("
+        "select promoted, held, server_time, sleep_millis, has_lost, has_full, activity "
+        "from forebay.maintain_v1("
         "%(limit)s, %(leader_id)s, %(duties)s, %(seconds)s, %(observed)s, %(sleep)s)",
         lambda rows: Maintained(*rows[0]),
         {
@@ -119,7 +122,10 @@ def seal() -> Operation[int]:
 def sweep(
     since: datetime | None, after: str | None, most: int, lanes: int
 ) -> Operation[tuple[int, str | None]]:
-    """Expire jobs that no worker claims; return how many, and where to continue, None at the end of the pass."""
+    """Expire jobs that no worker claims.
+
+    Return how many, and where to continue, None at the end of the pass.
+    """
     return Operation(
         "select expired, next from forebay.sweep_v1(%(since)s, %(after)s, %(most)s, %(lanes)s)",
         _step,
@@ -140,12 +146,18 @@ def drop_segments() -> Operation[int]:
 
 
 def forget() -> Operation[int]:
-    """Do one step of forgetting lanes that are over; return the number of lanes of that step, 0 if nothing is left to do."""
+    """Do one step of forgetting lanes that are over.
+
+    Return the number of lanes of that step, 0 if nothing is left to do.
+    """
     return Operation("select forebay.forget_v1()", scalar)
 
 
 def summarize(after: int | None) -> Operation[tuple[int, int | None]]:
-    """Update the block range index of one segment; return how many page ranges were added, and where to continue."""
+    """Update the block range index of one segment.
+
+    Return how many page ranges were added, and where to continue.
+    """
     return Operation(
         "select added, next from forebay.summarize_v1(%(after)s)", _step, {"after": after}
     )
@@ -176,7 +188,10 @@ def trim(part: str, after: str | None, most: int) -> Operation[tuple[int, str | 
 
 
 def record_duty(name: str, seconds: float | None, error: str | None) -> Operation[None]:
-    """Record for how long a duty of maintenance fails or is behind; without seconds, that it is well."""
+    """Record for how long a duty of maintenance fails or is behind.
+
+    Without seconds, that it is well.
+    """
     return Operation(
         "select forebay.record_duty_v1(%(name)s, %(seconds)s, %(error)s)",
         nothing,

@@ -47,18 +47,24 @@ class StatusQuery(NamedTuple):
     def facts(self) -> Operation[MirrorFacts]:
         """Return the call that reads all facts; it visits every waiting job."""
         return Operation(
-            "select forebay.mirror_status(%(name)s, %(queue)s, %(group)s, %(expires)s, %(within)s, %(most)s,"
+            "select forebay.mirror_status(%(name)s, %(queue)s, %(group)s, %(expires)s, "
+            "%(within)s, %(most)s,"
             " %(tags)s::text[], %(priority)s)::text",
             lambda rows: msgspec.convert(json.loads(scalar(rows)), MirrorFacts),
             self._params,
         )
 
     def sample(self) -> Operation[None]:
-        """Return the call that records how many jobs are due; it does nothing right after a sample or without the right."""
+        """Return the call that records how many jobs are due.
+
+        It does nothing right after a sample or without the right.
+        """
         return Operation(
-            "select forebay.sample_mirror(%(name)s, %(queue)s, %(group)s, %(expires)s, %(tags)s::text[], %(priority)s)"
+            "select forebay.sample_mirror(%(name)s, %(queue)s, %(group)s, %(expires)s, "
+            "%(tags)s::text[], %(priority)s)"
             " where has_function_privilege("
-            "'forebay.sample_mirror(text, text, text, double precision, text[], integer)', 'execute')",
+            "'forebay.sample_mirror(text, text, text, double precision, text[], integer)', "
+            "'execute')",
             nothing,
             self._params,
         )
@@ -83,7 +89,10 @@ def record_direct(counters: Mapping[str, Any], who: str) -> Operation[None]:
 
 
 def record_audit(name: str, found: Mapping[str, Any]) -> Operation[int | None]:
-    """Return the call that records the findings of an audit; it returns the id, or None if the role lacks the right."""
+    """Return the call that records the findings of an audit.
+
+    It returns the id, or None if the role lacks the right.
+    """
     return Operation(
         "select forebay.record_audit(%(name)s, %(found)s::jsonb)"
         " where has_function_privilege('forebay.record_audit(text, jsonb)', 'execute')",

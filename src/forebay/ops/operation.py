@@ -1,7 +1,7 @@
 """One call to the database as a value: text, parameters, and how to read its rows.
 
-``ops`` creates operations and ``db`` runs them. Creating one needs neither a connection nor an event loop, so the SQL and the
-decoding of a call can be tested without both.
+``ops`` creates operations and ``db`` runs them. Creating one needs neither a connection nor an
+event loop, so the SQL and the decoding of a call can be tested without both.
 """
 
 from __future__ import annotations

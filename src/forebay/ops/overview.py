@@ -12,15 +12,18 @@ from forebay.ops.records import rows_as
 
 _QUEUES: Final = """\
 select (to_jsonb(d) || to_jsonb(x) || jsonb_build_object(
-    'done', coalesce(t.done, 0), 'failed', coalesce(t.failed, 0), 'claimed_at', c.claimed_at, 'paused_at', g.paused_at,
+    'done', coalesce(t.done, 0), 'failed', coalesce(t.failed, 0), 'claimed_at', c.claimed_at,
+        'paused_at', g.paused_at,
     'resume_at', g.resume_at))::text
 from forebay.depth(only_queue => %(queue)s) d
 left join (
-    select s.queue, s.priority, s.group_name, sum(s.done)::bigint as done, sum(s.failed)::bigint as failed
+    select s.queue, s.priority, s.group_name, sum(s.done)::bigint as done, sum(s.failed)::bigint
+        as failed
     from forebay.stats(only_queue => %(queue)s) s group by s.queue, s.priority, s.group_name) t
   on t.queue = d.queue and t.priority = d.priority and t.group_name = d.group_name
 left join lateral (
-    select i.group_id, case when i.resume_at <= clock_timestamp() then null else i.paused_at end as paused_at,
+    select i.group_id, case when i.resume_at <= clock_timestamp() then null else i.paused_at end
+        as paused_at,
            case when i.resume_at > clock_timestamp() then i.resume_at end as resume_at
     from forebay.queue_group i where i.queue = d.queue and i.name = d.group_name) g on true
 cross join lateral (
@@ -37,12 +40,14 @@ left join lateral (
 order by d.queue, d.priority, d.group_name"""
 
 
-#: A queue may have a million lanes, one for each limit key: the index is probed once for each queue.
+#: A queue may have a million lanes, one for each limit key: the index is probed once for each
+#: queue.
 _NAMES: Final = """\
 with recursive q as (
     (select l.queue from forebay.lane l order by l.queue limit 1)
     union all
-    select (select l.queue from forebay.lane l where l.queue > q.queue order by l.queue limit 1) from q where q.queue is not null)
+    select (select l.queue from forebay.lane l where l.queue > q.queue order by l.queue limit 1)
+        from q where q.queue is not null)
 select (select json_agg(q.queue) from q where q.queue is not null)::text,
        (select json_agg(distinct k.kind) from forebay.kind_queue k)::text"""
 
@@ -77,7 +82,10 @@ class QueueOverview:
 
 
 def queue_overview(queue: str | None = None) -> Operation[list[QueueOverview]]:
-    """Return the call that counts waiting, running, ended and dead jobs; it visits dead letters, and no job that just waits or has ended."""
+    """Return the call that counts waiting, running, ended and dead jobs.
+
+    It visits dead letters, and no job that just waits or has ended.
+    """
     return Operation(_QUEUES, lambda rows: rows_as(QueueOverview, rows), {"queue": queue})
 
 

@@ -86,7 +86,8 @@ class Ended:
         reason: for a dead letter: exhausted, permanent or worker lost.
         error: type, message, traceback and max_attempts, kept in the job's history.
         kept: with the outcome done: the result of the handler.
-        holds_key: with the outcome dead: later jobs of its ordering key wait until the dead letter is redriven or skipped.
+        holds_key: with the outcome dead: later jobs of its ordering key wait until the dead letter
+            is redriven or skipped.
         subject: with the outcome done or cancelled: what the run means for its subject.
     """
 
@@ -102,7 +103,9 @@ class Ended:
 
 @dataclass(slots=True)
 class Flush:
-    """One settlement of a batch. ``done`` None means the whole batch; ``counters``: counters recorded with it."""
+    """One settlement of a batch. ``done`` None means the whole batch; ``counters``: counters
+    recorded with it.
+    """
 
     claim_no: int
     flush_no: int
@@ -133,7 +136,11 @@ class ProgressReport:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswer:
-    """The answer to a heartbeat. The number of all open leases is given only if no job runs, the concurrency if an operator set it."""
+    """The answer to a heartbeat.
+
+    The number of all open leases is given only if no job runs, the concurrency if an operator set
+    it.
+    """
 
     open_leases: frozenset[int]
     cancelled_jobs: frozenset[int]
@@ -154,7 +161,10 @@ def open_group(queue: str, name: str) -> Operation[int]:
 
 
 def open_groups(queues: Sequence[str], name: str) -> Operation[list[int]]:
-    """Open a group of the same name for each of some queues, in one transaction; return their ids in the order of the queues."""
+    """Open a group of the same name for each of some queues, in one transaction.
+
+    Return their ids in the order of the queues.
+    """
     return Operation(
         "select array(select forebay.open_group(u.queue, %(name)s)"
         " from unnest(%(queues)s::text[]) with ordinality u (queue, nr) order by u.nr)",
@@ -166,7 +176,9 @@ def open_groups(queues: Sequence[str], name: str) -> Operation[list[int]]:
 def record_kinds(
     worker: str, queues: Mapping[str, str], holding: Collection[str] = ()
 ) -> Operation[list[tuple[str, str, str]]]:
-    """Return the call that records the queues of kinds; it returns the kinds that had another one, with both queues.
+    """Return the call that records the queues of kinds.
+
+    It returns the kinds that had another one, with both queues.
 
     Args:
         worker: the name of the worker.
@@ -195,7 +207,10 @@ def open_lease(
 ) -> Operation[int]:
     """Open a lease; return its id. The call states the schema version of this code."""
     return Operation(
-        "select forebay.open_lease_v1(%(worker)s, %(lease)s, %(suspect)s, %(version)s, %(details)s::jsonb)",
+        (
+            "select forebay.open_lease_v1(%(worker)s, %(lease)s, %(suspect)s, %(version)s, "
+            "%(details)s::jsonb)"
+        ),
         scalar,
         {
             "worker": worker,
@@ -252,7 +267,10 @@ def resign(leader_id: int, duties: Collection[int]) -> Operation[None]:
 
 
 def producers_notify() -> Operation[bool]:
-    """Return whether enqueues notify sleeping workers, by the settings of this session; see ``forebay._may_notify()``."""
+    """Return whether enqueues notify sleeping workers, by the settings of this session.
+
+    See ``forebay._may_notify()``.
+    """
     return Operation(
         "select coalesce(nullif(current_setting('forebay.wakeup', true), '') = 'on',"
         " current_setting('max_prepared_transactions') = '0')",
@@ -275,7 +293,11 @@ def ready(
 def poll(
     group_ids: Sequence[int], *, sleep_millis: int | None, leader_id: int, seconds: float
 ) -> Operation[tuple[list[ReadyLane], list[int] | None]]:
-    """Do as ``ready``. If no lane is ready, also take and renew the leadership of the groups, and return those that are led now."""
+    """Do as ``ready``.
+
+    If no lane is ready, also take and renew the leadership of the groups, and return those that are
+    led now.
+    """
     return Operation(
         "select group_id, lane, queue, priority, is_private, is_suspect, is_limited, held"
         " from forebay.poll_v1(%(groups)s, %(sleep)s, %(leader_id)s, %(seconds)s)",
@@ -333,8 +355,9 @@ def claim_lanes(
 ) -> Operation[dict[int, list[ClaimedJob] | None]]:
     """Claim jobs from several lanes; return those of each lane by its place in the list.
 
-    Place N is claimed under the number ``claim_no + N``. None: another worker is claiming from the lane. A place that is missing has to
-    be claimed by ``claim``. The arguments of raw kinds stay text.
+    Place N is claimed under the number ``claim_no + N``. None: another worker is claiming from the
+    lane. A place that is missing has to be claimed by ``claim``. The arguments of raw kinds stay
+    text.
     """
     return Operation(
         "select nr, jobs from forebay.claim_lanes_v1("
@@ -364,15 +387,21 @@ def settle(lease_id: int, flushes: Sequence[Flush]) -> Operation[list[FlushStatu
 
 
 def settle_job(job: SettledJob, *, clears: bool = False) -> Operation[None]:
-    """Settle one job as done, as the last act of its handler's transaction; it fails if it settles nothing.
+    """Settle one job as done, as the last act of its handler's transaction.
+
+    It fails if it settles nothing.
 
     Args:
         job: which one, and how long its handler ran.
-        clears: whether it also clears the session, except for roles; the commit must follow in the same message.
+        clears: whether it also clears the session, except for roles; the commit must follow in the
+            same message.
     """
     # Numbers only: without parameters psycopg sends the text as it is.
     return Operation(
-        f"select forebay.settle_job_v1({job.lease_id:d}, {job.claim_no:d}, {job.offset:d}, {job.millis:d}, {clears})",
+        (
+            f"select forebay.settle_job_v1({job.lease_id:d}, {job.claim_no:d}, {job.offset:d}, "
+            f"{job.millis:d}, {clears})"
+        ),
         nothing,
     )
 

@@ -45,7 +45,8 @@ _SET_LIMITS: Final = (
 )
 _LIMITS: Final = (
     "select json_build_object('queue', l.queue, 'group', l.group_name, 'running', l.running,"
-    " 'keys_waiting', l.keys_waiting, 'next_start_at', l.next_start_at, 'limits', json_build_object("
+    " 'keys_waiting', l.keys_waiting, 'next_start_at', l.next_start_at, 'limits', "
+    "json_build_object("
     + ", ".join(f"'{name}', l.{name}" for name in _LIMIT_TYPES if name != "max_waiting_group")
     + ", 'max_waiting_group', q.max_waiting_group))::text from forebay.limits(%(queue)s) l"
     " left join forebay.queue_limits q on q.queue = l.queue order by l.queue, l.group_name"
@@ -55,7 +56,8 @@ _LIMITS: Final = (
 _REDACT: Final = """\
 select redacted, next::text, event
 from forebay.redact_queue(
-    queue => %(queue)s, before => %(before)s::timestamptz, dead => %(dead)s::boolean, after => %(after)s::jsonb,
+    queue => %(queue)s, before => %(before)s::timestamptz, dead => %(dead)s::boolean,
+        after => %(after)s::jsonb,
     event_id => %(event)s::bigint)"""
 
 
@@ -107,7 +109,8 @@ def drop_queue(
 ) -> Operation[DroppedQueue]:
     """Return the call that drops a queue, or with ``dry_run`` only reports."""
     return Operation(
-        "select cancelled, running, groups, settings from forebay.drop_queue(queue => %(queue)s, token => %(token)s,"
+        "select cancelled, running, groups, settings from forebay.drop_queue(queue => "
+        "%(queue)s, token => %(token)s,"
         " force => %(force)s::boolean, dry_run => %(dry_run)s::boolean)",
         _dropped,
         {
@@ -121,7 +124,8 @@ def drop_queue(
 
 @dataclass(slots=True)
 class Redaction:
-    """The steps of a redaction, each a separate transaction: run each operation of ``operations()``.
+    """The steps of a redaction, each a separate transaction: run each operation of
+    ``operations()``.
 
     Args:
         queue: the queue.
@@ -168,7 +172,10 @@ def _dropped(rows: ResultRows) -> DroppedQueue:
 
 
 def continue_closing() -> Operation[int]:
-    """Return the call that continues to close groups, in steps; 0 when nothing is left to do now."""
+    """Return the call that continues to close groups, in steps.
+
+    0 when nothing is left to do now.
+    """
     return Operation("select forebay.close_groups()", number)
 
 
@@ -183,7 +190,8 @@ def pause_queue(
     if until is not None and for_ is not None:
         raise InvalidJob("until", "and for_ are both given: give one of them")
     return Operation(
-        "select forebay.pause_queue(queue => %(queue)s, group_name => %(group)s, until => coalesce(%(until)s::timestamptz,"
+        "select forebay.pause_queue(queue => %(queue)s, group_name => %(group)s, until => "
+        "coalesce(%(until)s::timestamptz,"
         " clock_timestamp() + make_interval(secs => %(seconds)s::double precision)))",
         number,
         {
@@ -214,8 +222,10 @@ def pause_key(
 ) -> Operation[bool]:
     """Return the call that pauses one key of a queue; it returns whether something changed."""
     return Operation(
-        "select forebay.pause_key(queue => %(queue)s, ordering_key => %(ordering_key)s, limit_key => %(limit_key)s,"
-        " resume_after => make_interval(secs => %(seconds)s::double precision), pause_at => %(at)s::timestamptz)",
+        "select forebay.pause_key(queue => %(queue)s, ordering_key => %(ordering_key)s, "
+        "limit_key => %(limit_key)s,"
+        " resume_after => make_interval(secs => %(seconds)s::double precision), pause_at "
+        "=> %(at)s::timestamptz)",
         lambda rows: bool(scalar(rows)),
         {
             "queue": queue,
@@ -272,7 +282,10 @@ def limits(queue: str | None = None) -> Operation[list[QueueLimits]]:
 
 
 def set_max_attempts(queue: str, attempts: int | None) -> Operation[int | None]:
-    """Return the call that sets the maximum attempts of a queue's jobs; it returns the previous number."""
+    """Return the call that sets the maximum attempts of a queue's jobs.
+
+    It returns the previous number.
+    """
     return Operation(
         "select forebay.set_max_attempts(queue => %(queue)s, attempts => %(attempts)s::integer)",
         lambda rows: None if (found := scalar_or_none(rows)) is None else int(found),

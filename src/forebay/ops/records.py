@@ -1,7 +1,8 @@
 """Converts rows of one JSON text each to the classes of ``model``.
 
-The queries of this package return JSON because the connection may belong to the caller, with the caller's row factories and
-type loaders; text arrives as text everywhere. They return whole rows, and members are found by name: ``to_jsonb(w)``.
+The queries of this package return JSON because the connection may belong to the caller, with the
+caller's row factories and type loaders; text arrives as text everywhere. They return whole rows,
+and members are found by name: ``to_jsonb(w)``.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ T = TypeVar("T")
 
 
 def rows_as(cls: type[T], rows: ResultRows) -> list[T]:
-    """Return the rows as instances of a class of ``model``; other columns are left out. ``group`` is the column ``group_name``."""
+    """Return the rows as instances of a class of ``model``; other columns are left out.
+
+    ``group`` is the column ``group_name``.
+    """
     return [msgspec.convert(_members(text), cls) for (text,) in rows]
 
 

@@ -33,7 +33,8 @@ select (to_jsonb(h) || jsonb_build_object(
     'progress', case when h.recorded_at is not null then jsonb_build_object(
         'done', h.done, 'note', h.note, 'recorded_at', h.recorded_at) end,
     'result', case when h.kept_at is not null then jsonb_build_object(
-        'value', h.value, 'problem', h.problem, 'kept_at', h.kept_at, 'kept_until', h.kept_until) end))::text
+        'value', h.value, 'problem', h.problem, 'kept_at', h.kept_at, 'kept_until',
+            h.kept_until) end))::text
 from forebay.job_history(%(job_id)s::bigint) h"""
 
 _ENDED: Final = frozenset({"done", "cancelled", "expired", "dead"})
@@ -82,13 +83,17 @@ class JobResult:
 
 
 def kept(value: Any, seconds: float) -> Kept:
-    """Return a handler's result for the settlement; or why it cannot be kept, which does not fail the job."""
+    """Return a handler's result for the settlement.
+
+    Or why it cannot be kept, which does not fail the job.
+    """
     dump = getattr(value, "model_dump", None)
     try:
         plain = dump(mode="json", by_alias=True) if callable(dump) else value
         text = encode_json(plain, bytes_max=_SENT_BYTES_MAX)
     except InvalidJob as error:
-        # Without the value and its place: others can read the problem, and keys of a dict may be data too.
+        # Without the value and its place: others can read the problem, and keys of a dict may be
+        # data too.
         place = "" if error.field == "args" else "a part of "
         problem = str(error.problem).partition(":")[0]
         return Kept(seconds, problem=f"{place}what the handler returned {problem}")

@@ -38,7 +38,10 @@ def route(job_ids: Sequence[int]) -> Operation[Routed]:
 
 
 def activate(subscription_id: int) -> Operation[bool]:
-    """Return the call that does a step of an activation; it returns whether the subscription is active, or gone."""
+    """Return the call that does a step of an activation.
+
+    It returns whether the subscription is active, or gone.
+    """
     return Operation("select forebay.activate_v1(%(id)s::bigint)", boolean, {"id": subscription_id})
 
 

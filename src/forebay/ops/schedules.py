@@ -33,10 +33,14 @@ INSTANTS_MAX: Final = 10_000
 
 _CREATE: Final = """\
 select forebay.create_schedule(
-    %(name)s, %(kind)s, cron => %(cron)s, every => make_interval(secs => %(every)s::double precision), tz => %(tz)s,
-    args => %(args)s::jsonb, queue => %(queue)s, priority => %(priority)s::integer, overlap => %(overlap)s, missed => %(missed)s,
-    jitter => make_interval(secs => %(jitter)s::double precision), catch_up => make_interval(secs => %(catch_up)s::double precision),
-    missed_max => %(missed_max)s::integer, starts_at => %(starts_at)s::timestamptz, options => %(options)s::jsonb,
+    %(name)s, %(kind)s, cron => %(cron)s,
+        every => make_interval(secs => %(every)s::double precision), tz => %(tz)s,
+    args => %(args)s::jsonb, queue => %(queue)s, priority => %(priority)s::integer,
+        overlap => %(overlap)s, missed => %(missed)s,
+    jitter => make_interval(secs => %(jitter)s::double precision),
+        catch_up => make_interval(secs => %(catch_up)s::double precision),
+    missed_max => %(missed_max)s::integer, starts_at => %(starts_at)s::timestamptz,
+        options => %(options)s::jsonb,
     pause_on_failure => %(pause_on_failure)s::boolean)"""
 
 
@@ -101,7 +105,8 @@ def apply_schedules(
         for each in schedules
     ]
     return Operation(
-        "select to_jsonb(d)::text from forebay.apply_schedules(app => %(app)s, schedules => %(schedules)s::jsonb,"
+        "select to_jsonb(d)::text from forebay.apply_schedules(app => %(app)s, schedules "
+        "=> %(schedules)s::jsonb,"
         " overwrite => %(overwrite)s::boolean, dry_run => %(dry_run)s::boolean) d",
         lambda rows: rows_as(ScheduleDifference, rows),
         {
@@ -176,7 +181,8 @@ def schedule_history(
 ) -> Operation[list[Occurrence]]:
     """Return the call that lists decisions of a schedule, newest first."""
     return Operation(
-        "select to_jsonb(h)::text from forebay.schedule_history(%(name)s, %(limit)s::integer, %(before)s::timestamptz) h"
+        "select to_jsonb(h)::text from forebay.schedule_history(%(name)s, "
+        "%(limit)s::integer, %(before)s::timestamptz) h"
         " order by h.scheduled_for desc",
         lambda rows: rows_as(Occurrence, rows),
         {"name": name, "limit": limit, "before": checks.instant_text(before, "before")},
@@ -184,9 +190,14 @@ def schedule_history(
 
 
 def schedule_starts(name: str, instants: Sequence[datetime]) -> Operation[list[PlannedInstant]]:
-    """Return the call that tells when the jobs of instants start, and what was decided about them."""
+    """Return the call that tells when the jobs of instants start, and what was decided about
+    them.
+    """
     return Operation(
-        "select to_jsonb(p)::text from forebay.schedule_starts(%(name)s, %(instants)s::timestamptz[]) p order by p.scheduled_for",
+        (
+            "select to_jsonb(p)::text from forebay.schedule_starts(%(name)s, "
+            "%(instants)s::timestamptz[]) p order by p.scheduled_for"
+        ),
         lambda rows: rows_as(PlannedInstant, rows),
         {"name": name, "instants": _array(instants)},
     )
@@ -197,7 +208,10 @@ def backfill_schedule(
 ) -> Operation[ScheduleBackfill]:
     """Return the call that enqueues, or without a token counts, jobs of past instants."""
     return Operation(
-        "select b.jobs, b.token from forebay.backfill_schedule(%(name)s, %(instants)s::timestamptz[], %(revision)s::integer, %(token)s) b",
+        (
+            "select b.jobs, b.token from forebay.backfill_schedule(%(name)s, "
+            "%(instants)s::timestamptz[], %(revision)s::integer, %(token)s) b"
+        ),
         lambda rows: ScheduleBackfill(jobs=rows[0][0], token=rows[0][1], is_done=token is not None),
         {"name": name, "instants": _array(instants), "revision": revision, "token": token},
     )
@@ -209,7 +223,10 @@ def backfill_schedule(
 def read_schedules(digest: str | None) -> Operation[Schedules]:
     """Return the call that reads the definitions, if they changed since a digest."""
     return Operation(
-        "select to_json(r.server_time) #>> '{}', r.digest, r.schedules from forebay.schedules_v1(%(digest)s::text) r",
+        (
+            "select to_json(r.server_time) #>> '{}', r.digest, r.schedules from "
+            "forebay.schedules_v1(%(digest)s::text) r"
+        ),
         _schedules,
         {"digest": digest},
     )
@@ -220,7 +237,8 @@ def fire(
 ) -> Operation[Fired]:
     """Return the call that decides instants of a schedule."""
     return Operation(
-        "select f.status, f.enqueued, to_json(f.decided_to) #>> '{}' from forebay.fire_v1(%(id)s::bigint, %(revision)s::integer,"
+        "select f.status, f.enqueued, to_json(f.decided_to) #>> '{}' from "
+        "forebay.fire_v1(%(id)s::bigint, %(revision)s::integer,"
         " %(decided_to)s::timestamptz, %(instants)s::timestamptz[], %(older)s::timestamptz) f",
         _fired,
         {
@@ -236,7 +254,10 @@ def fire(
 def record_problem(definition: Definition, problem: str | None) -> Operation[None]:
     """Return the call that records why a scheduler cannot use a schedule."""
     return Operation(
-        "select forebay.schedule_problem_v1(%(id)s::bigint, %(revision)s::integer, %(problem)s::text)",
+        (
+            "select forebay.schedule_problem_v1(%(id)s::bigint, %(revision)s::integer, "
+            "%(problem)s::text)"
+        ),
         nothing,
         {"id": definition.schedule_id, "revision": definition.revision, "problem": problem},
     )

@@ -20,9 +20,10 @@ def require_version(found: int | None, *, newer_is_fine: bool = False) -> None:
 
     Args:
         found: the version of the database; None if none is recorded.
-        newer_is_fine: accept a newer version, as a worker does during a rolling upgrade: the functions
-            that it calls have a version in their names and exist until every worker is newer. When the
-            worker opens a lease, the database decides whether it still supports the worker.
+        newer_is_fine: accept a newer version, as a worker does during a rolling upgrade: the
+            functions that it calls have a version in their names and exist until every worker is
+            newer. When the worker opens a lease, the database decides whether it still supports the
+            worker.
 
     Raises:
         SchemaError: the schema is not installed, too old or too new.

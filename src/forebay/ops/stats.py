@@ -15,7 +15,8 @@ select to_jsonb(s)::text
 from forebay.stats(only_queue => %(queue)s) s"""
 
 _AUDIT: Final = """\
-select json_build_object('equal', a.equal, 'counted', a.counted, 'differences', coalesce(a.differences, '[]'))::text
+select json_build_object('equal', a.equal, 'counted', a.counted, 'differences',
+    coalesce(a.differences, '[]'))::text
 from forebay.audit_stats(only_queue => %(queue)s) a"""
 
 _SERIES: Final = """\

@@ -97,7 +97,9 @@ def subject_item(
 
 
 def item_from(given: Any, default_queue: str | None = None) -> SubjectItem:
-    """Return a subject to push or upsert from a mapping of its parts by name; times may be ISO 8601 texts.
+    """Return a subject to push or upsert from a mapping of its parts by name.
+
+    Times may be ISO 8601 texts.
 
     Raises:
         InvalidJob: a part is refused or unknown.
@@ -235,7 +237,10 @@ def drop_subject(queue: str, name: str) -> Operation[str]:
 
 
 def drop_subjects(queue: str, after: str, most: int) -> Operation[tuple[int, str | None]]:
-    """Return the call that drops subjects after a name; it returns their number, and the name after which to continue, None at the end."""
+    """Return the call that drops subjects after a name.
+
+    It returns their number, and the name after which to continue, None at the end.
+    """
     return Operation(
         "select dropped, next from forebay.drop_subjects(%(queue)s, %(after)s, %(most)s::integer)",
         lambda rows: (int(rows[0][0]), rows[0][1]),
@@ -286,7 +291,9 @@ class LockedSubject:
 
 @dataclass(frozen=True, slots=True)
 class LockedSubjects:
-    """Subjects of the old version; ``passed``: the name after which to continue, None at the end."""
+    """Subjects of the old version; ``passed``: the name after which to continue, None at the
+    end.
+    """
 
     subjects: list[LockedSubject]
     passed: str | None
@@ -295,7 +302,9 @@ class LockedSubjects:
 def lock_subjects_for_upgrade(
     queue: str, kind: str, from_version: int, after: str | None, most: int
 ) -> Operation[LockedSubjects]:
-    """Return the call that locks subjects of a version until the transaction ends; ``after`` None: where the last upgrade stopped."""
+    """Return the call that locks subjects of a version until the transaction ends; ``after``
+    None: where the last upgrade stopped.
+    """
     return Operation(
         "select to_jsonb(l)::text from forebay.lock_subjects_for_upgrade("
         "%(queue)s, %(kind)s, %(from_version)s::integer, %(after)s::text, %(most)s::integer) l",
@@ -319,7 +328,8 @@ def upgrade_subject(
         InvalidJob, PayloadTooLarge, PayloadTooDeep: the arguments or the state are refused.
     """
     return Operation(
-        "select forebay.upgrade_subject(%(id)s::bigint, %(from_version)s::integer, %(to_version)s::integer,"
+        "select forebay.upgrade_subject(%(id)s::bigint, %(from_version)s::integer, "
+        "%(to_version)s::integer,"
         " %(args)s::jsonb, %(data)s::jsonb)",
         boolean,
         {
@@ -335,9 +345,12 @@ def upgrade_subject(
 def record_upgrade(
     queue: str, kind: str, versions: tuple[int, int], passed: str | None, upgraded: int
 ) -> Operation[None]:
-    """Return the call that records up to which name an upgrade has come; ``versions``: from and to."""
+    """Return the call that records up to which name an upgrade has come; ``versions``: from and
+    to.
+    """
     return Operation(
-        "select forebay.record_upgrade(%(queue)s, %(kind)s, %(from_version)s::integer, %(to_version)s::integer,"
+        "select forebay.record_upgrade(%(queue)s, %(kind)s, %(from_version)s::integer, "
+        "%(to_version)s::integer,"
         " %(passed)s::text, %(upgraded)s::bigint)",
         nothing,
         {

@@ -1,7 +1,8 @@
-"""Runs something inside of generators that each have one ``yield``: the middlewares around an enqueue or an attempt.
+"""Runs something inside of generators that each have one ``yield``: the middlewares around an
+enqueue or an attempt.
 
-The frames of these functions are not part of the tracebacks that people see. A middleware that passes an exception on leaves no
-frame in its traceback.
+The frames of these functions are not part of the tracebacks that people see. A middleware that
+passes an exception on leaves no frame in its traceback.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def run_within(around: Sequence[Around], subject: Any, call: Callable[[], T]) ->
         call: the function.
 
     Raises:
-        BaseException: what the function raised, or a generator instead of it. A generator cannot hide an exception.
+        BaseException: what the function raised, or a generator instead of it. A generator cannot
+            hide an exception.
 
     >>> def quoted(names):
     ...     names.append("<")

@@ -29,8 +29,8 @@ def backoff_seconds(
 ) -> float:
     """Return the wait after a failed attempt, before jitter.
 
-    fixed: base; linear: base + increment * (n-1); exponential: base * 2**(n-1); polynomial: base * n**3; none more
-    than the cap.
+    fixed: base; linear: base + increment * (n-1); exponential: base * 2**(n-1); polynomial: base *
+    n**3; none more than the cap.
 
     Args:
         attempt: number of the attempt that failed, from 1.
@@ -64,9 +64,9 @@ def backoff_seconds(
 def jittered(seconds: float, u: float) -> float:
     """Return a wait spread over the upper half of ``seconds``.
 
-    Jobs that failed together must not come back together. Each keeps at least half its wait, so that
-    the total time over which a job is retried has a useful lower bound. Of the variants in M. Brooker,
-    "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015) this is "equal jitter".
+    Jobs that failed together must not come back together. Each keeps at least half its wait, so
+    that the total time over which a job is retried has a useful lower bound. Of the variants in M.
+    Brooker, "Exponential Backoff And Jitter" (AWS Architecture Blog, 2015) this is "equal jitter".
 
     Args:
         seconds: the full wait.
@@ -83,7 +83,8 @@ def reconnect_seconds(
 ) -> float:
     """Return the wait before connecting again: 0.1 s, doubled by each failure, then jittered.
 
-    The cap is low, because jobs wait for the first connection after an outage, and an attempt that is refused costs little.
+    The cap is low, because jobs wait for the first connection after an outage, and an attempt that
+    is refused costs little.
 
     Args:
         failures: failed attempts in a row, from 1.

@@ -1,4 +1,6 @@
-"""A circuit breaker: after several failures in a row it blocks calls for a while, then admits one trial call."""
+"""A circuit breaker: after several failures in a row it blocks calls for a while, then admits
+one trial call.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,10 @@ class Breaker:
 
     @property
     def unused_seconds(self) -> float:
-        """For how long a trial call could have been made; 0 while calls are blocked or made without limit."""
+        """For how long a trial call could have been made.
+
+        0 while calls are blocked or made without limit.
+        """
         until = self._open_until
         return 0.0 if until is None else max(0.0, self._clock() - until)
 

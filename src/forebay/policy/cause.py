@@ -1,10 +1,11 @@
 """The cause of a failure, by which dead letters are grouped.
 
-Two failures have one cause if kind, class of the exception and place are the same. The place is the innermost function of the
-application in the traceback: not its line, which moves with each edit, and not the functions of libraries below it, which are the same
-for many causes. An error without a place, such as ``Dead`` with a reason, has its message instead, without what differs from job to
-job. So do trackers of errors by default: Sentry groups by the frames of the application, else by class and message, with numbers
-and identifiers replaced.
+Two failures have one cause if kind, class of the exception and place are the same. The place is the
+innermost function of the application in the traceback: not its line, which moves with each edit,
+and not the functions of libraries below it, which are the same for many causes. An error without a
+place, such as ``Dead`` with a reason, has its message instead, without what differs from job to
+job. So do trackers of errors by default: Sentry groups by the frames of the application, else by
+class and message, with numbers and identifiers replaced.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def cause_of(kind: str, *parts: str) -> str:
 
 
 def place_of(handler: TracebackType | None) -> str | None:
-    """Return the innermost function of the application in a traceback that begins with the handler; None without a traceback.
+    """Return the innermost function of the application in a traceback that begins with the handler.
+
+    None without a traceback.
 
     The package of the handler belongs to the application, wherever it is installed.
     """

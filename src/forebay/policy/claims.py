@@ -1,10 +1,10 @@
 """How many jobs to claim, and from which lanes.
 
-Two decisions. How many: a worker claims for its free slots, and a few more if jobs are so short that a
-slot would idle until the next claim. From where: between queues by weight; within a queue strictly by
-priority, lower numbers first, except for a share for lanes that would otherwise starve; among the lanes of
-one priority retries first. Each way of claiming asks here: one lane, many lanes by one call, and lanes that
-a settlement freed.
+Two decisions. How many: a worker claims for its free slots, and a few more if jobs are so short
+that a slot would idle until the next claim. From where: between queues by weight; within a queue
+strictly by priority, lower numbers first, except for a share for lanes that would otherwise starve;
+among the lanes of one priority retries first. Each way of claiming asks here: one lane, many lanes
+by one call, and lanes that a settlement freed.
 
 Shares must also be correct for a worker with a single slot. So they are counted over time, in a
 ``Fairness`` value: each call takes one and returns the one for the next call.
@@ -20,17 +20,21 @@ from forebay._dataclass import dataclass
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-#: Most jobs of one claim. A claim holds the lock of its lane; the bound limits how long others wait.
+#: Most jobs of one claim. A claim holds the lock of its lane; the bound limits how long others
+#: wait.
 CLAIM_ROWS_MAX: Final = 1000
 
-#: Most work, in time, that is claimed in advance. It waits in this process while other workers may be idle.
+#: Most work, in time, that is claimed in advance. It waits in this process while other workers may
+#: be idle.
 AHEAD_SECONDS: Final = 0.1
 
-#: Where claims of a lane wait for each other: how many times the duration of a claim may be claimed in advance, and most of it in time.
+#: Where claims of a lane wait for each other: how many times the duration of a claim may be claimed
+#: in advance, and most of it in time.
 _CONTENDED_FACTOR: Final = 3.0
 _CONTENDED_SECONDS_MAX: Final = 1.0
 
-#: About how many characters of jobs a claim may have. The database ends a claim at this size (``forebay._claim_bytes()``).
+#: About how many characters of jobs a claim may have. The database ends a claim at this size
+#: (``forebay._claim_bytes()``).
 CLAIM_SIZE: Final = 2 * 1024 * 1024
 
 #: Jobs of this size wait in this process: no more are claimed in advance.
@@ -60,15 +64,17 @@ def claim_size(
 ) -> int:
     """Return how many jobs to claim.
 
-    Claims of one lane take turns, so a large fleet waits for them. Each worker then claims in advance what its slots do during that wait,
-    but no more jobs than it has slots: it needs fewer claims, so the waits become shorter again.
+    Claims of one lane take turns, so a large fleet waits for them. Each worker then claims in
+    advance what its slots do during that wait, but no more jobs than it has slots: it needs fewer
+    claims, so the waits become shorter again.
 
     Args:
         free_slots: slots without a job.
         concurrency: all slots.
         buffered: jobs already claimed and not started.
-        waiting_for_key: buffered jobs that wait for an earlier job of their ordering key while slots are free. If they
-            will run soon, nothing is claimed for these slots: new jobs would probably have the same keys.
+        waiting_for_key: buffered jobs that wait for an earlier job of their ordering key while
+            slots are free. If they will run soon, nothing is claimed for these slots: new jobs
+            would probably have the same keys.
         mean_seconds: measured mean duration of a job; None before the first measurement, and then
             nothing is claimed in advance.
         ahead_seconds: how much work, in time, may wait in the process.
@@ -105,7 +111,8 @@ def claim_size(
     if mean_seconds is not None and buffered_size < AHEAD_SIZE_MAX:
         if waiting_for_key and waiting_for_key * mean_seconds <= ahead_seconds:
             free_slots = 0
-        # At most two claims: one that runs, and one that arrives meanwhile. Below a microsecond rows_max decides anyway.
+        # At most two claims: one that runs, and one that arrives meanwhile. Below a microsecond
+        # rows_max decides anyway.
         mean = max(mean_seconds, 1e-6)
         ahead = int(min(concurrency * ahead_seconds / mean, 2.0 * rows_max))
         if ahead_seconds > 0:
@@ -117,7 +124,8 @@ def claim_size(
 
 
 def is_full_claim(asked: int, *, jobs: int, size: int) -> bool:
-    """Return whether a claim ended because of its number or the size of its jobs, so that more of them may wait.
+    """Return whether a claim ended because of its number or the size of its jobs, so that more
+    of them may wait.
 
     >>> is_full_claim(10, jobs=10, size=500), is_full_claim(10, jobs=9, size=500)
     (True, False)
@@ -153,8 +161,8 @@ def mean_duration(
 class LaneSizes:
     """How large the jobs of each lane were in its last claim.
 
-    A claim asks for about half of its largest size: the database looks at each requested job, and is fast if all of them
-    are certain to fit.
+    A claim asks for about half of its largest size: the database looks at each requested job, and
+    is fast if all of them are certain to fit.
 
     >>> sizes = LaneSizes()
     >>> sizes.rows(7, 1000)
@@ -176,7 +184,10 @@ class LaneSizes:
         return count if mean is None else min(count, max(1, CLAIM_SIZE // (2 * mean)))
 
     def mean(self, lane: int) -> int:
-        """Return the mean size of the jobs in the last claim from a lane; 0 if they were small, or are not known."""
+        """Return the mean size of the jobs in the last claim from a lane.
+
+        0 if they were small, or are not known.
+        """
         return self._means.get(lane, 0)
 
     def record(self, lane: int, *, size: int, jobs: int) -> None:
@@ -224,7 +235,8 @@ _L = TypeVar("_L", bound=Lane)
 def needs_no_order(lanes: Sequence[Lane]) -> bool:
     """Return whether the lanes of one name can be claimed in one call with those of other names.
 
-    The later lanes of a name get what the earlier ones leave; suspects and limited lanes may give fewer jobs than wait.
+    The later lanes of a name get what the earlier ones leave; suspects and limited lanes may give
+    fewer jobs than wait.
     """
     return len(lanes) == 1 and not (lanes[0].is_suspect or lanes[0].is_limited)
 
@@ -325,10 +337,12 @@ class ClaimOrder:
         self._fairness = Fairness()
 
     def shares(self, lanes: Iterable[_L], slots: int) -> list[tuple[list[_L], int]]:
-        """Return the lanes to claim from, those of one name together, and for each name how many jobs.
+        """Return the lanes to claim from, those of one name together, and for each name how many
+        jobs.
 
-        The order is that of ``plan_claims``. In a name retries come first, then suspects, then new jobs: each lane gets what the
-        lanes before it leave. Shards come in random order, so that workers start with different ones.
+        The order is that of ``plan_claims``. In a name retries come first, then suspects, then new
+        jobs: each lane gets what the lanes before it leave. Shards come in random order, so that
+        workers start with different ones.
         """
         by_name: dict[LaneName, list[_L]] = {}
         for lane in lanes:
@@ -353,13 +367,14 @@ def _divide_between_queues(
     credit_before: Mapping[str, float],
     weights: Mapping[str, int],
 ) -> tuple[dict[str, int], dict[str, float]]:
-    # Smooth weighted round robin, as in nginx's upstream module: in each round every queue
-    # earns its weight, and the queue with the most credit is served and pays the sum of all weights.
-    # This interleaves the queues, and the remaining credit lets the next plan continue this one.
+    # Smooth weighted round robin, as in nginx's upstream module: in each round every queue earns
+    # its weight, and the queue with the most credit is served and pays the sum of all weights. This
+    # interleaves the queues, and the remaining credit lets the next plan continue this one.
     given = dict.fromkeys(demand, 0)
     credit = {queue: credit_before.get(queue, 0.0) for queue in demand}
     hungry = list(demand)
-    # A round costs as much as there are queues. With many of them, each gets its share in two turns or so.
+    # A round costs as much as there are queues. With many of them, each gets its share in two turns
+    # or so.
     is_few = len(hungry) <= _QUEUES_OF_SINGLE_SLOTS
     quantum = 1 if is_few else max(1, slots // (2 * len(hungry)))
     left = slots

@@ -1,8 +1,9 @@
 """The instants of a schedule: pure computation, the same in every process.
 
-Rules for changes of the clock, as in Debian's cron: an expression with a fixed minute and hour runs once, right after the gap, if its
-time does not exist, and once, at the first of the two, if its time exists twice. Any other expression, and one with seconds, runs
-whenever the clock of the zone shows a matching time. Intervals count in real time.
+Rules for changes of the clock, as in Debian's cron: an expression with a fixed minute and hour runs
+once, right after the gap, if its time does not exist, and once, at the first of the two, if its
+time exists twice. Any other expression, and one with seconds, runs whenever the clock of the zone
+shows a matching time. Intervals count in real time.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ class Timing:
         cron: a cron expression; None: ``every`` is given.
         every: seconds between two instants; None: ``cron`` is given.
         tz: the name of the time zone of the expression.
-        starts_at: the first possible instant, from which intervals count; None: an expression has no first instant.
+        starts_at: the first possible instant, from which intervals count; None: an expression has
+            no first instant.
         is_bounded: False: instants may also be before ``starts_at``.
 
     Raises:
@@ -62,7 +64,10 @@ class Timing:
         self._starts_at = None if starts_at is None else starts_at.astimezone(UTC)
 
     def after(self, instant: datetime) -> Iterator[datetime]:
-        """Return the instants after this one, ascending, in UTC; those of an expression are endless unless none comes for 50 years."""
+        """Return the instants after this one, ascending, in UTC.
+
+        Those of an expression are endless unless none comes for 50 years.
+        """
         instant = instant.astimezone(UTC)
         starts_at = self._starts_at
         if self._is_bounded and starts_at is not None and instant < starts_at:
@@ -81,7 +86,9 @@ class Timing:
             number += 1
 
     def between(self, start: datetime, end: datetime | None, most: int) -> list[datetime]:
-        """Return the instants from ``start`` to before ``end``, or without an end, at most this many, the first ones."""
+        """Return the instants from ``start`` to before ``end``, or without an end, at most this
+        many, the first ones.
+        """
         found = []
         for instant in self.after(start - timedelta(microseconds=1)):
             if end is not None and instant >= end:
@@ -94,10 +101,12 @@ class Timing:
     def undecided(
         self, decided_to: datetime, now: datetime, *, catch_up: float, newest: int
     ) -> tuple[list[datetime], datetime | None]:
-        """Return the instants after ``decided_to`` up to ``now``, and one before them, if there are more.
+        """Return the instants after ``decided_to`` up to ``now``, and one before them, if there
+        are more.
 
-        At least the newest ones within the catch-up window are returned; a window that grows is searched for them, so that a
-        schedule with an instant each second is cheap after a long pause.
+        At least the newest ones within the catch-up window are returned; a window that grows is
+        searched for them, so that a schedule with an instant each second is cheap after a long
+        pause.
 
         Args:
             decided_to: where the search begins.
@@ -148,7 +157,8 @@ class _Cron:
         """Return the instants after this one, ascending, in UTC."""
         last = instant
         for found in self._plain(instant) if self._is_plain else self._shown(instant):
-            # Two times within a gap are one instant, and a search from within the repeated hour begins before it.
+            # Two times within a gap are one instant, and a search from within the repeated hour
+            # begins before it.
             if found > last:
                 last = found
                 yield found
@@ -219,5 +229,8 @@ def _parsed(expression: str, tz: str) -> _Cron:
         raise InvalidJob(
             "cron",
             f"is not a cron expression: {shown(expression)}",
-            hint="Write minute, hour, day of month, month and day of week, after the second if there is one: 0 9 * * MON-FRI.",
+            hint=(
+                "Write minute, hour, day of month, month and day of week, after the second if "
+                "there is one: 0 9 * * MON-FRI."
+            ),
         ) from None

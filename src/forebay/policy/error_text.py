@@ -1,8 +1,8 @@
 """The record of an exception: bounded and valid UTF-8 for every exception.
 
-Handlers raise anything: messages of megabytes, a ``__str__`` that raises, circular chains, text that is
-not UTF-8. Recording the error must not fail, because that would turn one failed job into a failed
-settlement of its whole batch.
+Handlers raise anything: messages of megabytes, a ``__str__`` that raises, circular chains, text
+that is not UTF-8. Recording the error must not fail, because that would turn one failed job into a
+failed settlement of its whole batch.
 """
 
 from __future__ import annotations
@@ -74,8 +74,9 @@ def describe_exception(exception: BaseException) -> ErrorRecord:
     r"""Return the record of an exception. Never raises.
 
     Returns:
-        The type with its module, at most 256 bytes; the message, at most 4 kB; the traceback from the
-        handler on, with causes, notes and members of groups, at most 16 kB, cut in the middle; the place, see ``place_of``.
+        The type with its module, at most 256 bytes; the message, at most 4 kB; the traceback from
+        the handler on, with causes, notes and members of groups, at most 16 kB, cut in the middle;
+        the place, see ``place_of``.
 
     >>> record = describe_exception(ValueError("no such user: 42"))
     >>> record.type, record.message, record.traceback
@@ -169,7 +170,10 @@ def _members_text(group: BaseExceptionGroup[BaseException]) -> list[str]:
     except BaseException:
         return []
     texts = [
-        f"  [{index}] {_type_name(member)}: {_message(member)}\n{_frames_text(member.__traceback__)}"
+        (
+            f"  [{index}] {_type_name(member)}: "
+            f"{_message(member)}\n{_frames_text(member.__traceback__)}"
+        )
         for index, member in enumerate(members[:_GROUP_MAX])
     ]
     if len(members) > _GROUP_MAX:

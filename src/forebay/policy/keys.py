@@ -13,7 +13,9 @@ _NAMED_MAX: Final = 3
 
 
 def key_answer(info: KeyInfo, now: datetime) -> str:
-    """Return why the next job of a key does not run, and whether a pause is planned; times are local.
+    """Return why the next job of a key does not run, and whether a pause is planned.
+
+    Times are local.
 
     Args:
         info: the key.

@@ -1,6 +1,9 @@
-"""Leadership: duties that one worker at a time does for all. Which ones this process holds, and when it must call again.
+"""Leadership: duties that one worker at a time does for all.
 
-The flag sequence of a duty is in the database (``forebay.lead_v1``); this module keeps the last answer.
+Which ones this process holds, and when it must call again.
+
+The flag sequence of a duty is in the database (``forebay.lead_v1``); this module keeps the last
+answer.
 """
 
 from __future__ import annotations
@@ -17,10 +20,12 @@ MAINTENANCE: Final = 0
 #: The duty of schedules: to decide their instants.
 SCHEDULES: Final = -1
 
-#: Poll interval of a worker that leads nothing. Notifications and the heartbeat usually wake it earlier.
+#: Poll interval of a worker that leads nothing. Notifications and the heartbeat usually wake it
+#: earlier.
 IDLE_POLL_SECONDS: Final = 30.0
 
-#: The same for a worker without notifications. A job waits up to this long for a second worker while the leader is busy.
+#: The same for a worker without notifications. A job waits up to this long for a second worker
+#: while the leader is busy.
 POLL_SECONDS_WITHOUT_NOTIFICATIONS: Final = 1.0
 
 
@@ -103,7 +108,10 @@ class Leadership:
             self._call_at = math.inf
 
     def assume_leaderless(self, duties: Collection[int]) -> bool:
-        """Make a call due if one of these duties is wanted and not led; return whether that is so."""
+        """Make a call due if one of these duties is wanted and not led.
+
+        Return whether that is so.
+        """
         if not set(duties) & set(self.missing):
             return False
         self._call_at = 0.0

@@ -53,7 +53,8 @@ Decision = RetryAfter | GiveUp
 class Lifetime:
     """The time from the first failure to the last attempt, without the attempts themselves.
 
-    With ``by_function`` a function chooses the delays, and the seconds are those of the strategy that it may fall back to.
+    With ``by_function`` a function chooses the delays, and the seconds are those of the strategy
+    that it may fall back to.
     """
 
     seconds_min: float
@@ -78,13 +79,15 @@ class RetryPolicy:
     Attributes:
         strategy: how waits grow: fixed, linear, exponential or polynomial.
         base_seconds: the wait after the first failure, before jitter.
-        increment_seconds: with linear, by how much each wait is longer than the one before; None means ``base_seconds``.
+        increment_seconds: with linear, by how much each wait is longer than the one before; None
+            means ``base_seconds``.
         cap_seconds: the longest wait.
-        jitter: draw each wait from the upper half of its length, so that jobs that failed together do not return together;
-            False makes waits exact.
-        delay: a function of the number of the failed attempt and its exception (None if the handler returned ``Retry``) that returns
-            the wait, in seconds or as a timedelta, without jitter; None leaves it to the strategy. If it raises, or returns
-            anything else, that is logged, and the strategy decides.
+        jitter: draw each wait from the upper half of its length, so that jobs that failed together
+            do not return together; False makes waits exact.
+        delay: a function of the number of the failed attempt and its exception (None if the handler
+            returned ``Retry``) that returns the wait, in seconds or as a timedelta, without jitter;
+            None leaves it to the strategy. If it raises, or returns anything else, that is logged,
+            and the strategy decides.
         max_attempts: total attempts, 1 to 10,000; the option of a job overrides it.
         retry_on: retry these exception types only; empty means all.
         permanent_on: never retry these. If both cover a type, the nearer base class decides:
@@ -142,7 +145,8 @@ class RetryPolicy:
             raise ConfigError(
                 "retry delay",
                 f"is {shown(self.delay)}, not a function",
-                hint="delay=lambda attempt, error: 60 * attempt; for a constant wait use base_seconds with"
+                hint="delay=lambda attempt, error: 60 * attempt; for a constant wait use "
+                "base_seconds with"
                 ' strategy="fixed".',
             )
 
@@ -179,9 +183,12 @@ class RetryPolicy:
         return RetryAfter(self.delay_seconds(attempt, u, exception))
 
     def delay_seconds(self, attempt: int, u: float, error: BaseException | None = None) -> float:
-        """Return the wait after the given attempt: what ``delay`` says, else that of the strategy with jitter.
+        """Return the wait after the given attempt: what ``delay`` says, else that of the
+        strategy with jitter.
 
-        >>> policy = RetryPolicy(delay=lambda attempt, error: 60 if isinstance(error, OSError) else None)
+        >>> def delay(attempt, error):
+        ...     return 60 if isinstance(error, OSError) else None
+        >>> policy = RetryPolicy(delay=delay)
         >>> policy.delay_seconds(3, 0.0, TimeoutError()), policy.delay_seconds(3, 0.0, ValueError())
         (60.0, 10.0)
         """
@@ -230,7 +237,10 @@ class RetryPolicy:
 
 
 def _chosen(delay: Delay, attempt: int, error: BaseException | None) -> float | None:
-    """Return the wait that a function chose; None if it leaves it to the strategy, or its answer cannot be used."""
+    """Return the wait that a function chose.
+
+    None if it leaves it to the strategy, or its answer cannot be used.
+    """
     try:
         answer = delay(attempt, error)
         return None if answer is None else checks.checked_seconds(answer, "delay")

@@ -1,7 +1,7 @@
 """Whether the clock of the server runs evenly, as a worker sees it.
 
-Times in the database are read from the server's clock, and that clock can be set. Who concludes from them that another worker is
-silent must have seen the clock run evenly for that long.
+Times in the database are read from the server's clock, and that clock can be set. Who concludes
+from them that another worker is silent must have seen the clock run evenly for that long.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from datetime import datetime
 
-#: The server's clock may run apart from the own one by this much while it is observed; more is a step.
+#: The server's clock may run apart from the own one by this much while it is observed; more is a
+#: step.
 STEP_SECONDS: Final = 1.0
 
 #: An answer that took longer than this does not tell the time of the server well enough.
@@ -34,13 +35,16 @@ class ServerClock:
             answered_at: when the answer was there.
 
         Returns:
-            The seconds; 0 after a step or at the first reading; None if the answer took too long to tell.
+            The seconds; 0 after a step or at the first reading; None if the answer took too long to
+            tell.
 
         >>> from datetime import datetime, timedelta, timezone
         >>> noon = datetime(2030, 1, 1, 12, tzinfo=timezone.utc)
         >>> clock = ServerClock()
-        >>> clock.observe(noon, 100.0, 100.2), clock.observe(noon + timedelta(seconds=9), 109.0, 109.2)
-        (0.0, 9.0)
+        >>> clock.observe(noon, 100.0, 100.2)
+        0.0
+        >>> clock.observe(noon + timedelta(seconds=9), 109.0, 109.2)
+        9.0
         >>> clock.observe(noon + timedelta(hours=1), 110.0, 110.2)
         0.0
         """

@@ -1,6 +1,8 @@
-"""What sends jobs out of the database: drains send those of a queue to a sink, deliverers send events and messages to endpoints.
+"""What sends jobs out of the database: drains send those of a queue to a sink, deliverers send
+events and messages to endpoints.
 
-See ``Drain``, ``Deliverer``, and ``forebay.sinks`` for the places to which both send. A router expands events to deliveries.
+See ``Drain``, ``Deliverer``, and ``forebay.sinks`` for the places to which both send. A router
+expands events to deliveries.
 """
 
 from forebay.sending._audit import DrainAudit

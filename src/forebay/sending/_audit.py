@@ -1,4 +1,6 @@
-"""The audit of a drain: read back what the far side accepted before, and send again what it has lost since."""
+"""The audit of a drain: read back what the far side accepted before, and send again what it has
+lost since.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,8 @@ class DrainAudit:
         there: of these, what the far side has.
         unknown: of these, what the far side cannot tell about, such as consumed ones.
         lost: of these, what the far side accepted and does not have.
-        resent: lost messages that were enqueued again. The others are no longer in the log, or another audit was faster.
+        resent: lost messages that were enqueued again. The others are no longer in the log, or
+            another audit was faster.
         seconds: how long it took.
     """
 
@@ -52,7 +55,8 @@ async def audit(
 ) -> DrainAudit:
     """Audit the proofs of a drain, a page at a time.
 
-    A page is one transaction, so an audit that ends early has sent again what it found until then, and the next one begins anew.
+    A page is one transaction, so an audit that ends early has sent again what it found until then,
+    and the next one begins anew.
 
     Raises:
         SinkUnavailable: the far side cannot be read now.

@@ -1,7 +1,8 @@
 """``Deliverer``: sends the deliveries of all endpoints.
 
-Invariant "accepted means done": a delivery is done only after its endpoint accepted the message. A delivery that was sent and failed
-has used an attempt; one that was not sent, since its endpoint is left alone, has not. See docs/design/endpoints.md.
+Invariant "accepted means done": a delivery is done only after its endpoint accepted the message. A
+delivery that was sent and failed has used an attempt; one that was not sent, since its endpoint is
+left alone, has not. See docs/design/endpoints.md.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ log = logger("forebay.endpoints")
 #: The queue of deliveries.
 QUEUE: Final = "forebay.deliver"
 
-#: How many deliveries a process has in hand. An endpoint that hangs holds at most its own concurrency of them.
+#: How many deliveries a process has in hand. An endpoint that hangs holds at most its own
+#: concurrency of them.
 SLOTS_DEFAULT: Final = 500
 
 #: More than the tries of any endpoint, whose own delays decide.
@@ -66,8 +68,9 @@ _CALL_SECONDS: Final = 20.0
 class Deliverer(QueueService):
     """Sends the deliveries of all endpoints: what a worker of the queue ``forebay.deliver`` runs.
 
-    Owns the endpoints as this process knows them, their sinks, and its connections. Any number of processes may deliver. A crash
-    leaves the deliveries in hand under their leases; they are sent again under the same ids.
+    Owns the endpoints as this process knows them, their sinks, and its connections. Any number of
+    processes may deliver. A crash leaves the deliveries in hand under their leases; they are sent
+    again under the same ids.
 
     Args:
         slots: how many deliveries are in hand at once in this process, 1 to 10,000.
@@ -92,7 +95,10 @@ class Deliverer(QueueService):
         )
 
     async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
-        """Record the types of the sinks, begin to read settings and to report; end all, the calls, and the sinks at the end."""
+        """Record the types of the sinks, begin to read settings and to report.
+
+        End all, the calls, and the sinks at the end.
+        """
         facts, events = self._session(), self._session()
         stack.push_async_callback(facts.close)
         stack.push_async_callback(events.close)
@@ -145,7 +151,9 @@ class Deliverer(QueueService):
 
 
 def _event_key(args: Mapping[str, Any]) -> tuple[int, datetime] | None:
-    """Return id and time of publication of the event of a delivery; None: a message without an event."""
+    """Return id and time of publication of the event of a delivery; None: a message without an
+    event.
+    """
     event = args.get("event")
     return None if event is None else (event[0], msgspec.convert(event[1], datetime))
 

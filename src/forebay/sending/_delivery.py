@@ -1,8 +1,9 @@
 """Delivery of one batch: send, verify, and decide how each job ends.
 
-Invariant "sent means accepted": a job is done only after the sink accepted its message, and, with ``verify``, after a later read
-found it. Invariant "an outage uses no attempt": while the sink is unavailable, jobs are released as if they had not started.
-After a crash at any point the jobs are sent again under the same ids.
+Invariant "sent means accepted": a job is done only after the sink accepted its message, and, with
+``verify``, after a later read found it. Invariant "an outage uses no attempt": while the sink is
+unavailable, jobs are released as if they had not started. After a crash at any point the jobs are
+sent again under the same ids.
 """
 
 from __future__ import annotations
@@ -35,25 +36,28 @@ log = logger("forebay.drain")
 _PAUSE_SECONDS: Final = 0.25
 _PAUSE_SECONDS_MAX: Final = 15.0
 
-#: How long a message waits that the sink cannot take now while it takes others, as one for a missing topic.
+#: How long a message waits that the sink cannot take now while it takes others, as one for a
+#: missing topic.
 _SNOOZE_SECONDS: Final = 5.0
 
-#: How much longer than the pause a released message waits: the next trial is another message, if there is one. A message that
-#: can never be sent would else be each trial.
+#: How much longer than the pause a released message waits: the next trial is another message, if
+#: there is one. A message that can never be sent would else be each trial.
 _BEHIND_SECONDS: Final = 0.5
 
 #: A drain that could have made its trial for this long has no message. It counts as ready.
 _IDLE_SECONDS: Final = 5.0
 
-#: How often a message that was accepted and is missing is sent again before the sink counts as unavailable.
+#: How often a message that was accepted and is missing is sent again before the sink counts as
+#: unavailable.
 _LOSSES_MAX: Final = 5
 
 
 class Delivery:
     """Sends the messages of a drain in this process.
 
-    Owns the sink and whether it can be used. It guarantees that ``send`` is called only on an open sink, that a failed call closes
-    it for a growing time, and that then one message alone is the trial.
+    Owns the sink and whether it can be used. It guarantees that ``send`` is called only on an open
+    sink, that a failed call closes it for a growing time, and that then one message alone is the
+    trial.
 
     A crash loses only the counters of calls that were not settled.
 
@@ -92,7 +96,8 @@ class Delivery:
         )
         self._failed_since: float | None = None
         self._problem: str | None = None
-        #: What became of messages in this process: accepted, duplicate, lost, rejected, refused, unavailable.
+        #: What became of messages in this process: accepted, duplicate, lost, rejected, refused,
+        #: unavailable.
         self.counts: Counter[str] = Counter()
 
     # --- for the claims of the worker ---
@@ -106,7 +111,10 @@ class Delivery:
         return None if self._breaker.is_closed else 1
 
     def problem(self) -> str | None:
-        """Return why no message is sent; None if messages are sent, or would be if there were any."""
+        """Return why no message is sent.
+
+        None if messages are sent, or would be if there were any.
+        """
         if self._failed_since is None or self._breaker.unused_seconds > _IDLE_SECONDS:
             return None
         seconds = self._clock() - self._failed_since
@@ -179,7 +187,10 @@ class Delivery:
     async def _missing(
         self, messages: list[Message], answers: list[Answer], places: list[int]
     ) -> list[int]:
-        """Return the places of accepted messages that the far side lost; answers that cannot be verified now become unavailable."""
+        """Return the places of accepted messages that the far side lost.
+
+        Answers that cannot be verified now become unavailable.
+        """
         if not places:
             return []
         assert self._verify_seconds is not None

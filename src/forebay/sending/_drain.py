@@ -28,13 +28,15 @@ TIMEOUT_SECONDS_DEFAULT: Final = 30.0
 class Drain(QueueService):
     """Sends every job of a queue to a sink instead of running a handler.
 
-    Each drain reads its queue as a consumer group, so several drains can send the same jobs to several sinks, and none waits for
-    another. Any number of processes may run the same drain. A message is sent at least once and under the same id each time. With
-    ordering keys, messages of a key are sent one at a time, in order; without them, one process with ``concurrency`` 1 sends in the
-    order of its claims.
+    Each drain reads its queue as a consumer group, so several drains can send the same jobs to
+    several sinks, and none waits for another. Any number of processes may run the same drain. A
+    message is sent at least once and under the same id each time. With ordering keys, messages of a
+    key are sent one at a time, in order; without them, one process with ``concurrency`` 1 sends in
+    the order of its claims.
 
-    While the sink is unavailable, the drain claims nothing, except for one message now and then as a trial. No attempt is used.
-    A message that the sink refuses is retried by the retry policy, and becomes a dead letter after the last attempt.
+    While the sink is unavailable, the drain claims nothing, except for one message now and then as
+    a trial. No attempt is used. A message that the sink refuses is retried by the retry policy, and
+    becomes a dead letter after the last attempt.
 
     Args:
         app: the application; ``forebay drain`` and ``forebay worker`` find the drain there.
@@ -44,14 +46,18 @@ class Drain(QueueService):
         group: the consumer group of the queue.
         batch_size: the most messages in one call of the sink, 1 to 10,000.
         batch_bytes: the most bytes of bodies in one call, except for a single larger message.
-        linger: after a claim that found fewer messages than a call takes, wait at most this time, up to one second, for fuller calls.
+        linger: after a claim that found fewer messages than a call takes, wait at most this time,
+            up to one second, for fuller calls.
         concurrency: how many calls run at once in one process, 1 to 100.
         timeout: how long one call may take; then the sink counts as unavailable.
         retry: the retry policy of refused messages. Default: the settings.
-        on_dead: what a dead letter means for later messages of its ordering key: with "hold" they wait until it is redriven or skipped.
-        verify: whether to read each message back before its job is done. True: at once; a duration: after this time. A message that the
-            sink accepted and does not have is sent again under a new id, and counted as lost.
-        keep_proofs: for how long the database keeps what the sink answered about each message, so that ``audit`` can read it back; None: not at all.
+        on_dead: what a dead letter means for later messages of its ordering key: with "hold" they
+            wait until it is redriven or skipped.
+        verify: whether to read each message back before its job is done. True: at once; a duration:
+            after this time. A message that the sink accepted and does not have is sent again under
+            a new id, and counted as lost.
+        keep_proofs: for how long the database keeps what the sink answered about each message, so
+            that ``audit`` can read it back; None: not at all.
 
     Durations are seconds or timedeltas.
 
@@ -155,10 +161,12 @@ class Drain(QueueService):
         return f"<drain {self.name!r} of queue {self.queue!r} to {self.sink.place}>"
 
     async def audit(self, dsn: str, *, repair: bool = True) -> DrainAudit:
-        """Read back every message whose proof is kept, and send again what the far side has lost since.
+        """Read back every message whose proof is kept, and send again what the far side has lost
+        since.
 
-        A lost message is enqueued again as a new job of the drain's group, with a new id, at the end of its ordering key. Drains may run meanwhile.
-        The audit uses the sink of this object: run it in a process that does not run the drain.
+        A lost message is enqueued again as a new job of the drain's group, with a new id, at the
+        end of its ordering key. Drains may run meanwhile. The audit uses the sink of this object:
+        run it in a process that does not run the drain.
 
         Args:
             dsn: the database.

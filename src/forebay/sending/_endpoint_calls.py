@@ -26,10 +26,12 @@ log = logger("forebay.endpoints")
 #: The most calls at once of a sink that sends several messages together.
 _CALLS_MAX: Final = 4
 
-#: The longest pause for which an endpoint can ask. A longer one delays only the message that was refused.
+#: The longest pause for which an endpoint can ask. A longer one delays only the message that was
+#: refused.
 PAUSE_SECONDS_MAX: Final = 3600.0
 
-#: After the breaker opened, deliveries that were claimed before still arrive for about this long. A probe comes later.
+#: After the breaker opened, deliveries that were claimed before still arrive for about this long. A
+#: probe comes later.
 _LATE_SECONDS: Final = 2.0
 
 
@@ -50,11 +52,13 @@ SendResult: TypeAlias = "Answer | NotSent"
 class EndpointCalls:
     """The calls of one endpoint in this process.
 
-    Owns the sender, the messages that wait for a call, and the calls. It guarantees that each message gets one answer, that what a call
-    found is counted once, whether or not the caller still waits, and that nothing is sent between the failure that should open the
-    breaker and the answer of the database to its report. For one event loop.
+    Owns the sender, the messages that wait for a call, and the calls. It guarantees that each
+    message gets one answer, that what a call found is counted once, whether or not the caller still
+    waits, and that nothing is sent between the failure that should open the breaker and the answer
+    of the database to its report. For one event loop.
 
-    A sink that sends each message by itself is called once for each; another one gets the messages that came during its last call.
+    A sink that sends each message by itself is called once for each; another one gets the messages
+    that came during its last call.
 
     After a crash the messages in hand come back with their leases.
 
@@ -103,7 +107,10 @@ class EndpointCalls:
         return len(self._waiting)
 
     def send(self, message: Message) -> asyncio.Future[SendResult]:
-        """Send a message; the future gets the answer. If it is cancelled before the call, the message is not sent."""
+        """Send a message; the future gets the answer.
+
+        If it is cancelled before the call, the message is not sent.
+        """
         future: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         if self._clock() < self._quiet_until:
             future.set_result(NotSent("the endpoint is left alone now"))
@@ -142,7 +149,9 @@ class EndpointCalls:
             self._pump()
 
     def be_quiet(self, seconds: float) -> None:
-        """Return the messages that wait for a call, and those that come within this time: they were claimed before the limits of the endpoint changed."""
+        """Return the messages that wait for a call, and those that come within this time: they
+        were claimed before the limits of the endpoint changed.
+        """
         self._quiet_until = max(self._quiet_until, self._clock() + seconds)
         self._return_waiting()
 
@@ -178,7 +187,8 @@ class EndpointCalls:
         sender = self._sender
         if sender.sink.is_single or not sender.calls:
             return True
-        # Another call for a full load only: else the messages that come meanwhile make the next call fuller.
+        # Another call for a full load only: else the messages that come meanwhile make the next
+        # call fuller.
         return sender.calls < _CALLS_MAX and len(self._waiting) >= sender.sink.messages_max
 
     def _next_call(self) -> tuple[list[Message], list[asyncio.Future[SendResult]]]:

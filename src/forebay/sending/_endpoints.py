@@ -99,7 +99,8 @@ class Endpoint:
 class Endpoints:
     """The endpoints of this process, by id.
 
-    Owns them and their calls. It guarantees that a change that was committed is known here within about a second.
+    Owns them and their calls. It guarantees that a change that was committed is known here within
+    about a second.
 
     Args:
         read: reads what changed since a version.
@@ -125,7 +126,8 @@ class Endpoints:
             TimeoutError: the settings could not be read.
         """
         async with asyncio.timeout(_FIND_SECONDS), self._polled:
-            # A call that began before may not have seen the endpoint; the delivery was written after it.
+            # A call that began before may not have seen the endpoint; the delivery was written
+            # after it.
             for _ in range(2):
                 await self._polled.wait()
                 if endpoint_id in self._by_id:
@@ -179,7 +181,9 @@ class Endpoints:
 
 
 def _sink_facts(settings: EndpointSettings, now: datetime) -> tuple[str, dict[str, Any]]:
-    """Return what a sink is made of: type and configuration, with the retired secrets that still sign."""
+    """Return what a sink is made of: type and configuration, with the retired secrets that still
+    sign.
+    """
     config = settings.config
     retired = [one.secret for one in settings.retired_secrets if one.until > now]
     if retired:
@@ -190,7 +194,10 @@ def _sink_facts(settings: EndpointSettings, now: datetime) -> tuple[str, dict[st
 def _made_sink(
     settings: EndpointSettings, now: datetime
 ) -> tuple[tuple[str, Mapping[str, Any]], Sink]:
-    """Return what the sink is made of, and the sink; one that fails if the configuration is refused."""
+    """Return what the sink is made of, and the sink.
+
+    One that fails if the configuration is refused.
+    """
     facts = sink, config = _sink_facts(settings, now)
     try:
         if "concurrency" not in settings.config and "concurrency" not in sink_settings(sink)[0]:

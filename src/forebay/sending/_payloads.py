@@ -28,8 +28,8 @@ _EVENT_BYTES: Final = 500
 class Payloads:
     """Reads the payloads of events.
 
-    Owns a bounded cache: an event usually has deliveries to several endpoints, at about the same time. While a call runs, the events
-    that others ask for are collected for the next one.
+    Owns a bounded cache: an event usually has deliveries to several endpoints, at about the same
+    time. While a call runs, the events that others ask for are collected for the next one.
 
     Args:
         read: reads some events.
@@ -45,7 +45,8 @@ class Payloads:
         self._reading: asyncio.Task[None] | None = None
 
     def get(self, key: Key) -> PublishedEvent | asyncio.Future[PublishedEvent | None]:
-        """Return an event if it is kept, else a future of it; the future's None: the event was deleted.
+        """Return an event if it is kept, else a future of it; the future's None: the event was
+        deleted.
 
         The future is shared: do not cancel it. It raises what the call raised.
         """

@@ -14,7 +14,8 @@ _HOUR: Final = 3600.0
 #: The presets by name: delays in seconds.
 PRESETS: Final[dict[str, tuple[float, ...]]] = {
     "standard": (
-        5.0, 5 * _MINUTE, 30 * _MINUTE, 2 * _HOUR, 5 * _HOUR, 10 * _HOUR, 14 * _HOUR, 20 * _HOUR, 24 * _HOUR,
+        5.0, 5 * _MINUTE, 30 * _MINUTE,
+        2 * _HOUR, 5 * _HOUR, 10 * _HOUR, 14 * _HOUR, 20 * _HOUR, 24 * _HOUR,
     ),
     "ulak": (10.0, 20.0, 40.0, 80.0, 160.0, 300.0, 300.0, 300.0, 300.0),
 }  # fmt: skip
@@ -22,7 +23,8 @@ PRESETS: Final[dict[str, tuple[float, ...]]] = {
 DELAYS_MAX: Final = 100
 DELAY_SECONDS_MAX: Final = 30 * 24 * _HOUR
 
-#: Each delay is lengthened by at most this part of it, so that deliveries that failed together do not return together.
+#: Each delay is lengthened by at most this part of it, so that deliveries that failed together do
+#: not return together.
 _LONGER: Final = 0.1
 
 
@@ -46,7 +48,9 @@ class Retries:
 
     @property
     def total(self) -> float:
-        """Seconds from the first failure to the last try, without random parts and the tries themselves."""
+        """Seconds from the first failure to the last try, without random parts and the tries
+        themselves.
+        """
         return sum(self.delays)
 
     def __str__(self) -> str:
@@ -64,8 +68,10 @@ class Retries:
             after: what the endpoint asked for, which replaces the delay.
 
         >>> twice = Retries((10.0, 60.0))
-        >>> twice.delay_seconds(1, 0.5), twice.delay_seconds(2, 0.0, after=5.0), twice.delay_seconds(3, 0.0)
-        (10.5, 5.0, None)
+        >>> twice.delay_seconds(1, 0.5), twice.delay_seconds(2, 0.0, after=5.0)
+        (10.5, 5.0)
+        >>> twice.delay_seconds(3, 0.0) is None
+        True
         """
         if attempt > len(self.delays):
             return None
@@ -107,7 +113,10 @@ def as_retries(value: Any) -> Retries:
     if not isinstance(value, list | tuple) or len(value) > DELAYS_MAX:
         raise ConfigError(
             "retry",
-            f"is {shown(value)}, neither the name of a preset nor a list of at most {DELAYS_MAX} delays",
+            (
+                f"is {shown(value)}, neither the name of a preset nor a list of at most "
+                f"{DELAYS_MAX} delays"
+            ),
             value=value,
         )
     for delay in value:
@@ -115,7 +124,10 @@ def as_retries(value: Any) -> Retries:
         if not (is_number and 0 <= delay <= DELAY_SECONDS_MAX):
             raise ConfigError(
                 "retry",
-                f"has the delay {shown(delay)}, not a number of seconds from 0 to {DELAY_SECONDS_MAX:.0f} (30 days)",
+                (
+                    f"has the delay {shown(delay)}, not a number of seconds from 0 to "
+                    f"{DELAY_SECONDS_MAX:.0f} (30 days)"
+                ),
                 value=value,
             )
     return Retries(tuple(float(delay) for delay in value))

@@ -1,6 +1,7 @@
 """What the calls of endpoints found, reported to the database.
 
-The database adds the reports of all processes up and decides about breakers and pauses. See docs/design/endpoints.md.
+The database adds the reports of all processes up and decides about breakers and pauses. See
+docs/design/endpoints.md.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ class Counters:
         answered: whether the endpoint answered at all, also with a permanent error.
         pause_seconds: how long the endpoint asked to be left alone; None: it did not.
         gone: the endpoint wants no messages any more.
-        latencies: element n counts accepted messages whose time from publication is below 2^n milliseconds, and not below 2^(n-1).
+        latencies: element n counts accepted messages whose time from publication is below 2^n
+            milliseconds, and not below 2^(n-1).
     """
 
     accepted: int = 0
@@ -115,15 +117,16 @@ class Counters:
 class Reports:
     """The counts of all endpoints in this process that are not reported yet.
 
-    Owns them and the calls that report them. It guarantees that what changes the state of an endpoint is reported within 0.1 s, and
-    everything else within about two seconds; while the database is unavailable, counts are kept.
+    Owns them and the calls that report them. It guarantees that what changes the state of an
+    endpoint is reported within 0.1 s, and everything else within about two seconds; while the
+    database is unavailable, counts are kept.
 
     A crash loses what was not reported.
 
     Args:
         report: the call: takes the reports, returns the states of these endpoints.
-        on_state: called with the id of each endpoint that was reported, its state, None if it does not exist, and whether nothing
-            that changes the state was counted since.
+        on_state: called with the id of each endpoint that was reported, its state, None if it does
+            not exist, and whether nothing that changes the state was counted since.
     """
 
     def __init__(

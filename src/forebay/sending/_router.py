@@ -1,7 +1,8 @@
 """``Router``: expands published events to deliveries.
 
-Invariant "expanded once": the database writes an event and its deliveries in one transaction, and skips an event that is there. So a
-crash, a lost answer and a second try are all harmless. See docs/design/endpoints.md.
+Invariant "expanded once": the database writes an event and its deliveries in one transaction, and
+skips an event that is there. So a crash, a lost answer and a second try are all harmless. See
+docs/design/endpoints.md.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ _STEP_PAUSE_SECONDS: Final = 0.01
 #: How long events wait that cannot be expanded for a reason of the database.
 _AGAIN_SECONDS: Final = 1.0
 
-#: The jobs that are worked on in steps: the argument with the number of the row that has their state, and the call.
+#: The jobs that are worked on in steps: the argument with the number of the row that has their
+#: state, and the call.
 _STEPS: Final[dict[str, tuple[str, Callable[[int], Operation[bool]]]]] = {
     "forebay.activate": ("subscription", routing.activate),
     "forebay.replay": ("replay", routing.replay_step),
@@ -62,7 +64,8 @@ _CALL_SECONDS: Final = 60.0
 class Router(QueueService):
     """Expands published events: what a worker of the queue ``forebay.publish`` runs.
 
-    Any number of processes may route. A job of the queue that is not an event becomes a dead letter.
+    Any number of processes may route. A job of the queue that is not an event becomes a dead
+    letter.
     """
 
     def __init__(self) -> None:
@@ -112,7 +115,10 @@ class Router(QueueService):
     async def _expand(
         self, session: Session, jobs: list[Job], endings: dict[int, Outcome | Release | None]
     ) -> None:
-        """Expand events in calls that write a bounded number of deliveries; an event that fails is tried alone."""
+        """Expand events in calls that write a bounded number of deliveries.
+
+        An event that fails is tried alone.
+        """
         left, alone = jobs, 0
         while left:
             size = 1 if alone else self._events
@@ -173,7 +179,10 @@ def _ending(job: Job, routed: routing.Routed) -> Outcome | Release | None:
 
 
 def _step_of(job: Job) -> Operation[bool] | Dead | None:
-    """Return the call for an activation or a replay, or Dead if its arguments are wrong; None for an event."""
+    """Return the call for an activation or a replay, or Dead if its arguments are wrong.
+
+    None for an event.
+    """
     if job.kind not in _STEPS:
         return None
     member, step = _STEPS[job.kind]

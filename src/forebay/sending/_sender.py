@@ -25,11 +25,13 @@ _CLOSE_SECONDS: Final = 5.0
 class Sender:
     """Calls a sink.
 
-    Owns the sink's connection in this process. It guarantees that ``send`` is called on an open sink, that a call ends in
-    time with as many answers as it had messages, or with one error for all of them, and that after a call that failed or
-    was interrupted the sink is opened again: answers of that call may still arrive.
+    Owns the sink's connection in this process. It guarantees that ``send`` is called on an open
+    sink, that a call ends in time with as many answers as it had messages, or with one error for
+    all of them, and that after a call that failed or was interrupted the sink is opened again:
+    answers of that call may still arrive.
 
-    A crash leaves messages whose fate is unknown. They come back with their leases and are sent again under the same ids.
+    A crash leaves messages whose fate is unknown. They come back with their leases and are sent
+    again under the same ids.
 
     Args:
         name: of the drain or endpoint, for logs.
@@ -54,7 +56,9 @@ class Sender:
         self._opening = asyncio.Lock()
 
     async def send(self, messages: Sequence[Message]) -> Sequence[Answer] | SinkUnavailable:
-        """Send messages in one call; return an answer for each, or why the fate of all is unknown: close the sink then."""
+        """Send messages in one call; return an answer for each, or why the fate of all is
+        unknown: close the sink then.
+        """
         try:
             async with asyncio.timeout(self._call_seconds):
                 if not self._is_open:
@@ -107,7 +111,8 @@ class Sender:
 
 
 class Load:
-    """The messages of one call: bounded in number and in bytes of bodies, except for a single larger message.
+    """The messages of one call: bounded in number and in bytes of bodies, except for a single
+    larger message.
 
     Args:
         most: messages.

@@ -1,4 +1,6 @@
-"""``QueueService``: a worker of one queue with one handler, and database sessions beside those of the worker."""
+"""``QueueService``: a worker of one queue with one handler, and database sessions beside those
+of the worker.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ class QueueService(OneHandlerApplication):
         concurrency: slots of the worker.
         group: the consumer group of the queue.
         intake: bounds the claims; None: only the slots do.
-        call_seconds: the deadline of a call of the database; a call waits for a lock for at most a quarter of it.
+        call_seconds: the deadline of a call of the database; a call waits for a lock for at most a
+            quarter of it.
     """
 
     def __init__(
@@ -45,7 +48,8 @@ class QueueService(OneHandlerApplication):
         self._settings = WorkerSettings()
 
     def worker(self, dsn: str, settings: WorkerSettings | None = None) -> Worker:
-        """Return a worker: each service has its own, so that one that hangs holds up its own jobs only.
+        """Return a worker: each service has its own, so that one that hangs holds up its own
+        jobs only.
 
         Args:
             dsn: the database.

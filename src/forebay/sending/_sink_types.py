@@ -22,9 +22,12 @@ _AGAIN_SECONDS: Final = 1.0
 
 
 async def record_sink_types(run: Callable[[Operation[None]], Awaitable[None]]) -> None:
-    """Record the types of sinks that come with other distributions of this process; return when that is done.
+    """Record the types of sinks that come with other distributions of this process.
 
-    The database accepts an endpoint only if it knows the type of its sink. A type that it refuses is logged.
+    Return when that is done.
+
+    The database accepts an endpoint only if it knows the type of its sink. A type that it refuses
+    is logged.
     """
     for name in sorted(set(sink_types()) - own_sink_types()):
         try:

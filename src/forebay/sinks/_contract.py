@@ -1,7 +1,8 @@
 """What a drain gives to a sink, and what a sink answers.
 
-A sink sends messages to something outside the database: a broker, another task queue, an HTTP endpoint. It is called with a batch
-and answers about each message. It keeps no state about messages: whatever it did not confirm is sent again, under the same id.
+A sink sends messages to something outside the database: a broker, another task queue, an HTTP
+endpoint. It is called with a batch and answers about each message. It keeps no state about
+messages: whatever it did not confirm is sent again, under the same id.
 """
 
 from __future__ import annotations
@@ -27,16 +28,18 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """A job on its way to a sink.
 
     Attributes:
-        id: the same on every try, so that receivers can recognise repetitions. It contains the job id, the time at which the job was
-            enqueued and the group. After a proved loss it also ends with ``~`` and the generation, so that a broker that drops
-            repetitions does not drop this one.
+        id: the same on every try, so that receivers can recognise repetitions. It contains the job
+            id, the time at which the job was enqueued and the group. After a proved loss it also
+            ends with ``~`` and the generation, so that a broker that drops repetitions does not
+            drop this one.
         generation: the number of proved losses of this message before.
         job_id: the id of the job.
         kind: the kind of the job.
         queue: the queue of the job.
         body: the arguments of the job as JSON, UTF-8.
         headers: the headers of the job.
-        ordering_key: messages with the same key are sent in order, one at a time; None for no order.
+        ordering_key: messages with the same key are sent in order, one at a time; None for no
+            order.
         correlation_id: the correlation id of the job.
         tag: the tag of the job.
         priority: the priority of the job, for places that have the same ones.
@@ -66,10 +69,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         return self.id.partition(_GENERATION_MARK)[0] if self.generation else self.id
 
     def after_loss(self) -> Message:
-        """Return the message with the next generation: the far side accepted this one and does not have it.
+        """Return the message with the next generation: the far side accepted this one and does
+        not have it.
 
         >>> from datetime import datetime, UTC
-        >>> one = Message(id="7-5f-default", job_id=7, kind="k", queue="q", body=b"{}", enqueued_at=datetime.now(UTC))
+        >>> now = datetime.now(UTC)
+        >>> job = {"job_id": 7, "kind": "k", "queue": "q", "body": b"{}"}
+        >>> one = Message(id="7-5f-default", enqueued_at=now, **job)
         >>> one.after_loss().id, one.after_loss().after_loss().id
         ('7-5f-default~1', '7-5f-default~2')
         """
@@ -79,7 +85,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def metadata(self) -> dict[str, str]:
-        """Return what a receiver may need beside the body, by name: the headers of the job, then id, kind and the like.
+        """Return what a receiver may need beside the body, by name: the headers of the job, then
+        id, kind and the like.
 
         The names of the library begin with ``forebay-`` and replace headers of the same name.
         """
@@ -99,9 +106,11 @@ class Accepted:
     """The far side has the message, and said so.
 
     Attributes:
-        proof: where the far side has it, if it told: an offset, a sequence number, an entry id. ``Sink.seen`` reads it back.
+        proof: where the far side has it, if it told: an offset, a sequence number, an entry id.
+            ``Sink.seen`` reads it back.
         is_duplicate: the far side had it already, from an earlier try.
-        response: what the far side answered, for endpoints that keep responses; None if there is nothing to keep but the proof.
+        response: what the far side answered, for endpoints that keep responses; None if there is
+            nothing to keep but the proof.
     """
 
     proof: str | None = None
@@ -116,7 +125,8 @@ class TryLater:
     Attributes:
         reason: for the error history of the job.
         after: seconds until the next try, if the far side told; None: the retry policy decides.
-        throttles: the far side asked for ``after`` because of its load: an endpoint gets no other message before either.
+        throttles: the far side asked for ``after`` because of its load: an endpoint gets no other
+            message before either.
     """
 
     reason: str
@@ -137,7 +147,9 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True)
 class EndpointGone:
-    """The far side wants no messages any more, such as an HTTP endpoint that answers 410. The message becomes a dead letter.
+    """The far side wants no messages any more, such as an HTTP endpoint that answers 410.
+
+    The message becomes a dead letter.
 
     Attributes:
         reason: for the error history of the job.
@@ -146,8 +158,8 @@ class EndpointGone:
     reason: str
 
 
-#: What a sink answers about one message. ``SinkUnavailable`` as an answer: this message is sent again later without using an
-#: attempt, while others of the call were accepted.
+#: What a sink answers about one message. ``SinkUnavailable`` as an answer: this message is sent
+#: again later without using an attempt, while others of the call were accepted.
 Answer: TypeAlias = Accepted | TryLater | Rejected | EndpointGone | SinkUnavailable
 
 
@@ -162,19 +174,24 @@ class Sent:
 class Sink:
     """A place outside the database to which a drain sends messages.
 
-    A subclass implements ``send``, and ``open`` and ``close`` if it holds a connection. All methods of one sink run on one event
-    loop, ``send`` up to as many times at once as the drain has ``concurrency``. A drain calls ``open`` before the first ``send``,
-    and again after ``SinkUnavailable``; so ``open`` on an open sink must drop what is broken and connect again.
+    A subclass implements ``send``, and ``open`` and ``close`` if it holds a connection. All methods
+    of one sink run on one event loop, ``send`` up to as many times at once as the drain has
+    ``concurrency``. A drain calls ``open`` before the first ``send``, and again after
+    ``SinkUnavailable``; so ``open`` on an open sink must drop what is broken and connect again.
 
-    Arguments of the constructor are the configuration; the constructor checks them and connects to nothing.
+    Arguments of the constructor are the configuration; the constructor checks them and connects to
+    nothing.
 
     Attributes:
         type: the name of the sink in configurations.
         can_verify: whether ``seen`` can tell what arrived.
         messages_max: the most messages in one call of ``send``.
-        bytes_max: the most bytes of bodies in one call of ``send``, except for a single larger message.
-        is_single: a call with several messages sends each by itself, so that several calls with one message each are as good.
-        call_seconds: how long a deliverer waits for one call of ``send``, 30 by default. A drain has its own timeout.
+        bytes_max: the most bytes of bodies in one call of ``send``, except for a single larger
+            message.
+        is_single: a call with several messages sends each by itself, so that several calls with one
+            message each are as good.
+        call_seconds: how long a deliverer waits for one call of ``send``, 30 by default. A drain
+            has its own timeout.
     """
 
     type: ClassVar[str] = ""
@@ -193,7 +210,8 @@ class Sink:
         """Connect, and check that what the configuration names exists.
 
         Raises:
-            SinkUnavailable: it cannot send now; also for a refused login or a missing exchange, which an operator can mend.
+            SinkUnavailable: it cannot send now; also for a refused login or a missing exchange,
+                which an operator can mend.
         """
 
     async def send(self, messages: Sequence[Message]) -> Sequence[Answer]:
@@ -202,16 +220,18 @@ class Sink:
         Messages with the same ordering key are never in one call.
 
         Raises:
-            SinkUnavailable: the far side cannot be used now, whatever the message. All messages of the call are sent again
-                later, also those that arrived, and no attempt is used.
+            SinkUnavailable: the far side cannot be used now, whatever the message. All messages of
+                the call are sent again later, also those that arrived, and no attempt is used.
         """
         raise NotImplementedError
 
     async def seen(self, sent: Sequence[Sent]) -> Sequence[bool | None]:
-        """Read back: return for each message whether the far side has it; None if that cannot be known.
+        """Read back: return for each message whether the far side has it.
 
-        False means a proved loss: the message is sent again, with the next generation. A message that was consumed and
-        removed is no loss; answer None where both look the same.
+        None if that cannot be known.
+
+        False means a proved loss: the message is sent again, with the next generation. A message
+        that was consumed and removed is no loss; answer None where both look the same.
 
         Raises:
             SinkUnavailable: the far side cannot be read now.
@@ -222,7 +242,10 @@ class Sink:
         """Close the connections; the sink may be opened again."""
 
     def _unavailable(self, problem: str | BaseException) -> SinkUnavailable:
-        """Return the error for a problem at its place; an exception without a text is named by its type."""
+        """Return the error for a problem at its place.
+
+        An exception without a text is named by its type.
+        """
         text = problem if isinstance(problem, str) else str(problem) or type(problem).__name__
         return SinkUnavailable(f"{self.place}: {text}")
 
@@ -230,7 +253,8 @@ class Sink:
 def message_id(job_id: int, enqueued_at: datetime, group: str) -> str:
     """Return the id of a message: the same on every try, and of no other job.
 
-    A job id alone is not enough: after a server lost its last commits, an id may be given out again.
+    A job id alone is not enough: after a server lost its last commits, an id may be given out
+    again.
 
     >>> from datetime import datetime, UTC
     >>> message_id(7, datetime(2026, 1, 2, tzinfo=UTC), "default")

@@ -1,8 +1,9 @@
 """Which addresses an HTTP sink may call: a guard against server-side request forgery.
 
-Invariant "no connection to a blocked address": one parser reads the address of an endpoint; the request uses its result. A name is
-resolved for each new connection, every address of the answer is checked, and the connection goes to one of these addresses. A second
-look-up never happens, so a DNS server cannot change its answer in between.
+Invariant "no connection to a blocked address": one parser reads the address of an endpoint; the
+request uses its result. A name is resolved for each new connection, every address of the answer is
+checked, and the connection goes to one of these addresses. A second look-up never happens, so a DNS
+server cannot change its answer in between.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ _BLOCKED_V4: Final = [
     )
 ]
 
-#: Everything outside of global unicast is blocked: loopback, unspecified, v4-compatible, ULA, link-local, site-local, multicast.
+#: Everything outside of global unicast is blocked: loopback, unspecified, v4-compatible, ULA,
+#: link-local, site-local, multicast.
 _GLOBAL_V6: Final = ipaddress.IPv6Network("2000::/3")
 _BLOCKED_V6: Final = [
     ipaddress.IPv6Network(text)
@@ -64,11 +66,12 @@ _BLOCKED_V6: Final = [
         "3fff::/20",  # documentation
     )
 ]
-#: NAT64 with the well-known prefix leads to the IPv4 address in the last 32 bits. The local prefix 64:ff9b:1::/48 is blocked whole.
+#: NAT64 with the well-known prefix leads to the IPv4 address in the last 32 bits. The local prefix
+#: 64:ff9b:1::/48 is blocked whole.
 _NAT64: Final = ipaddress.IPv6Network("64:ff9b::/96")
 
-#: Addresses with credentials of machines, some of them in public networks. An allowed network does not include them: they must be
-#: allowed one by one.
+#: Addresses with credentials of machines, some of them in public networks. An allowed network does
+#: not include them: they must be allowed one by one.
 _METADATA: Final = frozenset(
     ipaddress.ip_address(text)
     for text in (
@@ -97,7 +100,8 @@ class Endpoint:
 
     Attributes:
         scheme: https or http.
-        host: the name in lower-case ASCII without a trailing dot, or a canonical address without brackets.
+        host: the name in lower-case ASCII without a trailing dot, or a canonical address without
+            brackets.
         port: the port.
         target: path and query as given.
         address: the address if ``host`` is one.
@@ -139,21 +143,23 @@ class Destinations:
     """Which endpoints may be called.
 
     Args:
-        allow: what may be called although it is blocked by default: networks (10.1.0.0/16), addresses, names (hooks.internal), or all
-            names below one (``*.internal``). Each may end with a port (hooks.internal:9000), which is then allowed for it.
+        allow: what may be called although it is blocked by default: networks (10.1.0.0/16),
+            addresses, names (hooks.internal), or all names below one (``*.internal``). Each may end
+            with a port (hooks.internal:9000), which is then allowed for it.
         deny: what may not be called, in the same form; it has precedence over ``allow``.
         https_only: whether an address must begin with https://.
         ports: the allowed ports; None allows every port.
-        lookup: an async function from a name to its addresses as text; it raises OSError if there are none. None: the resolver of the
-            operating system.
+        lookup: an async function from a name to its addresses as text; it raises OSError if there
+            are none. None: the resolver of the operating system.
 
     Raises:
         ConfigError: an entry or a port is refused.
 
-    Blocked by default are all addresses that are not public: loopback, private, link-local, shared, multicast, reserved, documentation
-    and benchmark networks, IPv6 forms that contain an IPv4 address (except public ones through NAT64), and the metadata services of
-    clouds. If one address of a name is blocked, the name is blocked. An allowed network does not include a metadata service;
-    allow its single address.
+    Blocked by default are all addresses that are not public: loopback, private, link-local, shared,
+    multicast, reserved, documentation and benchmark networks, IPv6 forms that contain an IPv4
+    address (except public ones through NAT64), and the metadata services of clouds. If one address
+    of a name is blocked, the name is blocked. An allowed network does not include a metadata
+    service; allow its single address.
     """
 
     def __init__(
@@ -180,7 +186,8 @@ class Destinations:
         """Read the address of an endpoint.
 
         Raises:
-            ConfigError: it is malformed or ambiguous, or its scheme or port is not allowed. The message does not repeat it.
+            ConfigError: it is malformed or ambiguous, or its scheme or port is not allowed. The
+                message does not repeat it.
         """
         endpoint = parse_endpoint(url)
         if self._https_only and endpoint.scheme != "https":
@@ -260,7 +267,8 @@ class Destinations:
 
 
 def parse_endpoint(url: object) -> Endpoint:
-    """Read an http or https address strictly: whatever two parsers could read in two ways is refused.
+    """Read an http or https address strictly: whatever two parsers could read in two ways is
+    refused.
 
     Raises:
         ConfigError: it is malformed or ambiguous. The message does not repeat it.
@@ -353,8 +361,10 @@ def _plain(address: Address) -> Address:
 def is_internal(address: Address) -> bool:
     """Return whether an address is not a public one, whatever its form.
 
-    >>> is_internal(ipaddress.ip_address("64:ff9b::a9fe:a9fe")), is_internal(ipaddress.ip_address("2606:4700::1111"))
-    (True, False)
+    >>> is_internal(ipaddress.ip_address("64:ff9b::a9fe:a9fe"))
+    True
+    >>> is_internal(ipaddress.ip_address("2606:4700::1111"))
+    False
     """
     address = _plain(address)
     if address in _METADATA:

@@ -1,7 +1,9 @@
-"""Requests of an HTTP sink, with aiohttp, which is an extra: import this module after a check that it is there.
+"""Requests of an HTTP sink, with aiohttp, which is an extra: import this module after a check
+that it is there.
 
-The client of mirrors trusts the server of its configuration. This one does not trust the endpoint: it connects to checked addresses
-only, reads a bounded part of an answer, unpacks nothing and follows nothing.
+The client of mirrors trusts the server of its configuration. This one does not trust the endpoint:
+it connects to checked addresses only, reads a bounded part of an answer, unpacks nothing and
+follows nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
     from aiohttp.connector import Connection
     from aiohttp.tracing import Trace
 
-#: Below the time after which usual servers close an idle connection: a request on a connection that is being closed would fail.
+#: Below the time after which usual servers close an idle connection: a request on a connection that
+#: is being closed would fail.
 _IDLE_SECONDS: Final = 4.0
 
 #: aiohttp warns about larger bodies that are not files.
@@ -62,7 +65,8 @@ class Session:
         method: of HTTP.
         destinations: which addresses may be called.
         tls: for https; None for the usual checks.
-        proxy: its address, with a user and a password perhaps; None: none. A proxy resolves names itself: it must guard addresses.
+        proxy: its address, with a user and a password perhaps; None: none. A proxy resolves names
+            itself: it must guard addresses.
         connections: the most connections.
         connect_seconds: how long the look-up, the connection and the TLS handshake may take.
         total_seconds: how long a request and its answer may take.
@@ -140,7 +144,10 @@ class Session:
             raise NoAnswer(self._reason(error)) from None
 
     async def _body(self, answer: aiohttp.ClientResponse) -> bytes:
-        """Read the body, up to the limit. The connection of a longer answer is closed when the request ends."""
+        """Read the body, up to the limit.
+
+        The connection of a longer answer is closed when the request ends.
+        """
         body = bytearray()
         async for part in answer.content.iter_any():
             body += part[: self._body_bytes_max - len(body)]
@@ -177,7 +184,8 @@ class Session:
 
 
 class _GuardedConnector(aiohttp.TCPConnector):
-    """Connects to checked addresses only: before the connection, and once more by the address of the peer.
+    """Connects to checked addresses only: before the connection, and once more by the address of
+    the peer.
 
     Without destinations it connects to a proxy, which the operator chose.
     """

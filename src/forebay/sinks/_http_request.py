@@ -19,7 +19,8 @@ from forebay.sinks._support import envelope
 _TOKEN: Final = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 
-#: Names that belong to the connection, to the body or to the signature. A job cannot set them, nor can the configuration.
+#: Names that belong to the connection, to the body or to the signature. A job cannot set them, nor
+#: can the configuration.
 _RESERVED: Final = frozenset(
     [
         "accept-encoding",
@@ -144,7 +145,8 @@ def checked_headers(sink: str, headers: object, cloudevents: str | None) -> dict
     """Return the headers of a configuration, with lower-case names.
 
     Raises:
-        ConfigError: a name or a value is refused. The message does not repeat a value, which may be a secret.
+        ConfigError: a name or a value is refused. The message does not repeat a value, which may be
+            a secret.
     """
     if not isinstance(headers, Mapping):
         raise ConfigError(f"sink {sink}: headers", f"is {shown(headers)}, not a mapping")
@@ -171,12 +173,15 @@ def checked_headers(sink: str, headers: object, cloudevents: str | None) -> dict
 
 
 def is_header_value(value: str) -> bool:
-    """Return whether HTTP can carry a value unchanged: without control characters, and without space at its ends."""
+    """Return whether HTTP can carry a value unchanged: without control characters, and without
+    space at its ends.
+    """
     return _CONTROL.search(value) is None and value == value.strip() and _is_unicode(value)
 
 
 def percent_encoded(value: str) -> str:
-    """Return a value as CloudEvents and our headers carry it: space, quote, percent and all but visible ASCII as %XX.
+    """Return a value as CloudEvents and our headers carry it: space, quote, percent and all but
+    visible ASCII as %XX.
 
     >>> percent_encoded("order.created"), percent_encoded('Süd "1"')
     ('order.created', 'S%C3%BCd%20%221%22')

@@ -37,9 +37,10 @@ def codes(kafka: Any, *names: str) -> frozenset[int]:
 class Reader:
     """Reads one set of offsets, and writes what it learnt into ``results``. Used once, in a thread.
 
-    A loss is proved by the record of another message at the offset, or by two statements that the log ends before it: of the
-    answer to the read, and of the look-up of the last offset. Either alone may be late: the first after a change of the
-    leader, when the new one does not know yet what all replicas have.
+    A loss is proved by the record of another message at the offset, or by two statements that the
+    log ends before it: of the answer to the read, and of the look-up of the last offset. Either
+    alone may be late: the first after a change of the leader, when the new one does not know yet
+    what all replicas have.
 
     Args:
         kafka: the client library.
@@ -95,9 +96,12 @@ class Reader:
             "fetch.wait.max.ms": 100,
         })  # fmt: skip
         try:
-            self._consumer.assign([
-                self._position(partition, offsets[0]) for partition, offsets in self._pending.items()
-            ])  # fmt: skip
+            self._consumer.assign(
+                [
+                    self._position(partition, offsets[0])
+                    for partition, offsets in self._pending.items()
+                ]
+            )
             while self._pending:
                 self._look()
         finally:
@@ -131,7 +135,9 @@ class Reader:
             raise self._kafka.KafkaException(error)
 
     def _decide(self, partition: Partition, offset: int, message_id: str | None) -> None:
-        """A record was read: everything up to its offset is known, and what was passed over does not exist any more."""
+        """A record was read: everything up to its offset is known, and what was passed over does
+        not exist any more.
+        """
         pending = self._pending[partition]
         while pending and pending[0] <= offset:
             first = pending.pop(0)

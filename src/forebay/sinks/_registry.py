@@ -1,4 +1,6 @@
-"""The sinks by the names of their types: those of the library, and those of other packages by entry points."""
+"""The sinks by the names of their types: those of the library, and those of other packages by
+entry points.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Secrets of sinks by reference: the configuration names an environment variable or a file, and never contains the secret."""
+"""Secrets of sinks by reference: the configuration names an environment variable or a file, and
+never contains the secret.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ _FILE_BYTES_MAX: Final = 65_536
 
 
 class Secret:
-    """A secret given in Python, instead of a reference. Its text appears in no message and no representation.
+    """A secret given in Python, instead of a reference.
+
+    Its text appears in no message and no representation.
 
     Args:
         value: the secret.

@@ -1,4 +1,6 @@
-"""Signatures of Standard Webhooks, by which a receiver recognises the sender: https://www.standardwebhooks.com."""
+"""Signatures of Standard Webhooks, by which a receiver recognises the sender:
+https://www.standardwebhooks.com.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,12 @@ _SECRET_BYTES: Final = range(24, 65)
 
 
 class Signer:
-    """Signs with one or several secrets: all of them, so that receivers may change theirs at different times.
+    """Signs with one or several secrets: all of them, so that receivers may change theirs at
+    different times.
 
     Args:
-        secrets: ``whsec_`` and 24 to 64 bytes as base64, for HMAC-SHA256; or ``whsk_`` and an ed25519 private key as base64: 32
-            bytes, or 64 with the public key.
+        secrets: ``whsec_`` and 24 to 64 bytes as base64, for HMAC-SHA256; or ``whsk_`` and an
+            ed25519 private key as base64: 32 bytes, or 64 with the public key.
 
     Raises:
         ValueError: a secret has another form. The message does not repeat it.
@@ -68,7 +71,8 @@ class Signer:
 
 
 def public_key(secret: str) -> str:
-    """Return the public key, ``whpk_...``, of a private key ``whsk_...``: what receivers need to verify signatures.
+    """Return the public key, ``whpk_...``, of a private key ``whsk_...``: what receivers need to
+    verify signatures.
 
     Raises:
         ValueError: the private key has another form.
@@ -77,7 +81,8 @@ def public_key(secret: str) -> str:
 
 
 def webhook_id(message_id: str) -> str:
-    """Return the id of a message without full stops and other characters that separate the parts of what is signed.
+    """Return the id of a message without full stops and other characters that separate the parts
+    of what is signed.
 
     >>> webhook_id("7-6475efd0fe000-eu.west~1")
     '7-6475efd0fe000-eu%2Ewest~1'

@@ -1,4 +1,6 @@
-"""What several sinks share: optional libraries, checks of configurations, and calls of blocking clients."""
+"""What several sinks share: optional libraries, checks of configurations, and calls of blocking
+clients.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,8 @@ def checked_url(sink: str, url: object, *schemes: str) -> str:
     """Return an address with one of the schemes.
 
     Raises:
-        ConfigError: it is none. The message does not repeat the address, which may contain a password.
+        ConfigError: it is none. The message does not repeat the address, which may contain a
+            password.
     """
     try:
         parts = urlsplit(url) if isinstance(url, str) else None
@@ -126,8 +129,8 @@ def checked_number(
 async def call_in_thread(function: Callable[[], T], *, name: str) -> T:
     """Call a function of a blocking client in a new thread and return its result.
 
-    The thread is a daemon. When the caller gives up, a call that hangs keeps its thread and delays neither other calls nor the end
-    of the process.
+    The thread is a daemon. When the caller gives up, a call that hangs keeps its thread and delays
+    neither other calls nor the end of the process.
     """
     loop = asyncio.get_running_loop()
     result: asyncio.Future[Any] = loop.create_future()

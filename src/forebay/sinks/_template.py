@@ -20,7 +20,8 @@ class UnfitMessageError(ValueError):
 
 
 class Template:
-    """A text with values of the message: ``{kind}``, ``{queue}``, ``{ordering_key}``, ``{tag}``, ``{header:NAME}``.
+    """A text with values of the message: ``{kind}``, ``{queue}``, ``{ordering_key}``, ``{tag}``,
+    ``{header:NAME}``.
 
     Attributes:
         text: the template.
@@ -30,8 +31,8 @@ class Template:
         ConfigError: the text is empty, is not printable or names something else.
 
     >>> Template("nats", "subject", "orders.{knd}")
-    Traceback (most recent call last):
-    forebay.errors.ConfigError: sink nats: subject has the unknown name {knd}; Names: {kind}, {queue}, {ordering_key}, {tag}, {header:NAME}; {{ is a brace.
+    Traceback (most recent call last): forebay.errors.ConfigError: sink nats: subject has the
+    unknown name {knd}; Names: {kind}, {queue}, {ordering_key}, {tag}, {header:NAME}; {{ is a brace.
     """
 
     def __init__(self, sink: str, field: str, text: object) -> None:

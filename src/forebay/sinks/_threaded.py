@@ -1,4 +1,6 @@
-"""Sinks whose client library blocks: each call runs in a thread, on a client that no other call uses."""
+"""Sinks whose client library blocks: each call runs in a thread, on a client that no other call
+uses.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +19,18 @@ from forebay.sinks._support import call_in_thread, checked_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-#: How long a client waits for an answer of its server before its thread gives up, in seconds. The drain gives up earlier.
+#: How long a client waits for an answer of its server before its thread gives up, in seconds. The
+#: drain gives up earlier.
 ANSWER_SECONDS: Final = 60.0
 
 
 class ThreadedSink(Sink):
     """A sink of a blocking client.
 
-    Owns the clients that no call uses at the moment. A client returns there only after a call that succeeded as a whole; after an error
-    or a cancellation it is ended, so that no later call can take an answer that was meant for an earlier one. A call that hangs keeps
-    its thread and its client, and delays nothing else.
+    Owns the clients that no call uses at the moment. A client returns there only after a call that
+    succeeded as a whole; after an error or a cancellation it is ended, so that no later call can
+    take an answer that was meant for an earlier one. A call that hangs keeps its thread and its
+    client, and delays nothing else.
     """
 
     def __init__(self) -> None:
@@ -49,7 +53,10 @@ class ThreadedSink(Sink):
         raise NotImplementedError
 
     def _interrupt(self, client: Any) -> None:
-        """Make the call that uses a client fail soon; must not close a descriptor that the call waits for."""
+        """Make the call that uses a client fail soon.
+
+        Must not close a descriptor that the call waits for.
+        """
 
     def _as_unavailable(self, error: Exception) -> SinkUnavailable | None:
         """Return what an error of the client means; None: it is a defect."""
@@ -100,7 +107,10 @@ class ThreadedSink(Sink):
         return await self._in_thread(connect, None)
 
     async def _in_thread(self, function: Callable[[], tuple[Any, Any]], client: Any) -> Any:
-        """Call a function, which returns the client that it used and a result; after an error the client is ended."""
+        """Call a function, which returns the client that it used and a result.
+
+        After an error the client is ended.
+        """
         call = _Call(self, function, client)
         try:
             return await call_in_thread(call.run, name=self._name)
@@ -137,7 +147,10 @@ class ThreadedSink(Sink):
 
 
 class _Call:
-    """A call in a thread, which its caller may give up at any time; then its thread ends the client."""
+    """A call in a thread, which its caller may give up at any time.
+
+    Then its thread ends the client.
+    """
 
     def __init__(
         self, sink: ThreadedSink, function: Callable[[], tuple[Any, Any]], client: Any
@@ -177,7 +190,8 @@ class _Call:
 def interrupt_redis(pool: Any) -> None:
     """Wake the call that waits for an answer on a connection of a pool of redis-py.
 
-    ``pool.disconnect()`` would close the descriptor too, which the waiting call may miss; then it waits for its timeout.
+    ``pool.disconnect()`` would close the descriptor too, which the waiting call may miss; then it
+    waits for its timeout.
     """
     for connection in list(getattr(pool, "_in_use_connections", ())):
         shut(getattr(connection, "_sock", None))

@@ -36,5 +36,8 @@ def check_count(call: str, answers: Any, messages: Sequence[Any]) -> None:
         TypeError: it is another value, or has another number of entries.
     """
     if not isinstance(answers, list | tuple) or len(answers) != len(messages):
-        message = f"{call}() of a sink must return a list with one entry for each of {len(messages)} messages"
+        message = (
+            f"{call}() of a sink must return a list with one entry for each of {len(messages)} "
+            f"messages"
+        )
         raise TypeError(message)

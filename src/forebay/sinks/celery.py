@@ -1,6 +1,7 @@
 """Celery: tasks for its workers, through Redis, RabbitMQ or another broker that Celery supports.
 
-Needs the extra ``celery``. What the broker acknowledged it can lose: see the pages about Redis and RabbitMQ.
+Needs the extra ``celery``. What the broker acknowledged it can lose: see the pages about Redis and
+RabbitMQ.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from forebay.sinks._threaded import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Of brokers, by the transport of kombu: how a call gives up, and what an acknowledgement has to mean.
+#: Of brokers, by the transport of kombu: how a call gives up, and what an acknowledgement has to
+#: mean.
 _TRANSPORT_OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "redis": {"socket_timeout": ANSWER_SECONDS},
     "sentinel": {"socket_timeout": ANSWER_SECONDS},
@@ -41,8 +43,10 @@ _SAME_TRANSPORT: Final = {"rediss": "redis", "amqps": "amqp", "pyamqp": "amqp"}
 #: Headers of Celery's protocol. A header of a job must not replace one.
 _OF_CELERY: Final = frozenset(
     {
-        "argsrepr", "compression", "eta", "expires", "group", "group_index", "headers", "id", "ignore_result", "kwargsrepr", "lang",
-        "method", "origin", "parent_id", "properties", "replaced_task_nesting", "retries", "root_id", "shadow", "stack",
+        "argsrepr", "compression", "eta", "expires", "group", "group_index", "headers", "id",
+        "ignore_result", "kwargsrepr", "lang",
+        "method", "origin", "parent_id", "properties", "replaced_task_nesting", "retries",
+        "root_id", "shadow", "stack",
         "stamped_headers", "stamps", "task", "timelimit",
     }
 )  # fmt: skip
@@ -50,19 +54,23 @@ _RENAMED: Final = "forebay-header-"
 
 
 class Celery(ThreadedSink):
-    """Sends a Celery task for each message: the task of its kind, with the arguments of the job as keyword arguments.
+    """Sends a Celery task for each message: the task of its kind, with the arguments of the job
+    as keyword arguments.
 
-    The id of the task is that of the message, so a repetition has the same task id; Celery itself runs both. Headers of the
-    job, ``forebay-id``, ``forebay-kind`` and the like are headers of the task message. A header with the name of one of
-    Celery's own gets the prefix ``forebay-header-``. A job that expires is a task that expires.
+    The id of the task is that of the message, so a repetition has the same task id; Celery itself
+    runs both. Headers of the job, ``forebay-id``, ``forebay-kind`` and the like are headers of the
+    task message. A header with the name of one of Celery's own gets the prefix ``forebay-header-``.
+    A job that expires is a task that expires.
 
     Args:
-        url: of the broker, as in ``broker_url``: redis://user:password@host:port/database, amqp://user:password@host:port/vhost
-            and so on. Leave it out with ``app``.
+        url: of the broker, as in ``broker_url``: redis://user:password@host:port/database,
+            amqp://user:password@host:port/vhost and so on. Leave it out with ``app``.
         queue: of Celery; None: as the routes of the app say, without any the queue "celery".
-        tasks: the name of the task of each kind. A kind that is not there is the name of its task itself.
-        app: a Celery app in place of the address: its broker, routes, queues and serializer are used. Its settings are copied when
-            the sink is made; its connections and its result backend are not used.
+        tasks: the name of the task of each kind. A kind that is not there is the name of its task
+            itself.
+        app: a Celery app in place of the address: its broker, routes, queues and serializer are
+            used. Its settings are copied when the sink is made; its connections and its result
+            backend are not used.
         connect_timeout: seconds to connect and log in, 0.1 to 60.
 
     Raises:
@@ -96,7 +104,8 @@ class Celery(ThreadedSink):
         self._connect_seconds = checked_number(
             self.type, "connect_timeout", connect_timeout, least=0.1, most=60
         )
-        # Not the given app itself: send_task() of an app with a result backend connects to it too, for every task.
+        # Not the given app itself: send_task() of an app with a result backend connects to it too,
+        # for every task.
         self._app = celery.Celery("forebay", set_as_current=False, fixups=[])
         if app is not None:
             self._app.conf.update(app.conf.table(with_defaults=False, censored=False))
@@ -118,7 +127,8 @@ class Celery(ThreadedSink):
         options = dict(_TRANSPORT_OPTIONS.get(self._scheme, {}))
         if self._scheme in {"redis", "sentinel"}:
             options["socket_connect_timeout"] = self._connect_seconds
-        # kombu would try to connect for minutes, also in the middle of a call. The drain decides when to try again.
+        # kombu would try to connect for minutes, also in the middle of a call. The drain decides
+        # when to try again.
         options |= {"max_retries": 0, "interval_start": 0, "interval_step": 0, "interval_max": 0}
         connection = self._app.connection_for_write(
             connect_timeout=self._connect_seconds, transport_options=options

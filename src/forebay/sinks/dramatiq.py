@@ -1,6 +1,7 @@
 """Dramatiq: messages for the actors of its workers, through Redis or RabbitMQ.
 
-Needs the extra ``dramatiq``. What the broker acknowledged it can lose: see the pages about Redis and RabbitMQ.
+Needs the extra ``dramatiq``. What the broker acknowledged it can lose: see the pages about Redis
+and RabbitMQ.
 """
 
 from __future__ import annotations
@@ -31,18 +32,23 @@ _QUEUE: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9._-]*")
 
 
 class Dramatiq(ThreadedSink):
-    """Enqueues a Dramatiq message for each message: for the actor of its kind, with the arguments of the job as keyword arguments.
+    """Enqueues a Dramatiq message for each message: for the actor of its kind, with the
+    arguments of the job as keyword arguments.
 
-    ``message_id`` is the id of the message, so a repetition has the same one; Dramatiq itself runs both. The option ``forebay`` has the headers of
-    the job, ``forebay-id``, ``forebay-kind`` and the like. A job that expires is a message with ``max_age``.
+    ``message_id`` is the id of the message, so a repetition has the same one; Dramatiq itself runs
+    both. The option ``forebay`` has the headers of the job, ``forebay-id``, ``forebay-kind`` and
+    the like. A job that expires is a message with ``max_age``.
 
     Args:
-        url: redis://user:password@host:port/database, rediss://, amqp://user:password@host:port/vhost or amqps://.
+        url: redis://user:password@host:port/database, rediss://,
+            amqp://user:password@host:port/vhost or amqps://.
         queue: of Dramatiq.
-        tasks: the name of the actor of each kind. A kind that is not there is the name of its actor itself.
+        tasks: the name of the actor of each kind. A kind that is not there is the name of its actor
+            itself.
         namespace: the prefix of the keys in Redis; not used for RabbitMQ.
-        max_priority: the ``max_priority`` of the workers' broker for RabbitMQ, 1 to 255; None without priorities. It must be the same:
-            RabbitMQ refuses a queue that is declared in two ways.
+        max_priority: the ``max_priority`` of the workers' broker for RabbitMQ, 1 to 255; None
+            without priorities. It must be the same: RabbitMQ refuses a queue that is declared in
+            two ways.
         connect_timeout: seconds to connect and log in, 0.1 to 60.
 
     Raises:
@@ -122,7 +128,8 @@ class Dramatiq(ThreadedSink):
         broker.parameters.socket_timeout = self._connect_seconds
         broker.parameters.stack_timeout = self._connect_seconds
         broker.parameters.blocked_connection_timeout = ANSWER_SECONDS
-        # One connection for the calls of all threads, of which there is one at a time, instead of one for each thread.
+        # One connection for the calls of all threads, of which there is one at a time, instead of
+        # one for each thread.
         broker.state = SimpleNamespace()
         try:
             broker.declare_queue(self._queue, ensure=True)

@@ -38,19 +38,25 @@ _SETTINGS: Final = {"synchronous_commit": "on"}
 
 
 class ForebayDatabase(Sink):
-    """Enqueues a job in another Forebay database for each message. The proof is the id of the job there.
+    """Enqueues a job in another Forebay database for each message.
 
-    Kind, arguments, headers, priority, ordering key, correlation id, tag and expiry are those of the job here. The header ``forebay-id`` has the id
-    of the message; it is left out where the headers of the job use up the limits. The messages of a call are enqueued in one
-    transaction, each with a ``Throttle`` key made of the id of the message. A repetition within ``remember_days`` enqueues nothing,
-    whatever became of the job, and is answered with the id of that job.
+    The proof is the id of the job there.
+
+    Kind, arguments, headers, priority, ordering key, correlation id, tag and expiry are those of
+    the job here. The header ``forebay-id`` has the id of the message; it is left out where the
+    headers of the job use up the limits. The messages of a call are enqueued in one transaction,
+    each with a ``Throttle`` key made of the id of the message. A repetition within
+    ``remember_days`` enqueues nothing, whatever became of the job, and is answered with the id of
+    that job.
 
     Args:
-        url: postgresql://user:password@host:port/database; the user needs the role of producers there.
-        queue: the queue there; None: the same as here. Another queue after a change does not recognise earlier messages.
+        url: postgresql://user:password@host:port/database; the user needs the role of producers
+            there.
+        queue: the queue there; None: the same as here. Another queue after a change does not
+            recognise earlier messages.
         kinds: the kind there of each kind here. A kind that is not there stays as it is.
-        remember_days: how long a repetition is recognised, 1 to 3650. The default is longer than the 30 days after which a job expires here
-            that sets no expiry.
+        remember_days: how long a repetition is recognised, 1 to 3650. The default is longer than
+            the 30 days after which a job expires here that sets no expiry.
         connect_timeout: seconds to connect and log in, 0.1 to 60.
 
     Raises:
@@ -107,7 +113,10 @@ class ForebayDatabase(Sink):
             await session.close()
 
     async def send(self, messages: Sequence[Message]) -> list[Answer]:
-        """Enqueue the messages in one transaction; in several if some are refused, or if their ids do not ascend."""
+        """Enqueue the messages in one transaction.
+
+        In several if some are refused, or if their ids do not ascend.
+        """
         answers: list[Answer] = []
         start = 0
         for end in range(1, len(messages) + 1):

@@ -1,7 +1,8 @@
 """HTTP endpoints: webhooks.
 
-Needs the extra ``http``. An endpoint may be slow, broken or hostile: times and sizes are bounded, redirects are not followed, and only
-public addresses are called unless ``Destinations`` allow others.
+Needs the extra ``http``. An endpoint may be slow, broken or hostile: times and sizes are bounded,
+redirects are not followed, and only public addresses are called unless ``Destinations`` allow
+others.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ log = logger("forebay.sinks")
 
 _METHODS: Final = ("POST", "PUT", "PATCH", "GET", "DELETE")
 
-#: No request of a call begins later than this after the beginning of the call, so that a call ends in time.
+#: No request of a call begins later than this after the beginning of the call, so that a call ends
+#: in time.
 _BEGIN_SECONDS: Final = 10.0
 
 #: How often secrets and the CA file are read again.
@@ -70,34 +72,43 @@ _SHOWN_CHARACTERS: Final = 200
 class Http(Sink):
     """Sends each message to an HTTP endpoint. An answer with a status of 200 to 299 accepts it.
 
-    The body is the arguments of the job as JSON. Headers are those of the job, ``forebay-id``, ``forebay-kind`` and the like, and those
-    of the configuration. A repeated message has the same ``forebay-id``, and the same ``webhook-id`` if it is signed.
+    The body is the arguments of the job as JSON. Headers are those of the job, ``forebay-id``,
+    ``forebay-kind`` and the like, and those of the configuration. A repeated message has the same
+    ``forebay-id``, and the same ``webhook-id`` if it is signed.
 
     Args:
         url: the address of the endpoint, without user, password and fragment.
         method: POST, PUT, PATCH, GET or DELETE. Requests of the last two have no body.
-        headers: sent with each request. A value may be a reference to a secret, such as "env:API_KEY".
-        auth: a reference to a secret, "bearer TOKEN" or "basic USER:PASSWORD". A scheme before the reference stands for the one in the
-            secret: "bearer env:TOKEN".
-        secrets: references to the keys that sign requests, at most 10; all of them sign. See Standard Webhooks.
-        batch: "one": a request for each message. "array": a request for each call, with an array of objects with id, kind, headers and
-            body, or of CloudEvents.
+        headers: sent with each request. A value may be a reference to a secret, such as
+            "env:API_KEY".
+        auth: a reference to a secret, "bearer TOKEN" or "basic USER:PASSWORD". A scheme before the
+            reference stands for the one in the secret: "bearer env:TOKEN".
+        secrets: references to the keys that sign requests, at most 10; all of them sign. See
+            Standard Webhooks.
+        batch: "one": a request for each message. "array": a request for each call, with an array of
+            objects with id, kind, headers and body, or of CloudEvents.
         cloudevents: "binary", "structured" or None: CloudEvents 1.0, with the kind as type.
         source: the source of CloudEvents.
         concurrency: the most requests at once, 1 to 1,000.
         connect_timeout: seconds for the look-up, the connection and the TLS handshake, 0.1 to 60.
-        timeout: seconds for a whole request with its answer, 0.1 to 300. The ``timeout`` of the drain must be at least 10 s longer.
+        timeout: seconds for a whole request with its answer, 0.1 to 300. The ``timeout`` of the
+            drain must be at least 10 s longer.
         response_bytes_max: how many bytes of an answer are read, 1 to 1,000,000.
-        show_response: whether the beginning of a refusing answer appears in the error of the job. The owner of an endpoint who sees
-            errors can then read what the endpoint answers.
-        ca_file: a file with the only certificate authorities that are trusted; None: those of the operating system.
-        proxy: the address of an HTTP proxy, or a reference to it if it has a password. The proxy resolves names, so it must refuse
-            internal addresses itself. Proxies of the environment are not used.
-        destinations: which addresses may be called; also a mapping of the arguments of ``Destinations``.
+        show_response: whether the beginning of a refusing answer appears in the error of the job.
+            The owner of an endpoint who sees errors can then read what the endpoint answers.
+        ca_file: a file with the only certificate authorities that are trusted; None: those of the
+            operating system.
+        proxy: the address of an HTTP proxy, or a reference to it if it has a password. The proxy
+            resolves names, so it must refuse internal addresses itself. Proxies of the environment
+            are not used.
+        destinations: which addresses may be called; also a mapping of the arguments of
+            ``Destinations``.
 
-    A secret in Python code is a ``Secret``. References are read when the sink opens, and at most every minute after that.
+    A secret in Python code is a ``Secret``. References are read when the sink opens, and at most
+    every minute after that.
 
-    A message that was not sent, because the endpoint answers so slowly that 10 s of the call have passed, uses no attempt.
+    A message that was not sent, because the endpoint answers so slowly that 10 s of the call have
+    passed, uses no attempt.
 
     Raises:
         ConfigError: an argument is refused, or the library aiohttp is missing.
@@ -228,7 +239,10 @@ class Http(Sink):
         return answer
 
     async def _send_array(self, messages: Sequence[Message], begin_until: float) -> list[Answer]:
-        """Send messages as one array; halve an array that is refused for what one message may have caused."""
+        """Send messages as one array.
+
+        Halve an array that is refused for what one message may have caused.
+        """
         if not messages:
             return []
         answer, status = await self._send_request(self._format.array(messages), begin_until)

@@ -1,7 +1,7 @@
 """Topics of Apache Kafka, and of brokers that speak its protocol.
 
-Needs the extra ``kafka``. The producer is idempotent and waits for all replicas that are in sync. A topic with
-``min.insync.replicas`` of 1 can still lose what it acknowledged: set it to 2 of 3.
+Needs the extra ``kafka``. The producer is idempotent and waits for all replicas that are in sync. A
+topic with ``min.insync.replicas`` of 1 can still lose what it acknowledged: set it to 2 of 3.
 """
 
 from __future__ import annotations
@@ -66,12 +66,13 @@ _PARTITIONERS: Final = (
 
 #: Options of the connection, which the reader shares with the producer.
 _OF_CONNECTIONS: Final = (
-    "api.", "broker.", "client.", "connections.", "enable.sasl", "enable.ssl", "https.", "log.", "reconnect.",
+    "api.", "broker.", "client.", "connections.", "enable.sasl", "enable.ssl", "https.", "log.",
+    "reconnect.",
     "sasl.", "security.", "socket.", "ssl.",
 )  # fmt: skip
 
-#: How long looks for delivery reports follow each other, as brokers nearby answer within that; then the seconds between two
-#: looks, at first and at most.
+#: How long looks for delivery reports follow each other, as brokers nearby answer within that; then
+#: the seconds between two looks, at first and at most.
 _BUSY_SECONDS: Final = 0.002
 _LOOK_SECONDS: Final = 0.001
 _LOOK_SECONDS_MAX: Final = 0.02
@@ -83,21 +84,23 @@ _NEW_TOPIC_SECONDS: Final = 5.0
 class Kafka(Sink):
     """Appends each message to a topic. The proof is topic/partition/offset.
 
-    The key of a record is the ordering key of the job, the value its arguments as JSON. Headers are those of the job and
-    ``forebay-id``, ``forebay-kind`` and the like. A repeated message is another record with the same ``forebay-id``.
+    The key of a record is the ordering key of the job, the value its arguments as JSON. Headers are
+    those of the job and ``forebay-id``, ``forebay-kind`` and the like. A repeated message is
+    another record with the same ``forebay-id``.
 
     Args:
-        url: kafka://user:password@host:port,host:port, or kafkas:// for TLS; without a user there is no login.
-        topic: the topic; ``{kind}`` and ``{queue}`` stand for those of the job. A message whose topic would have an invalid name
-            is rejected.
-        create: whether brokers with ``auto.create.topics.enable`` may create a missing topic. Otherwise messages wait until it
-            exists.
+        url: kafka://user:password@host:port,host:port, or kafkas:// for TLS; without a user there
+            is no login.
+        topic: the topic; ``{kind}`` and ``{queue}`` stand for those of the job. A message whose
+            topic would have an invalid name is rejected.
+        create: whether brokers with ``auto.create.topics.enable`` may create a missing topic.
+            Otherwise messages wait until it exists.
         sasl_mechanism: how to log in: PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512.
         connect_timeout: seconds to connect and log in, 0.1 to 60.
-        delivery_timeout: seconds until a message that no broker confirmed counts as not sent, 0.1 to 300. Keep it below the timeout of
-            the drain, or the drain does not learn why.
-        options: more options of librdkafka, such as ``compression.type`` or ``ssl.ca.location``. Those that the promises of the
-            sink depend on are refused.
+        delivery_timeout: seconds until a message that no broker confirmed counts as not sent, 0.1
+            to 300. Keep it below the timeout of the drain, or the drain does not learn why.
+        options: more options of librdkafka, such as ``compression.type`` or ``ssl.ca.location``.
+            Those that the promises of the sink depend on are refused.
 
     Raises:
         ConfigError: an argument is refused, or the library confluent-kafka is missing.
@@ -285,7 +288,8 @@ class Kafka(Sink):
             raise
         suspects = [place for place, one in enumerate(answers) if isinstance(one, _Suspect)]
         if suspects:
-            # A broker refuses a batch as a whole, and a batch may contain messages of several calls.
+            # A broker refuses a batch as a whole, and a batch may contain messages of several
+            # calls.
             single = self._new_client({"batch.num.messages": 1})
             try:
                 again = await self._produce(single, [messages[place] for place in suspects])
@@ -323,7 +327,8 @@ class Kafka(Sink):
         while call.left:
             if client.producer is None:
                 raise self._unavailable("closed during the call")
-            # In this thread: one that reads reports would ask for the lock of the interpreter once a message.
+            # In this thread: one that reads reports would ask for the lock of the interpreter once
+            # a message.
             try:
                 client.producer.poll(0)
             except (
@@ -353,8 +358,9 @@ class Kafka(Sink):
     async def seen(self, sent: Sequence[Sent]) -> list[bool | None]:
         """Read the records at their offsets.
 
-        A record of another message there, or a log that ends before, is a loss. A record that retention or compaction removed is
-        unknown. Nothing is known either if the broker did not tell the offset.
+        A record of another message there, or a log that ends before, is a loss. A record that
+        retention or compaction removed is unknown. Nothing is known either if the broker did not
+        tell the offset.
         """
         results: list[bool | None] = [None] * len(sent)
         wanted: Wanted = {}
@@ -384,9 +390,11 @@ class Kafka(Sink):
         return results
 
 
-#: Errors that mean a message. Brokers refuse a batch as a whole, so they may mean another message of the batch.
+#: Errors that mean a message. Brokers refuse a batch as a whole, so they may mean another message
+#: of the batch.
 _OF_THE_MESSAGE: Final = (
-    "MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_MSG_SIZE", "RECORD_LIST_TOO_LARGE", "INVALID_RECORD",
+    "MSG_SIZE_TOO_LARGE", "INVALID_MSG", "INVALID_MSG_SIZE", "RECORD_LIST_TOO_LARGE",
+    "INVALID_RECORD",
     "_INVALID_DIFFERENT_RECORD",
 )  # fmt: skip
 
@@ -401,7 +409,10 @@ class _Suspect:
 
 
 class _Call:
-    """The answers of one call, or the errors, by the place of the message. All runs on the thread of the event loop."""
+    """The answers of one call, or the errors, by the place of the message.
+
+    All runs on the thread of the event loop.
+    """
 
     __slots__ = ("answers", "left")
 
@@ -434,7 +445,9 @@ class _Log:
 
 
 class _Client:
-    """A producer. After ``close`` or ``discard`` it sends nothing, and its calls end as unavailable."""
+    """A producer. After ``close`` or ``discard`` it sends nothing, and its calls end as
+    unavailable.
+    """
 
     def __init__(self, kafka: Any, config: dict[str, Any]) -> None:
         self._less = codes(kafka, "_ALL_BROKERS_DOWN")
@@ -452,7 +465,9 @@ class _Client:
             self._problem = error.str()
 
     def explained(self, error: Any) -> str:
-        """Return the text of an error, with the last one of a connection where that is the cause."""
+        """Return the text of an error, with the last one of a connection where that is the
+        cause.
+        """
         found = _kafka_error(error)
         if self._problem is not None and found is not None and found.code() in self._vague:
             return f"{found.str()}: {self._problem}"
@@ -470,7 +485,9 @@ class _Client:
             producer.poll(0)  # for the errors of the connections
 
     def discard(self) -> None:
-        """Drop what is queued at once, and close the connections in a thread, since that may take a while."""
+        """Drop what is queued at once, and close the connections in a thread, since that may
+        take a while.
+        """
         threading.Thread(target=self._end(), name="forebay-kafka-close", daemon=True).start()
 
     async def close(self) -> None:
@@ -478,7 +495,10 @@ class _Client:
         await call_in_thread(self._end(), name="forebay-kafka-close")
 
     def _end(self) -> Callable[[], None]:
-        """Drop what is queued; return a function that waits for the threads of the producer and closes its connections."""
+        """Drop what is queued.
+
+        Return a function that waits for the threads of the producer and closes its connections.
+        """
         producers = [] if self._producer is None else [self._producer]
         self._producer = None
         for one in producers:

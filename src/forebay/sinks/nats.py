@@ -1,7 +1,8 @@
 """NATS JetStream: a subject of a stream.
 
-Needs the extra ``nats``. A server syncs streams to disk every two minutes by default, so one that loses its power can lose what it
-acknowledged: verify, use several replicas, or set ``sync_interval: always``.
+Needs the extra ``nats``. A server syncs streams to disk every two minutes by default, so one that
+loses its power can lose what it acknowledged: verify, use several replicas, or set ``sync_interval:
+always``.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from forebay.sinks._template import Template, UnfitMessageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: Parts of letters with points between them; no blanks, no wildcards, and nothing that begins like the server's own subjects.
+#: Parts of letters with points between them; no blanks, no wildcards, and nothing that begins like
+#: the server's own subjects.
 _SUBJECT: Final = re.compile(r"(?!\$)[^\s.*>]+(?:\.[^\s.*>]+)*")
 _STREAM: Final = re.compile(r"[^\s.*>/\\]+")
 _MESSAGE_ID: Final = "Nats-Msg-Id"
 
-#: The most messages of a call without an acknowledgement: a server refuses more than 10,000 of all its clients.
+#: The most messages of a call without an acknowledgement: a server refuses more than 10,000 of all
+#: its clients.
 _WINDOW: Final = 1_000
-#: How often to look whether the connection still stands: the client does not report each way to lose it.
+#: How often to look whether the connection still stands: the client does not report each way to
+#: lose it.
 _LOOK_SECONDS: Final = 0.1
 #: How long a connection may take to close.
 _CLOSE_SECONDS: Final = 1.0
@@ -42,19 +46,25 @@ _NO_MESSAGE: Final = 10037
 
 
 class JetStream(Sink):
-    """Publishes each message to a subject and waits until a stream has stored it. The proof is ``STREAM:SEQUENCE``.
+    """Publishes each message to a subject and waits until a stream has stored it.
 
-    The payload of a message is the arguments of the job as JSON. Its headers are those of the job, ``forebay-id``, ``forebay-kind`` and the like, and
-    ``Nats-Msg-Id``, by which the stream recognises a repetition within its duplicate window.
+    The proof is ``STREAM:SEQUENCE``.
+
+    The payload of a message is the arguments of the job as JSON. Its headers are those of the job,
+    ``forebay-id``, ``forebay-kind`` and the like, and ``Nats-Msg-Id``, by which the stream
+    recognises a repetition within its duplicate window.
 
     A message for whose subject there is no stream waits; so does one that a full stream refuses.
 
     Args:
-        url: nats://user:password@host:port, or tls:// for TLS; several servers of a cluster with commas between them.
-        subject: a text, or a template with {kind}, {queue}, {ordering_key}, {tag}, {header:NAME}. A job that lacks such a value, or whose
-            value makes the subject invalid, becomes a dead letter.
+        url: nats://user:password@host:port, or tls:// for TLS; several servers of a cluster with
+            commas between them.
+        subject: a text, or a template with {kind}, {queue}, {ordering_key}, {tag}, {header:NAME}. A
+            job that lacks such a value, or whose value makes the subject invalid, becomes a dead
+            letter.
         stream: the stream that must take the messages; None: whichever has the subject.
-        ack_timeout: seconds to wait for the acknowledgements of a call, 0.1 to 3600; below the timeout of the drain.
+        ack_timeout: seconds to wait for the acknowledgements of a call, 0.1 to 3600; below the
+            timeout of the drain.
         connect_timeout: seconds to connect and log in, 0.1 to 60.
 
     Raises:
@@ -177,7 +187,8 @@ class JetStream(Sink):
             headers["Nats-Expected-Stream"] = self._stream
         size = len(message.body) + _HEADERS_BYTES
         size += sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
-        # The server would end the connection, and with it the other messages of the call, each time again.
+        # The server would end the connection, and with it the other messages of the call, each time
+        # again.
         if size > link.payload_bytes_max:
             raise UnfitMessageError(f"{size} bytes, and the server takes {link.payload_bytes_max}")
         return subject, message.body, headers
@@ -203,9 +214,10 @@ class JetStream(Sink):
     async def seen(self, sent: Sequence[Sent]) -> list[bool | None]:
         """Read the messages by their sequence numbers.
 
-        True: the stream has it. False, lost: its number is above the last of the stream, which was rolled back or made again; or another
-        message has the number; or the server counts it among its lost ones; or it is missing although nothing may be removed from
-        inside of the stream. None: it may have been consumed, trimmed, expired or deleted.
+        True: the stream has it. False, lost: its number is above the last of the stream, which was
+        rolled back or made again; or another message has the number; or the server counts it among
+        its lost ones; or it is missing although nothing may be removed from inside of the stream.
+        None: it may have been consumed, trimmed, expired or deleted.
         """
         link = await self._linked()
         results: list[bool | None] = [None] * len(sent)
@@ -237,7 +249,8 @@ class JetStream(Sink):
                     self._direct[stream] = False  # The stream does not allow them.
                 elif status is None:
                     ids[number] = (found.headers or {}).get(_MESSAGE_ID)
-        # A replica may answer a direct read before it has the message. Only the leader can say that it is missing.
+        # A replica may answer a direct read before it has the message. Only the leader can say that
+        # it is missing.
         doubtful = [number for number, wanted_id in wanted if ids.get(number) != wanted_id]
         subject = f"$JS.API.STREAM.MSG.GET.{stream}"
         for number, found in zip(doubtful, await self._read(link, subject, doubtful), strict=True):
@@ -315,10 +328,13 @@ _Request = tuple[str, bytes, "dict[str, str] | None"]
 
 
 class _Link:
-    """A connection with an inbox. Each request has its own reply subject, so an answer never belongs to another request.
+    """A connection with an inbox.
 
-    Owns the connection of the client and the requests that wait. The client forgets requests when it loses the connection, and its buffer for
-    a slow server swallows cancellations; so requests are kept here, and the buffer is off.
+    Each request has its own reply subject, so an answer never belongs to another request.
+
+    Owns the connection of the client and the requests that wait. The client forgets requests when
+    it loses the connection, and its buffer for a slow server swallows cancellations; so requests
+    are kept here, and the buffer is off.
     """
 
     def __init__(self, client: Any, errors: Any) -> None:
@@ -413,7 +429,10 @@ class _Link:
             found[1].set_result(_Found(found[0], message.data, message.headers))
 
     async def _report(self, error: Exception) -> None:
-        """Keep an error of the client; if it is about a subject that is forbidden, end its requests."""
+        """Keep an error of the client.
+
+        If it is about a subject that is forbidden, end its requests.
+        """
         self.problem = error
         text = str(error)
         if "permissions violation" in text.lower():
@@ -438,7 +457,9 @@ class _Found:
 
 
 def _status(found: _Found) -> str | None:
-    """Return the code of an answer without a message: 404 for none found, 503 if no service answers."""
+    """Return the code of an answer without a message: 404 for none found, 503 if no service
+    answers.
+    """
     return found.headers.get("Status") if found.headers and not found.data else None
 
 
@@ -457,7 +478,8 @@ def _message_id(headers: str) -> str | None:
 
 
 def _is_lost(number: int, info: Mapping[str, Any]) -> bool | None:
-    """Return whether a message that a stream does not have is lost: False if so, None if it may have been removed.
+    """Return whether a message that a stream does not have is lost: False if so, None if it may
+    have been removed.
 
     The result is that of ``Sink.seen``.
     """
@@ -480,7 +502,10 @@ def _is_lost(number: int, info: Mapping[str, Any]) -> bool | None:
 
 
 def _writers(client: Any) -> list[asyncio.StreamWriter]:
-    """Return what a client writes to: with TLS, the encrypted stream first. It has no public name for them."""
+    """Return what a client writes to: with TLS, the encrypted stream first.
+
+    It has no public name for them.
+    """
     transport = getattr(client, "_transport", None)
     found = [getattr(transport, name, None) for name in ("_io_writer", "_bare_io_writer")]
     return [writer for writer in found if writer is not None]
@@ -491,6 +516,9 @@ def _is_encrypted(client: Any) -> bool:
 
 
 def _abort(client: Any) -> None:
-    """End the TCP connection of a client at once. It has no other way when the server does not read."""
+    """End the TCP connection of a client at once.
+
+    It has no other way when the server does not read.
+    """
     for writer in _writers(client):
         writer.transport.abort()

@@ -1,7 +1,8 @@
 """RabbitMQ: an exchange, with publisher confirms.
 
-Needs the extra ``rabbitmq``. The sink uses aiormq, the protocol layer of aio-pika: its connections can be cut, which is the only way
-out of a server that blocks publishers or does not answer any more.
+Needs the extra ``rabbitmq``. The sink uses aiormq, the protocol layer of aio-pika: its connections
+can be cut, which is the only way out of a server that blocks publishers or does not answer any
+more.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ if TYPE_CHECKING:
 _SHORT_BYTES: Final = 255
 #: The client cuts longer names of headers without notice.
 _HEADER_NAME_BYTES: Final = 128
-#: The server takes these headers for lists of more routing keys, and closes the channel if they are texts.
+#: The server takes these headers for lists of more routing keys, and closes the channel if they are
+#: texts.
 _HEADERS_OF_THE_SERVER: Final = {"CC", "BCC"}
-#: The headers of a message travel in one frame; a larger one ends the connection. Jobs have at most 8 KiB of them.
+#: The headers of a message travel in one frame; a larger one ends the connection. Jobs have at most
+#: 8 KiB of them.
 _FRAME_BYTES_LEAST: Final = 16_384
 #: How long a connection may take to say goodbye.
 _CLOSE_SECONDS: Final = 1.0
@@ -36,21 +39,27 @@ _TOO_LARGE: Final = re.compile(r"message size \d+ is larger than configured max 
 class RabbitMQ(Sink):
     """Publishes each message to an exchange and waits for the confirm of the server.
 
-    The properties of a message: ``message_id``, ``type`` (the kind), ``correlation_id``, ``timestamp`` (when the job was enqueued) and
-    ``content_type``. Its headers are those of the job, ``forebay-id``, ``forebay-kind`` and the like. The body is the arguments of the
-    job as JSON. A repeated message is another one with the same ``message_id``.
+    The properties of a message: ``message_id``, ``type`` (the kind), ``correlation_id``,
+    ``timestamp`` (when the job was enqueued) and ``content_type``. Its headers are those of the
+    job, ``forebay-id``, ``forebay-kind`` and the like. The body is the arguments of the job as
+    JSON. A repeated message is another one with the same ``message_id``.
 
-    A message that no queue takes, because none is bound, waits; so does one that a queue refuses because it is full.
+    A message that no queue takes, because none is bound, waits; so does one that a queue refuses
+    because it is full.
 
     Args:
-        url: amqp://user:password@host:port/vhost, or amqps:// for TLS; without a vhost, /. TLS files: ?cafile=...&certfile=...&keyfile=...
-        exchange: its name; it must exist. Empty: the default exchange, which takes the routing key for the name of a queue.
-        routing_key: a text, or a template with {kind}, {queue}, {ordering_key}, {tag}, {header:NAME}. A job that lacks such a value
-            becomes a dead letter.
+        url: amqp://user:password@host:port/vhost, or amqps:// for TLS; without a vhost, /. TLS
+            files: ?cafile=...&certfile=...&keyfile=...
+        exchange: its name; it must exist. Empty: the default exchange, which takes the routing key
+            for the name of a queue.
+        routing_key: a text, or a template with {kind}, {queue}, {ordering_key}, {tag},
+            {header:NAME}. A job that lacks such a value becomes a dead letter.
         persistent: whether queues write the messages to disk.
-        confirm_timeout: seconds to wait for the confirms of a call, 0.1 to 3600; below the timeout of the drain.
+        confirm_timeout: seconds to wait for the confirms of a call, 0.1 to 3600; below the timeout
+            of the drain.
         connect_timeout: seconds to connect and log in, 0.1 to 60.
-        heartbeat: seconds between signs of life of an idle connection, 0 to 3600; 0 for none. It is lost after three of them.
+        heartbeat: seconds between signs of life of an idle connection, 0 to 3600; 0 for none. It is
+            lost after three of them.
 
     Raises:
         ConfigError: an argument is refused, or the library aiormq is missing.
@@ -160,7 +169,8 @@ class RabbitMQ(Sink):
         self._connection = self._channel = self._wire = None
         if connection is None or wire is None:
             return
-        # The client waits for the goodbye of the server, up to minutes, and does not obey a timeout.
+        # The client waits for the goodbye of the server, up to minutes, and does not obey a
+        # timeout.
         timer = asyncio.get_running_loop().call_later(_CLOSE_SECONDS, wire.cut)
         try:
             # The reason for calls that still wait.
@@ -193,7 +203,8 @@ class RabbitMQ(Sink):
             try:
                 _, late = await asyncio.wait(calls.values(), timeout=self._confirm_seconds)
             except asyncio.CancelledError:
-                # Late answers of this call could be taken for those of the next one, which has the same message ids.
+                # Late answers of this call could be taken for those of the next one, which has the
+                # same message ids.
                 await self._drop()
                 await _end(calls.values())
                 raise
@@ -287,7 +298,8 @@ class RabbitMQ(Sink):
     def _check_frames(self, frame_bytes: int) -> None:
         if 0 < frame_bytes < _FRAME_BYTES_LEAST:
             raise SinkUnavailable(
-                f"{self.place}: frame_max of the server is {frame_bytes}, and must be at least {_FRAME_BYTES_LEAST}"
+                f"{self.place}: frame_max of the server is {frame_bytes}, and must be at "
+                f"least {_FRAME_BYTES_LEAST}"
             )
 
 

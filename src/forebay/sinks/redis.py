@@ -1,7 +1,7 @@
 """Redis and Valkey: streams and lists.
 
-Needs the extra ``redis``. A server that keeps its data in memory only, or syncs once a second, can lose what it acknowledged:
-verify streams, or set ``appendfsync always``.
+Needs the extra ``redis``. A server that keeps its data in memory only, or syncs once a second, can
+lose what it acknowledged: verify streams, or set ``appendfsync always``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _OF_THE_MESSAGE: Final = ("invalid bulk length", "string exceeds maximum allowed
 
 
 class _Redis(Sink):
-    """A connection to a server. Each call is one pipeline of plain commands, so an error of one is not an error of the others."""
+    """A connection to a server.
+
+    Each call is one pipeline of plain commands, so an error of one is not an error of the others.
+    """
 
     def __init__(self, url: str, name: str, *, connect_timeout: float) -> None:
         self._library = library("redis.asyncio", "redis")
@@ -76,7 +79,8 @@ class _Redis(Sink):
         try:
             connection = await pool.get_connection()
             try:
-                # The pipeline of the library packs commands too; that took two fifths of the time of a call.
+                # The pipeline of the library packs commands too; that took two fifths of the time
+                # of a call.
                 await connection.send_packed_command(_packed(commands), check_health=False)
                 for _ in commands:
                     try:
@@ -98,15 +102,17 @@ class _Redis(Sink):
             return Accepted(answer.decode() if has_proof else None)
         if any(text in str(answer).lower() for text in _OF_THE_MESSAGE):
             return Rejected(str(answer))
-        # Out of memory, read only, the wrong type of the key: an operator can mend it, and the message is not at fault.
+        # Out of memory, read only, the wrong type of the key: an operator can mend it, and the
+        # message is not at fault.
         return self._unavailable(answer)
 
 
 class RedisStream(_Redis):
     """Appends each message to a stream. The proof is the id of the entry.
 
-    An entry has the fields ``body``, the arguments of the job as JSON, ``forebay-id``, ``forebay-kind`` and the like, and one field for
-    each header of the job. A repeated message is another entry with the same ``forebay-id``.
+    An entry has the fields ``body``, the arguments of the job as JSON, ``forebay-id``,
+    ``forebay-kind`` and the like, and one field for each header of the job. A repeated message is
+    another entry with the same ``forebay-id``.
 
     Args:
         url: redis://user:password@host:port/database, or rediss:// for TLS.
@@ -160,7 +166,10 @@ class RedisStream(_Redis):
         ]
 
     async def seen(self, sent: Sequence[Sent]) -> list[bool | None]:
-        """Read the entries by their ids. An entry that was deleted or trimmed is unknown, not lost."""
+        """Read the entries by their ids.
+
+        An entry that was deleted or trimmed is unknown, not lost.
+        """
         commands: list[tuple[Any, ...]] = [("XINFO", "STREAM", self._name)]
         commands += [("XRANGE", self._name, one.proof or "-", one.proof or "-") for one in sent]
         info, *answers = await self._run(commands)
@@ -185,7 +194,8 @@ class RedisStream(_Redis):
 
 
 class RedisList(_Redis):
-    """Appends each message to the right end of a list, as JSON: ``{"id": ..., "kind": ..., "body": ..., "headers": ...}``.
+    """Appends each message to the right end of a list, as JSON: ``{"id": ..., "kind": ...,
+    "body": ..., "headers": ...}``.
 
     Consumers take messages from the left end, so nothing can be read back. Prefer a stream.
 

@@ -1,6 +1,7 @@
 """RQ: jobs for its workers.
 
-Needs the extra ``rq``. Redis keeps the jobs; it can lose what it acknowledged unless it syncs every write (``appendfsync always``).
+Needs the extra ``rq``. Redis keeps the jobs; it can lose what it acknowledged unless it syncs every
+write (``appendfsync always``).
 """
 
 from __future__ import annotations
@@ -31,25 +32,30 @@ from forebay.sinks._threaded import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: How often a call starts again when another sender enqueued one of its jobs between its check and its write.
+#: How often a call starts again when another sender enqueued one of its jobs between its check and
+#: its write.
 _TRIES: Final = 5
 
 
 class RQ(ThreadedSink):
-    """Enqueues an RQ job for each message: the function of its kind, with the arguments of the job as keyword arguments.
+    """Enqueues an RQ job for each message: the function of its kind, with the arguments of the
+    job as keyword arguments.
 
-    The id of the RQ job is that of the message; characters that RQ does not allow, and ``_``, are written as ``_`` and two or more hexadecimal
-    digits. While RQ has a job with this id (it waits, runs, or its result is kept) a repetition is recognised and enqueues
-    nothing. ``meta`` of the job has the headers, ``forebay-id``, ``forebay-kind`` and the like. All messages of a call are
+    The id of the RQ job is that of the message; characters that RQ does not allow, and ``_``, are
+    written as ``_`` and two or more hexadecimal digits. While RQ has a job with this id (it waits,
+    runs, or its result is kept) a repetition is recognised and enqueues nothing. ``meta`` of the
+    job has the headers, ``forebay-id``, ``forebay-kind`` and the like. All messages of a call are
     enqueued in one transaction.
 
     Args:
         url: redis://user:password@host:port/database, or rediss:// for TLS.
         queue: of RQ.
-        tasks: the function of each kind, as ``module.function``. A kind that is not there is the name of its function itself.
+        tasks: the function of each kind, as ``module.function``. A kind that is not there is the
+            name of its function itself.
         serializer: what the workers use, "pickle" (the default of RQ) or "json".
         job_timeout: seconds that a job may run; None: the default of RQ, 180.
-        result_ttl: seconds that RQ keeps a job that succeeded; repetitions are recognised that long. None: the default of RQ, 500.
+        result_ttl: seconds that RQ keeps a job that succeeded; repetitions are recognised that
+            long. None: the default of RQ, 500.
         failure_ttl: seconds that RQ keeps a job that failed. None: the default of RQ, a year.
         connect_timeout: seconds to connect and log in, 0.1 to 60.
 
@@ -135,7 +141,9 @@ class RQ(ThreadedSink):
         raise SinkUnavailable(f"{self.place}: the jobs of the call change all the time")
 
     def _enqueue(self, queue: Any, pipeline: Any, messages: Sequence[Message]) -> list[Answer]:
-        """Enqueue in one transaction what is not there, unless one of the jobs changed since the check."""
+        """Enqueue in one transaction what is not there, unless one of the jobs changed since the
+        check.
+        """
         keys = [queue.job_class.key_for(job_id(message.id)) for message in messages]
         pipeline.watch(*keys)
         there: set[str] = set()

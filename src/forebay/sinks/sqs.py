@@ -46,14 +46,17 @@ _OF_THE_ACCOUNT: Final = (
 
 
 class Sqs(Sink):
-    """Sends each message to a queue. The proof is the sequence number of a FIFO queue, else the message id that SQS gave.
+    """Sends each message to a queue.
 
-    The body is the arguments of the job as JSON. SQS takes ten attributes, so there are three: ``forebay-id``, ``forebay-kind``, and
-    ``forebay-headers``, a JSON object with the headers of the job, ``forebay-enqueued-at`` and the like.
+    The proof is the sequence number of a FIFO queue, else the message id that SQS gave.
 
-    A queue whose name ends with ``.fifo`` keeps the order of messages with an ordering key, their MessageGroupId, and drops
-    repetitions within five minutes by MessageDeduplicationId, the id. Ids of other than 1 to 128 printable ASCII characters are replaced
-    by their SHA-256.
+    The body is the arguments of the job as JSON. SQS takes ten attributes, so there are three:
+    ``forebay-id``, ``forebay-kind``, and ``forebay-headers``, a JSON object with the headers of the
+    job, ``forebay-enqueued-at`` and the like.
+
+    A queue whose name ends with ``.fifo`` keeps the order of messages with an ordering key, their
+    MessageGroupId, and drops repetitions within five minutes by MessageDeduplicationId, the id. Ids
+    of other than 1 to 128 printable ASCII characters are replaced by their SHA-256.
 
     Credentials are found as boto3 finds them: environment, profile, container or machine role.
 
@@ -62,8 +65,8 @@ class Sqs(Sink):
         region: of the queue; None: as in the address, else as boto3 finds it.
         endpoint_url: another server than that of AWS.
         profile: of the shared configuration of AWS; None: the default.
-        requests: how many requests of ten messages run at once, 1 to 50. With more than one, a queue without ``.fifo`` gets the
-            messages of a call in any order.
+        requests: how many requests of ten messages run at once, 1 to 50. With more than one, a
+            queue without ``.fifo`` gets the messages of a call in any order.
         connect_timeout: seconds to connect, 0.1 to 60.
         read_timeout: seconds to wait for an answer, 0.1 to 300.
 
@@ -267,12 +270,15 @@ class Sqs(Sink):
 
 
 def _body(body: bytes) -> str:
-    # The only two characters of JSON texts that SQS refuses. They are inside strings, where an escape means the same.
+    # The only two characters of JSON texts that SQS refuses. They are inside strings, where an
+    # escape means the same.
     return body.decode().replace("\ufffe", "\\ufffe").replace("\uffff", "\\uffff")
 
 
 def _size(entry: dict[str, Any]) -> int:
-    """Return the bytes of an entry as SQS counts them: the body, and names, types and values of attributes."""
+    """Return the bytes of an entry as SQS counts them: the body, and names, types and values of
+    attributes.
+    """
     attributes = entry["MessageAttributes"].items()
     return len(entry["MessageBody"].encode()) + sum(
         len(name) + len("String") + len(value["StringValue"].encode()) for name, value in attributes

@@ -1,9 +1,11 @@
 """Compose the first migration, the schema of a new database, from its sources in ``schema/``.
 
-Wheels and source distributions have the composed file, made by ``tools/schema_hook.py``, and not this module. A checkout has
-the sources; from its first release on it has the file as well, and ``tools/write_migration.py`` writes the migrations that bring
-a database to the state of ``schema/``. The order is fixed: the schema, its roles, its types and tables, its functions by file
-path, then the first rows. PostgreSQL does not check the bodies of functions here, since some functions call later ones.
+Wheels and source distributions have the composed file, made by ``tools/schema_hook.py``, and not
+this module. A checkout has the sources; from its first release on it has the file as well, and
+``tools/write_migration.py`` writes the migrations that bring a database to the state of
+``schema/``. The order is fixed: the schema, its roles, its types and tables, its functions by file
+path, then the first rows. PostgreSQL does not check the bodies of functions here, since some
+functions call later ones.
 
 This module imports the standard library only, because the build of a wheel runs it by its path.
 
@@ -12,14 +14,17 @@ A line of this form is replaced:
 ``-- build: grants``
     The functions of each role, from the headers of their files: ``-- grant: producer, worker``.
 ``-- build: segment functions``
-    A statement for each file of ``functions/claim/segment``; it creates that function for one segment of the log.
+    A statement for each file of ``functions/claim/segment``; it creates that function for one
+    segment of the log.
 ``-- include: no_such_group``
-    The text of ``fragments/no_such_group.sql``, without its header, which ends at the first empty line.
+    The text of ``fragments/no_such_group.sql``, without its header, which ends at the first empty
+    line.
 ``-- planner: hot``
     The settings of that name in ``planner.sql``.
 
-Within a line, ``{job}`` is the list of the fields of a job, and ``{options}`` that of those an enqueue may leave out, as
-``fragments/job_columns.sql`` declares them. Both have these forms, each of which may end in ``but NAME, NAME``:
+Within a line, ``{job}`` is the list of the fields of a job, and ``{options}`` that of those an
+enqueue may leave out, as ``fragments/job_columns.sql`` declares them. Both have these forms, each
+of which may end in ``but NAME, NAME``:
 
 ``{job}``                    ``kind, args, tag``
 ``{job of d}``               ``d.kind, d.args, d.tag``
@@ -49,7 +54,8 @@ _FUNCTION: Final = re.compile(r"^create function forebay\.(\w+)", re.MULTILINE)
 _BUILD: Final = re.compile(r"^( *)-- build: (.+)\n", re.MULTILINE)
 _INCLUDE: Final = re.compile(r"^( *)-- include: (.+)\n", re.MULTILINE)
 _FIELDS: Final = re.compile(
-    r"\{(job|options)(?: (passed|keys|marked|parameters|types))?(?: of ([^{}]+?))?(?: but ([a-z_, ]+))?\}"
+    r"\{(job|options)(?: (passed|keys|marked|parameters|types))?(?: of ([^{}]+?))?(?: but "
+    r"([a-z_, ]+))?\}"
 )
 _COLUMN: Final = re.compile(r"^(\w+) +(\w+)([^,\n]*)", re.MULTILINE)
 _PLANNER: Final = re.compile(r"^-- planner: (.+)\n", re.MULTILINE)
@@ -64,16 +70,20 @@ _TITLE: Final = """\
 -- The schema of the first release, composed from src/forebay/sql/schema: edit that, not this file.
 """
 BODIES_UNCHECKED: Final = """\
--- Functions are created in the order of their files, so some call functions that do not exist yet. Quoted names in the settings
--- of a function would look like drift.
-select set_config('forebay.check_function_bodies_before', current_setting('check_function_bodies'), true),
-       set_config('forebay.quote_all_identifiers_before', current_setting('quote_all_identifiers'), true),
+-- Functions are created in the order of their files, so some call functions that do not exist yet.
+-- Quoted names in the settings of a function would look like drift.
+select set_config('forebay.check_function_bodies_before',
+                  current_setting('check_function_bodies'), true),
+       set_config('forebay.quote_all_identifiers_before',
+                  current_setting('quote_all_identifiers'), true),
        set_config('check_function_bodies', 'off', true),
        set_config('quote_all_identifiers', 'off', true);
 """
 BODIES_CHECKED: Final = """\
-select set_config('check_function_bodies', current_setting('forebay.check_function_bodies_before'), true),
-       set_config('quote_all_identifiers', current_setting('forebay.quote_all_identifiers_before'), true);
+select set_config('check_function_bodies',
+                  current_setting('forebay.check_function_bodies_before'), true),
+       set_config('quote_all_identifiers',
+                  current_setting('forebay.quote_all_identifiers_before'), true);
 """
 
 
@@ -110,7 +120,8 @@ def grants(schema: Path) -> dict[str, list[str]]:
     """Return the functions that each role may call, from the headers of the files.
 
     Raises:
-        ValueError: a file with public functions does not name their roles, or names an unknown role.
+        ValueError: a file with public functions does not name their roles, or names an unknown
+            role.
     """
     found: dict[str, list[str]] = {role: [] for role in ROLES}
     for file in functions_of(schema):
@@ -231,6 +242,7 @@ def _segment_functions(schema: Path) -> str:
             made = made.replace(place, number)
         parts.append(
             f"    execute format($segment$\n{made}    $segment$, {_PLACE_VALUES});\n"
-            f"    execute format('revoke all on function forebay._{name}_%s from public', p_segment_id);\n"
+            f"    execute format('revoke all on function forebay._{name}_%s from public', "
+            f"p_segment_id);\n"
         )
     return "\n".join(parts)

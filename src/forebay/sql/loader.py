@@ -1,8 +1,8 @@
 """The migrations of this version of the library.
 
-They are files named ``0007_add_something.sql``, numbered from 1 without a gap. A released file never
-changes; the database records its checksum, and each later migration compares it. A checkout has no first file before it is
-released: it is composed from ``schema/`` when it is read.
+They are files named ``0007_add_something.sql``, numbered from 1 without a gap. A released file
+never changes; the database records its checksum, and each later migration compares it. A checkout
+has no first file before it is released: it is composed from ``schema/`` when it is read.
 
 The name of a file and its first comments define how it is applied:
 
@@ -12,12 +12,14 @@ The name of a file and its first comments define how it is applied:
 ``-- locks: log, lane``
     Tables that it alters. It locks them at its beginning, within a short time or not at all.
 ``-- outside a transaction``
-    Its statements commit one by one, as ``create index concurrently`` requires, and can be repeated.
+    Its statements commit one by one, as ``create index concurrently`` requires, and can be
+    repeated.
 ``-- after all that has begun``
-    It waits for statements and writing transactions that began before it. A migration that copies rows needs this,
-    since such transactions may still write rows in the old way.
+    It waits for statements and writing transactions that began before it. A migration that copies
+    rows needs this, since such transactions may still write rows in the old way.
 ``-- for each segment``
-    Like outside a transaction, once for each segment of the log; the segment's number replaces ``{segment}``.
+    Like outside a transaction, once for each segment of the log; the segment's number replaces
+    ``{segment}``.
 """
 
 from __future__ import annotations
@@ -87,7 +89,9 @@ class Migration:
 
     @property
     def is_after_all(self) -> bool:
-        """Whether it waits for writing transactions that began before it, not only for statements."""
+        """Whether it waits for writing transactions that began before it, not only for
+        statements.
+        """
         return bool(_AFTER_ALL.search(self._head))
 
     @property
@@ -147,13 +151,18 @@ def latest_version() -> int:
 
 
 def required_version() -> int:
-    """Return the oldest version of the schema that this library works with: without the last post migrations."""
+    """Return the oldest version of the schema that this library works with: without the last
+    post migrations.
+    """
     return max(version for version, name, _ in _named() if not is_post(name))
 
 
 @functools.cache
 def roles_by_object() -> Mapping[str, tuple[str, ...]]:
-    """Return the roles that may call each function or read each table of the schema; none if only its owner may."""
+    """Return the roles that may call each function or read each table of the schema.
+
+    None if only its owner may.
+    """
     texts = [found for step in migrations() if (found := _GRANT.search(step.text))]
     roles: dict[str, list[str]] = {}
     for role, names in _GRANTED.findall(texts[-1][0]):
@@ -171,7 +180,10 @@ def roles_by_object() -> Mapping[str, tuple[str, ...]]:
 
 
 class _Composed:
-    """The first migration in a checkout before its release; composed when it is read, so never out of date."""
+    """The first migration in a checkout before its release.
+
+    Composed when it is read, so never out of date.
+    """
 
     name: Final = "0001_initial.sql"
 
@@ -183,7 +195,9 @@ class _Composed:
 
 
 def _named() -> list[tuple[int, str, Traversable | _Composed]]:
-    """Return version, name and file of each migration. A worker reads none of them: the first one has a megabyte."""
+    """Return version, name and file of each migration. A worker reads none of them: the first
+    one has a megabyte.
+    """
     found = [
         (int(matched[1]), matched[2], file)
         for file in _files()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from typing import Final
 
-#: Text in which a semicolon does not end a statement, or a semicolon. PostgreSQL manual, section 4.1.
+#: Text in which a semicolon does not end a statement, or a semicolon. PostgreSQL manual, section
+#: 4.1.
 _TOKEN: Final = re.compile(
     r"""
       --[^\n]*
@@ -23,10 +24,11 @@ _COMMENT_MARK: Final = re.compile(r"/\*|\*/")
 
 
 def split_statements(text: str) -> list[str]:
-    r"""Return the statements of a script, each with the comments before it and without its semicolon.
+    r"""Return the statements of a script, each with the comments before it and without its
+    semicolon.
 
-    Semicolons within strings, names, comments and dollar-quoted bodies do not end a statement. Bodies
-    written as ``begin atomic`` are not supported.
+    Semicolons within strings, names, comments and dollar-quoted bodies do not end a statement.
+    Bodies written as ``begin atomic`` are not supported.
 
     >>> split_statements("select ';'; -- one; two\ndo $x$ begin; end $x$;")
     ["select ';'", '-- one; two\ndo $x$ begin; end $x$']

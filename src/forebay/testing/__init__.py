@@ -1,8 +1,9 @@
 """Helpers for tests of code that enqueues and handles jobs.
 
-Was the right job enqueued? Ask inside the test's transaction, which need not commit. What does its handler do? Perform one
-attempt. What do all jobs do together, with retries and delays? Run a real worker on a database of the test's own until no job is
-left. ``forebay.testing.plugin`` has pytest fixtures.
+Was the right job enqueued? Ask inside the test's transaction, which need not commit. What does its
+handler do? Perform one attempt. What do all jobs do together, with retries and delays? Run a real
+worker on a database of the test's own until no job is left. ``forebay.testing.plugin`` has pytest
+fixtures.
 
     def test_a_new_user_is_welcomed(forebay_conn):
         register(forebay_conn, "ann@example.com")
@@ -15,7 +16,8 @@ left. ``forebay.testing.plugin`` has pytest fixtures.
         ...
         run_until_idle(app, forebay_dsn, with_scheduled=True)
 
-For targets of mirrors and for sinks of drains there is a contract to test, and a target and a sink that misbehave.
+For targets of mirrors and for sinks of drains there is a contract to test, and a target and a sink
+that misbehave.
 """
 
 from forebay.testing._clock import install_clock, travel, travel_async

@@ -1,8 +1,8 @@
 """Time that a test moves on: the database's clock, ahead of the real one.
 
-All of Forebay's SQL reads one clock, ``forebay._now()``. The fixtures replace this function in their databases, so that it adds
-what stands in the table ``forebay.test_clock``. A migration makes neither, and nothing else in the library does: without
-``install_clock`` there is no clock to move.
+All of Forebay's SQL reads one clock, ``forebay._now()``. The fixtures replace this function in
+their databases, so that it adds what stands in the table ``forebay.test_clock``. A migration makes
+neither, and nothing else in the library does: without ``install_clock`` there is no clock to move.
 """
 
 from __future__ import annotations
@@ -26,13 +26,16 @@ _INSTALL: Final = (
     "grant select on forebay.test_clock to public",
     """\
 create or replace function forebay._now() returns timestamptz language sql volatile as $$
-    select clock_timestamp() + coalesce((select sum(c.ahead) from forebay.test_clock c), interval '0')
+    select clock_timestamp() + coalesce((select sum(c.ahead) from forebay.test_clock c),
+        interval '0')
 $$""",
 )
 
 
 def install_clock(conn: Any) -> None:
-    """Make the clock of a test database one that ``travel`` can move; for databases that no fixture made.
+    """Make the clock of a test database one that ``travel`` can move.
+
+    For databases that no fixture made.
 
     Args:
         conn: a psycopg connection of the schema's owner; commit it, or roll it back to undo this.
@@ -55,8 +58,9 @@ def install_clock(conn: Any) -> None:
 def travel(conn: SyncConnection, by: float | timedelta) -> datetime:
     """Move the time of the test database on; return its new time.
 
-    Delays, retries, expiries, rates and retention follow. The move is part of the connection's transaction: others see it
-    after the commit, and a rollback undoes it. ``datetime.now()`` is not changed.
+    Delays, retries, expiries, rates and retention follow. The move is part of the connection's
+    transaction: others see it after the commit, and a rollback undoes it. ``datetime.now()`` is not
+    changed.
 
     Args:
         conn: a connection to a database of the fixtures, or one with ``install_clock``.
@@ -109,6 +113,7 @@ def no_clock() -> ConfigError:
     return ConfigError(
         "test clock",
         "is missing in this database",
-        hint="Use a fixture of forebay.testing.plugin, or call forebay.testing.install_clock(conn) when the test"
+        hint="Use a fixture of forebay.testing.plugin, or call "
+        "forebay.testing.install_clock(conn) when the test"
         " database is made.",
     )

@@ -79,13 +79,15 @@ def context(
     """Return a context to call a handler with: ``send_welcome(context(send_welcome), 42)``.
 
     Args:
-        of: the handler, from which queue, priority, tag and the other options of the job come; or the name of a kind.
+        of: the handler, from which queue, priority, tag and the other options of the job come; or
+            the name of a kind.
         conn: what ``ctx.conn`` is, for a handler with ``transaction=True``.
         resources: what ``ctx.resources`` has.
         deadline: time of the hard timeout, by ``time.monotonic()``.
         subject: with a handler of subjects, the name of the subject.
         state: with a handler of subjects, what ``ctx.state`` has.
-        facts: fields of ``Job`` that matter to the test: ``attempt=3``, ``headers={"tenant": "acme"}``, ``args={...}``.
+        facts: fields of ``Job`` that matter to the test: ``attempt=3``, ``headers={"tenant":
+            "acme"}``, ``args={...}``.
 
     Raises:
         TypeError: ``Job`` has no such field.
@@ -114,7 +116,10 @@ def job_for(
     state: Mapping[str, Any] | None = None,
     **facts: Any,
 ) -> Job:
-    """Return a job of a handler, as its first attempt would see it, with some facts changed; a run of a subject for a handler of those."""
+    """Return a job of a handler, as its first attempt would see it, with some facts changed.
+
+    A run of a subject for a handler of those.
+    """
     known: dict[str, Any] = {"queue": "default", "priority": PRIORITY_DEFAULT, "max_attempts": 20}
     kind = of
     if isinstance(of, Handler):

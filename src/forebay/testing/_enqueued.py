@@ -23,7 +23,8 @@ def enqueued(
     queue: str | None = None,
     args: Mapping[str, Any] | None = None,
 ) -> list[JobStatus]:
-    """Return the jobs that the connection's transaction sees, including those it enqueued, oldest first.
+    """Return the jobs that the connection's transaction sees, including those it enqueued,
+    oldest first.
 
     Args:
         conn: the connection of the test, or of the code under test.

@@ -65,12 +65,14 @@ class Performer:
     """Runs handlers in a test, under the given circumstances.
 
     Attributes:
-        conn: the connection for a handler with ``transaction=True``, of the type that its context declares. The handler runs in
-            a savepoint of its transaction; if the attempt fails, its writes are rolled back. Nothing commits.
+        conn: the connection for a handler with ``transaction=True``, of the type that its context
+            declares. The handler runs in a savepoint of its transaction; if the attempt fails, its
+            writes are rolled back. Nothing commits.
         attempt: the number of the attempt.
         resources: what ``ctx.resources`` has.
         raise_on_failure: raise what the handler raises; with False the outcome has it.
-        state: with a handler of subjects, what ``ctx.state`` has. The context of the outcome has it as the handler left it.
+        state: with a handler of subjects, what ``ctx.state`` has. The context of the outcome has it
+            as the handler left it.
     """
 
     conn: Any = None
@@ -84,8 +86,9 @@ class Performer:
     ) -> Performed[R]:
         """Run one attempt of a job with these arguments, and return how it ended.
 
-        The arguments are encoded and decoded as for a real job. Options given by ``handler.using(...)`` are those of the job.
-        A coroutine function runs on a new event loop; inside a running loop use ``perform_async``.
+        The arguments are encoded and decoded as for a real job. Options given by
+        ``handler.using(...)`` are those of the job. A coroutine function runs on a new event loop;
+        inside a running loop use ``perform_async``.
 
         Raises:
             InvalidJob: the arguments do not fit, as at an enqueue.
@@ -121,7 +124,10 @@ class Performer:
         return [self._raising(each) for each in found]
 
     def perform_job(self, app: App, job: JobStatus) -> Performed[Any]:
-        """Run one attempt of an enqueued job, such as ``assert_enqueued`` returned. The job stays enqueued."""
+        """Run one attempt of an enqueued job, such as ``assert_enqueued`` returned.
+
+        The job stays enqueued.
+        """
         return self._one(self._run(app._internals, [self._enqueued(app, job)]))
 
     async def perform_job_async(self, app: App, job: JobStatus) -> Performed[Any]:
@@ -144,7 +150,8 @@ class Performer:
     def _enqueued(self, app: App, job: JobStatus) -> Job:
         facts: dict[str, Any] = {
             name: getattr(job, name)
-            for name in ("job_id", "queue", "priority", "group", "enqueued_at", "expires_at", *SHOWN_OPTIONS)
+            for name in ("job_id", "queue", "priority", "group", "enqueued_at", "expires_at",
+                *SHOWN_OPTIONS)
         }  # fmt: skip
         facts["headers"] = dict(job.headers or {})
         return job_for(
@@ -204,7 +211,8 @@ class Performer:
 
 
 def perform(handler: Handler[P, Q, R], /, *args: Q.args, **kwargs: Q.kwargs) -> Performed[R]:
-    """Run one attempt of a job with these arguments: see ``Performer.perform``, which also takes a connection.
+    """Run one attempt of a job with these arguments: see ``Performer.perform``, which also takes
+    a connection.
 
     >>> import forebay
     >>> app = forebay.App()
@@ -287,7 +295,9 @@ async def _savepoint_async(conn: Any) -> AsyncIterator[_Savepoint]:
 
 
 def _nested(conn: Any) -> Any:
-    """Return a nested transaction of a connection of psycopg, or of a connection or session of SQLAlchemy."""
+    """Return a nested transaction of a connection of psycopg, or of a connection or session of
+    SQLAlchemy.
+    """
     return conn.begin_nested() if hasattr(conn, "begin_nested") else conn.transaction()
 
 

@@ -30,13 +30,16 @@ if TYPE_CHECKING:
     from forebay.config import Queues
     from forebay.model.attempts import AttemptEnded
 
-#: After this number of moves of the clock jobs are assumed to run forever, as one does that snoozes each time.
+#: After this number of moves of the clock jobs are assumed to run forever, as one does that snoozes
+#: each time.
 _MOVES_MAX: Final = 1000
 
 
 @dataclass(slots=True, kw_only=True)
 class IdleRun:
-    """What a worker did until it was idle. All numbers are of attempts, except ``expired``, which counts jobs.
+    """What a worker did until it was idle.
+
+    All numbers are of attempts, except ``expired``, which counts jobs.
 
     Attributes:
         done: the handler returned, and the job is done.
@@ -47,7 +50,8 @@ class IdleRun:
         postponed: the application has no handler for the job.
         released: given back without using an attempt.
         expired: jobs that were found expired, and are dead letters now.
-        failures: the attempts that failed, oldest first: each has ``job``, ``error``, ``outcome``; see ``AttemptEnded``.
+        failures: the attempts that failed, oldest first: each has ``job``, ``error``, ``outcome``;
+            see ``AttemptEnded``.
         moved_seconds: how far the clock was moved to run scheduled jobs.
     """
 
@@ -106,13 +110,16 @@ def run_until_idle(
     Args:
         app: the application.
         dsn: the database; None means the app's.
-        queues: only these: names, names with weights, or their short form; None means all queues of the app.
+        queues: only these: names, names with weights, or their short form; None means all queues of
+            the app.
         concurrency: the most jobs at a time; None means the default.
         group: the consumer group of each queue.
-        raise_on_failure: raise the exception of the first attempt that failed. With False failures are counted only.
-        with_scheduled: run jobs that are scheduled, snoozed or wait for a retry as well, in the order in which they are due:
-            whenever no job is ready, the clock of the database is moved to the next one. Nothing waits. A failure that is
-            raised ends the run before the retry.
+        raise_on_failure: raise the exception of the first attempt that failed. With False failures
+            are counted only.
+        with_scheduled: run jobs that are scheduled, snoozed or wait for a retry as well, in the
+            order in which they are due: whenever no job is ready, the clock of the database is
+            moved to the next one. Nothing waits. A failure that is raised ends the run before the
+            retry.
 
     Raises:
         Exception: what the handler raised.
@@ -193,7 +200,10 @@ def _require_app(app: object) -> None:
 
 
 async def _next_due(app: App, dsn: str, group: str, queues: Collection[str]) -> datetime | None:
-    """Return when the next job that waits for its time is due; None if no job of these queues waits for it."""
+    """Return when the next job that waits for its time is due.
+
+    None if no job of these queues waits for it.
+    """
     times = []
     for state in (JobState.SCHEDULED, JobState.RETRYING):
         for job in await run_own_async(dsn, jobs.jobs(state=state, limit=jobs.LIST_MAX)):

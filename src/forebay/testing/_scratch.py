@@ -1,4 +1,6 @@
-"""Databases and connections for tests: databases are copied from a migrated template and dropped at the end."""
+"""Databases and connections for tests: databases are copied from a migrated template and dropped
+at the end.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def template_database(server: str) -> Iterator[str]:
-    """Create a database with the newest schema and a test clock, and drop it at the end; yield its name.
+    """Create a database with the newest schema and a test clock, and drop it at the end.
+
+    Yield its name.
 
     Args:
         server: the address of any database on a server that allows creating databases.
@@ -56,10 +60,12 @@ def scratch_database(server: str, template: str) -> Iterator[str]:
 
 
 class SharedConnection:
-    """One connection to the server that several tests use one after the other, each in a transaction that is rolled back.
+    """One connection to the server that several tests use one after the other, each in a
+    transaction that is rolled back.
 
-    A new connection would compile Forebay's SQL functions again, which takes longer than most tests. Each test gets a new object
-    of psycopg around the connection, so that nothing that a test sets on the object reaches the next one.
+    A new connection would compile Forebay's SQL functions again, which takes longer than most
+    tests. Each test gets a new object of psycopg around the connection, so that nothing that a test
+    sets on the object reaches the next one.
     """
 
     def __init__(self, dsn: str) -> None:
@@ -80,7 +86,10 @@ class SharedConnection:
 
     @contextlib.contextmanager
     def open_async(self) -> Iterator[psycopg.AsyncConnection[tuple[Any, ...]]]:
-        """Yield an asynchronous connection for one test. It belongs to no event loop before its first statement."""
+        """Yield an asynchronous connection for one test.
+
+        It belongs to no event loop before its first statement.
+        """
         conn = psycopg.AsyncConnection[tuple[Any, ...]](self._opened())
         self._given.append(conn)
         try:
@@ -94,7 +103,10 @@ class SharedConnection:
         return self._kept.pgconn
 
     def _clean(self) -> None:
-        """Roll back, and remove what a test left in the session; close the connection if the test closed or broke it."""
+        """Roll back, and remove what a test left in the session.
+
+        Close the connection if the test closed or broke it.
+        """
         if self._kept is not None and self._kept.info.transaction_status in _USABLE:
             with contextlib.suppress(psycopg.Error):
                 self._kept.rollback()
@@ -116,7 +128,8 @@ _USABLE: Final = {
     TransactionStatus.INERROR,
 }
 
-#: What a rollback leaves of a test. Prepared statements are those of the previous object of psycopg.
+#: What a rollback leaves of a test. Prepared statements are those of the previous object of
+#: psycopg.
 _CLEAN: Final = (
     "close all; reset session authorization; reset all; unlisten *; deallocate all;"
     " select pg_advisory_unlock_all(); discard sequences; discard temp"

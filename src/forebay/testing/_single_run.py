@@ -1,7 +1,7 @@
 """One call of a handler without a worker, for tests.
 
-Arguments are decoded, the handler is called, and the outcome is decided by the functions that a worker uses. Nothing is claimed
-or settled, and no timeout is enforced.
+Arguments are decoded, the handler is called, and the outcome is decided by the functions that a
+worker uses. Nothing is claimed or settled, and no timeout is enforced.
 """
 
 from __future__ import annotations

@@ -40,8 +40,9 @@ class Received:
 class SinkContract:
     """The contract of a sink, as tests for pytest.
 
-    Make a subclass whose name begins with ``Test``, with ``make_sink`` and ``received``; with ``lose`` too if the sink can verify. Each test
-    gets a new instance: use an empty far side for each.
+    Make a subclass whose name begins with ``Test``, with ``make_sink`` and ``received``; with
+    ``lose`` too if the sink can verify. Each test gets a new instance: use an empty far side for
+    each.
 
         class TestMySink(SinkContract):
             def make_sink(self, address=None):
@@ -61,7 +62,9 @@ class SinkContract:
     bulk: ClassVar[int] = 1_000
 
     def make_sink(self, address: str | None = None) -> Sink:
-        """Return a sink to the empty far side of this test; ``address``: host:port of something else than its server."""
+        """Return a sink to the empty far side of this test; ``address``: host:port of something
+        else than its server.
+        """
         raise NotImplementedError(address)
 
     def received(self) -> Sequence[Received]:
@@ -176,7 +179,10 @@ class SinkContract:
             assert before == [None, None, None]
 
     def _send(self, *calls: Sequence[Message]) -> list[bool]:
-        """Send some calls and return which messages were accepted; another answer fails the test with its text."""
+        """Send some calls and return which messages were accepted.
+
+        Another answer fails the test with its text.
+        """
 
         async def use() -> list[bool]:
             results = []
@@ -227,9 +233,10 @@ class LyingSink(Sink):
 
     Args:
         sink: the real sink.
-        lies: what it does, each to a share of the calls or messages: ``drop`` accepts a message and does not send it; ``late`` answers after
-            0.05 s; ``twice`` sends a message twice; ``hang`` sends and does not answer; ``reset`` sends and then raises;
-            ``refuse`` refuses a message and sends the others; ``half`` sends the first half of a call and raises.
+        lies: what it does, each to a share of the calls or messages: ``drop`` accepts a message and
+            does not send it; ``late`` answers after 0.05 s; ``twice`` sends a message twice;
+            ``hang`` sends and does not answer; ``reset`` sends and then raises; ``refuse`` refuses
+            a message and sends the others; ``half`` sends the first half of a call and raises.
         seed: of the random choices.
 
     Attributes:

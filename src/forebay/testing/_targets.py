@@ -23,13 +23,15 @@ _LAG_TRIES: Final = 5
 class TargetContract:
     """The contract of a target, as tests for pytest.
 
-    Make a subclass whose name begins with ``Test``. Give it ``make_target``, which returns a new empty target each time:
+    Make a subclass whose name begins with ``Test``. Give it ``make_target``, which returns a new
+    empty target each time:
 
         class TestMyTarget(TargetContract):
             def make_target(self):
                 return MyTarget(url)
 
-    Methods of the target may be plain or coroutine functions; those of one test run on one event loop.
+    Methods of the target may be plain or coroutine functions; those of one test run on one event
+    loop.
 
     Attributes:
         ids: three ids of the type that the target takes, in its order.
@@ -37,14 +39,17 @@ class TargetContract:
     """
 
     ids: Sequence[Id] = (1, 2, 10)
-    body: Any = {"title": "Weirs", "text": "A mill needs a weir."}  # noqa: RUF012 - replaced, not changed
+    body: Any = {"title": "Weirs", "text": ("A mill needs a weir.")}  # noqa: RUF012 - replaced, not changed
 
     def make_target(self) -> Target:
         """Return an empty target."""
         raise AssertionError(f"{type(self).__name__} has no make_target()")
 
     def test_what_was_written_is_read_with_its_version(self) -> None:
-        """A document is there after the write, with its version; other ids are missing without an error."""
+        """A document is there after the write, with its version.
+
+        Other ids are missing without an error.
+        """
         first, second, _ = self.ids
         with _Driver(self.make_target()) as target:
             target.write([self._document(first, 5)])
@@ -75,7 +80,9 @@ class TargetContract:
             target.expect({first: 2})
 
     def test_an_older_document_never_overwrites_a_newer_one(self) -> None:
-        """A process that was paused with an old document and sends it later changes nothing, without an error."""
+        """A process that was paused with an old document and sends it later changes nothing,
+        without an error.
+        """
         first, second, _ = self.ids
         with _Driver(self.make_target()) as target:
             target.write([self._document(first, 7)])
@@ -120,7 +127,9 @@ class TargetContract:
             target.expect({first: 3})
 
     def test_an_older_deletion_leaves_a_newer_document(self) -> None:
-        """A process that was paused before a delete and continues later deletes no newer document."""
+        """A process that was paused before a delete and continues later deletes no newer
+        document.
+        """
         first = self.ids[0]
         with _Driver(self.make_target()) as target:
             target.write([self._document(first, 9)])
@@ -150,7 +159,8 @@ class TargetContract:
             target.write([self._document(third, 2**62)])
             target.expect({first: 0, third: 2**62}, self.ids)
             for after, until, limit in [
-                (None, None, 10), (None, None, 1), (first, None, 10), (None, second, 10), (third, None, 1), (None, first, 1),
+                (None, None, 10), (None, None, 1), (first, None, 10), (None, second, 10),
+                (third, None, 1), (None, first, 1),
             ]:  # fmt: skip
                 target.expect_checksum(after, until, limit)
 

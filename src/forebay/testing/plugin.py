@@ -2,8 +2,8 @@
 
     pytest_plugins = ["forebay.testing.plugin"]
 
-One migrated database serves all tests that roll back; only ``forebay_dsn`` makes a new one. Each process of pytest-xdist has
-its own server, or with ``--forebay-server`` its own databases.
+One migrated database serves all tests that roll back; only ``forebay_dsn`` makes a new one. Each
+process of pytest-xdist has its own server, or with ``--forebay-server`` its own databases.
 
 The server is an embedded one, created for the session and removed after it, unless
 ``--forebay-server`` or FOREBAY_TEST_SERVER names a server that allows creating databases.
@@ -82,13 +82,17 @@ def _forebay_shared_async(forebay_database: str) -> Iterator[SharedConnection]:
 
 @pytest.fixture
 def forebay_conn(_forebay_shared: SharedConnection) -> Iterator[Any]:
-    """A psycopg connection to ``forebay_database`` whose transaction is rolled back after the test."""
+    """A psycopg connection to ``forebay_database`` whose transaction is rolled back after the
+    test.
+    """
     with _forebay_shared.open() as conn:
         yield conn
 
 
 @pytest.fixture
 def forebay_aconn(_forebay_shared_async: SharedConnection) -> Iterator[Any]:
-    """The same as ``forebay_conn``, asynchronous: for tests of pytest-asyncio, of anyio, or with their own loop."""
+    """The same as ``forebay_conn``, asynchronous: for tests of pytest-asyncio, of anyio, or with
+    their own loop.
+    """
     with _forebay_shared_async.open_async() as conn:
         yield conn

@@ -18,9 +18,12 @@ __all__ = ["Tracing", "middleware"]
 
 
 def middleware() -> Sequence[Middleware]:
-    """Return the middleware that creates spans; nothing if the application has set no tracer provider.
+    """Return the middleware that creates spans.
 
-    Call it after the provider was set. Without OpenTelemetry, or without a provider, nothing is imported and nothing runs.
+    Nothing if the application has set no tracer provider.
+
+    Call it after the provider was set. Without OpenTelemetry, or without a provider, nothing is
+    imported and nothing runs.
     """
     trace: Any = sys.modules.get("opentelemetry.trace")
     if trace is None or type(trace.get_tracer_provider()).__name__ == "ProxyTracerProvider":

@@ -1,8 +1,9 @@
 """``Tracing``: spans for enqueue, claim, process, settle, send and reconcile.
 
-The trace context of an enqueue travels in the headers of its job. The first attempt is a child of the enqueue. A retry is the root
-of a new trace with a link to it, so that a job that is retried for days does not make one trace of days. A batch is a root with
-links to its jobs. No span is around a loop: each ends with one call.
+The trace context of an enqueue travels in the headers of its job. The first attempt is a child of
+the enqueue. A retry is the root of a new trace with a link to it, so that a job that is retried for
+days does not make one trace of days. A batch is a root with links to its jobs. No span is around a
+loop: each ends with one call.
 """
 
 from __future__ import annotations
@@ -53,10 +54,13 @@ class _What(NamedTuple):
 
 
 class Tracing(Middleware):
-    """Creates the spans. Make one for a process, and give it to the application as its first middleware.
+    """Creates the spans.
 
-    Each span has attributes ``forebay.*``, which are stable. With ``messaging`` in OTEL_SEMCONV_STABILITY_OPT_IN the spans also have
-    the names and attributes of the messaging conventions of OpenTelemetry, which are not stable yet.
+    Make one for a process, and give it to the application as its first middleware.
+
+    Each span has attributes ``forebay.*``, which are stable. With ``messaging`` in
+    OTEL_SEMCONV_STABILITY_OPT_IN the spans also have the names and attributes of the messaging
+    conventions of OpenTelemetry, which are not stable yet.
 
     Args:
         provider: makes the tracer; None: the global one.
@@ -139,7 +143,9 @@ class Tracing(Middleware):
     # --- what is not around a handler ---
 
     def claimed(self, queue: str, jobs: int, began_at: float) -> None:
-        """Create the span of a claim that took jobs. It is a root: one claim takes jobs of many traces."""
+        """Create the span of a claim that took jobs. It is a root: one claim takes jobs of many
+        traces.
+        """
         attributes = {"forebay.queue": queue, "forebay.jobs": jobs}
         span = self._started(
             _What("claim", "receive", queue, trace.SpanKind.CLIENT, context.Context()),
@@ -266,7 +272,10 @@ def _as_parent(origin: trace.SpanContext) -> context.Context:
 
 
 def _failed(span: Span, error: BaseException) -> None:
-    """Record the type of an error; its message may hold what the application keeps out of traces."""
+    """Record the type of an error.
+
+    Its message may hold what the application keeps out of traces.
+    """
     if isinstance(error, GeneratorExit):
         return
     span.set_attribute("error.type", f"{type(error).__module__}.{type(error).__qualname__}")

@@ -1,4 +1,6 @@
-"""The statements around a migration: one migrator at a time, timeouts, the record of applied migrations."""
+"""The statements around a migration: one migrator at a time, timeouts, the record of applied
+migrations.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Final
 
 from forebay.sql import Migration
 
-#: The lock of a migrator. Before the first migration it does not exist; then ``create schema`` admits one migrator.
+#: The lock of a migrator. Before the first migration it does not exist; then ``create schema``
+#: admits one migrator.
 MIGRATOR_LOCK: Final = "forebay.lock_migration"
 
 #: How long a migrator waits for another migrator.

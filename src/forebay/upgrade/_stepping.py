@@ -1,7 +1,7 @@
 """Apply migrations one by one, under load.
 
-A strong lock on a busy table blocks twice: until it is granted, all later sessions wait behind it, and then until its
-transaction ends. So a migration names the tables it alters, and
+A strong lock on a busy table blocks twice: until it is granted, all later sessions wait behind it,
+and then until its transaction ends. So a migration names the tables it alters, and
 
 - while an old transaction has locked one of them, it requests no lock and blocks no session;
 - then it requests all locks at once, and gives up within a fraction of a second;
@@ -9,14 +9,16 @@ transaction ends. So a migration names the tables it alters, and
 - once it has the locks, the transaction has a few seconds, or is rolled back;
 - all of this is shorter than ``deadlock_timeout``: in a deadlock the migration gives way.
 
-A post migration removes what functions of the previous version may still use: it waits for every statement that
-began before it. A migration that copies rows waits for transactions as well, which may have written in the old way.
+A post migration removes what functions of the previous version may still use: it waits for every
+statement that began before it. A migration that copies rows waits for transactions as well, which
+may have written in the old way.
 
-Maintenance that creates or empties segments pauses meanwhile. Indexes on large tables are built outside a transaction,
-on a second connection. The first connection keeps other migrators away with a transaction that holds no other lock.
+Maintenance that creates or empties segments pauses meanwhile. Indexes on large tables are built
+outside a transaction, on a second connection. The first connection keeps other migrators away with
+a transaction that holds no other lock.
 
-A crash leaves nothing of a transaction. Of other statements it may leave an invalid index or a part of the segments, and
-no record: the migration then starts again, and its statements can be repeated.
+A crash leaves nothing of a transaction. Of other statements it may leave an invalid index or a part
+of the segments, and no record: the migration then starts again, and its statements can be repeated.
 """
 
 from __future__ import annotations
@@ -52,7 +54,8 @@ from forebay.upgrade._statements import (
 
 T = TypeVar("T")
 
-#: The locks of the maintenance that creates and empties segments: see forebay.extend_v1() and forebay.retain_v1().
+#: The locks of the maintenance that creates and empties segments: see forebay.extend_v1() and
+#: forebay.retain_v1().
 _MAINTENANCE_LOCKS: Final = "only forebay.lock_maintenance, only forebay.lock_retention"
 
 #: lock_not_available, and deadlock_detected: the migration gave way.
@@ -144,7 +147,10 @@ class Stepper:
         self._wait_seconds = wait_seconds
 
     def run(self) -> Upgraded:
-        """Apply pending migrations, each in a separate transaction; a first installation in one transaction."""
+        """Apply pending migrations, each in a separate transaction.
+
+        A first installation in one transaction.
+        """
         applied: list[Migration] = []
         while steps := pending_migrations(self._conn):
             step = steps[0]
@@ -232,7 +238,10 @@ class Stepper:
             time.sleep(_POLL_SECONDS)
 
     def _apply(self, step: Migration) -> bool:
-        """Apply one migration once its locks are granted; False when another migrator applied it."""
+        """Apply one migration once its locks are granted.
+
+        False when another migrator applied it.
+        """
         until = time.monotonic() + self._lock_policy.patience_seconds
         reported_at = -_REPORT_SECONDS
         with without_timeout(self._conn):
@@ -304,7 +313,10 @@ class Stepper:
 
 @contextlib.contextmanager
 def without_timeout(conn: psycopg.Connection[Any]) -> Iterator[None]:
-    """Read in a transaction without the role's statement timeout; in an open transaction, with what is set there."""
+    """Read in a transaction without the role's statement timeout.
+
+    In an open transaction, with what is set there.
+    """
     if conn.info.transaction_status != TransactionStatus.IDLE:
         yield
         return
@@ -427,12 +439,16 @@ def migrator_lock(conn: psycopg.Connection[Any], *, roll_back: bool = False) -> 
 
 
 def _has_migrator_lock(conn: psycopg.Connection[Any]) -> bool:
-    """Take the lock of a migrator if no other session has it; True as well before the first migration, which makes it."""
+    """Take the lock of a migrator if no other session has it.
+
+    True as well before the first migration, which makes it.
+    """
     (exists,) = _row(conn, f"select to_regclass('{MIGRATOR_LOCK}') is not null")
     if not exists:
         return True
     try:
-        # Without waiting: the other migrator's concurrent index build would wait for the snapshot of a waiting statement.
+        # Without waiting: the other migrator's concurrent index build would wait for the snapshot
+        # of a waiting statement.
         with conn.transaction():
             conn.execute(f"lock table only {MIGRATOR_LOCK} in share update exclusive mode nowait")
     except psycopg.errors.LockNotAvailable:
@@ -441,7 +457,9 @@ def _has_migrator_lock(conn: psycopg.Connection[Any]) -> bool:
 
 
 def _says_schema_exists(error: psycopg.Error) -> bool:
-    """Return whether the schema was created by another session, before this statement or during it."""
+    """Return whether the schema was created by another session, before this statement or during
+    it.
+    """
     return error.sqlstate == _DUPLICATE_SCHEMA or (
         error.sqlstate == _UNIQUE_VIOLATION
         and error.diag.constraint_name == "pg_namespace_nspname_index"
@@ -454,7 +472,9 @@ def not_granted(step: Migration, seconds: float, why: str) -> DatabaseUnavailabl
         f"migration {step.version} got no lock on {table_list(step.locks) or 'what it changes'}"
         f" within {seconds:g} s",
         detail=f"{why}\nNothing of it was applied; no session waited for longer than a moment.",
-        hint="End that transaction, or try again when it has ended: applied migrations stay applied.",
+        hint=(
+            "End that transaction, or try again when it has ended: applied migrations stay applied."
+        ),
     )
 
 
@@ -532,7 +552,8 @@ def _builder(conn: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     except psycopg.OperationalError as error:
         if not refuses_settings(error):
             raise
-        # The settings of the role and the database apply: what is set in a pooler's session would stay for other clients.
+        # The settings of the role and the database apply: what is set in a pooler's session would
+        # stay for other clients.
         return connect()
 
 
@@ -548,7 +569,10 @@ def _compared(recorded: dict[int, tuple[str, str]]) -> list[Migration]:
     if not recorded:
         raise SchemaError.from_sql(
             "schema forebay exists but records no migration",
-            hint="It was not installed by `forebay migrate` or `forebay sql`; drop it, or record its version.",
+            hint=(
+                "It was not installed by `forebay migrate` or `forebay sql`; drop it, or "
+                "record its version."
+            ),
         )
     if max(recorded) > len(known):
         raise SchemaError(found=max(recorded), needed=len(known))

@@ -1,14 +1,15 @@
 """Bring the schema of a database to the version of this library, while its jobs run.
 
-A first installation is one transaction. An upgrade is one transaction for each migration: an applied migration
-stays, a failed one leaves nothing, and the next call continues there. A lock admits one migrator
-at a time; a second one waits, and then finds nothing to do. How a migration takes its locks: ``forebay.upgrade._stepping``.
+A first installation is one transaction. An upgrade is one transaction for each migration: an
+applied migration stays, a failed one leaves nothing, and the next call continues there. A lock
+admits one migrator at a time; a second one waits, and then finds nothing to do. How a migration
+takes its locks: ``forebay.upgrade._stepping``.
 
-On a connection inside a transaction, everything becomes part of that transaction. The script of ``migration_sql`` has the
-same statements, so all ways end in the same schema.
+On a connection inside a transaction, everything becomes part of that transaction. The script of
+``migration_sql`` has the same statements, so all ways end in the same schema.
 
-Invariants "no session waits long behind a migration" and "deployed code keeps working": docs/design/upgrades.md.
-Shown by: tests/migration.
+Invariants "no session waits long behind a migration" and "deployed code keeps working":
+docs/design/upgrades.md. Shown by: tests/migration.
 """
 
 from __future__ import annotations
@@ -51,19 +52,21 @@ def migrate(
 ) -> list[Migration]:
     """Apply the pending migrations and return them; an empty list means there were none.
 
-    A post migration removes what older code calls. It stays pending while a worker of an older version is
-    alive.
+    A post migration removes what older code calls. It stays pending while a worker of an older
+    version is alive.
 
     Args:
         target: the address of the database, or a synchronous connection. On a connection inside a
             transaction the migrations become part of it, for the caller to commit.
         dry_run: only return the migrations that would be applied.
         only_pre: stop before the first post migration.
-        lock_timeout_seconds: how long other sessions may wait behind a statement that waits for a lock.
+        lock_timeout_seconds: how long other sessions may wait behind a statement that waits for a
+            lock.
 
     Raises:
-        SchemaError: the schema is newer than this library or was installed by other means, an applied
-            migration differs from ours, or a migration that this library needs comes after one that has to wait.
+        SchemaError: the schema is newer than this library or was installed by other means, an
+            applied migration differs from ours, or a migration that this library needs comes after
+            one that has to wait.
         TransactionStateError: the connection's transaction is not READ COMMITTED.
         DatabaseUnavailable: the database cannot be reached, or a lock was not granted in time.
     """
@@ -110,9 +113,10 @@ def migration_sql(
 ) -> str:
     """Return one script that takes a database from a version of the schema to the newest.
 
-    You can pass it to ``psql`` unchanged. It refuses a database at another version, refuses to remove what a living
-    worker calls, and records what it applied, so that ``migrate`` has nothing to do afterwards. An index that
-    ``migrate`` builds concurrently is built here under a lock that blocks writes to its table.
+    You can pass it to ``psql`` unchanged. It refuses a database at another version, refuses to
+    remove what a living worker calls, and records what it applied, so that ``migrate`` has nothing
+    to do afterwards. An index that ``migrate`` builds concurrently is built here under a lock that
+    blocks writes to its table.
 
     Args:
         from_version: the version of the database, 0 for one without the schema.
@@ -134,7 +138,10 @@ def migration_sql(
     posts = [place for place, step in enumerate(steps) if step.is_post]
     if only_pre and posts:
         del steps[posts[0] :]
-    title = f"-- Forebay: schema version {from_version} to {steps[-1].version if steps else from_version}."
+    title = (
+        f"-- Forebay: schema version {from_version} to "
+        f"{steps[-1].version if steps else from_version}."
+    )
     if not steps:
         return f"{title} Nothing to do.\n"
     parts = [OPENING, _guard(from_version), _SCRIPT_LOCK_TIMEOUT]

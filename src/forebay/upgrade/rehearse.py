@@ -1,10 +1,13 @@
-"""Run pending migrations in a transaction, measure which locks they take and for how long, and roll back.
+"""Run pending migrations in a transaction, measure which locks they take and for how long, and
+roll back.
 
-Every statement runs on the real tables with the real locks, requested as in a real upgrade: within a fraction of a second
-or not at all, and not behind an old transaction. Sessions that need the tables wait until the end of the rehearsal.
-Statements that commit one by one cannot be rolled back, and are only listed.
+Every statement runs on the real tables with the real locks, requested as in a real upgrade: within
+a fraction of a second or not at all, and not behind an old transaction. Sessions that need the
+tables wait until the end of the rehearsal. Statements that commit one by one cannot be rolled back,
+and are only listed.
 
-A lock counts from just before the statement that took it to the end of its migration, where a real upgrade commits.
+A lock counts from just before the statement that took it to the end of its migration, where a real
+upgrade commits.
 """
 
 from __future__ import annotations
@@ -35,7 +38,8 @@ if TYPE_CHECKING:
 
     from forebay.sql import Migration
 
-#: Which sessions a lock stops. PostgreSQL manual, section 13.3.1; a missing mode stops no working session.
+#: Which sessions a lock stops. PostgreSQL manual, section 13.3.1; a missing mode stops no working
+#: session.
 Stops = Literal["all", "writers", "maintenance"]
 _STOPS: Final[Mapping[str, Stops]] = {
     "AccessExclusiveLock": "all",
@@ -85,7 +89,8 @@ class RehearsedStep:
         migration: the migration.
         seconds: how long it took; None when it was not run.
         waited_seconds: how long it waited for its locks.
-        locks: locks that block sessions, on relations that existed before; strongest and longest first.
+        locks: locks that block sessions, on relations that existed before; strongest and longest
+            first.
         older_workers: the older workers that a post migration would break.
     """
 
@@ -201,7 +206,8 @@ class _Attempt:
                 locks_at = time.monotonic()
             elif locks_at is not None and not done.waited_seconds:
                 done.waited_seconds = time.monotonic() - locks_at
-                # Include locks that an earlier step of this rehearsal already has: the real step takes them here.
+                # Include locks that an earlier step of this rehearsal already has: the real step
+                # takes them here.
                 since |= {
                     key: time.monotonic()
                     for key in self._held()

@@ -1,4 +1,6 @@
-"""Why does this job not run? One decision tree over facts; the first question that holds the job back has the answer.
+"""Why does this job not run? One decision tree over facts.
+
+The first question that holds the job back has the answer.
 
 ``docs/howto/troubleshooting.md`` has the same questions in the same order.
 """
@@ -19,7 +21,8 @@ from forebay.model.text import counted
 from forebay.policy.keys import key_answer
 from forebay.policy.retry import human_duration
 
-#: A due job that is not ready after this time is overdue; workers look for due jobs about once a second.
+#: A due job that is not ready after this time is overdue; workers look for due jobs about once a
+#: second.
 _OVERDUE_SECONDS: Final = 15.0
 
 #: The number from which on jobs before this one are not counted.
@@ -135,7 +138,10 @@ def explain_absence(job_id: int, facts: Facts) -> Explanation:
         hint = "Check the database that you and the producer use: forebay config"
     elif facts.is_past_retention:
         what = (
-            f"job {job_id} is not kept any more: jobs of its time have ended, and retention removed them"
+            (
+                f"job {job_id} is not kept any more: jobs of its time have ended, and "
+                f"retention removed them"
+            )
             if job_id
             else "no job has the id 0"
         )
@@ -143,7 +149,10 @@ def explain_absence(job_id: int, facts: Facts) -> Explanation:
         what = f"job {job_id} is not committed, or was rolled back"
         hint = f"A transaction that has enqueued jobs is open: {', '.join(facts.writers)}"
     else:
-        what = f"no job has the id {job_id}: its transaction was rolled back, or another row has this number"
+        what = (
+            f"no job has the id {job_id}: its transaction was rolled back, or another row has "
+            f"this number"
+        )
         hint = "Look for an error or a rollback after the enqueue in the producer."
     return _explanation(job_id, None, "unknown", _Found(what, hint=hint), [Step("job", what)])
 
@@ -239,16 +248,23 @@ def _held(case: _Case) -> _Found | None:
         return _Found(
             f"it runs: {worker} has it{since}{cancelling}",
             "running",
-            f"forebay jobs show {job.job_id} has its progress; forebay jobs cancel {job.job_id} stops it.",
+            (
+                f"forebay jobs show {job.job_id} has its progress; forebay jobs cancel "
+                f"{job.job_id} stops it."
+            ),
         )
     if case.facts.key_job is not None:
         return _Found(
-            f"{worker} has it, and job {case.facts.key_job} of the same ordering key must end first",
+            (
+                f"{worker} has it, and job {case.facts.key_job} of the same ordering key must "
+                f"end first"
+            ),
             "ordering key",
             f"forebay doctor --job {case.facts.key_job}",
         )
     return _Found(
-        f"{worker} has claimed it{since} and starts it next: it has {counted(holder['jobs'], 'job')},"
+        f"{worker} has claimed it{since} and starts it next: it has "
+        f"{counted(holder['jobs'], 'job')},"
         f" {holder['running']} of them running{cancelling}",
         "claimed",
         "To start jobs sooner, add workers or raise --concurrency.",
@@ -330,7 +346,10 @@ def _closing(case: _Case) -> _Found | None:
     if case.facts.closing_at is None:
         return None
     return _Found(
-        f"{case.queue} is being closed since {case.length(case.facts.closing_at)}: its jobs are given up",
+        (
+            f"{case.queue} is being closed since {case.length(case.facts.closing_at)}: its "
+            f"jobs are given up"
+        ),
         "closing",
         f"forebay groups list --queue {case.job.queue}",
     )
@@ -358,7 +377,10 @@ def _parked(case: _Case) -> _Found | None:
 
 
 def _held_hint(dead_id: int | None) -> str:
-    return f"forebay dead redrive {dead_id} runs that job first; forebay dead skip {dead_id} does without it."
+    return (
+        f"forebay dead redrive {dead_id} runs that job first; forebay dead skip {dead_id} does "
+        f"without it."
+    )
 
 
 def _limits(case: _Case) -> _Found:
@@ -398,7 +420,10 @@ def _key(case: _Case) -> _Found:
         return _Found(f"{facts.ordering_key}: no job before it")
     if facts.held_by is not None:
         return _Found(
-            f"dead letter {facts.held_by}, of job {facts.key_job}, holds its ordering key {facts.ordering_key}",
+            (
+                f"dead letter {facts.held_by}, of job {facts.key_job}, holds its ordering key "
+                f"{facts.ordering_key}"
+            ),
             "held",
             _held_hint(facts.held_by),
         )
@@ -417,7 +442,10 @@ def _before(case: _Case) -> _Found:
     return _Found(
         f"{some} of queue {case.job.queue} come first: of a better priority, or earlier",
         "jobs before",
-        "To start jobs sooner, add workers or raise --concurrency; a lower --priority number goes first.",
+        (
+            "To start jobs sooner, add workers or raise --concurrency; a lower --priority "
+            "number goes first."
+        ),
     )
 
 

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from forebay.model.mirrors import MirrorFacts, Thresholds
 
-#: Samples are taken once a minute. Two samples further apart than this do not cover the time between them.
+#: Samples are taken once a minute. Two samples further apart than this do not cover the time
+#: between them.
 GAP_MAX: Final = timedelta(minutes=3)
 
 
@@ -50,10 +51,12 @@ def alerts_of(name: str, queue: str, facts: MirrorFacts, thresholds: Thresholds)
 
 
 def above_since(facts: MirrorFacts, thresholds: Thresholds) -> datetime | None:
-    """Return since when, without a break, more jobs are due than the threshold; None if the number is below it now.
+    """Return since when, without a break, more jobs are due than the threshold.
 
-    Two sources show this: the due times of the jobs that wait now, and the samples, if all of them are above the threshold and
-    no two are further apart than ``GAP_MAX``.
+    None if the number is below it now.
+
+    Two sources show this: the due times of the jobs that wait now, and the samples, if all of them
+    are above the threshold and no two are further apart than ``GAP_MAX``.
     """
     if facts.due <= thresholds.waiting_most:
         return None
@@ -68,9 +71,15 @@ def above_since(facts: MirrorFacts, thresholds: Thresholds) -> datetime | None:
 
 
 def too_few_completed_text(completed: int, least: int, within: float, silent: float | None) -> str:
-    """Return the problem of A1; ``silent`` is the number of seconds since the last completed job, None if there was none."""
+    """Return the problem of A1.
+
+    ``silent`` is the number of seconds since the last completed job, None if there was none.
+    """
     if completed:
-        return f"{completed:,} jobs were completed within {human_duration(within)}, fewer than {least:,}"
+        return (
+            f"{completed:,} jobs were completed within {human_duration(within)}, fewer than "
+            f"{least:,}"
+        )
     if silent is None:
         return "no job has been completed yet"
     return f"no job has been completed for {human_duration(silent)}"
@@ -108,8 +117,10 @@ def _why_so_few(name: str, queue: str, facts: MirrorFacts) -> str:
     if facts.due:
         return f"{facts.due:,} jobs are due: does a worker serve queue {queue}?"
     return (
-        "No job is due: check that jobs are enqueued. If the source may be unchanged for that long, run"
-        f" forebay mirror heartbeat MODULE:APP {name} regularly: it proves that jobs still complete."
+        "No job is due: check that jobs are enqueued. If the source may be unchanged for "
+        "that long, run"
+        f" forebay mirror heartbeat MODULE:APP {name} regularly: it proves that jobs still "
+        f"complete."
     )
 
 
@@ -122,7 +133,10 @@ def _too_many_wait(name: str, facts: MirrorFacts, thresholds: Thresholds) -> Ale
         code="A2",
         problem=f"{too_many_wait_text(facts.due, thresholds.waiting_most)} for {length}",
         subject=name,
-        hint="More jobs are enqueued than completed: see forebay queues list; add workers or use a faster target.",
+        hint=(
+            "More jobs are enqueued than completed: see forebay queues list; add workers or "
+            "use a faster target."
+        ),
         since=since,
     )
 
@@ -154,7 +168,10 @@ def _may_never_succeed(name: str, facts: MirrorFacts, thresholds: Thresholds) ->
     times = "once" if oldest.attempts == 1 else f"{oldest.attempts} times"
     return Alert(
         code="A3",
-        problem=f"job {oldest.job_id} failed {times} and is unproved {human_duration(age)} after it was due{error}",
+        problem=(
+            f"job {oldest.job_id} failed {times} and is unproved {human_duration(age)} after "
+            f"it was due{error}"
+        ),
         hint=f"Run forebay jobs show {oldest.job_id} to see all its errors.",
         since=oldest.due_at,
         subject=name,

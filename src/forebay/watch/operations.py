@@ -40,7 +40,8 @@ def measurements(*, with_counters: bool = True) -> Operation[dict[str, Any]]:
 def measurements_with_keys(
     keys: int,
 ) -> Operation[tuple[dict[str, Any], list[KeyInfo] | None]]:
-    """Return the call that reads the measurements and the keys that jobs wait for, in one statement.
+    """Return the call that reads the measurements and the keys that jobs wait for, in one
+    statement.
 
     Args:
         keys: most keys; 0 reads none, and their list is None. It visits every key.
@@ -60,7 +61,10 @@ def measurements_with_keys(
 
 
 def record_alerts(found: Iterable[Alert]) -> Operation[list[AlertChange]]:
-    """Return the call that records a check; its result is what fired or cleared; see ``may_record``."""
+    """Return the call that records a check; its result is what fired or cleared.
+
+    See ``may_record``.
+    """
     rows = [
         {
             "code": alert.code,
@@ -85,13 +89,18 @@ def record_alerts(found: Iterable[Alert]) -> Operation[list[AlertChange]]:
 def may_record() -> Operation[bool]:
     """Return the call that tells whether this role may record a check."""
     return Operation(
-        "select pg_catalog.has_function_privilege('forebay.record_alerts_v1(jsonb, double precision)', 'execute')",
+        (
+            "select pg_catalog.has_function_privilege('forebay.record_alerts_v1(jsonb, double "
+            "precision)', 'execute')"
+        ),
         scalar,
     )
 
 
 def alerts(*, with_pending: bool = False) -> Operation[list[Alert]]:
-    """Return the call that lists the alerts that fire, and with ``with_pending`` what has not lasted long enough."""
+    """Return the call that lists the alerts that fire, and with ``with_pending`` what has not
+    lasted long enough.
+    """
     return Operation(
         f"select ({_ALERT})::text from forebay.alerts(%(pending)s) a",
         _alerts,
@@ -102,7 +111,10 @@ def alerts(*, with_pending: bool = False) -> Operation[list[Alert]]:
 def set_threshold(
     name: str, value: float | None, *, queue: str | None = None, tag: str | None = None
 ) -> Operation[float | None]:
-    """Return the call that sets a threshold; without a value the next more general one holds. Its result is the value before."""
+    """Return the call that sets a threshold; without a value the next more general one holds.
+
+    Its result is the value before.
+    """
     if value is not None and not 0 <= value <= 1e15:
         raise ConfigError("threshold", f"{name} is {value:g}, not a number from 0")
     return Operation(

@@ -1,7 +1,9 @@
-"""When what was measured is an alert: pure rules on ``forebay.measurements()``, for every queue and for the database.
+"""When what was measured is an alert: pure rules on ``forebay.measurements()``, for every queue
+and for the database.
 
-A1 to A3 have the meaning that they have for mirrors, see ``forebay.watch.mirror_rules``. The rules decide what is wrong now; the
-database keeps since when, and an alert fires when its condition has lasted ``for_seconds``.
+A1 to A3 have the meaning that they have for mirrors, see ``forebay.watch.mirror_rules``. The rules
+decide what is wrong now; the database keeps since when, and an alert fires when its condition has
+lasted ``for_seconds``.
 
 Shown by: tests/unit/test_watch_rules.py, tests/sql/test_alerts.py.
 """
@@ -27,7 +29,8 @@ WITHIN_SECONDS: Final = 900.0
 #: An alert clears when its condition was false for this long.
 CLEAR_SECONDS: Final = 120.0
 
-#: An alert that fires needs this share of its threshold to clear, so that a value at the threshold does not flap.
+#: An alert that fires needs this share of its threshold to clear, so that a value at the threshold
+#: does not flap.
 CLEAR_SHARE: Final = 0.8
 
 #: In the first hour of an installation, what has never worked is no alert: it is being set up.
@@ -83,7 +86,9 @@ class Watched:
         }
 
     def threshold(self, name: str, queue: str = "", tag: str | None = None) -> float:
-        """Return the most special value: of queue and tag, of the tag, of the queue, of all, the default."""
+        """Return the most special value: of queue and tag, of the tag, of the queue, of all, the
+        default.
+        """
         for place in ((queue, tag or ""), ("", tag or ""), (queue, ""), ("", "")):
             value = self._set.get((name, *place))
             if value is not None:
@@ -93,7 +98,10 @@ class Watched:
     def exceeds(
         self, value: float, threshold: float, code: str, subject: str = "", group: str = ""
     ) -> bool:
-        """Whether a value is above a threshold; for an alert that fires, above the level at which it clears."""
+        """Whether a value is above a threshold.
+
+        For an alert that fires, above the level at which it clears.
+        """
         if (code, subject, group) in self._open:
             return value > threshold * CLEAR_SHARE
         return value > threshold
@@ -146,7 +154,10 @@ def _of_queue(watched: Watched, facts: Mapping[str, Any]) -> Iterator[Alert]:
             subject=queue,
             group=group,
             problem=too_many_wait_text(facts["ready"], int(most)),
-            hint=f"More jobs are enqueued than completed: see forebay queues list; add workers for queue {queue}.",
+            hint=(
+                f"More jobs are enqueued than completed: see forebay queues list; add workers "
+                f"for queue {queue}."
+            ),
             for_seconds=watched.threshold("waiting_for", queue),
         )
     oldest = facts["oldest_ready_at"]
@@ -162,7 +173,9 @@ def _of_queue(watched: Watched, facts: Mapping[str, Any]) -> Iterator[Alert]:
             subject=queue,
             group=group,
             problem=f"the oldest ready job waits for {human_duration(watched.at - oldest)}",
-            hint=f"Add workers for queue {queue}, or see what its workers do: forebay workers list.",
+            hint=(
+                f"Add workers for queue {queue}, or see what its workers do: forebay workers list."
+            ),
             since=watched.instant(oldest + late),
         )
     if (
@@ -199,9 +212,15 @@ def _few_completed(
     if facts["paused_at"] is not None:
         hint = f"Queue {queue} is paused: forebay queues resume {queue}."
     elif facts["ready"]:
-        hint = f"{counted(facts['ready'], 'job')} ready: does a worker serve queue {queue}, and do its jobs succeed?"
+        hint = (
+            f"{counted(facts['ready'], 'job')} ready: does a worker serve queue {queue}, and "
+            f"do its jobs succeed?"
+        )
     else:
-        hint = "No job is ready: check that jobs are enqueued. A regular job that does nothing proves that jobs still complete."
+        hint = (
+            "No job is ready: check that jobs are enqueued. A regular job that does nothing "
+            "proves that jobs still complete."
+        )
     yield Alert(
         code="A1",
         subject=queue,
@@ -242,7 +261,10 @@ def _of_dead_letters(watched: Watched) -> Iterator[Alert]:
                 code="dead-growing",
                 subject=queue,
                 severity="error",
-                problem=f"{counted(lately, 'job')} died within {human_duration(WITHIN_SECONDS)}, more than {most:,.0f}",
+                problem=(
+                    f"{counted(lately, 'job')} died within {human_duration(WITHIN_SECONDS)}, "
+                    f"more than {most:,.0f}"
+                ),
                 hint=f"Something fails for good: forebay dead summary --queue {queue}.",
             )
 
@@ -254,8 +276,14 @@ def _of_endpoints(watched: Watched) -> Iterator[Alert]:
         yield Alert(
             code="breaker",
             subject=endpoint["endpoint"],
-            problem=f"the breaker of endpoint {endpoint['endpoint']} is open: {endpoint['error'] or 'no error was recorded'}",
-            hint=f"See forebay endpoints show {endpoint['endpoint']}; deliveries wait until a probe succeeds.",
+            problem=(
+                f"the breaker of endpoint {endpoint['endpoint']} is open: "
+                f"{endpoint['error'] or 'no error was recorded'}"
+            ),
+            hint=(
+                f"See forebay endpoints show {endpoint['endpoint']}; deliveries wait until a "
+                f"probe succeeds."
+            ),
             since=watched.instant(endpoint["opened_at"]),
             for_seconds=watched.threshold("breaker_for"),
         )
@@ -269,7 +297,10 @@ def _of_mirrors(watched: Watched) -> Iterator[Alert]:
             yield Alert(
                 code="breaker",
                 subject=name,
-                problem=f"the breaker of mirror {name} is open in {first['who']}: {first['why'] or 'no reason was given'}",
+                problem=(
+                    f"the breaker of mirror {name} is open in {first['who']}: "
+                    f"{first['why'] or 'no reason was given'}"
+                ),
                 hint=f"A store is unreachable: forebay mirror status MODULE:APP {name}.",
                 for_seconds=watched.threshold("breaker_for"),
             )
@@ -322,7 +353,10 @@ def _of_schedule(
         return f"cannot be used: {schedule['problem']}", None
     if schedule["missed"]:
         return (
-            f"{counted(schedule['missed'], 'instant')} missed within {human_duration(WITHIN_SECONDS)}",
+            (
+                f"{counted(schedule['missed'], 'instant')} missed within "
+                f"{human_duration(WITHIN_SECONDS)}"
+            ),
             None,
         )
     decided_to = watched.instant(schedule["decided_to"])
@@ -358,7 +392,10 @@ def _of_database(watched: Watched) -> Iterator[Alert]:
         yield Alert(
             code="dead-rows",
             problem=f"{facts['dead_rows']:,} dead rows in the tables of the schema",
-            hint="Autovacuum does not keep up, or a snapshot keeps it from removing them: forebay doctor.",
+            hint=(
+                "Autovacuum does not keep up, or a snapshot keeps it from removing them: "
+                "forebay doctor."
+            ),
         )
     for export in facts["exports"]:
         yield from _of_export(watched, export)
@@ -366,7 +403,10 @@ def _of_database(watched: Watched) -> Iterator[Alert]:
         yield Alert(
             code="maintenance",
             subject=duty["duty"],
-            problem=f"{duty['duty']} {'is behind' if duty['error'] is None else 'fails: ' + duty['error']}",
+            problem=(
+                f"{duty['duty']} "
+                f"{'is behind' if duty['error'] is None else 'fails: ' + duty['error']}"
+            ),
             hint="See forebay doctor: maintenance, locks and snapshots.",
             since=watched.instant(duty["since"]),
             for_seconds=watched.threshold("maintenance_for"),
@@ -376,8 +416,13 @@ def _of_database(watched: Watched) -> Iterator[Alert]:
         yield Alert(
             code="reserve",
             severity="error",
-            problem=f"{facts['numbers_left']:,} numbers left in the existing segments: when they are used up, every enqueue fails",
-            hint="Start a worker, which creates segments; or do it now: select forebay.extend_v1();",
+            problem=(
+                f"{facts['numbers_left']:,} numbers left in the existing segments: when they "
+                f"are used up, every enqueue fails"
+            ),
+            hint=(
+                "Start a worker, which creates segments; or do it now: select forebay.extend_v1();"
+            ),
         )
 
 
@@ -389,8 +434,14 @@ def _of_export(watched: Watched, export: Mapping[str, Any]) -> Iterator[Alert]:
             code="export",
             subject=name,
             severity="error",
-            problem=f"{counted(export['missed'], 'segment')} emptied before export {name} had written them",
-            hint=f"Run forebay exports run {name} DIRECTORY more often, or create it with a longer --hold.",
+            problem=(
+                f"{counted(export['missed'], 'segment')} emptied before export {name} had "
+                f"written them"
+            ),
+            hint=(
+                f"Run forebay exports run {name} DIRECTORY more often, or create it with a "
+                f"longer --hold."
+            ),
             since=watched.instant(missed_at),
         )
     elif due_at is not None and watched.at - due_at > watched.threshold("export_late"):

@@ -1,4 +1,6 @@
-"""What ``forebay top`` shows: queues with rates and latencies, workers, keys that wait, and alerts."""
+"""What ``forebay top`` shows: queues with rates and latencies, workers, keys that wait, and
+alerts.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ class QueueLoad:
     """One queue in one consumer group, now. Rates and latencies are None if nothing is known.
 
     Attributes:
-        dead: dead letters of the queue that were not redriven and whose cause is not muted; the same in all its groups.
+        dead: dead letters of the queue that were not redriven and whose cause is not muted; the
+            same in all its groups.
         is_served: whether a live worker serves it.
         oldest_ready_seconds: age of the oldest ready job, in seconds.
         claims_per_second: jobs that workers took.
@@ -22,7 +25,8 @@ class QueueLoad:
         failed_per_second: attempts that ended with an error, and jobs that died.
         wait_p50: seconds from enqueue to claim, of jobs that were enqueued to run at once.
         run_p50: seconds that handlers ran.
-        latency_is_recent: whether wait and run are of the last minute; else they are of all jobs since the group was opened.
+        latency_is_recent: whether wait and run are of the last minute; else they are of all jobs
+            since the group was opened.
     """
 
     queue: str

@@ -1,4 +1,5 @@
-"""What ``forebay top`` shows, from several reads of ``forebay.measurements()``: differences make rates and recent latencies.
+"""What ``forebay top`` shows, from several reads of ``forebay.measurements()``: differences make
+rates and recent latencies.
 
 Shown by: tests/cli/test_top.py.
 """
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
 
     from forebay.model.keys import KeyInfo
 
-#: The period of rates. The counters are folded every 1 to 10 seconds: over a shorter period, rates would jump.
+#: The period of rates. The counters are folded every 1 to 10 seconds: over a shorter period, rates
+#: would jump.
 RATE_SECONDS: Final = 10.0
 #: The period of latencies.
 LATENCY_SECONDS: Final = 60.0
@@ -82,15 +84,19 @@ class _Read:
 
 
 def percentile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """Return the value below which a share of a histogram lies, linear within its bucket; None for an empty one.
+    """Return the value below which a share of a histogram lies, linear within its bucket.
+
+    None for an empty one.
 
     Args:
         bounds: upper bounds of the buckets.
         counts: one more: values above the last bound count as the last bound.
         share: 0 to 1.
 
-    >>> percentile([10, 20], [5, 5, 0], 0.5), percentile([10, 20], [0, 0, 1], 0.5), percentile([10], [0, 0], 0.5)
-    (10.0, 20.0, None)
+    >>> percentile([10, 20], [5, 5, 0], 0.5), percentile([10, 20], [0, 0, 1], 0.5)
+    (10.0, 20.0)
+    >>> percentile([10], [0, 0], 0.5) is None
+    True
     """
     total = sum(counts)
     if total <= 0:

@@ -34,25 +34,32 @@ _CHOSEN: Final = "(select c.job_id from chosen c)"
 def _details(query: str) -> str:
     """Return a list of the rows of a query about one job, for the chosen one; null without one."""
     about = query.replace("%(job_id)s::bigint", _CHOSEN)
-    return f"case when {_CHOSEN} is not null then (select json_agg(i.one::json) from ({about}) i (one)) end"
+    return (
+        f"case when {_CHOSEN} is not null then (select json_agg(i.one::json) from ({about}) i "
+        f"(one)) end"
+    )
 
 
-# One statement: a second one would open a second connection, and both would plan the same functions.
+# One statement: a second one would open a second connection, and both would plan the same
+# functions.
 _WHERE: Final = f"""\
 with found as materialized (
     select row_number() over () as nr, w.found_as, w.is_last, j.job_id, j.state, {STATUS} as job
     from forebay.where_is(%(what)s, {JOBS_MAX}) w cross join lateral forebay.job(w.job_id) j),
 -- The newest unfinished job, or the newest; an unknown id too.
 chosen as materialized (
-    select coalesce((select f.job_id from found f order by f.state in ('done', 'cancelled', 'expired', 'dead'), f.nr limit 1),
+    select coalesce((select f.job_id from found f order by f.state in ('done', 'cancelled',
+        'expired', 'dead'), f.nr limit 1),
                     %(number)s::bigint) as job_id)
 select json_build_object(
-    'found', (select json_agg(json_build_object('found_as', f.found_as, 'is_last', f.is_last, 'job', f.job) order by f.nr) from found f),
+    'found', (select json_agg(json_build_object('found_as', f.found_as, 'is_last', f.is_last, 'job',
+        f.job) order by f.nr) from found f),
     'job_id', {_CHOSEN},
     'attempts', {_details(_ATTEMPTS)},
     'histories', {_details(HISTORY)},
     'facts', case when not exists (select from found f where f.job_id = {_CHOSEN})
-                    or exists (select from found f where f.job_id = {_CHOSEN} and f.state not in ('done', 'cancelled', 'expired', 'dead'))
+                    or exists (select from found f where f.job_id = {_CHOSEN}
+                        and f.state not in ('done', 'cancelled', 'expired', 'dead'))
                   then {_details(EXPLAIN)} end)::text"""
 
 
@@ -71,7 +78,9 @@ class _Answer(msgspec.Struct):
 
 
 def where(what: object) -> Operation[Whereabouts]:
-    """Return the call that finds jobs by an id, a correlation id or a key, and reads what is known of one."""
+    """Return the call that finds jobs by an id, a correlation id or a key, and reads what is
+    known of one.
+    """
     if isinstance(what, bool) or not isinstance(what, int | str):
         raise InvalidJob("what", f"must be a text or a number, not {shown(what)}")
     text = str(what)
@@ -90,7 +99,8 @@ def _whereabouts(what: str, read: _Answer) -> Whereabouts:
     found = read.found or []
     reasons = [] if read.job_id is None else explanations(read.job_id, read.facts or [])
     if read.facts is None:
-        # It has ended in every group: that alone is the answer, without a look at workers, limits and keys.
+        # It has ended in every group: that alone is the answer, without a look at workers, limits
+        # and keys.
         errors = {history.group: history.errors for history in read.histories or ()}
         now = Facts(read_at=datetime.now(UTC))
         ended = [match.job for match in found if match.job.job_id == read.job_id]

@@ -76,7 +76,10 @@ def retry(conn: psycopg.Connection[Any], ids: Sequence[int]) -> None:
 
 
 def dead_rows(conn: psycopg.Connection[Any]) -> int:
-    """Return how many dead rows the statistics count in the table; they run a second or so behind."""
+    """Return how many dead rows the statistics count in the table.
+
+    They run a second or so behind.
+    """
     row = conn.execute(
         "select n_dead_tup from pg_stat_user_tables where relname = 'classic_job'"
     ).fetchone()

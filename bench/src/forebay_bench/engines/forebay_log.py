@@ -1,7 +1,8 @@
-"""Forebay's log, used with a worker's calls but without a worker: polls, claims and settlements on a plain connection.
+"""Forebay's log, used with a worker's calls but without a worker: polls, claims and settlements
+on a plain connection.
 
-This measures the cost of the SQL, one call after the other, which a worker would hide behind its handlers.
-A scenario runs maintenance beside it, with ``forebay_bench._maintenance``.
+This measures the cost of the SQL, one call after the other, which a worker would hide behind its
+handlers. A scenario runs maintenance beside it, with ``forebay_bench._maintenance``.
 """
 
 from __future__ import annotations
@@ -42,8 +43,10 @@ select forebay.enqueue_many(
 _ENQUEUE_KEYED: Final = """
 select forebay.enqueue_many(jsonb_agg(
     jsonb_build_object('kind', 'noop', 'queue', %s::text, 'args', jsonb_build_object('i', i))
-    || case i %% 3 when 0 then jsonb_build_object('ordering_key', 'document ' || i / 3 %% %s::bigint)
-                  when 1 then jsonb_build_object('unique_as', jsonb_build_object('once', 'document ' || i / 3 %% %s::bigint))
+    || case i %% 3 when 0 then jsonb_build_object('ordering_key',
+        'document ' || i / 3 %% %s::bigint)
+                  when 1 then jsonb_build_object('unique_as', jsonb_build_object('once',
+                      'document ' || i / 3 %% %s::bigint))
                   else jsonb_build_object('limit_key', 'tenant ' || i / 3 %% %s::bigint) end
     order by i))
 from generate_series(%s::bigint, %s::bigint) i
@@ -57,7 +60,8 @@ select coalesce(sum(n_dead_tup), 0)::bigint from pg_stat_user_tables where schem
 _PIECES: Final = """
 select 'table', format('forebay.log_%%s', segment_id) from forebay.segment
 union all
-select 'function', oid::regprocedure::text from pg_proc where pronamespace = 'forebay'::regnamespace and proname ~ %s
+select 'function', oid::regprocedure::text from pg_proc where pronamespace = 'forebay'::regnamespace
+    and proname ~ %s
 """
 
 
@@ -67,8 +71,10 @@ class Log:
     Args:
         dsn: a migrated database.
         queue: whose group is opened.
-        keys: jobs have ordering keys, unique keys and limit keys in turns, of this number of keys each; None: none.
-        queues: with more than one, plain jobs go to further queues in turns, and the group of each is read.
+        keys: jobs have ordering keys, unique keys and limit keys in turns, of this number of keys
+            each; None: none.
+        queues: with more than one, plain jobs go to further queues in turns, and the group of each
+            is read.
     """
 
     def __init__(
@@ -101,7 +107,10 @@ class Log:
     # --- what every engine can do ---------------------------------------------------------------
 
     def enqueue(self, count: int, delay_seconds: float = 0) -> int:
-        """Enqueue this number of jobs in one statement; jobs whose unique key is taken are not counted."""
+        """Enqueue this number of jobs in one statement.
+
+        Jobs whose unique key is taken are not counted.
+        """
         if self._keys is None:
             queue = self._queues[self._written % len(self._queues)]
             self._written += 1
@@ -128,7 +137,10 @@ class Log:
         return taken
 
     def claim_counted(self, limit: int) -> tuple[list[Taken], int | None]:
-        """Poll and claim, and count the pages read. Each claim is a transaction, so each is counted separately."""
+        """Poll and claim, and count the pages read.
+
+        Each claim is a transaction, so each is counted separately.
+        """
         taken: list[Taken] = []
         lanes, pages = counted(self.conn, self.ready)
         for lane in self._in_order(lanes):
@@ -176,7 +188,10 @@ class Log:
     def claim_lane(
         self, limit: int, lane: int | None = None, group_id: int | None = None
     ) -> tuple[int, list[ClaimedJob]]:
-        """Claim from one lane, by default the queue's public one; the claim's number, and the jobs."""
+        """Claim from one lane, by default the queue's public one.
+
+        The claim's number, and the jobs.
+        """
         self._claim_no += 1
         jobs = self.run(
             protocol.claim(
@@ -193,7 +208,10 @@ class Log:
     def claim_and_settle(
         self, limit: int, lane: int | None = None, group_id: int | None = None
     ) -> tuple[float, int]:
-        """Claim from one lane and settle the batch; how long the claim took, and how many jobs it was."""
+        """Claim from one lane and settle the batch.
+
+        How long the claim took, and how many jobs it was.
+        """
         started = time.perf_counter()
         claim_no, jobs = self.claim_lane(limit, lane, group_id)
         seconds = time.perf_counter() - started
@@ -202,7 +220,10 @@ class Log:
         return seconds, len(jobs)
 
     def pages_of_claim(self, limit: int) -> int:
-        """Claim from the public lane and settle the batch; how many pages the server read for the claim."""
+        """Claim from the public lane and settle the batch.
+
+        How many pages the server read for the claim.
+        """
         (claim_no, jobs), pages = counted(self.conn, lambda: self.claim_lane(limit))
         if jobs:
             self._settle([protocol.Flush(claim_no, 1)])

@@ -1,4 +1,7 @@
-"""No queue at all: the row of a job in a plain table, with Forebay's columns and index. This is the cost of the work itself."""
+"""No queue at all: the row of a job in a plain table, with Forebay's columns and index.
+
+This is the cost of the work itself.
+"""
 
 from __future__ import annotations
 

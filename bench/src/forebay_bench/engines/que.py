@@ -1,8 +1,10 @@
-"""A queue on advisory locks, as Que took jobs before its version 1: a walk that locks row after row.
+"""A queue on advisory locks, as Que took jobs before its version 1: a walk that locks row after
+row.
 
-One recursive statement goes through the ready jobs in order (priority, run time, id), tries a session's advisory lock on
-each, finds the next by comparing sort keys, and stops at the first success. A job that is done is deleted. Advisory
-locks know nothing of snapshots, so a locked job is looked up once more: another may just have finished it.
+One recursive statement goes through the ready jobs in order (priority, run time, id), tries a
+session's advisory lock on each, finds the next by comparing sort keys, and stops at the first
+success. A job that is done is deleted. Advisory locks know nothing of snapshots, so a locked job is
+looked up once more: another may just have finished it.
 """
 
 from __future__ import annotations
@@ -58,7 +60,8 @@ select id from walk where got
 """
 
 _LOOK_AGAIN: Final = """
-select priority, run_at, id, kind, args, failures from que_job where id = any(%s) order by priority, run_at, id
+select priority, run_at, id, kind, args, failures from que_job where id = any(%s) order by priority,
+    run_at, id
 """
 
 _UNLOCK: Final = "select pg_advisory_unlock(id) from unnest(%s::bigint[]) id"

@@ -1,7 +1,8 @@
 """Other libraries, used if installed, with the best settings that they document.
 
-A Python library is a module with what ``Peer`` lists and ``Queue``, an ``Engine``, which runs in a separate process. The libraries of
-Node.js are in ``javascript``. A library that is not installed is left out, and the report says so.
+A Python library is a module with what ``Peer`` lists and ``Queue``, an ``Engine``, which runs in a
+separate process. The libraries of Node.js are in ``javascript``. A library that is not installed is
+left out, and the report says so.
 """
 
 from __future__ import annotations
@@ -76,7 +77,10 @@ def installed(compare: tuple[str, ...] | None) -> list[Peer]:
 
 
 def available() -> tuple[tuple[str, ...], list[str]]:
-    """Return the names of all peers that can be used here, and a line for each that cannot; install those of Node.js."""
+    """Return the names of all peers that can be used here, and a line for each that cannot.
+
+    Install those of Node.js.
+    """
     names, missing = [], []
     for name in (*PEERS, *NODE_PEERS):
         try:

@@ -1,7 +1,9 @@
-"""graphile-worker and pg-boss: libraries of Node.js, each in a process of Node.js that knows the commands of ``_engine``.
+"""graphile-worker and pg-boss: libraries of Node.js, each in a process of Node.js that knows the
+commands of ``_engine``.
 
-npm installs the versions of ``node/package-lock.json`` into a folder in the user's cache, once, and nothing elsewhere. Without node
-and npm, or without their registry at the first use, they are left out.
+npm installs the versions of ``node/package-lock.json`` into a folder in the user's cache, once, and
+nothing elsewhere. Without node and npm, or without their registry at the first use, they are left
+out.
 """
 
 from __future__ import annotations
@@ -30,7 +32,13 @@ _LISTS: Final = ("package.json", "package-lock.json")
 _INSTALL_SECONDS: Final = 300.0
 
 #: The options of the package pg, by the names of libpq.
-_OPTIONS: Final = {"host": "host", "port": "port", "user": "user", "password": "password", "dbname": "database"}  # fmt: skip
+_OPTIONS: Final = {
+    "host": "host",
+    "port": "port",
+    "user": "user",
+    "password": "password",
+    "dbname": "database",
+}
 
 
 class MissingPeerError(ForebayError):
@@ -64,13 +72,15 @@ class Peer:
 PEERS: Final = (
     Peer(
         "graphile-worker",
-        "graphile-worker 0.17: the settings of its page about performance: 24 jobs at a time on 25 connections, a local queue of 500,"
+        "graphile-worker 0.17: the settings of its page about performance: 24 jobs at a "
+        "time on 25 connections, a local queue of 500,"
         " completions in batches; ended jobs are deleted",
         "graphile_worker",
     ),
     Peer(
         "pg-boss",
-        "pg-boss 10, the newest one for Node.js 20: batches of 500, no order by priority, polled every 0.5 s, at once after a full batch;"
+        "pg-boss 10, the newest one for Node.js 20: batches of 500, no order by priority, "
+        "polled every 0.5 s, at once after a full batch;"
         " ended jobs are kept for a day",
         "pg_boss",
     ),
@@ -83,7 +93,11 @@ def environment() -> dict[str, str]:
     Raises:
         MissingPeerError: they cannot be installed.
     """
-    return {**os.environ, "NODE_PATH": os.fspath(installed_folder() / "node_modules"), "NODE_ENV": "production"}  # fmt: skip
+    return {
+        **os.environ,
+        "NODE_PATH": os.fspath(installed_folder() / "node_modules"),
+        "NODE_ENV": "production",
+    }
 
 
 @cache
@@ -119,7 +133,8 @@ def _install(folder: Path) -> None:
     command = [_program("npm"), "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--omit=dev"]
     try:
         done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_SECONDS, check=False
+            command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_SECONDS,
+            check=False
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
         raise MissingPeerError("npm takes too long to install it") from error

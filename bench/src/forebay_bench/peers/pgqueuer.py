@@ -1,8 +1,9 @@
 """pgqueuer: one table, SKIP LOCKED in batches, a log table of what ended.
 
-Settings, after its guide to performance and its own benchmark: the asyncpg driver on one connection, uvloop (which its
-command line uses), a large ``batch_size``, its autovacuum settings applied after the installation, and the durability
-that its guide calls the default: ``durable``, like everything here. Many jobs go by the list form of ``enqueue``.
+Settings, after its guide to performance and its own benchmark: the asyncpg driver on one
+connection, uvloop (which its command line uses), a large ``batch_size``, its autovacuum settings
+applied after the installation, and the durability that its guide calls the default: ``durable``,
+like everything here. Many jobs go by the list form of ``enqueue``.
 """
 
 from __future__ import annotations
@@ -109,7 +110,10 @@ class Queue:
         self._entrypoints = [f"noop {number}" for number in range(queues)]
 
     async def drain(self, handler: str) -> int:
-        """Run a worker until the queue is empty; return how many jobs it ended. Its handler does nothing, or updates a row (``update``)."""
+        """Run a worker until the queue is empty; return how many jobs it ended.
+
+        Its handler does nothing, or updates a row (``update``).
+        """
         handled = 0
         async with contextlib.AsyncExitStack() as stack:
             pool = None
@@ -184,5 +188,11 @@ async def _connect(dsn: str) -> Any:
 
 def _options(dsn: str) -> dict[str, Any]:
     found = conninfo_to_dict(dsn)
-    named = {"host": "host", "port": "port", "user": "user", "password": "password", "dbname": "database"}  # fmt: skip
+    named = {
+        "host": "host",
+        "port": "port",
+        "user": "user",
+        "password": "password",
+        "dbname": "database",
+    }
     return {name: found[key] for key, name in named.items() if found.get(key) is not None}

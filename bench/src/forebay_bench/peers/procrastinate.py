@@ -1,8 +1,9 @@
 """procrastinate: one table, jobs fetched one at a time by a function of the database.
 
-Settings: psycopg, a worker that runs many jobs at a time (``concurrency``, with as many connections in the pool as it can
-use), ended jobs deleted (``delete_jobs``) so that the table stays small, uvloop. Its pool is created here, without the default check
-of each connection before use, which costs a round trip. Many jobs go by ``batch_defer``.
+Settings: psycopg, a worker that runs many jobs at a time (``concurrency``, with as many connections
+in the pool as it can use), ended jobs deleted (``delete_jobs``) so that the table stays small,
+uvloop. Its pool is created here, without the default check of each connection before use, which
+costs a round trip. Many jobs go by ``batch_defer``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 NAME: Final = "procrastinate"
 NOTE: Final = (
-    "procrastinate: psycopg, uvloop, concurrency 10 on 4 connections without checks, ended jobs deleted;"
+    "procrastinate: psycopg, uvloop, concurrency 10 on 4 connections without checks, ended "
+    "jobs deleted;"
     " it fetches one job at a time"
 )
 LOOP_FACTORY: Final = uvloop.new_event_loop
@@ -111,11 +113,17 @@ class Queue:
             await self.enqueue_some(range(chunk[0], chunk[-1] + 1))
 
     async def spread(self, queues: int) -> None:
-        """From now on jobs go to this number of queues in turns; its workers serve all queues anyway."""
+        """From now on jobs go to this number of queues in turns.
+
+        Its workers serve all queues anyway.
+        """
         self._queues = [f"queue {number}" for number in range(queues)]
 
     async def drain(self, handler: str) -> int:
-        """Run a worker until the queue is empty; return how many jobs it ended. Its handler does nothing, or updates a row (``update``)."""
+        """Run a worker until the queue is empty; return how many jobs it ended.
+
+        Its handler does nothing, or updates a row (``update``).
+        """
         handled = 0
         async with contextlib.AsyncExitStack() as stack:
             pool: AsyncConnectionPool | None = None
@@ -169,7 +177,9 @@ class Queue:
         await asyncio.gather(worker, return_exceptions=True)
 
     async def idle(self, count: int) -> None:
-        """Start workers that end with the process, with its own poll interval of 5 s: it listens."""
+        """Start workers that end with the process, with its own poll interval of 5 s: it
+        listens.
+        """
         for _ in range(count):
             pool = AsyncConnectionPool(self._dsn, min_size=1, max_size=CONNECTIONS, open=False)
             app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=self._dsn))

@@ -22,12 +22,14 @@ ENQUEUE_ROWS: Final = 500
 CLAIM_ROWS: Final = 100
 #: Claims whose pages are counted, in a part of a turn.
 _COUNTED: Final = 5
-#: The load of an engine, as a share of its speed. At 0.7 autovacuum alone makes jobs wait for seconds on two cores.
+#: The load of an engine, as a share of its speed. At 0.7 autovacuum alone makes jobs wait for
+#: seconds on two cores.
 LOAD: Final = 0.5
 #: Maximum number of jobs in a measurement of the speed.
 _SPEED_JOBS_MAX: Final = 40_000
 _FAILING: Final = 5
-#: A turn of a number of jobs ends after this many times the time that they need at the offered rate.
+#: A turn of a number of jobs ends after this many times the time that they need at the offered
+#: rate.
 _LATE: Final = 10
 
 
@@ -57,7 +59,9 @@ class Turn:
 
     @property
     def claim_pages(self) -> float | None:
-        """The median number of pages that a claim reads: a few read more, when a plan is made again or a segment begins."""
+        """The median number of pages that a claim reads: a few read more, when a plan is made
+        again or a segment begins.
+        """
         return statistics.median(self.pages) if self.pages else None
 
     @property
@@ -98,7 +102,10 @@ class Engine:
         self._due = 0
 
     def measure_speed(self, seconds: float) -> None:
-        """Enqueue for a while, wait until all jobs are due, run them; the median of three measurements is the speed."""
+        """Enqueue for a while, wait until all jobs are due, run them.
+
+        The median of three measurements is the speed.
+        """
         speeds = []
         for _ in range(3):
             speeds.append(self._speed(seconds / 6))
@@ -125,9 +132,12 @@ class Engine:
         return self.finished / (enqueue_seconds + busy)
 
     def take_turn(self, seconds: float, *, jobs: int | None = None) -> float:
-        """For a time, enqueue the jobs that are due by now, and take and end jobs; return how long that took.
+        """For a time, enqueue the jobs that are due by now, and take and end jobs.
 
-        With ``jobs`` the turn ends after this number of jobs, and at the latest after ten times the time that these need.
+        Return how long that took.
+
+        With ``jobs`` the turn ends after this number of jobs, and at the latest after ten times the
+        time that these need.
         """
         if jobs is not None:
             seconds = _LATE * jobs / self.rate
@@ -163,7 +173,10 @@ class Engine:
         return elapsed
 
     def _claim(self, part: Turn) -> list[Taken]:
-        """Take jobs, and time it; some in each part of a turn are counted instead, since counting takes time."""
+        """Take jobs, and time it.
+
+        Some in each part of a turn are counted instead, since counting takes time.
+        """
         if part.claims and part.counted < _COUNTED:
             taken, pages = self.queue.claim_counted(CLAIM_ROWS)
             part.counted += 1
@@ -206,7 +219,9 @@ class Engine:
         ]
 
     def _own_time(self, wall: float) -> float:
-        """Return a moment of the clock on the wall by the engine's clock, which stands still between its turns."""
+        """Return a moment of the clock on the wall by the engine's clock, which stands still
+        between its turns.
+        """
         place = bisect.bisect_right(self._starts, wall) - 1
         if place < 0:
             return 0.0

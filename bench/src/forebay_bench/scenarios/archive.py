@@ -1,9 +1,10 @@
 """archive: what a claim and an enqueue cost by the number of old segments.
 
-The log deletes no single rows: done jobs stay where they are, and old segments are the archive. Each size
-has a separate database on one server, cut into small segments with the same number of rows at every size, so that the cost of small
-segments is not taken for the cost of many. Real enqueues, claims and settlements fill, work off and seal the segments; then the
-sizes take turns as in ``backlog``. Every size has the same number of segments ahead.
+The log deletes no single rows: done jobs stay where they are, and old segments are the archive.
+Each size has a separate database on one server, cut into small segments with the same number of
+rows at every size, so that the cost of small segments is not taken for the cost of many. Real
+enqueues, claims and settlements fill, work off and seal the segments; then the sizes take turns as
+in ``backlog``. Every size has the same number of segments ahead.
 
 ``rows_per_segment`` is 1,000 in the full run. By default a segment has 1,000,000: 1,000 of them
 would be a thousand million jobs.
@@ -74,7 +75,10 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         bars,
         notes=[
             f"segments of {rows:,} rows at every size, {_RESERVE_SEGMENTS} of them ahead",
-            f"claims of 10 jobs; {len(smallest.claims)} rounds of {steps} steps; ratios are medians over rounds",
+            (
+                f"claims of 10 jobs; {len(smallest.claims)} rounds of {steps} steps; ratios "
+                f"are medians over rounds"
+            ),
         ],
         draw=lambda figure: draw(figure, measured, "old segments"),
     )

@@ -1,13 +1,16 @@
 """backlog: what a claim and an enqueue cost by the number of jobs that wait.
 
-Each size has a separate database on one server, filled through the public function, ten thousand jobs a call, on two
-connections, while no worker and no maintenance runs: the state after workers were down for a night. Then maintenance starts, and the sizes
-take turns in rounds. One step is a claim of 10 jobs, their settlement, and 10 enqueues of one job each, so that the number of waiting
-jobs stays the same. A round gives the medians of its steps; a size is compared with the smallest one round by round.
+Each size has a separate database on one server, filled through the public function, ten thousand
+jobs a call, on two connections, while no worker and no maintenance runs: the state after workers
+were down for a night. Then maintenance starts, and the sizes take turns in rounds. One step is a
+claim of 10 jobs, their settlement, and 10 enqueues of one job each, so that the number of waiting
+jobs stays the same. A round gives the medians of its steps; a size is compared with the smallest
+one round by round.
 
-``claim_p50_ms`` is the claim alone, at its p50 over all rounds; ``enqueue_p50_ms`` an enqueue with its commit.
-``claim_pages`` is how many pages the server reads for a claim, cached or not: the median of some claims that are counted and not timed.
-``enqueue_errors`` counts calls that failed while the queue was filled.
+``claim_p50_ms`` is the claim alone, at its p50 over all rounds; ``enqueue_p50_ms`` an enqueue with
+its commit. ``claim_pages`` is how many pages the server reads for a claim, cached or not: the
+median of some claims that are counted and not timed. ``enqueue_errors`` counts calls that failed
+while the queue was filled.
 """
 
 from __future__ import annotations
@@ -124,8 +127,14 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         [table(measured, "waiting")],
         bars,
         notes=[
-            f"claims of {_CLAIM_ROWS} jobs; {len(smallest.claims)} rounds of {steps} steps; ratios are medians over rounds",
-            f"{largest.size:,} jobs were enqueued at {rates[-1]:,.0f} a second on {_FILL_CONNECTIONS} connections",
+            (
+                f"claims of {_CLAIM_ROWS} jobs; {len(smallest.claims)} rounds of {steps} "
+                f"steps; ratios are medians over rounds"
+            ),
+            (
+                f"{largest.size:,} jobs were enqueued at {rates[-1]:,.0f} a second on "
+                f"{_FILL_CONNECTIONS} connections"
+            ),
         ],
         draw=lambda figure: draw(figure, measured, "jobs waiting"),
     )
@@ -147,7 +156,8 @@ def fill(dsn: str, count: int) -> Filled:
                     rows = left.pop()
                 try:
                     conn.execute(
-                        "select forebay.enqueue_many('noop', array(select jsonb_build_object('i', i)"
+                        "select forebay.enqueue_many('noop', array(select "
+                        "jsonb_build_object('i', i)"
                         " from generate_series(1, %s) i), 'bench')",
                         [rows],
                     )

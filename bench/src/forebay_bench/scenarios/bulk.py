@@ -1,9 +1,9 @@
 """bulk: a million jobs at once, from an iterator in Python and by one statement of SQL.
 
-From an iterator: ``handler.enqueue_many(conn, numbers)`` in one transaction, whose memory does not grow with the number
-of jobs, beside COPY of the same rows from the same iterator into a plain table with Forebay's columns and index. By SQL:
-``forebay.enqueue_many(kind, array(select ...))`` beside ``insert into ... select`` into that table. The quick form does
-the same with 100,000.
+From an iterator: ``handler.enqueue_many(conn, numbers)`` in one transaction, whose memory does not
+grow with the number of jobs, beside COPY of the same rows from the same iterator into a plain table
+with Forebay's columns and index. By SQL: ``forebay.enqueue_many(kind, array(select ...))`` beside
+``insert into ... select`` into that table. The quick form does the same with 100,000.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
 """drain: a queue filled beforehand, emptied by one worker process.
 
-Handlers do nothing, so that only the queue is measured: a coroutine, a function in a thread, a batch of up to
-500, the same without decoding of arguments, and one that settles in its transaction. A worker is what ``App.worker`` returns, in a separate process, run
-until no job is left; the time includes its start and end, but not the start of Python. ``classic`` is a loop that
-claims 500 rows of an ordinary table and deletes them, with nothing around it. Beside the coroutine, the same coroutine with
-keys: jobs of 100, 5,000 and 50,000 ordering keys in turns, and of a single one; of 100,000 limit keys that run one job each at a time (in the
-quick form each job has its own key); and of several keys at once, of which the unique key is the job's own.
+Handlers do nothing, so that only the queue is measured: a coroutine, a function in a thread, a
+batch of up to 500, the same without decoding of arguments, and one that settles in its transaction.
+A worker is what ``App.worker`` returns, in a separate process, run until no job is left; the time
+includes its start and end, but not the start of Python. ``classic`` is a loop that claims 500 rows
+of an ordinary table and deletes them, with nothing around it. Beside the coroutine, the same
+coroutine with keys: jobs of 100, 5,000 and 50,000 ordering keys in turns, and of a single one; of
+100,000 limit keys that run one job each at a time (in the quick form each job has its own key); and
+of several keys at once, of which the unique key is the job's own.
 
-Also from the coroutine's turns: the write-ahead log of a job from its bulk enqueue until it is settled, including
-everything that the server wrote in that time. Of each engine: the CPU time of the server and of the worker for each job of the drain.
+Also from the coroutine's turns: the write-ahead log of a job from its bulk enqueue until it is
+settled, including everything that the server wrote in that time. Of each engine: the CPU time of
+the server and of the worker for each job of the drain.
 """
 
 from __future__ import annotations
@@ -212,11 +215,23 @@ def _report(  # noqa: PLR0917 - one run is described by all of them
         ],
         bars,
         notes=[
-            f"ours runs {_ours.CONCURRENCY} jobs at a time on asyncio's own event loop, as forebay worker does",
-            f"with limit keys ours has {_ours.LIMITED_CONCURRENCY} slots, since no such job waits in the worker",
+            (
+                f"ours runs {_ours.CONCURRENCY} jobs at a time on asyncio's own event loop, as "
+                f"forebay worker does"
+            ),
+            (
+                f"with limit keys ours has {_ours.LIMITED_CONCURRENCY} slots, since no such "
+                f"job waits in the worker"
+            ),
             "numbers of jobs differ, so that each engine works for about as long",
-            "a peer's handler counts, which costs it a few percent at most; ours is counted by the worker",
-            "classic has no handlers, retries, timeouts or leases around its loop; autovacuum is on",
+            (
+                "a peer's handler counts, which costs it a few percent at most; ours is "
+                "counted by the worker"
+            ),
+            (
+                "classic has no handlers, retries, timeouts or leases around its loop; "
+                "autovacuum is on"
+            ),
             "ours keeps what it ended, pgqueuer writes a log row; classic and procrastinate delete",
             CPU_NOTE,
             *(peer.NOTE for peer in installed(options.compare)),

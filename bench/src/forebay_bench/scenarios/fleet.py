@@ -2,21 +2,22 @@
 
 Two measurements:
 
-**One job per claim.** 1 to 64 processes claim one job, end it, and claim the next, with plain psycopg and prepared
-statements: ``claim_v1`` with a limit of one and ``settle_v1``, against a claim of one row and its ``delete``. A real
-worker claims as many jobs as it has free slots. One job per claim is the worst case for a lane, whose claims take
-turns. It is measured once with no snapshot held, and once while a session keeps a REPEATABLE READ snapshot, after
-20,000 jobs (80,000 with ``--full``) have been enqueued and ended under it.
+**One job per claim.** 1 to 64 processes claim one job, end it, and claim the next, with plain
+psycopg and prepared statements: ``claim_v1`` with a limit of one and ``settle_v1``, against a claim
+of one row and its ``delete``. A real worker claims as many jobs as it has free slots. One job per
+claim is the worst case for a lane, whose claims take turns. It is measured once with no snapshot
+held, and once while a session keeps a REPEATABLE READ snapshot, after 20,000 jobs (80,000 with
+``--full``) have been enqueued and ended under it.
 
-``ours`` is a default queue, one lane in order of commit. ``sharded`` is a queue that has given up that order, so
-that its claims need not take turns.
+``ours`` is a default queue, one lane in order of commit. ``sharded`` is a queue that has given up
+that order, so that its claims need not take turns.
 
-**Slow handlers.** Real worker processes, 10 slots each, and handlers that wait 100 ms: the share of the slots' time
-that is spent in handlers, in the middle of the run. A handler counts as 100 ms, even if a busy machine makes
-it wait longer; so the share never quite reaches 1.
+**Slow handlers.** Real worker processes, 10 slots each, and handlers that wait 100 ms: the share of
+the slots' time that is spent in handlers, in the middle of the run. A handler counts as 100 ms,
+even if a busy machine makes it wait longer; so the share never quite reaches 1.
 
-On a small machine all processes share the cores with the server. With many processes the figures then show how claims behave
-under contention, not how fast a server with dedicated cores is.
+On a small machine all processes share the cores with the server. With many processes the figures
+then show how claims behave under contention, not how fast a server with dedicated cores is.
 """
 
 from __future__ import annotations
@@ -62,12 +63,14 @@ _SPREAD: Final = 16
 #: More than all processes together end in a second.
 _JOBS_PER_SECOND: Final = 6000
 
-#: Jobs that ended under the snapshot before its turns begin: some minutes of a busy queue, or a quarter of an hour.
+#: Jobs that ended under the snapshot before its turns begin: some minutes of a busy queue, or a
+#: quarter of an hour.
 _ENDED_WHILE_HELD: Final = (20_000, 80_000)
 
 _FILL: Final = """
 select forebay.enqueue_many(
-    'noop', array(select jsonb_build_object('i', i) from generate_series(1, least(10000, %s)) i), 'bench')
+    'noop', array(select jsonb_build_object('i', i) from generate_series(1, least(10000, %s)) i),
+        'bench')
 """
 
 _FILL_SLOW: Final = """
@@ -225,7 +228,8 @@ def _fill(conn: psycopg.Connection[Any], count: int) -> None:
 
 def _lanes(conn: psycopg.Connection[Any]) -> list[list[int]]:
     rows = conn.execute(
-        "select r.group_id, r.lane from forebay.queue_group g, forebay.ready_v1(array[g.group_id]) r"
+        "select r.group_id, r.lane from forebay.queue_group g, "
+        "forebay.ready_v1(array[g.group_id]) r"
         " where g.queue = 'bench'"
     ).fetchall()
     return [list(row) for row in rows]
@@ -269,7 +273,8 @@ def _use_slots(
                 conn.execute(_FILL_SLOW, [int(size * _SLOTS * lasts / jobs.SLOW_SECONDS)])
                 before = notes.count
                 wait_until(partial(_has, notes, before + size * _SLOTS), 30, "slots are in use")
-                # Processes that have just started first measure their handlers, and share the cores meanwhile.
+                # Processes that have just started first measure their handlers, and share the cores
+                # meanwhile.
                 began = time.monotonic() + settle_seconds
                 time.sleep(began + seconds - time.monotonic())
                 until = time.monotonic()
@@ -342,17 +347,30 @@ def _report(
         Bar(at + "share of the slots' time used", shares.get(_BAR_AT), at_least=0.95),
     ]
     notes = [
-        f"one job per claim, medians of {rounds} rounds; a process ends a job before it claims the next",
-        "our claim does not wait for the disk, the settlement does; the classic claim and delete both wait",
-        f"held: a REPEATABLE READ snapshot under which {ended_while_held:,} jobs ended before anything is measured",
-        "the classic table gets slower as more jobs end under the snapshot; the scenario held shows how",
+        (
+            f"one job per claim, medians of {rounds} rounds; a process ends a job before it "
+            f"claims the next"
+        ),
+        (
+            "our claim does not wait for the disk, the settlement does; the classic claim and "
+            "delete both wait"
+        ),
+        (
+            f"held: a REPEATABLE READ snapshot under which {ended_while_held:,} jobs ended "
+            f"before anything is measured"
+        ),
+        (
+            "the classic table gets slower as more jobs end under the snapshot; the scenario "
+            "held shows how"
+        ),
         "before each turn both are filled up; the classic table is also vacuumed and analyzed",
         "the maintenance of a worker runs beside ours, autovacuum beside the classic table",
         "slots: a handler counts as 100 ms, even if a busy machine makes it wait longer",
     ]
     if sizes[-1] < _FULL[-1]:
         notes.append(
-            f"no more than {sizes[-1]} processes: --full has up to {_FULL[-1]}, where the server allows enough connections"
+            f"no more than {sizes[-1]} processes: --full has up to {_FULL[-1]}, where the "
+            f"server allows enough connections"
         )
     return Report(
         {"fleet": entries, "rounds": rounds},

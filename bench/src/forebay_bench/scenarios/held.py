@@ -1,50 +1,59 @@
 """held: how a queue performs while a session keeps a transaction open.
 
-The experiment is Brandur Leach's of 2015 ("Postgres Job Queues & Failure By MVCC"): a queue in a steady state, then a
-transaction in the same database stays open, and the time that a worker needs to get its next job is measured. Vacuum must
-keep the rows that died since, so the index from which a queue takes its jobs fills up with dead entries that each claim
-has to pass. His load was 50 jobs a second, and the effect took a quarter of an hour to show. Here a minute must be
-enough, so each engine gets about a hundred times as many: half of its speed at the start of the run, when it ran
-without a limit. (More would leave no capacity for autovacuum on a small machine. An engine that keeps its speed keeps its
-queue empty; in one that slows down by more than half, jobs wait.)
+The experiment is Brandur Leach's of 2015 ("Postgres Job Queues & Failure By MVCC"): a queue in a
+steady state, then a transaction in the same database stays open, and the time that a worker needs
+to get its next job is measured. Vacuum must keep the rows that died since, so the index from which
+a queue takes its jobs fills up with dead entries that each claim has to pass. His load was 50 jobs
+a second, and the effect took a quarter of an hour to show. Here a minute must be enough, so each
+engine gets about a hundred times as many: half of its speed at the start of the run, when it ran
+without a limit. (More would leave no capacity for autovacuum on a small machine. An engine that
+keeps its speed keeps its queue empty; in one that slows down by more than half, jobs wait.)
 
-Every engine has a separate database with a holder, since vacuum looks at the snapshots of one database at a time.
-The engines take turns on one server, ten each while the holders hold. Between its turns an engine's
-clock stops, nothing is enqueued, and waiting for the turn is not counted. One connection enqueues, claims and
-ends the jobs of an engine, one call after the other, so that a figure is the cost of the SQL and not of contention.
+Every engine has a separate database with a holder, since vacuum looks at the snapshots of one
+database at a time. The engines take turns on one server, ten each while the holders hold. Between
+its turns an engine's clock stops, nothing is enqueued, and waiting for the turn is not counted. One
+connection enqueues, claims and ends the jobs of an engine, one call after the other, so that a
+figure is the cost of the SQL and not of contention.
 
-Mixes: ``plain``; ``delayed``, every job due two seconds after it is enqueued (in short runs a third of a turn);
-``failing``, every fifth job fails once and is ready again at once; ``keyed``, a third of the jobs each has an ordering key, a unique key
-and a limit key, of a thousand each, for Forebay only. In the mix ``keyed`` a second Forebay takes turns with the first one, with the same load, on a
-second server, where nothing holds a transaction: the claims of the first are compared with its claims. (On the same server its snapshots would
-contain the transaction.) It is left out with ``--dsn``.
+Mixes: ``plain``; ``delayed``, every job due two seconds after it is enqueued (in short runs a third
+of a turn); ``failing``, every fifth job fails once and is ready again at once; ``keyed``, a third
+of the jobs each has an ordering key, a unique key and a limit key, of a thousand each, for Forebay
+only. In the mix ``keyed`` a second Forebay takes turns with the first one, with the same load, on a
+second server, where nothing holds a transaction: the claims of the first are compared with its
+claims. (On the same server its snapshots would contain the transaction.) It is left out with
+``--dsn``.
 
-``hard`` and ``hard-queues`` take longer, about ten minutes each: plain jobs, 3,100,000 of them while the holder holds, in one
-queue and in a hundred. A turn is a tenth of these jobs. The segments of the log have their real size, a million numbers, and
-three of them are passed. Autovacuum has its default settings, and nothing is analyzed otherwise. The report has the figures of each
-tenth. The other engines get turns of the same length.
+``hard`` and ``hard-queues`` take longer, about ten minutes each: plain jobs, 3,100,000 of them
+while the holder holds, in one queue and in a hundred. A turn is a tenth of these jobs. The segments
+of the log have their real size, a million numbers, and three of them are passed. Autovacuum has its
+default settings, and nothing is analyzed otherwise. The report has the figures of each tenth. The
+other engines get turns of the same length.
 
-Holders are described in ``forebay_bench._holders``. With ``other_sessions`` Forebay's log is cut into segments of 1,000 rows, so
-that hundreds are written, and the ratios compare with the time before the other sessions began.
+Holders are described in ``forebay_bench._holders``. With ``other_sessions`` Forebay's log is cut
+into segments of 1,000 rows, so that hundreds are written, and the ratios compare with the time
+before the other sessions began.
 
 Where the comparison is unfair:
 
-- Forebay does more: it polls for ready lanes, as its workers do; records every claim, so that a crash is found;
-  keeps done jobs; and records each failure. Its maintenance runs beside it all the time and takes CPU from the engine that has
-  the turn.
+- Forebay does more: it polls for ready lanes, as its workers do; records every claim, so that a
+  crash is found; keeps done jobs; and records each failure. Its maintenance runs beside it all the
+  time and takes CPU from the engine that has the turn.
 - The usual table and the advisory locks are used in their cheapest form, and keep nothing.
-- Every rival's session is set to use its index, as Forebay's functions are: a plan made while the statistics showed an empty
-  table would cost a second for each claim, with or without a held transaction.
+- Every rival's session is set to use its index, as Forebay's functions are: a plan made while the
+  statistics showed an empty table would cost a second for each claim, with or without a held
+  transaction.
 - ``que`` takes jobs in batches like the others, which its version 0 did not do.
 
-Time also depends on the machine: the speed of a small shared one changes by half from one second to the next, separately for each
-core. So some claims are counted instead of timed: the pages that the server reads, cached or not. Dead rows add to this
-work; if the time rises without it, the cause is the machine.
+Time also depends on the machine: the speed of a small shared one changes by half from one second to
+the next, separately for each core. So some claims are counted instead of timed: the pages that the
+server reads, cached or not. Dead rows add to this work; if the time rises without it, the cause is
+the machine.
 
-Jobs a second are compared with those of the first turn, but at most with the offered number, since the first turn may also have
-worked off jobs that a slow second before it had left.
+Jobs a second are compared with those of the first turn, but at most with the offered number, since
+the first turn may also have worked off jobs that a slow second before it had left.
 
-A ratio of last to first of 1 is flat. ``first`` and ``last`` are the first and the last turn of the ten.
+A ratio of last to first of 1 is flat. ``first`` and ``last`` are the first and the last turn of the
+ten.
 """
 
 from __future__ import annotations
@@ -108,7 +117,8 @@ _TURNS: Final = 10
 #: Turns before the holders begin: in the first one caches fill.
 _TURNS_BEFORE: Final = 2
 _FULL_TURN_SECONDS: Final = 6.0
-#: All turns of a quick run together; with the start of the server and the measuring of speeds it stays below 60 s.
+#: All turns of a quick run together; with the start of the server and the measuring of speeds it
+#: stays below 60 s.
 _QUICK_SECONDS: Final = 38.0
 _QUICK_TURN_SECONDS_MAX: Final = 2.2
 
@@ -130,7 +140,8 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     notes: list[str] = []
     if "keyed" in mixes:
         notes.append(
-            "keyed: a unique key, an ordering key or a limit key for each job, of a thousand each; the other engines have none"
+            "keyed: a unique key, an ordering key or a limit key for each job, of a "
+            "thousand each; the other engines have none"
         )
     keyed = list(_OURS) if place.is_own else ["ours"]
     runs = {mix: keyed if mix == "keyed" else names for mix in mixes}
@@ -161,9 +172,18 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         bars += _bars(mix, holder, found[mix], segments[mix], options)
     notes += [
         f"each engine gets {LOAD:.0%} of the speed it showed at the start, in a separate database",
-        f"{_TURNS} turns of {_longest(found):.1f} s each under the holder {holder}, in alternating order; in between a clock stands still",
-        "Forebay also polls for ready lanes, records claims, keeps done jobs; its maintenance runs during all turns",
-        *([f"{', '.join(set(mixes) & set(_HARD))}: a turn of Forebay is a tenth of the jobs; the others get the same time"]
+        (
+                f"{_TURNS} turns of {_longest(found):.1f} s each under the holder {holder}, in "
+                f"alternating order; in between a clock stands still"
+                ),
+        (
+                "Forebay also polls for ready lanes, records claims, keeps done jobs; its "
+                "maintenance runs during all turns"
+                ),
+        *([(
+                f"{', '.join(set(mixes) & set(_HARD))}: a turn of Forebay is a tenth of the jobs; "
+                f"the others get the same time"
+                )]
           if set(mixes) & set(_HARD) else []),
     ]  # fmt: skip
     first = found[mixes[0]]
@@ -194,7 +214,7 @@ def _turn_seconds(options: Options, runs: int) -> float:
 
 
 def _own_place(place: Place) -> contextlib.AbstractContextManager[Place]:
-    """Return a server of its own, of the same version."""
+    """Return another server of the same version."""
     return open_place(None, None if place.bin_dir is None else str(place.bin_dir))
 
 
@@ -219,7 +239,10 @@ def _hold_up(
     jobs: int | None,
     progress: Callable[[str], None],
 ) -> tuple[list[str], dict[str, Engine], int]:
-    """Let the engines take their turns; return notes, the figures of each, and how many segments were filled."""
+    """Let the engines take their turns.
+
+    Return notes, the figures of each, and how many segments were filled.
+    """
     delay = min(_DELAY_SECONDS, seconds / 3) if mix == "delayed" else 0.0
     with contextlib.ExitStack() as stack:
         engines: dict[str, Engine] = {}
@@ -260,7 +283,8 @@ def _hold_up(
             for name in order:
                 progress(f"{mix}, turn {number} of {_TURNS}: {name}")
                 if name == "ours" and holder == "other_sessions":
-                    # Ten segments a second are more than maintenance makes, which is designed for a million rows in each.
+                    # Ten segments a second are more than maintenance makes, which is designed for a
+                    # million rows in each.
                     forebay_log.extend(log.conn)
                 if jobs is not None and name == "ours" and number > 0:
                     length = engines[name].take_turn(seconds, jobs=jobs)
@@ -320,16 +344,28 @@ def _bars(
     _, before, *turns = found["ours"].turns
     first, last = turns[0], turns[-1]
     bars = [
-        Bar(f"{mix}: jobs/s, last turn to first", _ratio(last.throughput, min(first.throughput, found["ours"].rate)), at_least=0.95),
-        Bar(f"{mix}: time to get a job, last turn to first", _ratio(last.claim_ms, first.claim_ms), at_most=1.2),
-        Bar(f"{mix}: pickup, last turn to first", _ratio(last.pickup_ms, first.pickup_ms), at_most=1.5),
-    ]  # fmt: skip
+        Bar(
+            (f"{mix}: jobs/s, last turn to first"),
+            _ratio(last.throughput, min(first.throughput, found["ours"].rate)),
+            at_least=0.95,
+        ),
+        Bar(
+            (f"{mix}: time to get a job, last turn to first"),
+            _ratio(last.claim_ms, first.claim_ms),
+            at_most=1.2,
+        ),
+        Bar(
+            (f"{mix}: pickup, last turn to first"),
+            _ratio(last.pickup_ms, first.pickup_ms),
+            at_most=1.5,
+        ),
+    ]
     if "free" in found:
         bars += _bars_beside_free(mix, turns, found["free"].turns[_TURNS_BEFORE:])
     if mix != "keyed":
-        # A claim of jobs with keys reads more or less by the lane, and looks them up in an index that may grow by a level.
-        # In a hard mix a claim reads more once the first segment is full, and no more from then on:
-        # compare what follows.
+        # A claim of jobs with keys reads more or less by the lane, and looks them up in an index
+        # that may grow by a level. In a hard mix a claim reads more once the first segment is full,
+        # and no more from then on: compare what follows.
         since, name = (turns[4], "fifth") if mix in _HARD else (first, "first")
         bars.append(
             Bar(
@@ -341,9 +377,17 @@ def _bars(
     if mix in _HARD:
         # What makes the run hard: without it the ratios say nothing.
         bars += [
-            Bar(f"{mix}: jobs done while held", sum(turn.finished for turn in turns), at_least=int(0.96 * _HARD_JOBS * options.scale)),
-            Bar(f"{mix}: segments filled while held", segments, at_least=int(_HARD_SEGMENTS * options.scale)),
-        ]  # fmt: skip
+            Bar(
+                (f"{mix}: jobs done while held"),
+                sum(turn.finished for turn in turns),
+                at_least=int(0.96 * _HARD_JOBS * options.scale),
+            ),
+            Bar(
+                (f"{mix}: segments filled while held"),
+                segments,
+                at_least=int(_HARD_SEGMENTS * options.scale),
+            ),
+        ]
     elif options.full:
         jobs = sum(turn.finished for turn in turns)
         # Small segments are written at half the speed.
@@ -351,9 +395,17 @@ def _bars(
         bars.append(Bar(f"{mix}: jobs done while held", jobs, at_least=enough))
     if holder == "other_sessions":
         bars += [
-            Bar(f"{mix}: time to get a job, last turn to before", _ratio(last.claim_ms, before.claim_ms), at_most=1.2),
-            Bar(f"{mix}: slowest enqueue of {ENQUEUE_ROWS} jobs, ms", found["ours"].enqueue_worst * 1000, at_most=100),
-        ]  # fmt: skip
+            Bar(
+                (f"{mix}: time to get a job, last turn to before"),
+                _ratio(last.claim_ms, before.claim_ms),
+                at_most=1.2,
+            ),
+            Bar(
+                (f"{mix}: slowest enqueue of {ENQUEUE_ROWS} jobs, ms"),
+                found["ours"].enqueue_worst * 1000,
+                at_most=100,
+            ),
+        ]
         if options.full:
             bars.append(Bar(f"{mix}: segments filled while held", segments, at_least=200))
     # The experiment is valid only if the holder has an effect: the other engines must get slower.
@@ -368,14 +420,20 @@ def _bars(
 
 
 def _bars_beside_free(mix: str, held: Sequence[Turn], free: Sequence[Turn]) -> list[Bar]:
-    """Compare turns under the holder with the turns beside them of the engine that nothing holds up, and the pages of both halves of the run."""
+    """Compare turns under the holder with the turns beside them of the engine that nothing holds
+    up, and the pages of both halves of the run.
+    """
     pages = [turn.claim_pages for turn in held if turn.claim_pages is not None]
     half = len(pages) // 2
     growth = statistics.median(pages[half:]) / statistics.median(pages[:half]) if half else None
     return [
-        Bar(f"{mix}: time to get a job, held to not held", _beside(held, free, lambda turn: turn.claim_ms), at_most=1.2),
+        Bar(
+            (f"{mix}: time to get a job, held to not held"),
+            _beside(held, free, lambda turn: turn.claim_ms),
+            at_most=1.2,
+        ),
         Bar(f"{mix}: pages read to get a job, second half to first", growth, at_most=1.2),
-    ]  # fmt: skip
+    ]
 
 
 def _beside(
@@ -418,8 +476,20 @@ def _tables(mix: str, found: Mapping[str, Engine]) -> list[Table]:
 
 
 def _table(mix: str, found: Mapping[str, Engine]) -> Table:
-    columns = ["", "jobs", "jobs/s first", "last", "get a job, ms: before", "first", "last ", "pages read: first",
-               "last  ", "pickup ms: first", "last   ", "waiting"]  # fmt: skip
+    columns = [
+        "",
+        "jobs",
+        ("jobs/s first"),
+        "last",
+        "get a job, ms: before",
+        "first",
+        "last ",
+        "pages read: first",
+        "last  ",
+        "pickup ms: first",
+        "last   ",
+        "waiting",
+    ]
     rows = []
     for name, engine in found.items():
         f = _figures(engine)
@@ -444,7 +514,9 @@ def _cell(value: float | None) -> str:
 
 
 def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
-    """Draw three panels over the age of the transaction: the time to get a job, jobs waiting, and dead rows."""
+    """Draw three panels over the age of the transaction: the time to get a job, jobs waiting,
+    and dead rows.
+    """
     figure.set_size_inches(9, 8)
     top, middle, bottom = figure.subplots(3, 1, sharex=True, height_ratios=[3, 2, 2])
     figure.suptitle(
@@ -500,8 +572,14 @@ def _draw(found: Mapping[str, Engine], what: str, figure: Figure) -> None:
     )
     high = top.get_ylim()[1]
     top.annotate(
-        what, (0, high), xytext=(6, -4), textcoords="offset points", va="top", fontsize=10, color="#333333"
-    )  # fmt: skip
+        what,
+        (0, high),
+        xytext=(6, -4),
+        textcoords=("offset points"),
+        va="top",
+        fontsize=10,
+        color="#333333",
+    )
 
 
 def _label_ends(axes: Axes, ends: list[tuple[float, float, str, str]], height: float) -> None:

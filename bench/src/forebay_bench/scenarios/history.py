@@ -1,8 +1,9 @@
 """history: how fast ended jobs are found, and how fast they are replayed.
 
-Jobs are enqueued, worked off and summarized: 1,000,000, in the full run 10,000,000. Then jobs are looked up by id and by correlation
-id, a filter and a text look for their first matches, ``where`` answers for ready jobs, and a tenth of the jobs, in the full run
-1,000,000, is replayed to a new group, in turns with ``enqueue_many`` of as many jobs.
+Jobs are enqueued, worked off and summarized: 1,000,000, in the full run 10,000,000. Then jobs are
+looked up by id and by correlation id, a filter and a text look for their first matches, ``where``
+answers for ready jobs, and a tenth of the jobs, in the full run 1,000,000, is replayed to a new
+group, in turns with ``enqueue_many`` of as many jobs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _LOOKUPS: Final = 100
 
 _ENQUEUE: Final = """
 select cardinality(forebay.enqueue_many(jsonb_agg(jsonb_build_object(
-    'kind', 'kind_' || i %% 7, 'queue', 'bench', 'args', jsonb_build_object('i', i), 'tag', 'day ' || i / 100000,
+    'kind', 'kind_' || i %% 7, 'queue', 'bench', 'args', jsonb_build_object('i', i), 'tag',
+        'day ' || i / 100000,
     'correlation_id', 'order-' || i / 2))))
 from generate_series(%s::bigint, %s::bigint) i
 """
@@ -70,7 +72,10 @@ def _summarize(log: Log) -> int:
     while idle < 2:
         (made,) = log.conn.execute("select forebay.archive_v1(16)").fetchone() or (0,)
         idle = 0 if made else idle + 1
-    (blocks,) = log.conn.execute("select count(*) from forebay.archive_block where row_count > 0").fetchone() or (0,)  # fmt: skip
+    (blocks,) = log.conn.execute(
+            "select count(*) from forebay.archive_block where row_count > "
+            "0"
+            ).fetchone() or (0,)  # fmt: skip
     return int(blocks)
 
 
@@ -105,7 +110,10 @@ def _lookups(dsn: str, count: int) -> dict[str, float]:
 
 
 def _replay(log: Log, count: int) -> dict[str, Any]:
-    """Replay an interval to a new group, and enqueue as many jobs; return both rates, and what was replayed."""
+    """Replay an interval to a new group, and enqueue as many jobs.
+
+    Return both rates, and what was replayed.
+    """
     wanted = min(1_000_000, count // 10 if count < 10_000_000 else 1_000_000)
     low, high = 100_000, 100_000 + wanted
     if high > count:
@@ -113,7 +121,10 @@ def _replay(log: Log, count: int) -> dict[str, Any]:
     conn = log.conn
     conn.execute("select forebay.open_group('bench', 'replayed')")
     bounds = conn.execute(
-        "select min(enqueued_at), max(enqueued_at) from forebay.log where args ->> 'i' in (%s, %s) and headers is null",
+        (
+            "select min(enqueued_at), max(enqueued_at) from forebay.log where args ->> 'i' in "
+            "(%s, %s) and headers is null"
+        ),
         [str(low), str(high - 1)],
     ).fetchone()
     assert bounds is not None
@@ -131,7 +142,10 @@ def _replay(log: Log, count: int) -> dict[str, Any]:
     replay_id, total, is_over = None, 0, False
     while not is_over:
         row = conn.execute(
-            "select replay_id, total, is_over from forebay.replay_jobs(%s::jsonb, %s::jsonb, token => %s, replay_id => %s)",
+            (
+                "select replay_id, total, is_over from forebay.replay_jobs(%s::jsonb, "
+                "%s::jsonb, token => %s, replay_id => %s)"
+            ),
             [json.dumps(chosen), options, plan[0], replay_id],
         ).fetchone()
         assert row is not None
@@ -142,7 +156,10 @@ def _replay(log: Log, count: int) -> dict[str, Any]:
         conn.execute(_ENQUEUE, [start, min(start + _BATCH_ROWS, total) - 1])
     enqueued = time.perf_counter() - began
     check = conn.execute(
-        "select count(*), count(distinct headers ->> 'forebay-replayed-from') from forebay.log where headers ->> 'forebay-replay' = %s",
+        (
+            "select count(*), count(distinct headers ->> 'forebay-replayed-from') from "
+            "forebay.log where headers ->> 'forebay-replay' = %s"
+        ),
         [str(replay_id)],
     ).fetchone()
     assert check is not None

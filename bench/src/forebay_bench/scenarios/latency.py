@@ -1,19 +1,23 @@
-"""latency: from the commit of a job to the start of its handler, and the cost of idle workers for the server.
+"""latency: from the commit of a job to the start of its handler, and the cost of idle workers
+for the server.
 
-One worker process with its default settings, ``forebay worker``, and handlers that only record the time.
-Producers commit at random moments (exponential gaps, so that no commit pattern is in step with the polls), each job in a
-separate transaction. The clock starts when the producer learns that its commit is done, and stops in the first line
-of the handler; both read the monotonic clock of the same machine.
+One worker process with its default settings, ``forebay worker``, and handlers that only record the
+time. Producers commit at random moments (exponential gaps, so that no commit pattern is in step
+with the polls), each job in a separate transaction. The clock starts when the producer learns that
+its commit is done, and stops in the first line of the handler; both read the monotonic clock of the
+same machine.
 
 - ``listen``: the wake-up is on, as it is by default where transactions cannot be prepared.
 - ``poll``: the wake-up is off, so that only the worker's polls find jobs.
-- ``slow_commit``: the wake-up is on, and each transaction stays open for 100 ms after its enqueue. Counted from the commit.
-  From 200 transactions a second on each has several jobs, so that some twenty are open at a time.
+- ``slow_commit``: the wake-up is on, and each transaction stays open for 100 ms after its enqueue.
+  Counted from the commit. From 200 transactions a second on each has several jobs, so that some
+  twenty are open at a time.
 
 The clock starts only when the commit is known: a worker that is faster than the answer to the
 producer gives a figure near zero, or just below it.
 
-The idle cost is the CPU time of the workers' sessions in the server, as a share of one core, while workers poll without finding jobs.
+The idle cost is the CPU time of the workers' sessions in the server, as a share of one core, while
+workers poll without finding jobs.
 """
 
 from __future__ import annotations
@@ -277,12 +281,21 @@ def _report(cases: Sequence[Case], idle: Sequence[Idle], rounds: int) -> Report:
     share = None if many.core_share is None or many.workers != _IDLE_WORKERS else many.core_share
     at_200 = {case.way: case for case in cases if case.per_s == 200}
     notes = [
-        "the clock starts when the producer learns that its commit is done, and stops in the handler's first line",
-        "jobs come at random moments; a worker process with default settings looks for work every 50 ms",
+        (
+            "the clock starts when the producer learns that its commit is done, and stops in "
+            "the handler's first line"
+        ),
+        (
+            "jobs come at random moments; a worker process with default settings looks for "
+            "work every 50 ms"
+        ),
         f"each case in {rounds} round{'s' * (rounds > 1)}, all waits together",
         "with few jobs the 99th percentile is nearly the longest wait",
         "committed 100 ms later, at 2,000/s: transactions of ten jobs each",
-        "idle workers share a few Python processes: the CPU time of their sessions in the server is measured, not theirs",
+        (
+            "idle workers share a few Python processes: the CPU time of their sessions in the "
+            "server is measured, not theirs"
+        ),
     ]
     if many.core_share is None:
         notes.append(

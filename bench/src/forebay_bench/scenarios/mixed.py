@@ -1,11 +1,12 @@
 """mixed: a producer and a worker at the same time, with a bounded number of waiting jobs.
 
-The producer commits 100 jobs at a time, with its library's call for many jobs, and pauses while 5,000 wait;
-the worker's handler counts. The figure is the number of handlers per second in the middle of the run. Then the
-producer ends and the worker empties the queue: every committed job must have been handled once.
+The producer commits 100 jobs at a time, with its library's call for many jobs, and pauses while
+5,000 wait; the worker's handler counts. The figure is the number of handlers per second in the
+middle of the run. Then the producer ends and the worker empties the queue: every committed job must
+have been handled once.
 
-The memory of Forebay's worker is measured meanwhile. In the full form it is measured instead in a separate run of ten minutes, with
-100,000 jobs a minute.
+The memory of Forebay's worker is measured meanwhile. In the full form it is measured instead in a
+separate run of ten minutes, with 100,000 jobs a minute.
 """
 
 from __future__ import annotations
@@ -149,7 +150,9 @@ def _turn(
     per_second: float | None,
     enqueued: Callable[[int], None] = lambda _: None,
 ) -> float:
-    """Let both work; return how many jobs a second were handled, and report how many there were in all."""
+    """Let both work; return how many jobs a second were handled, and report how many there were
+    in all.
+    """
     with Counters() as counters:
         worker.send("serve", path=counters.path)
         producer.send(
@@ -234,10 +237,19 @@ def _report(
         tables,
         bars,
         notes=[
-            f"one producer and one worker process; {_BATCH} jobs a transaction, at most {_BACKLOG:,} wait, 200 for procrastinate",
+            (
+                f"one producer and one worker process; {_BATCH} jobs a transaction, at most "
+                f"{_BACKLOG:,} wait, 200 for procrastinate"
+            ),
             CPU_NOTE + ", here of both processes",
-            "on two cores the producer, the worker and the server share them: a cheaper enqueue leaves more for the worker",
-            f"ours runs {_ours.CONCURRENCY} jobs at a time on asyncio's own event loop, as forebay worker does",
+            (
+                "on two cores the producer, the worker and the server share them: a cheaper "
+                "enqueue leaves more for the worker"
+            ),
+            (
+                f"ours runs {_ours.CONCURRENCY} jobs at a time on asyncio's own event loop, as "
+                f"forebay worker does"
+            ),
             f"memory: {_fixed_rate_seconds(options):.0f} s of 100,000 jobs a minute"
             if options.full
             else "memory: during these few seconds; --full measures it for ten minutes",

@@ -1,11 +1,11 @@
 """one: single committed enqueues, on one connection and on eight.
 
-The rival is the cheapest alternative: the same row into a plain table with the same columns and
-the same index, in a separate transaction. Both are prepared statements of psycopg with the same arguments, each
-connection in a separate process.
+The rival is the cheapest alternative: the same row into a plain table with the same columns and the
+same index, in a separate transaction. Both are prepared statements of psycopg with the same
+arguments, each connection in a separate process.
 
-The peers are compared with Forebay's enqueue in Python, ``handler.enqueue(conn, ...)``, since theirs is in Python too: it
-checks and encodes arguments.
+The peers are compared with Forebay's enqueue in Python, ``handler.enqueue(conn, ...)``, since
+theirs is in Python too: it checks and encodes arguments.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ _LABELS: Final = {
 
 def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
     """Run the scenario."""
-    # Many short turns: a shared machine changes its speed within a second, whichever engine has its turn.
+    # Many short turns: a shared machine changes its speed within a second, whichever engine has its
+    # turn.
     rounds = options.rounds or (50 if options.full else 12)
     seconds = (1.0 if options.full else 0.35) * options.scale
     peers = installed(options.compare)
@@ -94,6 +95,11 @@ def _turn(name: str, worker_processes: Sequence[Script], seconds: float) -> floa
     return sum(int(script.read_message()) for script in worker_processes) / seconds
 
 
+def _plain_of(name: str) -> str:
+    """Return the plain insert with as many connections as an engine has."""
+    return "plain8" if name.endswith("8") else "plain"
+
+
 def _report(
     found: dict[str, list[float]],
     peers: Sequence[str],
@@ -113,7 +119,7 @@ def _report(
             _LABELS.get(name, name),
             f"{spreads[name].median:,.0f}",
             f"{spreads[name].low:,.0f} to {spreads[name].high:,.0f}",
-            f"{ratio_of_rounds(found[name], found['plain8' if name.endswith('8') else 'plain']):.2f}",
+            f"{ratio_of_rounds(found[name], found[_plain_of(name)]):.2f}",
             *costs.cells(name),
         )
         for name in order
@@ -141,8 +147,14 @@ def _report(
         [Table(columns, rows, right=columns[1:])],
         bars,
         notes=[
-            "every enqueue is a transaction that waits for the disk; no worker runs, so nothing notifies",
-            "peers enqueue on one connection from Python or Node.js, as 'Forebay, from Python' does",
+            (
+                "every enqueue is a transaction that waits for the disk; no worker runs, so "
+                "nothing notifies"
+            ),
+            (
+                "peers enqueue on one connection from Python or Node.js, as 'Forebay, from "
+                "Python' does"
+            ),
             CPU_NOTE,
             "the plain row names its lane itself, checks nothing and is not consumed",
             *notes,

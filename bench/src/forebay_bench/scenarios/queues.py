@@ -1,13 +1,16 @@
 """queues: a thousand queues beside one.
 
-A worker serves a thousand queues, as for a thousand customers, and its peer one queue. Each has a separate database on one server, and
-they take turns in rounds:
+A worker serves a thousand queues, as for a thousand customers, and its peer one queue. Each has a
+separate database on one server, and they take turns in rounds:
 
-- drain: the same number of jobs, in one queue or in all queues, emptied by one worker process. Peers that have queues do the same: those
-  of pgqueuer are entrypoints, those of graphile-worker run one job at a time each.
-- idle: one worker without jobs: the CPU time of its sessions in the server, and its transactions, a second. The rest of the server is not
-  counted: autovacuum visits the tables that the drains have filled, and the engine that is measured first would pay for all.
-- pickup: a job at a time, at random moments, each to the next queue: from the known commit to the handler's first line.
+- drain: the same number of jobs, in one queue or in all queues, emptied by one worker process.
+  Peers that have queues do the same: those of pgqueuer are entrypoints, those of graphile-worker
+  run one job at a time each.
+- idle: one worker without jobs: the CPU time of its sessions in the server, and its transactions, a
+  second. The rest of the server is not counted: autovacuum visits the tables that the drains have
+  filled, and the engine that is measured first would pay for all.
+- pickup: a job at a time, at random moments, each to the next queue: from the known commit to the
+  handler's first line.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ _FULL_FACTOR: Final = 5
 #: A peer's share of the jobs, so that slow peers do not take all the time.
 _SHARES: Final = {"pgqueuer": 0.25, "procrastinate": 0.05, "graphile-worker": 0.25}
 
-#: Peers without queues that one worker serves all: a poller for each queue of pg-boss would only poll.
+#: Peers without queues that one worker serves all: a poller for each queue of pg-boss would only
+#: poll.
 _LEFT_OUT: Final = {"pg-boss": "it has a poller for each queue"}
 
 #: The pickup: jobs a second, and for how long.
@@ -61,7 +65,8 @@ _PICKUP_SECONDS: Final = 8.0
 _PICKUP_FULL_SECONDS: Final = 40.0
 _ARRIVAL_SECONDS: Final = 60.0
 
-#: The worker has started and is idle. Duties of maintenance come every few seconds to a minute: a short window has them by chance.
+#: The worker has started and is idle. Duties of maintenance come every few seconds to a minute: a
+#: short window has them by chance.
 _REST_SECONDS: Final = 12.0
 _IDLE_SECONDS: Final = 60.0
 
@@ -95,7 +100,9 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
     with contextlib.ExitStack() as stack:
         measured = []
         for number in (1, queues):
-            process = stack.enter_context(runner("forebay", place, migrated=True, create=partial(set_wakeup, on=True)))  # fmt: skip
+            process = stack.enter_context(
+                runner("forebay", place, migrated=True, create=partial(set_wakeup, on=True))
+            )
             measured.append(Measured("forebay", number, f"Forebay, {number:,} queues", process))
         for peer in peers:
             process = stack.enter_context(runner(peer.NAME, place, create=peer.create))
@@ -112,7 +119,9 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
         }
         for name, rates in in_turns(turns, rounds, progress).items():
             next(each for each in measured if each.name == name).rates = rates
-        seconds = (_PICKUP_FULL_SECONDS if options.full else _PICKUP_SECONDS) * min(1.0, options.scale)  # fmt: skip
+        seconds = (_PICKUP_FULL_SECONDS if options.full else _PICKUP_SECONDS) * min(
+            1.0, options.scale
+        )
         with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
             for each in measured:
                 progress(f"{each.label}: pickup")
@@ -151,7 +160,10 @@ def _pick_up(each: Measured, journal: Journal, seconds: float) -> None:
         for first, part in ((0, moments[:4]), (4, moments)):  # connections and plans
             committed = producer.call("trickle", first=first, moments=part)
             expected = first + len(part)
-            wait_until(partial(_has, journal, expected), _ARRIVAL_SECONDS, f"{each.label}: all jobs ran")  # fmt: skip
+            wait_until(partial(_has, journal, expected), _ARRIVAL_SECONDS, (
+                    f"{each.label}: all jobs "
+                    f"ran"
+                    ))  # fmt: skip
         each.waits = [at - committed[number - 4] for number, at in journal.read(4)]
         counters.stop = True
         each.process.read_message()
@@ -194,7 +206,16 @@ def _report(
         for each in measured
     }
     figures["cpu_us"] = costs.figures()
-    columns = ["one worker", "jobs/s", f"{rounds} rounds", *COLUMNS, "pickup p50 ms", "p99 ms", "idle: server ms/s", "transactions/s"]  # fmt: skip
+    columns = [
+        ("one worker"),
+        "jobs/s",
+        (f"{rounds} rounds"),
+        *COLUMNS,
+        ("pickup p50 ms"),
+        "p99 ms",
+        "idle: server ms/s",
+        "transactions/s",
+    ]
     rows = []
     for each in measured:
         spread = Spread.of(each.rates)

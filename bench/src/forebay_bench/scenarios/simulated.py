@@ -1,11 +1,13 @@
 """simulated: how much of their slots' time many workers use on one queue, whose claims take turns.
 
-Thin clients on real leases claim and settle by a worker's statements and sizes, see ``_thin_clients``; their jobs only take time: a
-second each for 50, 100, 200 and 500 workers of 10 slots, and a tenth of a second for 16 workers. In turns they ask for as many jobs as a
-worker does, and for as many as one that does not look at how long its claims wait (``unsized``).
+Thin clients on real leases claim and settle by a worker's statements and sizes, see
+``_thin_clients``; their jobs only take time: a second each for 50, 100, 200 and 500 workers of 10
+slots, and a tenth of a second for 16 workers. In turns they ask for as many jobs as a worker does,
+and for as many as one that does not look at how long its claims wait (``unsized``).
 
-The clients share the cores with the server, so the numbers of a small machine are limited by its cores: the table has the CPU time of
-a job of both. The claims a second at which the share drops are those that this machine can do.
+The clients share the cores with the server, so the numbers of a small machine are limited by its
+cores: the table has the CPU time of a job of both. The claims a second at which the share drops are
+those that this machine can do.
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ _WARM_SECONDS_MIN: Final = 2.0
 _SPARE_SECONDS: Final = 3.0
 
 _FILL: Final = """
-select forebay.enqueue_many('noop', array_fill('{}'::jsonb, array[least(10000, %s)::integer]), 'bench')
+select forebay.enqueue_many('noop', array_fill('{}'::jsonb, array[least(10000, %s)::integer]),
+    'bench')
 """
 
 
@@ -158,7 +161,10 @@ def _turn(  # noqa: PLR0917 - one turn is described by all of them
 
 
 def _fill(conn: psycopg.Connection[Any], count: int) -> None:
-    row = conn.execute("select coalesce(sum(ready), 0)::integer from forebay.depth('bench')").fetchone()  # fmt: skip
+    row = conn.execute(
+            "select coalesce(sum(ready), 0)::integer from "
+            "forebay.depth('bench')"
+            ).fetchone()  # fmt: skip
     assert row is not None
     missing = count - row[0]
     while missing > 0:
@@ -215,10 +221,16 @@ def _report(
         [Table(columns, rows, right=columns[1:])],
         bars,
         notes=[
-            f"{_SLOTS} slots each, one queue; claims of its lane take turns; jobs last 20 % more or less at random",
+            (
+                f"{_SLOTS} slots each, one queue; claims of its lane take turns; jobs last 20 "
+                f"% more or less at random"
+            ),
             "claim ms: a poll and its claim, the wait for the turn and for a core included",
             "unsized: jobs claimed in advance do not depend on how long claims take",
-            "thin clients without handlers and heartbeats share the cores with the server; CPU time is that of one job",
+            (
+                "thin clients without handlers and heartbeats share the cores with the server; "
+                "CPU time is that of one job"
+            ),
         ],
         draw=lambda figure: _draw(figure, found),
     )

@@ -1,8 +1,9 @@
 """start: how much a process pays before its first job, and what it holds without work.
 
-``import forebay`` and an app with a handler are compared with ``import psycopg``, by processor time and in turns. One job waits
-while ``forebay worker`` starts; the time runs from the start of the process to the start of the job. Afterwards the worker is idle,
-and its memory and its connections are counted.
+``import forebay`` and an app with a handler are compared with ``import psycopg``, by processor time
+and in turns. One job waits while ``forebay worker`` starts; the time runs from the start of the
+process to the start of the job. Afterwards the worker is idle, and its memory and its connections
+are counted.
 """
 
 from __future__ import annotations
@@ -43,10 +44,14 @@ _PROGRAMS: Final = {
     "app": "import forebay; app = forebay.App(); app.job(lambda number: None, name='work')",
 }
 _ENQUEUE: Final = "select forebay.enqueue('record_start', '{\"number\": 1}', 'pickup')"
-#: The first process keeps what it compiled, which is the default of Python. Otherwise each start compiles the library.
+#: The first process keeps what it compiled, which is the default of Python. Otherwise each start
+#: compiles the library.
 _WITH_BYTECODE: Final = {"PYTHONDONTWRITEBYTECODE": ""}
 
-_CONNECTIONS: Final = "select count(*) from pg_stat_activity where datname = current_database() and application_name like 'forebay %'"
+_CONNECTIONS: Final = (
+    "select count(*) from pg_stat_activity where datname = current_database() and "
+    "application_name like 'forebay %'"
+)
 
 
 def run(place: Place, options: Options, progress: Callable[[str], None]) -> Report:
@@ -90,8 +95,14 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
             Bar("connections of an idle worker", float(connections), at_most=3.0),
         ],
         notes=[
-            "python, psycopg, forebay and app: processor time of a process that does only this, the interpreter included",
-            "app: import forebay, an App and a handler; start_ratio: processor time of a worker to its first job / import psycopg",
+            (
+                "python, psycopg, forebay and app: processor time of a process that does only "
+                "this, the interpreter included"
+            ),
+            (
+                "app: import forebay, an App and a handler; start_ratio: processor time of a "
+                "worker to its first job / import psycopg"
+            ),
         ],
     )
 
@@ -99,7 +110,9 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
 def _starts(
     place: Place, rounds: int, progress: Callable[[str], None]
 ) -> tuple[list[float], list[float], list[float], int]:
-    """Return, of workers started one after another, the seconds to the first job, the processor time until then, the memory at rest in MB, and the connections at rest."""
+    """Return, of workers started one after another, the seconds to the first job, the processor
+    time until then, the memory at rest in MB, and the connections at rest.
+    """
     starts, cpu, memory, connections = [], [], [], 0
     with tempfile.TemporaryDirectory(prefix="forebay-bench-") as folder:
         for number in range(rounds + 1):
@@ -114,7 +127,7 @@ def _starts(
                 conn.execute(_ENQUEUE)
                 began = time.monotonic()
                 processes.start(wait=False)
-                wait_until(lambda notes=notes: notes.count, 60.0, "the first job runs")  # type: ignore[misc]  # a default binds
+                wait_until(lambda notes=notes: notes.count, 60.0, ("the first job runs"))  # type: ignore[misc]  # a default binds
                 used = _cpu_of(processes.members[0].pid)
                 if number == 0:
                     continue  # the first one compiles

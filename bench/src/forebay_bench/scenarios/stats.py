@@ -1,10 +1,12 @@
 """stats: what ``forebay stats`` costs beside very many jobs, and what counting costs.
 
-Reading: jobs of ten kinds and ten tags wait, and as many have ended. The time of ``forebay.stats()`` is measured alone, and again
-while a session holds a snapshot and jobs are enqueued, claimed, settled and folded.
+Reading: jobs of ten kinds and ten tags wait, and as many have ended. The time of
+``forebay.stats()`` is measured alone, and again while a session holds a snapshot and jobs are
+enqueued, claimed, settled and folded.
 
-Counting: two databases take turns; in one of them the function that folds the counters does nothing. A queue is drained by a worker, whose
-maintenance folds every second; and jobs are enqueued one by one while the same maintenance runs.
+Counting: two databases take turns; in one of them the function that folds the counters does
+nothing. A queue is drained by a worker, whose maintenance folds every second; and jobs are enqueued
+one by one while the same maintenance runs.
 """
 
 from __future__ import annotations
@@ -40,12 +42,14 @@ _DRAINED: Final = 250_000
 _ENQUEUE_SECONDS: Final = 3.0
 
 _STOP_FOLDING: Final = """
-create or replace function forebay.fold_v1(p_most bigint default 10000, p_is_forced boolean default false) returns integer
+create or replace function forebay.fold_v1(p_most bigint default 10000,
+    p_is_forced boolean default false) returns integer
 language sql security definer set search_path = pg_catalog, pg_temp as 'select 0'
 """
 _ENQUEUE: Final = """
 select forebay.enqueue_many(jsonb_agg(jsonb_build_object(
-    'kind', 'kind_' || i %% 10, 'tag', 'tag ' || i / 10 %% 10, 'queue', 'bench', 'args', jsonb_build_object('i', i))))
+    'kind', 'kind_' || i %% 10, 'tag', 'tag ' || i / 10 %% 10, 'queue', 'bench', 'args',
+        jsonb_build_object('i', i))))
 from generate_series(1, %s) i
 """
 
@@ -84,7 +88,10 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
             Bar("one-by-one enqueue, counted against not counted", one, at_least=0.95),
         ],
         notes=[
-            f"{reading['cells']} combinations of kind and tag; {_CALLS} calls; {rounds} rounds of each turn",
+            (
+                f"{reading['cells']} combinations of kind and tag; {_CALLS} calls; {rounds} "
+                f"rounds of each turn"
+            ),
             "without counting the fold is an empty function; all other maintenance runs in both",
         ],
     )

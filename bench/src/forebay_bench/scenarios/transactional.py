@@ -1,9 +1,12 @@
-"""transactional: handlers that update one row, in the transaction that completes their job, and by hand.
+"""transactional: handlers that update one row, in the transaction that completes their job, and
+by hand.
 
-By hand is what a handler does without ``transaction=True``: it takes a connection of the application's pool and commits its update
-there; the worker settles the job afterwards, together with others. Its update may therefore happen twice. Both run 20 at a time, on
-the event loop and in threads, each in a drain of a full queue, in turns. The peers run the same handler by hand, in
-autocommit on a pool of 20 connections: none of them completes a job in the transaction of its handler.
+By hand is what a handler does without ``transaction=True``: it takes a connection of the
+application's pool and commits its update there; the worker settles the job afterwards, together
+with others. Its update may therefore happen twice. Both run 20 at a time, on the event loop and in
+threads, each in a drain of a full queue, in turns. The peers run the same handler by hand, in
+autocommit on a pool of 20 connections: none of them completes a job in the transaction of its
+handler.
 """
 
 from __future__ import annotations
@@ -143,7 +146,10 @@ def _report(
         notes=[
             f"{_ours.EFFECT_CONCURRENCY} handlers at a time",
             CPU_NOTE,
-            "by hand: the handler's connection and transaction, those of the peers in autocommit; its job is settled afterwards, and the update may be repeated",
+            (
+                "by hand: the handler's connection and transaction, those of the peers in "
+                "autocommit; its job is settled afterwards, and the update may be repeated"
+            ),
             *(peer.NOTE for peer in installed(options.compare)),
         ],
         draw=partial(_draw, spreads),

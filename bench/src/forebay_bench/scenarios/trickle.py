@@ -1,12 +1,15 @@
 """trickle: what a job costs at few jobs a second, and what idle workers cost.
 
-A producer commits 300 jobs a second one by one, at random moments, and a worker process with its default settings, ``forebay worker``, runs
-them as they come. The figures are CPU time per job: of the server, by connection, and of the worker's process; and the write-ahead log
-that the server wrote. ``plain`` is the least that a queue can do, in turns on the same server: an ``INSERT`` with a ``NOTIFY``, and for
-each notification one ``DELETE ... RETURNING`` with ``SKIP LOCKED``, in a loop around one connection. Peers take part if they are named,
-each with one process that enqueues and one that works. The pickup is the time from the known commit to the handler's first line.
+A producer commits 300 jobs a second one by one, at random moments, and a worker process with its
+default settings, ``forebay worker``, runs them as they come. The figures are CPU time per job: of
+the server, by connection, and of the worker's process; and the write-ahead log that the server
+wrote. ``plain`` is the least that a queue can do, in turns on the same server: an ``INSERT`` with a
+``NOTIFY``, and for each notification one ``DELETE ... RETURNING`` with ``SKIP LOCKED``, in a loop
+around one connection. Peers take part if they are named, each with one process that enqueues and
+one that works. The pickup is the time from the known commit to the handler's first line.
 
-The idle workers serve one queue without jobs. Their cost is the CPU time of their sessions, and their transactions, a second.
+The idle workers serve one queue without jobs. Their cost is the CPU time of their sessions, and
+their transactions, a second.
 """
 
 from __future__ import annotations
@@ -64,7 +67,8 @@ _PLAIN_TABLE: Final = (
     "create table plain_job (id bigint generated always as identity primary key, args jsonb)"
 )
 _PLAIN_ENQUEUE: Final = (
-    "with written as (insert into plain_job (args) values (jsonb_build_object('number', %s::bigint)))"
+    "with written as (insert into plain_job (args) values (jsonb_build_object('number', "
+    "%s::bigint)))"
     " select pg_notify('plain', '')"
 )
 
@@ -118,7 +122,15 @@ def run(place: Place, options: Options, progress: Callable[[str], None]) -> Repo
                     processes.start()
                     _load(place, conn, _ENQUEUE, 0.5, lambda: notes.count, processes.members[0].pid)
                     before = notes.count
-                    committed = _load(place, conn, _ENQUEUE, seconds, lambda: notes.count, processes.members[0].pid, costs)  # fmt: skip
+                    committed = _load(
+                        place,
+                        conn,
+                        _ENQUEUE,
+                        seconds,
+                        lambda: notes.count,
+                        processes.members[0].pid,
+                        costs,
+                    )
                     processes.raise_when_one_ended()
                     costs.waits += [at - committed[number] for number, at in notes.read(before)]
 
@@ -165,7 +177,9 @@ def _has(journal: Journal, count: int) -> bool:
 def _load_peer(  # noqa: PLR0917 - as below
     place: Place, name: str, dsn: str, journal: Journal, costs: Costs, seconds: float
 ) -> None:
-    """Let a peer's process enqueue jobs at the rate for this long and another one run them, and record what each cost."""
+    """Let a peer's process enqueue jobs at the rate for this long and another one run them, and
+    record what each cost.
+    """
     with contextlib.ExitStack() as stack:
         worker, producer = Runner(name, dsn), Runner(name, dsn)
         stack.callback(worker.close)
@@ -201,7 +215,10 @@ def _load(  # noqa: PLR0917 - one load is described by all of them
     worker_pid: int,
     costs: Costs | None = None,
 ) -> list[float]:
-    """Commit jobs at the rate for this long, wait until all have run, and record what each cost; return when each was committed."""
+    """Commit jobs at the rate for this long, wait until all have run, and record what each cost.
+
+    Return when each was committed.
+    """
     moments = arrivals(_PER_SECOND, seconds)
     handled = count()
     server, parts = _server_cpu(place), _by_connection(conn)
@@ -307,7 +324,16 @@ def _report(
             ),
         )
     ]
-    columns = ["a job", "server us", "worker us", "WAL bytes", "pickup p50 ms", "p99 ms", f"{idle_count} idle: ms/s", "transactions/s"]  # fmt: skip
+    columns = [
+        ("a job"),
+        ("server us"),
+        ("worker us"),
+        ("WAL bytes"),
+        ("pickup p50 ms"),
+        ("p99 ms"),
+        (f"{idle_count} idle: ms/s"),
+        "transactions/s",
+    ]
     return Report(
         figures,
         [
@@ -323,8 +349,14 @@ def _report(
         ],
         bars,
         notes=[
-            f"{_PER_SECOND} jobs a second, one commit each, at random moments; medians of {rounds} rounds, all waits together",
-            "plain: an INSERT with NOTIFY, and a loop with one DELETE for each notification; it can neither retry nor recover",
+            (
+                f"{_PER_SECOND} jobs a second, one commit each, at random moments; medians of "
+                f"{rounds} rounds, all waits together"
+            ),
+            (
+                "plain: an INSERT with NOTIFY, and a loop with one DELETE for each "
+                "notification; it can neither retry nor recover"
+            ),
             "idle: workers of one queue; of peers in one process, each with its own connections",
             *notes,
         ],

@@ -20,7 +20,8 @@ class AsyncAlerts(AsyncClientBase):
         If the last check is more than three minutes old, the first one is the alert ``unchecked``.
 
         Args:
-            with_pending: also conditions that have not lasted long enough; their ``fired_at`` is None.
+            with_pending: also conditions that have not lasted long enough; their ``fired_at`` is
+                None.
             conn: the connection to use.
         """
         return await self._run(conn, operations.alerts(with_pending=with_pending))
@@ -28,7 +29,8 @@ class AsyncAlerts(AsyncClientBase):
     async def check_alerts(self, *, conn: AsyncConnection | None = None) -> list[AlertChange]:
         """Check the alerts now, record the result, and return what fired or cleared with it.
 
-        The leader of maintenance does it every 15 to 60 seconds. An alert fires when its condition has lasted for its time.
+        The leader of maintenance does it every 15 to 60 seconds. An alert fires when its condition
+        has lasted for its time.
 
         Args:
             conn: the connection to use.
@@ -45,7 +47,9 @@ class AsyncAlerts(AsyncClientBase):
         tag: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> float | None:
-        """Set a threshold of the alerts; return its value before, None for the next more general one.
+        """Set a threshold of the alerts.
+
+        Return its value before, None for the next more general one.
 
         Args:
             name: of the threshold; docs/howto/monitoring.md lists them.

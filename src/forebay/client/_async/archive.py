@@ -21,10 +21,12 @@ class AsyncArchive(AsyncClientBase):
     async def where(self, what: int | str, *, conn: AsyncConnection | None = None) -> Whereabouts:
         """Return where a job is: its attempts and errors, what it waits for, and what happens next.
 
-        Several jobs can have one correlation id or key: all are listed, the newest 20, and the newest unfinished one is described.
+        Several jobs can have one correlation id or key: all are listed, the newest 20, and the
+        newest unfinished one is described.
 
         Args:
-            what: the id of a job; or a correlation id, an ordering key, a limit key or a unique key.
+            what: the id of a job; or a correlation id, an ordering key, a limit key or a unique
+                key.
             conn: the connection to use. It needs the rights of an operator or reader.
 
         Raises:
@@ -45,14 +47,16 @@ class AsyncArchive(AsyncClientBase):
     ) -> FoundJobs:
         """Find jobs, ended ones too, until retention removes them: one page, the newest first.
 
-        A call reads a bounded number of rows, and may find nothing although older jobs match: call it with ``before=page.next`` until
-        that is None. Conditions on kind, tag, correlation id, subject, keys and times skip most
-        of the log.
+        A call reads a bounded number of rows, and may find nothing although older jobs match: call
+        it with ``before=page.next`` until that is None. Conditions on kind, tag, correlation id,
+        subject, keys and times skip most of the log.
 
         Args:
             which: only jobs that match this filter; without state. Default: all.
-            state: only jobs in this state in a consumer group. A call asks for the states of 1,000 jobs at most.
-            contains: only jobs whose arguments, or an error, contain this text, in upper or lower case.
+            state: only jobs in this state in a consumer group. A call asks for the states of 1,000
+                jobs at most.
+            contains: only jobs whose arguments, or an error, contain this text, in upper or lower
+                case.
             limit: maximum number of jobs, 1 to 1000.
             before: ``next`` of the previous page.
             budget: the number of rows to read, 1,000 to 10,000,000, about a million in a second.
@@ -95,17 +99,21 @@ class AsyncArchive(AsyncClientBase):
     ) -> Replay:
         """Enqueue jobs again, oldest first, in steps, each a separate transaction.
 
-        The new jobs have the queue, arguments, priority, tag, correlation id, headers, ordering and limit key of the old ones, new
-        attempts and a new expiry, and no unique key. Their header ``forebay-replayed-from`` is the id of the old job. Jobs that wait or run
-        match, too: bound the filter by ``enqueued_before``, or name a state. After an error, or if the program was killed, the jobs of
-        earlier steps are enqueued: call again with the same token, or ``continue_replay``. A new call without a token enqueues them again.
+        The new jobs have the queue, arguments, priority, tag, correlation id, headers, ordering and
+        limit key of the old ones, new attempts and a new expiry, and no unique key. Their header
+        ``forebay-replayed-from`` is the id of the old job. Jobs that wait or run match, too: bound
+        the filter by ``enqueued_before``, or name a state. After an error, or if the program was
+        killed, the jobs of earlier steps are enqueued: call again with the same token, or
+        ``continue_replay``. A new call without a token enqueues them again.
 
         Args:
             which: the jobs; without state.
             group: only this consumer group of their queue gets the new jobs. Default: each group.
             state: only jobs in this state in a consumer group; about 2,000 jobs a second.
-            unfinished_at: only jobs that had been enqueued and had not ended at this time; about 2,000 jobs a second.
-            token: of ``plan_replay``: copy exactly the jobs that it counted. Repeated calls with it mean one replay.
+            unfinished_at: only jobs that had been enqueued and had not ended at this time; about
+                2,000 jobs a second.
+            token: of ``plan_replay``: copy exactly the jobs that it counted. Repeated calls with it
+                mean one replay.
             progress: called after each step with the number of the replay and the jobs so far.
 
         Raises:
@@ -119,7 +127,9 @@ class AsyncArchive(AsyncClientBase):
     async def continue_replay(
         self, replay_id: int, *, progress: Callable[[int, int], object] | None = None
     ) -> Replay:
-        """Finish a replay that was interrupted; a replay that is over stays as it is. See ``replay_jobs``.
+        """Finish a replay that was interrupted; a replay that is over stays as it is.
+
+        See ``replay_jobs``.
 
         Raises:
             InvalidJob: there is no such replay; one that is over is forgotten after 60 days.
@@ -136,7 +146,10 @@ class AsyncArchive(AsyncClientBase):
                     progress(steps.result.replay_id, jobs)
         except ForebayError as error:
             if steps.jobs:
-                error.hint = f"{error.hint or ''} {steps.jobs} jobs are enqueued; continue replay {steps.replay_id}.".strip()
+                error.hint = (
+                    f"{error.hint or ''} {steps.jobs} jobs are enqueued; continue replay "
+                    f"{steps.replay_id}."
+                ).strip()
             raise
         return steps.result
 
@@ -148,9 +161,11 @@ class AsyncArchive(AsyncClientBase):
         limit: int = 100,
         conn: AsyncConnection | None = None,
     ) -> list[JobAt]:
-        """Return which jobs were ready or running at a moment of the past, one entry for each group.
+        """Return which jobs were ready or running at a moment of the past, one entry for each
+        group.
 
-        Jobs that waited for a key or a limit, and scheduled and retrying jobs that have started since, are not among them.
+        Jobs that waited for a key or a limit, and scheduled and retrying jobs that have started
+        since, are not among them.
 
         Args:
             at: the moment, with a time zone.

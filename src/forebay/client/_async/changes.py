@@ -18,8 +18,9 @@ from forebay.ops.enqueue import database_clock
 class AsyncChanges(AsyncClientBase):
     """Cancel, purge, truncate, retry, reschedule and reprioritise the jobs that match a filter.
 
-    The methods work in steps, each a separate transaction. After an error the jobs of earlier steps are changed; call the method
-    again to finish. ``progress`` is called after each step with the number of jobs so far.
+    The methods work in steps, each a separate transaction. After an error the jobs of earlier steps
+    are changed; call the method again to finish. ``progress`` is called after each step with the
+    number of jobs so far.
     """
 
     async def plan_change(
@@ -91,9 +92,9 @@ class AsyncChanges(AsyncClientBase):
     ) -> ChangeResult:
         """Cancel the jobs of a queue that wait at this call: ready, scheduled and retrying ones.
 
-        Running jobs finish, and may run again. Jobs that are enqueued later stay, also those that commit between two steps. A job
-        that a worker starts before its step runs. An interrupted call leaves the rest waiting; a further call also takes what was
-        enqueued in between.
+        Running jobs finish, and may run again. Jobs that are enqueued later stay, also those that
+        commit between two steps. A job that a worker starts before its step runs. An interrupted
+        call leaves the rest waiting; a further call also takes what was enqueued in between.
 
         Args:
             queue: the queue.
@@ -116,10 +117,12 @@ class AsyncChanges(AsyncClientBase):
         dry_run: bool = False,
         conn: AsyncConnection | None = None,
     ) -> DroppedQueue:
-        """Drop a queue: cancel the jobs that wait, close its consumer groups and remove its settings, in one transaction.
+        """Drop a queue: cancel the jobs that wait, close its consumer groups and remove its
+        settings, in one transaction.
 
-        Dead letters and results stay. The workers' maintenance does the rest of closing the groups. A job that is enqueued later
-        makes the queue anew. For a queue with millions of waiting jobs, call ``truncate_queue`` before, which works in steps.
+        Dead letters and results stay. The workers' maintenance does the rest of closing the groups.
+        A job that is enqueued later makes the queue anew. For a queue with millions of waiting
+        jobs, call ``truncate_queue`` before, which works in steps.
 
         Args:
             queue: the queue.
@@ -144,16 +147,20 @@ class AsyncChanges(AsyncClientBase):
         dead: bool = False,
         progress: Callable[[int], object] | None = None,
     ) -> int:
-        """Erase what jobs of a queue that have ended have brought with them; return the number of rows that were erased.
+        """Erase what jobs of a queue that have ended have brought with them.
 
-        Erased are arguments and headers, messages and tracebacks of errors, results, and notes of progress. Ids, kind, tag,
-        correlation id, keys, times and states stay. Jobs that have not ended in every consumer group keep everything. After an
-        error the rows of earlier steps are erased; call the method again to finish. What the database cannot erase is described in
-        the guide to queues: WAL, backups, logical replicas, and old versions of rows until vacuum.
+        Return the number of rows that were erased.
+
+        Erased are arguments and headers, messages and tracebacks of errors, results, and notes of
+        progress. Ids, kind, tag, correlation id, keys, times and states stay. Jobs that have not
+        ended in every consumer group keep everything. After an error the rows of earlier steps are
+        erased; call the method again to finish. What the database cannot erase is described in the
+        guide to queues: WAL, backups, logical replicas, and old versions of rows until vacuum.
 
         Args:
             queue: the queue.
-            before: only of jobs that were enqueued before this time, with a time zone. Default: now.
+            before: only of jobs that were enqueued before this time, with a time zone. Default:
+                now.
             dead: delete the dead letters that died before, too. They cannot be redriven then.
             progress: called after each step with the number of rows so far.
 
@@ -195,13 +202,15 @@ class AsyncChanges(AsyncClientBase):
     ) -> ChangeResult:
         """Let waiting jobs start at another time.
 
-        Running jobs stay as they are, and so do jobs that would expire before (``"expires before"``) and ready jobs with an
-        ordering key (``"ordering key"``), which would lose their place.
+        Running jobs stay as they are, and so do jobs that would expire before (``"expires
+        before"``) and ready jobs with an ordering key (``"ordering key"``), which would lose their
+        place.
 
         Args:
             which: the jobs.
             run_at: the earliest start.
-            delay: instead of ``run_at``: this time from now, by the clock of the database; in seconds or as a timedelta.
+            delay: instead of ``run_at``: this time from now, by the clock of the database; in
+                seconds or as a timedelta.
             token: of ``plan_change``: take only jobs that it counted.
             progress: called after each step.
 

@@ -46,8 +46,9 @@ class AsyncClient(
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
-    Every method can take a connection of the application. It then works in the transaction of that connection and
-    never commits, rolls back or configures it. Without a connection, each call opens one and commits.
+    Every method can take a connection of the application. It then works in the transaction of that
+    connection and never commits, rolls back or configures it. Without a connection, each call opens
+    one and commits.
 
     Each subject except enqueueing has a base class, in a module beside this one:
         AsyncBackfills: jobs for the rows of a table or query.
@@ -68,10 +69,11 @@ class AsyncClient(
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that
-            returns one on first use. Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*, looked up on
-            first use.
-        declared: what an app declares for a kind, its options and the seconds after which its jobs expire; None for an
-            unknown kind. ``App.client`` passes it, so that jobs enqueued by name get the queue of their kind.
+            returns one on first use. Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*, looked up
+            on first use.
+        declared: what an app declares for a kind, its options and the seconds after which its jobs
+            expire; None for an unknown kind. ``App.client`` passes it, so that jobs enqueued by
+            name get the queue of their kind.
 
     Every call may raise:
         ConfigError: neither a connection nor an address is given.
@@ -89,11 +91,12 @@ class AsyncClient(
     ) -> JobId:
         """Enqueue a job by the name of its kind, in the connection's transaction; return its id.
 
-        The arguments must have a JSON form. They are not checked against the signature of the handler.
+        The arguments must have a JSON form. They are not checked against the signature of the
+        handler.
 
-        A client of an app, ``app.client()``, takes queue and other options from the kind, unless they are given. For other
-        kinds and in a plain client, a job without ``queue`` goes into the queue that the workers of its kind have declared in
-        the database, else into ``default``.
+        A client of an app, ``app.client()``, takes queue and other options from the kind, unless
+        they are given. For other kinds and in a plain client, a job without ``queue`` goes into the
+        queue that the workers of its kind have declared in the database, else into ``default``.
 
         Args:
             conn: the connection, or one of its cursors.
@@ -138,7 +141,10 @@ async def abackfill(
     conn: AsyncConnection | None = None,
     **options: Unpack[JobOptionChanges],
 ) -> int:
-    """Enqueue a job for each row of a table or query; return the number. See ``AsyncClient.backfill``."""
+    """Enqueue a job for each row of a table or query; return the number.
+
+    See ``AsyncClient.backfill``.
+    """
     return await AsyncClient(dsn).backfill(
         kind,
         rows,

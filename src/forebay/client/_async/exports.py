@@ -1,4 +1,6 @@
-"""The part of the asynchronous client for exports: segments are written to files before they are emptied."""
+"""The part of the asynchronous client for exports: segments are written to files before they are
+emptied.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +12,22 @@ from forebay.ops import exports
 
 
 class AsyncExports(AsyncClientBase):
-    """Keep segments until their jobs are written elsewhere. ``forebay exports run`` writes files with these calls."""
+    """Keep segments until their jobs are written elsewhere.
+
+    ``forebay exports run`` writes files with these calls.
+    """
 
     async def create_export(
         self, name: str, *, hold_hours: int = 72, conn: AsyncConnection | None = None
     ) -> None:
-        """Let the emptying of segments wait for an export. It wants each segment that is not emptied yet.
+        """Let the emptying of segments wait for an export.
+
+        It wants each segment that is not emptied yet.
 
         Args:
             name: 1 to 100 letters, digits and ``_ . -``.
-            hold_hours: how long a segment waits, from the time at which retention would have emptied it; 1 to 87,600. The log grows
-                meanwhile.
+            hold_hours: how long a segment waits, from the time at which retention would have
+                emptied it; 1 to 87,600. The log grows meanwhile.
             conn: the connection to use. It needs the rights of an operator.
 
         Raises:
@@ -29,7 +36,10 @@ class AsyncExports(AsyncClientBase):
         await self._run(conn, exports.create_export(name, hold_hours))
 
     async def drop_export(self, name: str, *, conn: AsyncConnection | None = None) -> bool:
-        """Let no segment wait for an export any more; its files stay. Return whether there was one."""
+        """Let no segment wait for an export any more; its files stay.
+
+        Return whether there was one.
+        """
         return await self._run(conn, exports.drop_export(name))
 
     async def exports(self, *, conn: AsyncConnection | None = None) -> list[Export]:
@@ -39,7 +49,8 @@ class AsyncExports(AsyncClientBase):
     async def next_to_export(
         self, name: str, *, conn: AsyncConnection | None = None
     ) -> SegmentToExport | None:
-        """Return the oldest full segment that an export has not written and whose jobs have ended or continue elsewhere; None: none.
+        """Return the oldest full segment that an export has not written and whose jobs have
+        ended or continue elsewhere; None: none.
 
         Raises:
             InvalidJob: there is no such export.
@@ -53,10 +64,11 @@ class AsyncExports(AsyncClientBase):
     async def jobs_to_export(
         self, segment_id: int, first: int, last: int, *, conn: AsyncConnection | None = None
     ) -> list[JobStatus]:
-        """Return the ended jobs that have a row with a number from ``first`` to ``last`` in a segment, an entry for each group.
+        """Return the ended jobs that have a row with a number from ``first`` to ``last`` in a
+        segment, an entry for each group.
 
-        What it returns is final. A job appears once for the segment, and again in a later segment if it was retried there: an entry for the same
-        job and group is the same.
+        What it returns is final. A job appears once for the segment, and again in a later segment
+        if it was retried there: an entry for the same job and group is the same.
 
         Args:
             segment_id: of ``next_to_export``.
@@ -78,7 +90,8 @@ class AsyncExports(AsyncClientBase):
         *,
         conn: AsyncConnection | None = None,
     ) -> bool:
-        """Record that an export has written a segment and that the file is safe: retention may empty the segment once this commits.
+        """Record that an export has written a segment and that the file is safe: retention may
+        empty the segment once this commits.
 
         Args:
             name: of the export.
@@ -88,7 +101,8 @@ class AsyncExports(AsyncClientBase):
             conn: the connection to use.
 
         Returns:
-            False if the segment was emptied meanwhile: what was read may be incomplete, and nothing is recorded.
+            False if the segment was emptied meanwhile: what was read may be incomplete, and nothing
+                is recorded.
 
         Raises:
             InvalidJob: there is no such export.

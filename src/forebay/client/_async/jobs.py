@@ -25,9 +25,9 @@ class AsyncJobs(AsyncClientBase):
     async def job(self, job_id: int, *, conn: AsyncConnection | None = None) -> list[JobStatus]:
         """Return the status of a job, one entry for each consumer group of its queue.
 
-        ``attempt`` is the one that runs, or runs next, from 1; of a job that has ended, the last that ran, 0 if none
-        did. ``max_attempts`` is the job's own number, else what the worker reported when an attempt failed; None while
-        neither is known.
+        ``attempt`` is the one that runs, or runs next, from 1; of a job that has ended, the last
+        that ran, 0 if none did. ``max_attempts`` is the job's own number, else what the worker
+        reported when an attempt failed; None while neither is known.
 
         Raises:
             JobNotFound: the job does not exist: it is past retention, or not committed.
@@ -39,19 +39,21 @@ class AsyncJobs(AsyncClientBase):
     ) -> list[Explanation]:
         """Return why a job does not run, one entry for each consumer group of its queue.
 
-        An entry has a ``cause`` for programs, an ``answer`` in one sentence, a ``hint`` with the next step, and the
-        ``steps`` that led there.
+        An entry has a ``cause`` for programs, an ``answer`` in one sentence, a ``hint`` with the
+        next step, and the ``steps`` that led there.
 
-        A job that is not visible gets one entry with the cause ``"unknown"``. The call counts at most 10,001 of the jobs
-        that come first. It needs the rights of an operator or reader. ``forebay doctor --job`` also looks for trouble of
-        the database.
+        A job that is not visible gets one entry with the cause ``"unknown"``. The call counts at
+        most 10,001 of the jobs that come first. It needs the rights of an operator or reader.
+        ``forebay doctor --job`` also looks for trouble of the database.
         """
         return await self._run(conn, explain.explain_job(job_id))
 
     async def job_history(
         self, job_id: int, *, conn: AsyncConnection | None = None
     ) -> list[JobHistory]:
-        """Return the failed attempts, progress and kept result of a job, one entry for each group with any of them."""
+        """Return the failed attempts, progress and kept result of a job, one entry for each
+        group with any of them.
+        """
         return await self._run(conn, results.history(job_id))
 
     @overload
@@ -82,7 +84,9 @@ class AsyncJobs(AsyncClientBase):
         timeout: float | None = None,
         as_type: object = Any,
     ) -> Any:
-        """Wait until a job has ended and return what its handler returned; see ``JobHandle.result``.
+        """Wait until a job has ended and return what its handler returned.
+
+        See ``JobHandle.result``.
 
         The call opens its own connection, since a result is visible only after its commit.
         """
@@ -120,7 +124,8 @@ class AsyncJobs(AsyncClientBase):
             state: only this state.
             limit: maximum number of entries, 1 to 1000; the entries of one job stay together.
             before: the ``place`` of the last entry of the previous page.
-            which: only jobs that match this filter, ended ones too: tag, correlation id, keys, times. Without ids and state.
+            which: only jobs that match this filter, ended ones too: tag, correlation id, keys,
+                times. Without ids and state.
             conn: the connection to use.
         """
         return await self._run(
@@ -133,8 +138,8 @@ class AsyncJobs(AsyncClientBase):
     ) -> list[Depth]:
         """Return the numbers of waiting and running jobs by queue, priority and group.
 
-        It continues from counts that workers renew every two seconds. Where no worker has run yet, it reads every
-        waiting job.
+        It continues from counts that workers renew every two seconds. Where no worker has run yet,
+        it reads every waiting job.
         """
         return await self._run(conn, jobs.depth(queue))
 
@@ -143,10 +148,10 @@ class AsyncJobs(AsyncClientBase):
     ) -> CancelAnswer:
         """Cancel a job, and return what that means for it.
 
-        - ``"cancelled"``: the job waits, or was cancelled before. It will not start. A claim at the same moment may
-          still start it; then its handler is requested to stop.
-        - ``"requested"``: a worker has the job. A running handler is requested to stop; a job that finishes before
-          stays done.
+        - ``"cancelled"``: the job waits, or was cancelled before. It will not start. A claim at the
+          same moment may still start it; then its handler is requested to stop.
+        - ``"requested"``: a worker has the job. A running handler is requested to stop; a job that
+          finishes before stays done.
         - ``"already ended"``: the job is done, expired or dead.
         - ``"unknown"``: no such job: never enqueued, not committed, or past retention.
 

@@ -37,7 +37,9 @@ class AsyncQueues(AsyncClientBase):
         return await self._run(conn, queues.open_group(queue, name, start))
 
     async def queue_of(self, kind: str, *, conn: AsyncConnection | None = None) -> str | None:
-        """Return the queue of a kind, as the worker that started last declares it; None if no worker has declared the kind.
+        """Return the queue of a kind, as the worker that started last declares it.
+
+        None if no worker has declared the kind.
 
         An enqueue by name without a queue goes there, or to the queue ``default``.
 
@@ -71,9 +73,10 @@ class AsyncQueues(AsyncClientBase):
     ) -> ClosedGroup:
         """Close a consumer group; return what that gives up and releases.
 
-        From the commit on the group gets no jobs. Running jobs finish; jobs that wait for the group are cancelled for it.
-        The workers' maintenance does the rest in steps, and then the group is gone. Its dead letters stay. If it is the
-        queue's only group, jobs that are enqueued later wait for the next group that is opened.
+        From the commit on the group gets no jobs. Running jobs finish; jobs that wait for the group
+        are cancelled for it. The workers' maintenance does the rest in steps, and then the group is
+        gone. Its dead letters stay. If it is the queue's only group, jobs that are enqueued later
+        wait for the next group that is opened.
 
         Args:
             queue: the queue.
@@ -99,8 +102,8 @@ class AsyncQueues(AsyncClientBase):
     ) -> int:
         """Stop claiming jobs of a queue; return the number of groups that changed.
 
-        Running jobs finish; enqueueing continues. A group has one pause: a call replaces the one that lasts. A pause with an end
-        ends by the database's clock, without a further call.
+        Running jobs finish; enqueueing continues. A group has one pause: a call replaces the one
+        that lasts. A pause with an end ends by the database's clock, without a further call.
 
         Args:
             queue: the queue.
@@ -136,17 +139,19 @@ class AsyncQueues(AsyncClientBase):
         at: datetime | None = None,
         conn: AsyncConnection | None = None,
     ) -> bool:
-        """Stop claiming jobs of one key of a queue, in all groups; return whether something changed.
+        """Stop claiming jobs of one key of a queue, in all groups.
 
-        Claimed jobs finish; enqueueing continues. Jobs that wait keep their places and use no attempt; other keys of the
-        queue run. A key has one pause: a call replaces the pause that lasts or is planned. To plan a pause of a paused key
-        therefore resumes it now.
+        Return whether something changed.
+
+        Claimed jobs finish; enqueueing continues. Jobs that wait keep their places and use no
+        attempt; other keys of the queue run. A key has one pause: a call replaces the pause that
+        lasts or is planned. To plan a pause of a paused key therefore resumes it now.
 
         Args:
             queue: the queue.
             ordering_key: the ordering key; either this or ``limit_key``.
             limit_key: the limit key.
-            for_: how long the pause lasts, in seconds or as a timedelta. Default: until ``resume_key``.
+            for_: how long the pause lasts: seconds or a timedelta. Default: until ``resume_key``.
             at: when the pause begins, with a time zone. Default: now.
             conn: the connection whose transaction to use.
 
@@ -166,7 +171,9 @@ class AsyncQueues(AsyncClientBase):
         limit_key: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> bool:
-        """Claim jobs of a paused key again, or remove a planned pause; return whether there was one.
+        """Claim jobs of a paused key again, or remove a planned pause.
+
+        Return whether there was one.
 
         Args:
             queue: the queue.
@@ -191,17 +198,21 @@ class AsyncQueues(AsyncClientBase):
         remove: bool = False,
         conn: AsyncConnection | None = None,
     ) -> KeyLimits | None:
-        """Set limits of one limit key of a queue, in all groups; return the previous ones of the key, or None.
+        """Set limits of one limit key of a queue, in all groups.
 
-        They replace the limits that the queue has for each key: ``rate`` replaces ``key_rate`` and ``key_burst``, and ``concurrency``
-        replaces ``key_concurrency``. The queue needs no limits itself. Only the given limits change; ``remove`` first removes all that the
-        key has itself. They apply from the next claim on, also to jobs that wait; running jobs count.
+        Return the previous ones of the key, or None.
+
+        They replace the limits that the queue has for each key: ``rate`` replaces ``key_rate`` and
+        ``key_burst``, and ``concurrency`` replaces ``key_concurrency``. The queue needs no limits
+        itself. Only the given limits change; ``remove`` first removes all that the key has itself.
+        They apply from the next claim on, also to jobs that wait; running jobs count.
 
         Args:
             queue: the queue.
             limit_key: the key.
             rate: maximum number of starts per second: 0.000001 to 1,000,000.
-            burst: maximum number of starts at once after a pause, 1 to 1,000,000. Default: those of one second, at least 1.
+            burst: maximum number of starts at once after a pause, 1 to 1,000,000. Default: those of
+                one second, at least 1.
             concurrency: maximum number of running jobs, 1 to 1,000,000.
             remove: remove the limits of the key before the given ones are set.
             conn: the connection whose transaction to use.
@@ -217,15 +228,17 @@ class AsyncQueues(AsyncClientBase):
     async def shard_queue(
         self, queue: str, lanes: int, *, conn: AsyncConnection | None = None
     ) -> int:
-        """Trade ordering for parallel claims: split a queue into shards; return the previous number of shards.
+        """Trade ordering for parallel claims: split a queue into shards.
 
-        New jobs of each priority are distributed over the shards. Use it for many worker processes that claim few
-        jobs at a time; a process that claims for many slots gains nothing.
+        Return the previous number of shards.
+
+        New jobs of each priority are distributed over the shards. Use it for many worker processes
+        that claim few jobs at a time; a process that claims for many slots gains nothing.
 
         Args:
             queue: the queue.
-            lanes: number of shards, 1 to 64, about the number of processes that claim concurrently. 1 restores the
-                order for jobs enqueued from then on.
+            lanes: number of shards, 1 to 64, about the number of processes that claim concurrently.
+                1 restores the order for jobs enqueued from then on.
             conn: the connection whose transaction to use.
 
         Raises:
@@ -236,10 +249,13 @@ class AsyncQueues(AsyncClientBase):
     async def set_max_attempts(
         self, queue: str, attempts: int | None, *, conn: AsyncConnection | None = None
     ) -> int | None:
-        """Set the maximum number of attempts of a queue's jobs; return the previous number, or None.
+        """Set the maximum number of attempts of a queue's jobs.
 
-        A job's own maximum comes first, then that of its queue, then that of its kind. Failures that are settled after the commit
-        are retried or final by the new number, also of waiting and running jobs. Dead letters stay.
+        Return the previous number, or None.
+
+        A job's own maximum comes first, then that of its queue, then that of its kind. Failures
+        that are settled after the commit are retried or final by the new number, also of waiting
+        and running jobs. Dead letters stay.
 
         Args:
             queue: the queue.
@@ -275,21 +291,23 @@ class AsyncQueues(AsyncClientBase):
     ) -> Limits | None:
         """Set limits of a queue; return the previous limits, or None.
 
-        Only the given limits change: a number sets a limit, None removes it. ``rate=None`` also removes ``burst``,
-        ``key_rate=None`` also ``key_burst``, and ``max_waiting=None`` also ``max_waiting_group``. All limits except ``max_waiting`` apply across all workers, to each
+        Only the given limits change: a number sets a limit, None removes it. ``rate=None`` also
+        removes ``burst``, ``key_rate=None`` also ``key_burst``, and ``max_waiting=None`` also
+        ``max_waiting_group``. All limits except ``max_waiting`` apply across all workers, to each
         group of the queue, from the next claim on.
 
         Args:
             queue: the queue.
-            max_waiting: maximum number of waiting jobs, at least 1: ready, scheduled and retrying ones. Enqueueing more raises
-                ``QueueFull``.
+            max_waiting: maximum number of waiting jobs, at least 1: ready, scheduled and retrying
+                ones. Enqueueing more raises ``QueueFull``.
             rate: maximum number of starts per second: 0.000001 to 1,000,000.
-            burst: maximum number of starts at once after a pause. Default: those of one second, at least 1.
+            burst: maximum number of starts at once after a pause. Default: one second's, at least
+                1.
             concurrency: maximum number of running jobs, 1 to 1,000,000.
             key_rate: as ``rate``, for the jobs of each limit key.
             key_burst: as ``burst``, for the jobs of each limit key.
             key_concurrency: as ``concurrency``, for the jobs of each limit key.
-            max_waiting_group: the consumer group whose waiting jobs ``max_waiting`` counts. Default: ``default``.
+            max_waiting_group: the consumer group that ``max_waiting`` counts. Default: ``default``.
             conn: the connection whose transaction to use.
 
         Raises:
@@ -343,7 +361,8 @@ class AsyncQueues(AsyncClientBase):
         limit_key: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> list[KeyInfo]:
-        """Return one key, for each consumer group of its queue: what waits and runs, and why the next job does not run.
+        """Return one key, for each consumer group of its queue: what waits and runs, and why the
+        next job does not run.
 
         Args:
             queue: the queue.
@@ -367,10 +386,13 @@ class AsyncQueues(AsyncClientBase):
         dry_run: bool = False,
         conn: AsyncConnection | None = None,
     ) -> list[QueueDifference]:
-        """Make the settings of queues what an application declares; ``App.apply`` calls this for its queues.
+        """Make the settings of queues what an application declares.
+
+        ``App.apply`` calls this for its queues.
 
         Args:
-            app: the name of the application: settings that it applied and no longer declares are removed.
+            app: the name of the application: settings that it applied and no longer declares are
+                removed.
             queues: all queues that it declares.
             overwrite: take the declared value also where the database's would be kept.
             dry_run: change nothing.

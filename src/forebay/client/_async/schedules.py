@@ -48,27 +48,36 @@ class AsyncSchedules(AsyncClientBase):
         pause_on_failure: bool = False,
         conn: AsyncConnection | None = None,
     ) -> ops.Created:
-        """Create a schedule, or replace the definition of the one of this name; return ``created``, ``changed`` or ``unchanged``.
+        """Create a schedule, or replace the definition of the one of this name.
+
+        Return ``created``, ``changed`` or ``unchanged``.
 
         With another expression, interval, zone or start, earlier instants are not caught up.
 
         Args:
             name: letters, digits and ``_ . : -``, at most 128.
             kind: the kind of its jobs.
-            cron: five fields, minute to day of week, or six with seconds first, as in Debian's cron.
-            every: instead of ``cron``: seconds between two instants, a whole number, at least 1, counted from ``starts_at``.
+            cron: five fields, minute to day of week, or six with seconds first, as in Debian's
+                cron.
+            every: instead of ``cron``: seconds between two instants, a whole number, at least 1,
+                counted from ``starts_at``.
             tz: the time zone of ``cron``.
             args: the arguments of each job.
             queue: the queue of its jobs. Default: that of the kind, see ``queue_of``.
             priority: of its jobs.
-            overlap: when the job before has not ended in each group: ``"allow"``, enqueue another one; ``"skip"``; ``"queue"``, enqueue
-                it to run after, if none waits; ``"cancel"`` the job before; ``"replace"``, cancel it only if it waits.
-            missed: instants that no worker decided within a minute: ``"skip"``, ``"latest"`` or ``"all"``.
-            jitter: a job starts up to this many seconds after its instant; for one instant always the same.
+            overlap: when the job before has not ended in each group: ``"allow"``, enqueue another
+                one; ``"skip"``; ``"queue"``, enqueue it to run after, if none waits; ``"cancel"``
+                the job before; ``"replace"``, cancel it only if it waits.
+            missed: instants that no worker decided within a minute: ``"skip"``, ``"latest"`` or
+                ``"all"``.
+            jitter: a job starts up to this many seconds after its instant; for one instant always
+                the same.
             catch_up: missed instants older than these seconds are not enqueued; at most 366 days.
-            missed_max: with ``missed="all"``, maximum number of jobs, 1 to 10,000, the newest instants.
+            missed_max: with ``missed="all"``, maximum number of jobs, 1 to 10,000, the newest
+                instants.
             starts_at: no instant before it. Default: now, or as it is.
-            options: of its jobs: tag, correlation_id, headers, max_attempts, limit_key, expires_in in seconds.
+            options: of its jobs: tag, correlation_id, headers, max_attempts, limit_key, expires_in
+                in seconds.
             pause_on_failure: a dead job pauses the schedule before its next instant.
             conn: the connection whose transaction to use.
 
@@ -110,7 +119,8 @@ class AsyncSchedules(AsyncClientBase):
         Args:
             app: the name of the app.
             schedules: all that it declares.
-            overwrite: take the declaration also for what was changed or made by hand, or declared by another app.
+            overwrite: take the declaration also for what was changed or made by hand, or declared
+                by another app.
             dry_run: change nothing.
             conn: the connection whose transaction to use.
 
@@ -158,7 +168,9 @@ class AsyncSchedules(AsyncClientBase):
         return await self._run(conn, ops.resume_schedule(name))
 
     async def run_schedule(self, name: str, *, conn: AsyncConnection | None = None) -> int:
-        """Enqueue a job of a schedule now, whatever its overlap and also if it is paused; return the id of the job.
+        """Enqueue a job of a schedule now, whatever its overlap and also if it is paused.
+
+        Return the id of the job.
 
         Args:
             name: of the schedule.
@@ -201,7 +213,9 @@ class AsyncSchedules(AsyncClientBase):
         before: datetime | None = None,
         conn: AsyncConnection | None = None,
     ) -> list[Occurrence]:
-        """Return decisions of a schedule, newest first. They are kept for 30 days, and at most the newest 10,000.
+        """Return decisions of a schedule, newest first.
+
+        They are kept for 30 days, and at most the newest 10,000.
 
         Args:
             name: of the schedule.
@@ -223,7 +237,8 @@ class AsyncSchedules(AsyncClientBase):
         limit: int = 100,
         conn: AsyncConnection | None = None,
     ) -> list[PlannedInstant]:
-        """Return the instants of a schedule from ``start`` to before ``end``, and when their jobs start; the first ones.
+        """Return the instants of a schedule from ``start`` to before ``end``, and when their
+        jobs start; the first ones.
 
         Args:
             name: of the schedule.
@@ -253,10 +268,12 @@ class AsyncSchedules(AsyncClientBase):
         token: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> ScheduleBackfill:
-        """Enqueue the jobs of past instants from ``start`` to before ``end`` that have none; without a token, only count them.
+        """Enqueue the jobs of past instants from ``start`` to before ``end`` that have none.
 
-        Instants that are past the history count as without a job. Instants that are not decided yet are left to the schedulers. The
-        time before ``starts_at`` counts too.
+        Without a token, only count them.
+
+        Instants that are past the history count as without a job. Instants that are not decided yet
+        are left to the schedulers. The time before ``starts_at`` counts too.
 
         Args:
             name: of the schedule.
@@ -267,7 +284,8 @@ class AsyncSchedules(AsyncClientBase):
 
         Raises:
             ScheduleNotFound: no schedule has this name.
-            ScheduleChanged: the schedule or its undecided instants differ from those that were counted.
+            ScheduleChanged: the schedule or its undecided instants differ from those that were
+                counted.
             InvalidJob: more than 10,000 instants, or an argument is refused.
         """
         begin, until = checks.checked_instant(start, "start"), checks.checked_instant(end, "end")

@@ -16,9 +16,11 @@ class AsyncCounters(AsyncClientBase):
     async def stats(
         self, queue: str | None = None, *, conn: AsyncConnection | None = None
     ) -> list[Stats]:
-        """Return the counters by queue, group, priority, kind and tag, exact at the moment of the call.
+        """Return the counters by queue, group, priority, kind and tag, exact at the moment of
+        the call.
 
-        It visits no job that just waits or has ended, so its cost depends on the number of kinds and tags.
+        It visits no job that just waits or has ended, so its cost depends on the number of kinds
+        and tags.
 
         Args:
             queue: only of this queue.
@@ -48,10 +50,11 @@ class AsyncCounters(AsyncClientBase):
         queue: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> list[StatsSample]:
-        """Return the counters over time, oldest first: a sample for each step in which something changed.
+        """Return the counters over time, oldest first: a sample for each step in which something
+        changed.
 
-        Workers keep the seconds of the last hour, the minutes of a week and the hours of a year. What happened in the last
-        second or two may not be there yet.
+        Workers keep the seconds of the last hour, the minutes of a week and the hours of a year.
+        What happened in the last second or two may not be there yet.
 
         Args:
             step: second, minute or hour.

@@ -34,7 +34,9 @@ class Backfills(ClientBase):
         conn: SyncConnection | None = None,
         **options: Unpack[JobOptionChanges],
     ) -> int:
-        """Enqueue a job for each row of a table or query inside the database; return the number of jobs.
+        """Enqueue a job for each row of a table or query inside the database.
+
+        Return the number of jobs.
 
         By default their priority is 1000, after all other jobs, and their tag is ``backfill``.
 
@@ -43,7 +45,8 @@ class Backfills(ClientBase):
             rows: the rows; a text is a query whose columns are the handler's arguments.
             args: arguments that all jobs share; those of a row take precedence.
             expires_in: jobs expire this time after they were due, by the database's clock.
-            token: the token of ``plan_backfill``: enqueue exactly the jobs that it counted, or none.
+            token: the token of ``plan_backfill``: enqueue exactly the jobs that it counted, or
+                none.
             chunk: number of jobs per transaction, each committed. Default: all in one.
             key: the column that chunks are formed by. Default: the ``id_column`` of ``Rows``.
             progress: called after each chunk.
@@ -87,13 +90,16 @@ class Backfills(ClientBase):
     def resume_backfill(
         self, backfill_id: int, *, progress: Callable[[BackfillProgress], object] | None = None
     ) -> int:
-        """Continue a backfill in chunks where it stopped; return the number of jobs that this call enqueued.
+        """Continue a backfill in chunks where it stopped.
 
-        No job is enqueued twice and none is skipped: the jobs of a chunk and the position after it are written in one
-        transaction. A completed backfill enqueues nothing.
+        Return the number of jobs that this call enqueued.
+
+        No job is enqueued twice and none is skipped: the jobs of a chunk and the position after it
+        are written in one transaction. A completed backfill enqueues nothing.
 
         Args:
-            backfill_id: its number, from ``progress`` or from the hint of the error that stopped it.
+            backfill_id: its number, from ``progress`` or from the hint of the error that stopped
+                it.
             progress: called after each chunk.
 
         Raises:

@@ -47,8 +47,9 @@ class Client(
 ):
     """Enqueue jobs by name, inspect them, and manage queues and dead letters.
 
-    Every method can take a connection of the application. It then works in the transaction of that connection and
-    never commits, rolls back or configures it. Without a connection, each call opens one and commits.
+    Every method can take a connection of the application. It then works in the transaction of that
+    connection and never commits, rolls back or configures it. Without a connection, each call opens
+    one and commits.
 
     Each subject except enqueueing has a base class, in a module beside this one:
         Backfills: jobs for the rows of a table or query.
@@ -69,10 +70,11 @@ class Client(
 
     Args:
         dsn: the database for calls without a connection: a libpq string or URL, or a function that
-            returns one on first use. Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*, looked up on
-            first use.
-        declared: what an app declares for a kind, its options and the seconds after which its jobs expire; None for an
-            unknown kind. ``App.client`` passes it, so that jobs enqueued by name get the queue of their kind.
+            returns one on first use. Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*, looked up
+            on first use.
+        declared: what an app declares for a kind, its options and the seconds after which its jobs
+            expire; None for an unknown kind. ``App.client`` passes it, so that jobs enqueued by
+            name get the queue of their kind.
 
     Every call may raise:
         ConfigError: neither a connection nor an address is given.
@@ -90,11 +92,12 @@ class Client(
     ) -> JobId:
         """Enqueue a job by the name of its kind, in the connection's transaction; return its id.
 
-        The arguments must have a JSON form. They are not checked against the signature of the handler.
+        The arguments must have a JSON form. They are not checked against the signature of the
+        handler.
 
-        A client of an app, ``app.client()``, takes queue and other options from the kind, unless they are given. For other
-        kinds and in a plain client, a job without ``queue`` goes into the queue that the workers of its kind have declared in
-        the database, else into ``default``.
+        A client of an app, ``app.client()``, takes queue and other options from the kind, unless
+        they are given. For other kinds and in a plain client, a job without ``queue`` goes into the
+        queue that the workers of its kind have declared in the database, else into ``default``.
 
         Args:
             conn: the connection, or one of its cursors.
@@ -139,7 +142,10 @@ def backfill(
     conn: SyncConnection | None = None,
     **options: Unpack[JobOptionChanges],
 ) -> int:
-    """Enqueue a job for each row of a table or query; return the number. See ``Client.backfill``."""
+    """Enqueue a job for each row of a table or query; return the number.
+
+    See ``Client.backfill``.
+    """
     return Client(dsn).backfill(
         kind,
         rows,

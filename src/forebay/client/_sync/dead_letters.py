@@ -39,8 +39,8 @@ class DeadLetters(ClientBase):
             tag: only this tag.
             group: only this consumer group.
             job_id: only this job, with its redriven dead letters.
-            redriven: True for only redriven dead letters, False for only the others, ``"any"`` for both. Default: False;
-                with ``job_id``, any.
+            redriven: True for only redriven dead letters, False for only the others, ``"any"`` for
+                both. Default: False; with ``job_id``, any.
             cause: only this cause, from ``dead_groups``.
             limit: maximum number of entries, 1 to 1000.
             before: the ``dead_id`` of the last entry of the previous page.
@@ -68,17 +68,17 @@ class DeadLetters(ClientBase):
         For the id of a job that died, the error names its dead letter.
 
         Raises:
-            DeadLetterNotFound: no dead letter has this id; it may have been purged. If it is the id of a job that died,
-                the hint names the dead letter.
+            DeadLetterNotFound: no dead letter has this id; it may have been purged. If it is the id
+                of a job that died, the hint names the dead letter.
         """
         return self._run(conn, dead.dead_letter(dead_id))
 
     def redrive(self, dead_id: int, *, conn: SyncConnection | None = None) -> int:
         """Enqueue a new job from a dead letter, for its group; return the new job's id.
 
-        The new job keeps arguments, priority, tag, correlation id and headers; attempts and expiry start
-        again. Job and dead letter refer to each other. If the dead letter holds its ordering key, the new job takes its
-        place: it runs before the later jobs of the key.
+        The new job keeps arguments, priority, tag, correlation id and headers; attempts and expiry
+        start again. Job and dead letter refer to each other. If the dead letter holds its ordering
+        key, the new job takes its place: it runs before the later jobs of the key.
 
         Raises:
             DeadLetterNotFound: no dead letter has this id.
@@ -87,7 +87,9 @@ class DeadLetters(ClientBase):
         return self._run(conn, dead.redrive(dead_id))
 
     def skip_dead(self, dead_id: int, *, conn: SyncConnection | None = None) -> bool:
-        """Free the ordering key that a dead letter holds, without running its job; return whether it held the key.
+        """Free the ordering key that a dead letter holds, without running its job.
+
+        Return whether it held the key.
 
         The dead letter stays. See ``on_dead`` of ``App.job``.
 
@@ -112,7 +114,9 @@ class DeadLetters(ClientBase):
         cause: str | None = None,
         conn: SyncConnection | None = None,
     ) -> int:
-        """Redrive all matching dead letters in the original order of their jobs; return their number.
+        """Redrive all matching dead letters in the original order of their jobs.
+
+        Return their number.
 
         Args:
             queue: only this queue.
@@ -186,10 +190,12 @@ class DeadLetters(ClientBase):
         *,
         conn: SyncConnection | None = None,
     ) -> datetime | None:
-        """Expect the deaths of a cause, for a time or until ``unmute_cause``; return when that ends, None if it does not.
+        """Expect the deaths of a cause, for a time or until ``unmute_cause``.
 
-        They are recorded and counted as before. Workers log them as information instead of as errors, from their next heartbeat on, and
-        the doctor does not report them.
+        Return when that ends, None if it does not.
+
+        They are recorded and counted as before. Workers log them as information instead of as
+        errors, from their next heartbeat on, and the doctor does not report them.
 
         Args:
             cause: from ``dead_groups``.
@@ -216,8 +222,8 @@ class DeadLetters(ClientBase):
     ) -> int | None:
         """Set how long dead letters are kept; return the previous number of days, None forever.
 
-        Without this call dead letters are kept forever. The workers' maintenance deletes older ones, redriven or not;
-        ``dead_summary`` counts what it deleted.
+        Without this call dead letters are kept forever. The workers' maintenance deletes older
+        ones, redriven or not; ``dead_summary`` counts what it deleted.
 
         Args:
             queue: the queue; None for all queues without their own setting.

@@ -27,13 +27,14 @@ class Endpoints(ClientBase):
     ) -> int:
         """Create an endpoint, which is enabled; return its id.
 
-        The configuration is checked by the class of the sink, which must be installed here, and by the database. Nothing is connected.
+        The configuration is checked by the class of the sink, which must be installed here, and by
+        the database. Nothing is connected.
 
         Args:
             name: 1 to 100 letters, digits and ``_ . -``.
             sink: the type of the sink, such as ``"http"``.
-            config: its settings: the arguments of its class. Secrets are references, ``"env:NAME"`` or ``"file:/path"``; the
-                deliverers read them.
+            config: its settings: the arguments of its class. Secrets are references, ``"env:NAME"``
+                or ``"file:/path"``; the deliverers read them.
             conn: the connection whose transaction to use.
             options: see ``EndpointOptions``.
 
@@ -54,10 +55,12 @@ class Endpoints(ClientBase):
         conn: SyncConnection | None = None,
         **options: Unpack[EndpointOptions],
     ) -> bool:
-        """Change settings of an endpoint, also while it delivers; return whether that changed anything.
+        """Change settings of an endpoint, also while it delivers.
 
-        Options that are not given stay; None removes a limit. A configuration replaces the old one as a whole, and is checked as in
-        ``create_endpoint``.
+        Return whether that changed anything.
+
+        Options that are not given stay; None removes a limit. A configuration replaces the old one
+        as a whole, and is checked as in ``create_endpoint``.
 
         Args:
             name: the endpoint.
@@ -86,7 +89,8 @@ class Endpoints(ClientBase):
 
         Args:
             name: the endpoint.
-            discard: also if deliveries wait. They become dead letters when a deliverer comes to them.
+            discard: also if deliveries wait. They become dead letters when a deliverer comes to
+                them.
             conn: the connection whose transaction to use.
 
         Raises:
@@ -96,7 +100,9 @@ class Endpoints(ClientBase):
         self._run(conn, endpoints.drop_endpoint(name, discard=discard))
 
     def enable_endpoint(self, name: str, *, conn: SyncConnection | None = None) -> bool:
-        """Enable an endpoint: deliveries that wait are sent, and its breaker is closed; return whether it was disabled.
+        """Enable an endpoint: deliveries that wait are sent, and its breaker is closed.
+
+        Return whether it was disabled.
 
         Events that were published meanwhile are not delivered.
 
@@ -108,7 +114,9 @@ class Endpoints(ClientBase):
     def disable_endpoint(
         self, name: str, why: str | None = None, *, conn: SyncConnection | None = None
     ) -> bool:
-        """Disable an endpoint: deliveries wait, and new events are not delivered to it; return whether it was enabled.
+        """Disable an endpoint: deliveries wait, and new events are not delivered to it.
+
+        Return whether it was enabled.
 
         Calls that run finish.
 
@@ -123,7 +131,9 @@ class Endpoints(ClientBase):
         return self._run(conn, endpoints.disable_endpoint(name, why))
 
     def reset_endpoint(self, name: str, *, conn: SyncConnection | None = None) -> bool:
-        """Close the breaker of an endpoint and count its failures from 0; return whether the breaker was open.
+        """Close the breaker of an endpoint and count its failures from 0.
+
+        Return whether the breaker was open.
 
         Raises:
             EndpointNotFound: no endpoint has this name.
@@ -138,7 +148,8 @@ class Endpoints(ClientBase):
         grace: float | timedelta | None = None,
         conn: SyncConnection | None = None,
     ) -> None:
-        """Sign the messages of an endpoint with a new secret, and until the grace has passed with the old ones too.
+        """Sign the messages of an endpoint with a new secret, and until the grace has passed
+        with the old ones too.
 
         Args:
             endpoint: the endpoint.
@@ -153,7 +164,10 @@ class Endpoints(ClientBase):
         self._run(conn, endpoints.rotate_secret(endpoint, secret, grace))
 
     def endpoints(self, *, conn: SyncConnection | None = None) -> list[Endpoint]:
-        """Return the endpoints with their settings and their health, by name. No jobs are counted."""
+        """Return the endpoints with their settings and their health, by name.
+
+        No jobs are counted.
+        """
         return self._run(conn, endpoints.endpoints())
 
     def endpoint(self, name: str, *, conn: SyncConnection | None = None) -> Endpoint:
@@ -165,7 +179,9 @@ class Endpoints(ClientBase):
         return self._run(conn, endpoints.endpoint(name))
 
     def test_endpoint(self, name: str, *, conn: SyncConnection | None = None) -> int:
-        """Send a message of the kind ``forebay.test`` to an endpoint, before its other deliveries; return the id of the delivery.
+        """Send a message of the kind ``forebay.test`` to an endpoint, before its other deliveries.
+
+        Return the id of the delivery.
 
         Raises:
             EndpointNotFound: no endpoint has this name.
@@ -182,14 +198,17 @@ class Endpoints(ClientBase):
         kind: str = "message",
         **options: Unpack[SendOptions],
     ) -> int:
-        """Send a message to one endpoint, in the connection's transaction; return the id of the delivery, a job.
+        """Send a message to one endpoint, in the connection's transaction.
+
+        Return the id of the delivery, a job.
 
         Args:
             conn: the connection, or one of its cursors.
             endpoint: the endpoint.
             payload: the body of the message, with a JSON form.
             kind: for the receiver.
-            options: see ``JobOptions``. Messages with the same ``ordering_key`` are sent one at a time, in order.
+            options: see ``JobOptions``. Messages with the same ``ordering_key`` are sent one at a
+                time, in order.
 
         Raises:
             EndpointNotFound: no endpoint has this name; nothing was written.

@@ -24,13 +24,16 @@ class Events(ClientBase):
         limit: int = 50,
         conn: SyncConnection | None = None,
     ) -> list[Event]:
-        """Return what operators did, newest first: pauses, limits, cancellations, redrives, settings, acts of the guard.
+        """Return what operators did, newest first: pauses, limits, cancellations, redrives,
+        settings, acts of the guard.
 
-        Events are kept as long as errors of jobs: 60 days, or twice ``retention_days`` if that is longer.
+        Events are kept as long as errors of jobs: 60 days, or twice ``retention_days`` if that is
+        longer.
 
         Args:
             queue: only of this queue.
-            act: only this act, such as ``queues.pause``, or all acts with this first part, such as ``queues``.
+            act: only this act, such as ``queues.pause``, or all acts with this first part, such as
+                ``queues``.
             since: only from this time on.
             until: only before this time.
             limit: maximum number of events, 1 to 10,000.

@@ -1,5 +1,7 @@
 # Generated from src/forebay/client/_async/exports.py by tools/async_to_sync.py. Do not edit.
-"""The part of the synchronous client for exports: segments are written to files before they are emptied."""
+"""The part of the synchronous client for exports: segments are written to files before they are
+emptied.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,22 @@ from forebay.ops import exports
 
 
 class Exports(ClientBase):
-    """Keep segments until their jobs are written elsewhere. ``forebay exports run`` writes files with these calls."""
+    """Keep segments until their jobs are written elsewhere.
+
+    ``forebay exports run`` writes files with these calls.
+    """
 
     def create_export(
         self, name: str, *, hold_hours: int = 72, conn: SyncConnection | None = None
     ) -> None:
-        """Let the emptying of segments wait for an export. It wants each segment that is not emptied yet.
+        """Let the emptying of segments wait for an export.
+
+        It wants each segment that is not emptied yet.
 
         Args:
             name: 1 to 100 letters, digits and ``_ . -``.
-            hold_hours: how long a segment waits, from the time at which retention would have emptied it; 1 to 87,600. The log grows
-                meanwhile.
+            hold_hours: how long a segment waits, from the time at which retention would have
+                emptied it; 1 to 87,600. The log grows meanwhile.
             conn: the connection to use. It needs the rights of an operator.
 
         Raises:
@@ -30,7 +37,10 @@ class Exports(ClientBase):
         self._run(conn, exports.create_export(name, hold_hours))
 
     def drop_export(self, name: str, *, conn: SyncConnection | None = None) -> bool:
-        """Let no segment wait for an export any more; its files stay. Return whether there was one."""
+        """Let no segment wait for an export any more; its files stay.
+
+        Return whether there was one.
+        """
         return self._run(conn, exports.drop_export(name))
 
     def exports(self, *, conn: SyncConnection | None = None) -> list[Export]:
@@ -40,7 +50,8 @@ class Exports(ClientBase):
     def next_to_export(
         self, name: str, *, conn: SyncConnection | None = None
     ) -> SegmentToExport | None:
-        """Return the oldest full segment that an export has not written and whose jobs have ended or continue elsewhere; None: none.
+        """Return the oldest full segment that an export has not written and whose jobs have
+        ended or continue elsewhere; None: none.
 
         Raises:
             InvalidJob: there is no such export.
@@ -54,10 +65,11 @@ class Exports(ClientBase):
     def jobs_to_export(
         self, segment_id: int, first: int, last: int, *, conn: SyncConnection | None = None
     ) -> list[JobStatus]:
-        """Return the ended jobs that have a row with a number from ``first`` to ``last`` in a segment, an entry for each group.
+        """Return the ended jobs that have a row with a number from ``first`` to ``last`` in a
+        segment, an entry for each group.
 
-        What it returns is final. A job appears once for the segment, and again in a later segment if it was retried there: an entry for the same
-        job and group is the same.
+        What it returns is final. A job appears once for the segment, and again in a later segment
+        if it was retried there: an entry for the same job and group is the same.
 
         Args:
             segment_id: of ``next_to_export``.
@@ -79,7 +91,8 @@ class Exports(ClientBase):
         *,
         conn: SyncConnection | None = None,
     ) -> bool:
-        """Record that an export has written a segment and that the file is safe: retention may empty the segment once this commits.
+        """Record that an export has written a segment and that the file is safe: retention may
+        empty the segment once this commits.
 
         Args:
             name: of the export.
@@ -89,7 +102,8 @@ class Exports(ClientBase):
             conn: the connection to use.
 
         Returns:
-            False if the segment was emptied meanwhile: what was read may be incomplete, and nothing is recorded.
+            False if the segment was emptied meanwhile: what was read may be incomplete, and nothing
+                is recorded.
 
         Raises:
             InvalidJob: there is no such export.

@@ -23,7 +23,8 @@ class Publishing(ClientBase):
         payload: Mapping[str, Any] | None = None,
         **options: Unpack[PublishOptions],
     ) -> Publication:
-        """Publish an event in the transaction of a connection: one row, whatever the number of subscriptions.
+        """Publish an event in the transaction of a connection: one row, whatever the number of
+        subscriptions.
 
         With None as the connection, the event has a separate transaction.
 
@@ -75,7 +76,8 @@ class Publishing(ClientBase):
     def drop_event_type(self, name: str, *, conn: SyncConnection | None = None) -> bool:
         """Drop an event type and its subscriptions; return whether there was one.
 
-        Deliveries that wait are still sent. Events that no router has expanded yet become dead letters.
+        Deliveries that wait are still sent. Events that no router has expanded yet become dead
+        letters.
 
         Args:
             name: of the event type.
@@ -103,9 +105,10 @@ class Publishing(ClientBase):
         Args:
             endpoint: its name.
             event_type: its name.
-            filter: what the payload must contain, as ``payload @> filter`` in SQL; None: all events.
-            start: ``"now"``, events whose transaction commits after this call; ``"beginning"``, all events that are kept; or an aware
-                datetime, events published since then.
+            filter: what the payload must contain, as ``payload @> filter`` in SQL; None: all
+                events.
+            start: ``"now"``, events whose transaction commits after this call; ``"beginning"``, all
+                events that are kept; or an aware datetime, events published since then.
             conn: the connection whose transaction to use.
 
         Raises:
@@ -148,7 +151,9 @@ class Publishing(ClientBase):
         *,
         conn: SyncConnection | None = None,
     ) -> int:
-        """Deliver events to an endpoint once more, under the ids that they had; return the id of the job that does it in steps.
+        """Deliver events to an endpoint once more, under the ids that they had.
+
+        Return the id of the job that does it in steps.
 
         Its subscriptions and filters select the events, as they are when a router works on them.
 

@@ -40,16 +40,21 @@ class Subjects(ClientBase):
         chunk: int = ops.CHUNK_DEFAULT,
         conn: SyncConnection | None = None,
     ) -> list[SubjectResult]:
-        """Create subjects; those that exist, in any state, are left as they are. Return what became of each, in order.
+        """Create subjects; those that exist, in any state, are left as they are.
+
+        Return what became of each, in order.
 
         All are checked before the first one is written.
 
         Args:
-            subjects: each with ``kind``, ``subject`` (a name of at most 512 bytes, unique in its queue; None: a random one), ``args``,
-                and of ``JobOptions``: queue, priority, delay or run_at, expires_at, tag, correlation_id, headers, max_attempts, limit_key,
-                ordering_key; ``version`` of the arguments, 0 to 9999. Times may be ISO 8601 texts. Without a queue: that of the kind.
+            subjects: each with ``kind``, ``subject`` (a name of at most 512 bytes, unique in its
+                queue; None: a random one), ``args``, and of ``JobOptions``: queue, priority, delay
+                or run_at, expires_at, tag, correlation_id, headers, max_attempts, limit_key,
+                ordering_key; ``version`` of the arguments, 0 to 9999. Times may be ISO 8601 texts.
+                Without a queue: that of the kind.
             chunk: maximum number of subjects per statement.
-            conn: the connection whose transaction to use. Default: a new one for each chunk, and commit.
+            conn: the connection whose transaction to use. Default: a new one for each chunk, and
+                commit.
 
         Raises:
             InvalidJob: a subject is refused, or is given twice; its ``index`` counts from 0.
@@ -110,7 +115,9 @@ class Subjects(ClientBase):
         limit: int = 100,
         conn: SyncConnection | None = None,
     ) -> list[SubjectStatus]:
-        """Return subjects of a queue in the order of their names. With a state, at most 100,000 are looked at.
+        """Return subjects of a queue in the order of their names.
+
+        With a state, at most 100,000 are looked at.
 
         Args:
             queue: the queue.
@@ -127,7 +134,9 @@ class Subjects(ClientBase):
     def subject_history(
         self, queue: str, subject: str, *, limit: int = 100, conn: SyncConnection | None = None
     ) -> list[SubjectEvent]:
-        """Return what happened to a subject, newest first. Maintenance keeps about a day, and always the newest entry.
+        """Return what happened to a subject, newest first.
+
+        Maintenance keeps about a day, and always the newest entry.
 
         Args:
             queue: its queue.
@@ -143,7 +152,8 @@ class Subjects(ClientBase):
     def trace(
         self, name: str, *, limit: int = 200, conn: SyncConnection | None = None
     ) -> list[TraceEntry]:
-        """Return history and errors of a subject, or of the jobs of a correlation id, over all queues, newest first.
+        """Return history and errors of a subject, or of the jobs of a correlation id, over all
+        queues, newest first.
 
         Args:
             name: the subject, or the correlation id.
@@ -153,7 +163,8 @@ class Subjects(ClientBase):
         return self._run(conn, ops.trace_subject(name, limit))
 
     def drop_subject(self, queue: str, subject: str, *, conn: SyncConnection | None = None) -> str:
-        """Drop a subject: its name is free. Return ``dropped``, or ``requested``: its run is requested to stop.
+        """Drop a subject: its name is free. Return ``dropped``, or ``requested``: its run is
+        requested to stop.
 
         Args:
             queue: its queue.
@@ -168,8 +179,9 @@ class Subjects(ClientBase):
     def drop_subjects(self, queue: str, *, chunk: int = 1000) -> int:
         """Drop all subjects of a queue, in the order of their names, and return how many.
 
-        Each chunk is a transaction: after an error those before are dropped, and the call can be repeated. A subject whose run is
-        requested to stop counts. One that is pushed meanwhile under an earlier name stays.
+        Each chunk is a transaction: after an error those before are dropped, and the call can be
+        repeated. A subject whose run is requested to stop counts. One that is pushed meanwhile
+        under an earlier name stays.
 
         Args:
             queue: the queue; one without subjects is no error.
@@ -191,7 +203,9 @@ class Subjects(ClientBase):
         *,
         conn: SyncConnection | None = None,
     ) -> str:
-        """Kill a subject: it is not due until it is revived. Return ``killed``, ``requested`` (its run is requested to stop) or ``unchanged``.
+        """Kill a subject: it is not due until it is revived.
+
+        Return ``killed``, ``requested`` (its run is requested to stop) or ``unchanged``.
 
         Args:
             queue: its queue.
@@ -212,7 +226,9 @@ class Subjects(ClientBase):
         *,
         conn: SyncConnection | None = None,
     ) -> str:
-        """Schedule a subject that is completed, dead or killed. Return ``revived``, or ``unchanged``: it is scheduled, ready or running.
+        """Schedule a subject that is completed, dead or killed.
+
+        Return ``revived``, or ``unchanged``: it is scheduled, ready or running.
 
         Args:
             queue: its queue.
@@ -248,24 +264,29 @@ class Subjects(ClientBase):
         chunk: int = 100,
         progress: Callable[[UpgradeProgress], object] | None = None,
     ) -> UpgradeProgress:
-        """Give all subjects of a version another version, with arguments and state that a function returns.
+        """Give all subjects of a version another version, with arguments and state that a
+        function returns.
 
-        Each chunk is a transaction that locks its subjects: none of them is issued or upserted meanwhile. A subject whose run has
-        not ended comes with a later pass. The passes end when one from the first to the last name leaves none of the version. An upgrade
-        that was stopped continues where it stopped when the call is repeated.
+        Each chunk is a transaction that locks its subjects: none of them is issued or upserted
+        meanwhile. A subject whose run has not ended comes with a later pass. The passes end when
+        one from the first to the last name leaves none of the version. An upgrade that was stopped
+        continues where it stopped when the call is repeated.
 
         Args:
             queue: the queue.
             kind: of the subjects, without a version.
             from_version: the version of their arguments now.
             to_version: the version after that.
-            function: gets arguments and state (None: none); returns new arguments, or a tuple of new arguments and new state.
-            wait: for how many seconds, or as a timedelta, to pass again for subjects whose runs have not ended.
+            function: gets arguments and state (None: none); returns new arguments, or a tuple of
+                new arguments and new state.
+            wait: for how many seconds, or as a timedelta, to pass again for subjects whose runs
+                have not ended.
             chunk: number of subjects that are looked at in a transaction, 1 to 10,000.
             progress: called after each chunk.
 
         Raises:
-            InvalidJob: a version is out of range, or what the function returned is refused; nothing of its chunk was written.
+            InvalidJob: a version is out of range, or what the function returned is refused; nothing
+                of its chunk was written.
             Exception: what the function raised; nothing of its chunk was written.
         """
         until = time.monotonic() + checks.checked_seconds(wait, "wait")

@@ -15,7 +15,8 @@ class Workers(ClientBase):
     def workers(self, *, jobs: int = 5, conn: SyncConnection | None = None) -> list[WorkerOverview]:
         """Return the workers with an open lease: who they are, since when, and what they run.
 
-        A worker that was killed stays in the list until its lease is revoked, after ``suspect_seconds``.
+        A worker that was killed stays in the list until its lease is revoked, after
+        ``suspect_seconds``.
 
         Args:
             jobs: maximum number of running jobs listed for each worker, 0 to 100.
@@ -35,12 +36,13 @@ class Workers(ClientBase):
     ) -> int:
         """Set how many jobs workers run at once; return how many workers that changes.
 
-        They follow with their next heartbeat after the commit. Running jobs finish. It holds until a worker ends: one that
-        starts again has the concurrency that it is started with.
+        They follow with their next heartbeat after the commit. Running jobs finish. It holds until
+        a worker ends: one that starts again has the concurrency that it is started with.
 
         Args:
             concurrency: 1 to 10,000; None as the worker was started.
-            worker: the name of a worker, or its beginning up to a colon: a host, or host:pid. None: all workers.
+            worker: the name of a worker, or its beginning up to a colon: a host, or host:pid. None:
+                all workers.
             conn: the connection whose transaction to use.
 
         Raises:

@@ -1,15 +1,16 @@
 """Runs an operation on a connection of the caller.
 
-The operation runs in the caller's transaction. So this package never begins, commits or rolls back, and
-changes no setting, row factory or adapter of the connection. Errors of the caller's transaction (a
-serialization failure, a lost connection, a read-only transaction) pass as the driver raised them;
-see ``forebay.db.errors``.
+The operation runs in the caller's transaction. So this package never begins, commits or rolls back,
+and changes no setting, row factory or adapter of the connection. Errors of the caller's transaction
+(a serialization failure, a lost connection, a read-only transaction) pass as the driver raised
+them; see ``forebay.db.errors``.
 
-The package of a connection's class determines the module that serves it. That module, and with it the
-library, is imported when the first such connection arrives, because its caller has already imported the
-library.
+The package of a connection's class determines the module that serves it. That module, and with it
+the library, is imported when the first such connection arrives, because its caller has already
+imported the library.
 
-Invariant "never committed by us": docs/design/client.md. Shown by tests/client/test_every_connection.py.
+Invariant "never committed by us": docs/design/client.md. Shown by
+tests/client/test_every_connection.py.
 """
 
 from __future__ import annotations

@@ -130,7 +130,9 @@ def _adapters(conn: object) -> list[Adapter]:
 
 
 def resembles_connection(conn: object) -> bool:
-    """Return whether an object is a connection or an alias, or at least of a library that has connections."""
+    """Return whether an object is a connection or an alias, or at least of a library that has
+    connections.
+    """
     if isinstance(conn, str):
         return any(adapter.sync_runner(conn) is not None for adapter in _adapters(conn))
     libraries = {"psycopg", *_MODULES, *_HINTS} - {"builtins"}

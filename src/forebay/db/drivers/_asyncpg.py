@@ -1,7 +1,7 @@
 """Connections of asyncpg and of its pools.
 
-The statement uses the connection's ``fetch``, with its cache of prepared statements. Records are read by
-position, so the caller's record class and codecs have no effect.
+The statement uses the connection's ``fetch``, with its cache of prepared statements. Records are
+read by position, so the caller's record class and codecs have no effect.
 """
 
 from __future__ import annotations

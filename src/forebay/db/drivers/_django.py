@@ -1,8 +1,8 @@
 """Connections of Django: ``django.db.connection`` and ``django.db.connections[alias]``.
 
-A connection of Django belongs to the thread that opened it. Django's asynchronous database calls run in
-one thread per request, and so do Forebay's: there the proxy ``django.db.connection``, or an alias, means
-the connection of that thread.
+A connection of Django belongs to the thread that opened it. Django's asynchronous database calls
+run in one thread per request, and so do Forebay's: there the proxy ``django.db.connection``, or an
+alias, means the connection of that thread.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def async_runner(conn: Any) -> AsyncRunner | None:
         raise WrongConnection(
             f"a {given(conn)} belongs to one thread and cannot be awaited",
             given=given(conn),
-            hint="Pass django.db.connection, or the alias; or call the synchronous function in its thread.",
+            hint=(
+                "Pass django.db.connection, or the alias; or call the synchronous function in "
+                "its thread."
+            ),
         )
     if not _is_connection(conn):
         return None

@@ -16,9 +16,9 @@ _NUMBERS: Final = frozenset({"integer", "bigint", "smallint", "double precision"
 def numbered(sql: str, params: Mapping[str, Any]) -> tuple[str, list[Any]]:
     """Return a statement with ``$1``, ``$2``, ... and its parameters in that order.
 
-    asyncpg reads each parameter's type from the server and encodes the value for it. Operations send
-    times and JSON as text, so these parameters are declared as text and cast: the caller's codecs for
-    json, jsonb or timestamptz are not used.
+    asyncpg reads each parameter's type from the server and encodes the value for it. Operations
+    send times and JSON as text, so these parameters are declared as text and cast: the caller's
+    codecs for json, jsonb or timestamptz are not used.
 
     >>> numbered("select f(%(a)s, %(b)s::jsonb, %(a)s, %(n)s::integer)", {"a": 1, "b": 2, "n": 3})
     ('select f($1, $2::text::jsonb, $1, $3::integer)', [1, 2, 3])

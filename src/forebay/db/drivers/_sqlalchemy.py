@@ -1,7 +1,9 @@
-"""Connections and sessions of SQLAlchemy 2, on any PostgreSQL driver with a supported parameter style.
+"""Connections and sessions of SQLAlchemy 2, on any PostgreSQL driver with a supported parameter
+style.
 
-The statement runs through SQLAlchemy, not on the driver's connection below it: the asyncpg dialect begins
-a transaction with the first statement that it sees, and a statement that bypassed it would commit at once.
+The statement runs through SQLAlchemy, not on the driver's connection below it: the asyncpg dialect
+begins a transaction with the first statement that it sees, and a statement that bypassed it would
+commit at once.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from forebay.errors import WrongConnection
 if TYPE_CHECKING:
     from forebay.db.drivers._adapters import AsyncRunner, FetchedRows, Runner
 
-#: A connection may be set to stream its results through a server-side cursor, which needs a transaction block.
+#: A connection may be set to stream its results through a server-side cursor, which needs a
+#: transaction block.
 _OPTIONS: Final = {"stream_results": False, "yield_per": None}
 
 

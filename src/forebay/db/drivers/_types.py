@@ -1,7 +1,7 @@
 """The types of connections that ``enqueue`` and ``aenqueue`` accept.
 
-Protocols describe the connections of optional libraries. The classes themselves would be ``Any`` where the
-library is missing, and a union that contains ``Any`` accepts everything.
+Protocols describe the connections of optional libraries. The classes themselves would be ``Any``
+where the library is missing, and a union that contains ``Any`` accepts everything.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class DjangoConnection(Protocol):
     def cursor(self) -> Any: ...
 
 
-#: The alias of Django's default database. Any other alias works too, but a type that accepts any text would accept a forgotten
-#: connection: use ``connections["other"]``.
+#: The alias of Django's default database. Any other alias works too, but a type that accepts any
+#: text would accept a forgotten connection: use ``connections["other"]``.
 DjangoAlias: TypeAlias = Literal["default"]
 
 #: The connections that ``enqueue`` accepts.

@@ -1,6 +1,9 @@
-"""Installs the schema of Forebay. ``manage.py migrate`` applies later changes of the schema at its end.
+"""Installs the schema of Forebay.
 
-If a migration of your project needs the schema, e.g. for a trigger that enqueues, let it depend on this one.
+``manage.py migrate`` applies later changes of the schema at its end.
+
+If a migration of your project needs the schema, e.g. for a trigger that enqueues, let it depend on
+this one.
 """
 
 from typing import Any, ClassVar

@@ -56,7 +56,8 @@ class Again(Enum):
 
 
 def index(item: Id, version: int, source: Mapping[str, Any], *, repeats: bool = True) -> Action:
-    """Return the action that replaces an older document, or also one of the same version if it repeats.
+    """Return the action that replaces an older document, or also one of the same version if it
+    repeats.
 
     >>> index(7, 4, {"title": "Weirs"}).lines.decode().splitlines()
     ['{"index":{"_id":"7","version":4,"version_type":"external_gte"}}', '{"title":"Weirs"}']
@@ -114,7 +115,8 @@ def _result(action: Action, item: Any) -> Exception | Again | None:
         return None
     if status == _CONFLICT or (action.kind == "delete" and error is None and status == _NOT_FOUND):
         return None
-    # A full disk blocks the index with 429, or 403 in older versions; a retry after a second does not help.
+    # A full disk blocks the index with 429, or 403 in older versions; a retry after a second does
+    # not help.
     if status == _FULL and kind_of(error) != "cluster_block_exception":
         return Again.AGAIN
     if status in _REFUSED:
@@ -130,7 +132,9 @@ def kind_of(error: Any) -> str:
 def reason_of(error: Any) -> str:
     """Return the reason that a server gave for an error, in one line.
 
-    >>> reason_of({"type": "document_parsing_exception", "reason": "no number", "caused_by": {"type": "a", "reason": "b"}})
+    >>> cause = {"type": "a", "reason": "b"}
+    >>> error = {"type": "document_parsing_exception", "reason": "no number", "caused_by": cause}
+    >>> reason_of(error)
     'document_parsing_exception: no number (a: b)'
     """
     if not isinstance(error, dict):

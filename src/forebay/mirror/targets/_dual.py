@@ -1,8 +1,9 @@
 """Two targets as one, while the second is built to replace the first.
 
-Jobs end when both targets are right. The target being built must not harm the one in use: direct writes do not wait for it, and
-while it is unavailable, jobs continue to write to the one in use, and do not end.
-Invariant "a rebuild does no harm": docs/design/reconcile.md. Shown by: tests/mirror/test_dual.py.
+Jobs end when both targets are right. The target being built must not harm the one in use: direct
+writes do not wait for it, and while it is unavailable, jobs continue to write to the one in use,
+and do not end. Invariant "a rebuild does no harm": docs/design/reconcile.md. Shown by:
+tests/mirror/test_dual.py.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 
     from forebay.mirror._model import Id, Target
 
-#: The version shown for a copy that cannot be right: in one of the two only, or unknown in the new one. It is below all
-#: versions, so that a document is written and a gone item is deleted.
+#: The version shown for a copy that cannot be right: in one of the two only, or unknown in the new
+#: one. It is below all versions, so that a document is written and a gone item is deleted.
 _HALF: Final = Seen(-1)
 
 #: Concurrent direct writes to the new target; further ones are left to the jobs.
@@ -37,7 +38,8 @@ class DualTarget:
     Args:
         current: in use; searches continue to use it.
         new: being built.
-        timeout: how long a call of one target may take, in seconds; less than the timeout of the mirror.
+        timeout: how long a call of one target may take, in seconds; less than the timeout of the
+            mirror.
     """
 
     def __init__(self, current: Target, new: Target, *, timeout: float = 10.0) -> None:
@@ -52,7 +54,10 @@ class DualTarget:
         self._breaker = SharedBreaker(failures=1, seconds=1.0, seconds_max=1.0)
 
     async def read(self, ids: Sequence[Id]) -> dict[Id, Seen]:
-        """Return the versions of items in either target; -1 for items that are right in one target at most."""
+        """Return the versions of items in either target.
+
+        -1 for items that are right in one target at most.
+        """
         if not ids:
             return {}
         answers: tuple[Any, Any] = await asyncio.gather(
@@ -182,8 +187,9 @@ class DualDirectWrites:
 def _both(first: Mapping[Id, Seen], second: Mapping[Id, Seen]) -> dict[Id, Seen]:
     """Return the copies of two targets as if they were one.
 
-    >>> _both({1: Seen(3), 2: Seen(3)}, {2: Seen(4), 3: Seen(1)})
-    {1: Seen(version=-1, digest=None), 2: Seen(version=3, digest=None), 3: Seen(version=-1, digest=None)}
+    >>> both = _both({1: Seen(3), 2: Seen(3)}, {2: Seen(4), 3: Seen(1)})
+    >>> {item: seen.version for item, seen in both.items()}
+    {1: -1, 2: 3, 3: -1}
     """
     found: dict[Id, Seen] = {}
     for name in {**first, **second}:

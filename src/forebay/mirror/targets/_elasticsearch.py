@@ -1,11 +1,13 @@
 """A target: an index of Elasticsearch or OpenSearch, over HTTP, behind an alias.
 
-Invariant "older never over newer" (docs/design/reconcile.md) rests on external versions: the server refuses a version
-lower than the current one. It forgets the versions of deleted documents after a minute (``index.gc_deletes``), and all of
-them at a restart. So a deletion is a document here, a *tombstone*, until it is old enough.
+Invariant "older never over newer" (docs/design/reconcile.md) rests on external versions: the server
+refuses a version lower than the current one. It forgets the versions of deleted documents after a
+minute (``index.gc_deletes``), and all of them at a restart. So a deletion is a document here, a
+*tombstone*, until it is old enough.
 
-A deletion is newer than the document of its version, and older than the next one. So the deletion of version v is written as
-v + 1 if the server has less than that (``external``), and a document if the server has no more (``external_gte``).
+A deletion is newer than the document of its version, and older than the next one. So the deletion
+of version v is written as v + 1 if the server has less than that (``external``), and a document if
+the server has no more (``external_gte``).
 
 The alias excludes tombstones from searches. Shown by: tests/mirror/test_elasticsearch.py.
 """
@@ -40,7 +42,8 @@ _OURS: Final = "forebay"
 #: The longest id of a document, in bytes of UTF-8.
 _ID_BYTES_MAX: Final = 512
 
-#: Servers take versions "less than around 9.2e+18". A deletion of unknown version is above all documents.
+#: Servers take versions "less than around 9.2e+18". A deletion of unknown version is above all
+#: documents.
 _GONE_VERSION: Final = 9_200_000_000_000_000_000 - 1
 
 #: Attempts for items that the server has no capacity for, and the waits between them.
@@ -56,18 +59,19 @@ _IS_GONE: Final = {"exists": {"field": f"{_OURS}.gone_at"}}
 class ElasticsearchTarget:
     """An index of Elasticsearch (7.10 and later) or OpenSearch, behind an alias.
 
-    Search the alias with your Elasticsearch client. A document has the fields of its body and one more, ``forebay``, with its
-    id and the data for comparing.
+    Search the alias with your Elasticsearch client. A document has the fields of its body and one
+    more, ``forebay``, with its id and the data for comparing.
 
     Args:
         url: of a server; it may contain a user and a password.
-        alias: the name under which it is written and searched; ``create`` creates it, and an index behind it.
+        alias: the name under which it is written and searched; ``create`` creates it, and an index
+            behind it.
         id_type: of the ids, ``"long"`` or ``"keyword"``, as the server names the types.
         mappings: of your fields, in the form of the server.
         settings: of the index, in the form of the server.
         fields: makes the fields from the body of a document; None takes the body, a mapping.
-        realtime: a job ends when the document can be read by its id; otherwise when searches find it, after a
-            further refresh.
+        realtime: a job ends when the document can be read by its id; otherwise when searches find
+            it, after a further refresh.
         refresh_seconds: how often the server makes new documents visible to searches.
         tombstone_seconds: how long a deletion is remembered.
         headers: sent with each request, such as ``{"Authorization": "ApiKey ..."}``.
@@ -127,7 +131,8 @@ class ElasticsearchTarget:
             self._http,
             alias,
             mappings=_with_ours(mappings or {}, id_type),
-            # Set even when it is the default: without it, an index that is not searched is not refreshed.
+            # Set even when it is the default: without it, an index that is not searched is not
+            # refreshed.
             settings={**(settings or {}), "refresh_interval": refresh},
             alias_filter={"bool": {"must_not": [_IS_GONE]}},
         )
@@ -159,7 +164,10 @@ class ElasticsearchTarget:
         return seen
 
     async def write(self, documents: Sequence[Document]) -> dict[Id, Exception]:
-        """Store documents, but never over a newer one or a newer deletion; return the errors of refused ones."""
+        """Store documents, but never over a newer one or a newer deletion.
+
+        Return the errors of refused ones.
+        """
         errors: dict[Id, Exception] = {}
         actions: list[bulk.Action] = []
         for document in documents:
@@ -221,7 +229,9 @@ class ElasticsearchTarget:
         settings: Mapping[str, Any] | None = None,
         fields: Callable[[Any], Mapping[str, Any]] | None = None,
     ) -> ElasticsearchTarget:
-        """Return a target for an index that will replace this one; it has a separate alias until then.
+        """Return a target for an index that will replace this one.
+
+        It has a separate alias until then.
 
         ``DualTarget`` keeps both up to date while the new index is filled.
 
@@ -237,9 +247,11 @@ class ElasticsearchTarget:
         return new
 
     def take_over(self, drift: Drift, *, drop: bool = True) -> None:
-        """Give the index of a successor the alias of its predecessor, in one step, and drop the old index.
+        """Give the index of a successor the alias of its predecessor, in one step, and drop the
+        old index.
 
-        The successor's first alias stays until the next successor, so that processes that still write to both can continue.
+        The successor's first alias stays until the next successor, so that processes that still
+        write to both can continue.
 
         Args:
             drift: of an audit with both as the target; it must have no differences.

@@ -1,12 +1,14 @@
 """A target: full text search in Groonga, over HTTP.
 
-Groonga has no versions and no transactions, and its conditional load is a read followed by a write: two concurrent loads can
-leave the words of one under the version of the other. So this target never overwrites a row. Each version of an item is a
-separate row; a field that says it is complete is written last, and the newest complete row counts. Any process that sees older
-rows removes them, which is safe at any time and can be repeated. A deletion is also a row, a *tombstone*, for a while, and newer
-than a document of its version.
+Groonga has no versions and no transactions, and its conditional load is a read followed by a write:
+two concurrent loads can leave the words of one under the version of the other. So this target never
+overwrites a row. Each version of an item is a separate row; a field that says it is complete is
+written last, and the newest complete row counts. Any process that sees older rows removes them,
+which is safe at any time and can be repeated. A deletion is also a row, a *tombstone*, for a while,
+and newer than a document of its version.
 
-Invariant "older never over newer": docs/design/reconcile.md. Shown by: tests/mirror/test_groonga.py.
+Invariant "older never over newer": docs/design/reconcile.md. Shown by:
+tests/mirror/test_groonga.py.
 """
 
 from __future__ import annotations
@@ -134,7 +136,10 @@ class GroongaTarget:
         return {given[name]: row.seen for name, row in newest.items() if not row.gone_at}
 
     async def write(self, documents: Sequence[Document]) -> dict[Id, Exception]:
-        """Store documents, but never over a newer one or a newer deletion; return the errors of refused ones."""
+        """Store documents, but never over a newer one or a newer deletion.
+
+        Return the errors of refused ones.
+        """
         return await self._put(documents, self._document)
 
     async def delete(self, gone: Sequence[Gone]) -> dict[Id, Exception]:
@@ -151,7 +156,8 @@ class GroongaTarget:
         while len(found) < limit:
             rows = await self._rows(f"{_range(after, until)}gone_at == 0", limit)
             for row in rows:
-                # The newest comes first. A second row is rare; an audit that it misleads checks the item again.
+                # The newest comes first. A second row is rare; an audit that it misleads checks the
+                # item again.
                 found.setdefault(row.item, row.seen)
             if len(rows) < limit:
                 break
@@ -312,7 +318,10 @@ class GroongaTarget:
         await self._make(f"{words}.rows", flags=index, type=table, source="words")
 
     async def _make(self, name: str, **options: str) -> None:
-        """Create a table or column if it does not exist. Another process may be creating it at the same time."""
+        """Create a table or column if it does not exist.
+
+        Another process may be creating it at the same time.
+        """
         if await self._exists(name):
             return
         table, _, column = name.partition(".")
@@ -361,7 +370,8 @@ class _Answer(NamedTuple):
         """Return the result of the request.
 
         Raises:
-            TargetUnavailable: the request failed: the library made all of it, so no item is at fault.
+            TargetUnavailable: the request failed: the library made all of it, so no item is at
+                fault.
         """
         if self.code:
             hint = (
@@ -389,7 +399,9 @@ def _checked_row(key: Any, item: Any, version: Any, digest: Any, gone_at: Any) -
 def _row(
     key: str, item: Id, *, version: int, words: str = "", digest: str = "", gone_at: int = 0
 ) -> dict[str, Any]:
-    """Return a row with its fields in the order of writing: without the last field it does not count."""
+    """Return a row with its fields in the order of writing: without the last field it does not
+    count.
+    """
     return {
         "_key": key,
         "item": item,

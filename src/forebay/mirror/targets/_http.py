@@ -1,7 +1,7 @@
 """Requests to a target over HTTP, with aiohttp, which is an extra.
 
-A session belongs to the event loop that made it. There is one per loop, because a mirror may call a target
-in the mirror's thread and the application in another.
+A session belongs to the event loop that made it. There is one per loop, because a mirror may call a
+target in the mirror's thread and the application in another.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-#: Connections of one session; a pass makes its calls one after the other, direct writes up to 16 at a time.
+#: Connections of one session; a pass makes its calls one after the other, direct writes up to 16 at
+#: a time.
 _CONNECTIONS_MAX: Final = 32
 
-#: The longest answer that is read. Those to our requests have numbers and digests, and no documents.
+#: The longest answer that is read. Those to our requests have numbers and digests, and no
+#: documents.
 ANSWER_BYTES_MAX: Final = 32_000_000
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
@@ -144,7 +146,8 @@ class Http:
         packed = answer.headers.get("Content-Encoding", "identity")
         if packed != "identity":
             raise TargetUnavailable(
-                f"{self._place} packs its answers, although it was asked not to: {shown(packed[:50])}"
+                f"{self._place} packs its answers, although it was asked not to: "
+                f"{shown(packed[:50])}"
             )
         parts: list[bytes] = []
         size = 0
@@ -217,7 +220,8 @@ def run_apart(function: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 @contextlib.contextmanager
 def understood(place: str) -> Iterator[None]:
-    """Turn the failure to read an answer into ``TargetUnavailable``: the items of the request are not at fault.
+    """Turn the failure to read an answer into ``TargetUnavailable``: the items of the request
+    are not at fault.
 
     Args:
         place: what answered, for the message.

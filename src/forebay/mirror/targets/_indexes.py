@@ -1,8 +1,9 @@
 """Indexes of Elasticsearch and OpenSearch, and their aliases.
 
-An alias has one index, ``pages-1``, ``pages-2`` and so on. An index that will replace another one has a separate alias until
-then. Two processes that act at the same time reach the same result: names follow from the existing ones, an existing index is
-not an error, and aliases change in one request, all or none.
+An alias has one index, ``pages-1``, ``pages-2`` and so on. An index that will replace another one
+has a separate alias until then. Two processes that act at the same time reach the same result:
+names follow from the existing ones, an existing index is not an error, and aliases change in one
+request, all or none.
 """
 
 from __future__ import annotations
@@ -89,7 +90,10 @@ class Indexes:
         await self._change([*left, self._added(name, self._alias)])
 
     async def take_over(self, *, drop: bool) -> None:
-        """Give the index the alias of its predecessor; the old index is dropped, or loses its alias."""
+        """Give the index the alias of its predecessor.
+
+        The old index is dropped, or loses its alias.
+        """
         assert self.before is not None
         old, new = await self.find(self.before), await self.find(self._alias)
         if new is None:

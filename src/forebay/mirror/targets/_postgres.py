@@ -1,7 +1,8 @@
 """A target: full text search in a PostgreSQL database, which may be another server.
 
-A table of ids, versions and search vectors. A deleted item leaves a row without words for a while, a *tombstone*, so that
-a process that read the item earlier cannot restore it. The bodies stay in the source: a search returns ids.
+A table of ids, versions and search vectors. A deleted item leaves a row without words for a while,
+a *tombstone*, so that a process that read the item earlier cannot restore it. The bodies stay in
+the source: a search returns ids.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class PostgresTarget:
                 f"""
                 create table if not exists {self._table} (
                     id         {_ID_TYPES[self._type]} primary key,
-                    version    bigint not null,  -- of a tombstone: of the deletion; the highest possible, if unknown
+                    version    bigint not null,  -- of a tombstone: of the deletion, or the highest
                     digest     text,
                     words      tsvector,
                     gone       boolean not null default false,
@@ -132,14 +133,17 @@ class PostgresTarget:
             Operation(
                 f"""
                 insert into {self._table} as d (id, version, digest, words)
-                select g.id, g.version, g.digest, to_tsvector(%(language)s::text::regconfig, g.words)
+                select g.id, g.version, g.digest, to_tsvector(%(language)s::text::regconfig,
+                    g.words)
                 from jsonb_to_recordset(%(given)s::jsonb) as g(
                     id {_ID_TYPES[self._type]}, version bigint, digest text, words text)
                 order by g.id
                 on conflict (id) do update
-                    set version = excluded.version, digest = excluded.digest, words = excluded.words,
+                    set version = excluded.version, digest = excluded.digest,
+                        words = excluded.words,
                         gone = false, written_at = now()
-                    where d.version < excluded.version or (d.version = excluded.version and not d.gone)""",
+                    where d.version < excluded.version or (d.version = excluded.version
+                        and not d.gone)""",
                 nothing,
                 {"given": _json(given), "language": self._language},
             )
@@ -156,10 +160,12 @@ class PostgresTarget:
                 f"""
                 insert into {self._table} as d (id, version, gone)
                 select g.id, g.version, true
-                from jsonb_to_recordset(%(given)s::jsonb) as g(id {_ID_TYPES[self._type]}, version bigint)
+                from jsonb_to_recordset(%(given)s::jsonb) as g(id {_ID_TYPES[self._type]},
+                    version bigint)
                 order by g.id
                 on conflict (id) do update
-                    set version = excluded.version, digest = null, words = null, gone = true, written_at = now()
+                    set version = excluded.version, digest = null, words = null, gone = true,
+                        written_at = now()
                     where d.version <= excluded.version""",
                 nothing,
                 {"given": _json(given)},

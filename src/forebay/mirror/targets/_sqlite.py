@@ -93,10 +93,13 @@ class SQLiteTarget:
             for document in documents:
                 row = conn.execute(
                     """
-                    insert into document as d (id, version, digest, gone, written_at) values (?, ?, ?, 0, ?)
-                    on conflict (id) do update set version = excluded.version, digest = excluded.digest, gone = 0,
+                    insert into document as d (id, version, digest, gone, written_at) values (?, ?,
+                        ?, 0, ?)
+                    on conflict (id) do update set version = excluded.version,
+                        digest = excluded.digest, gone = 0,
                         written_at = excluded.written_at
-                        where d.version < excluded.version or (d.version = excluded.version and not d.gone)
+                        where d.version < excluded.version or (d.version = excluded.version
+                            and not d.gone)
                     returning place""",
                     [self._known(document.id), document.version, document.digest, time.time()],
                 ).fetchone()
@@ -115,7 +118,8 @@ class SQLiteTarget:
                 row = conn.execute(
                     """
                     insert into document as d (id, version, gone, written_at) values (?, ?, 1, ?)
-                    on conflict (id) do update set version = excluded.version, digest = null, gone = 1,
+                    on conflict (id) do update set version = excluded.version, digest = null,
+                        gone = 1,
                         written_at = excluded.written_at
                         where d.version <= excluded.version
                     returning place""",
@@ -171,7 +175,10 @@ class SQLiteTarget:
 
     @contextlib.contextmanager
     def _connected(self, *, to_write: bool = False) -> Iterator[sqlite3.Connection]:
-        """Yield a connection in a transaction; each call has a new connection, because calls come from any thread."""
+        """Yield a connection in a transaction.
+
+        Each call has a new connection, because calls come from any thread.
+        """
         try:
             conn = sqlite3.connect(self._path, timeout=self._timeout, isolation_level=None)
             with contextlib.closing(conn):

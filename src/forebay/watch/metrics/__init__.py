@@ -1,4 +1,6 @@
-"""Metrics in the text format of Prometheus, and the check of the alerts: both read ``forebay.measurements()``."""
+"""Metrics in the text format of Prometheus, and the check of the alerts: both read
+``forebay.measurements()``.
+"""
 
 from forebay.watch.metrics._check import acheck, check, check_session
 from forebay.watch.metrics._exporter import CONTENT_TYPE, Exporter

@@ -23,20 +23,23 @@ log = logger("forebay.metrics")
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
-#: The alerts are checked by a scrape if the last check is this old; then the leader of maintenance is away.
+#: The alerts are checked by a scrape if the last check is this old; then the leader of maintenance
+#: is away.
 _CHECK_SECONDS: Final = 90.0
 
 
 class Exporter:
     """Reads a database and returns its metrics as text.
 
-    It guarantees that the database is read at most once in ``min_seconds``, by one caller at a time, however many scrape, and that
-    an unreachable database is the metric ``forebay_up 0`` and no error. An object is an ASGI application; ``wsgi`` is a WSGI
-    application. They answer every path. Leaves nothing behind.
+    It guarantees that the database is read at most once in ``min_seconds``, by one caller at a
+    time, however many scrape, and that an unreachable database is the metric ``forebay_up 0`` and
+    no error. An object is an ASGI application; ``wsgi`` is a WSGI application. They answer every
+    path. Leaves nothing behind.
 
     Args:
         dsn: the database.
-        values_max: most values of a label whose values users choose, in each metric; the rest is added up under ``other``.
+        values_max: most values of a label whose values users choose, in each metric; the rest is
+            added up under ``other``.
         min_seconds: a text is returned again for this time.
         process: returns metrics of this process, which are added.
     """

@@ -1,8 +1,8 @@
 """The metrics: their names, their labels, and how measurements become samples.
 
-The names are stable: tools/write_tables.py lists them in docs/reference/metrics.md. A name, a label or a meaning changes with a major
-version only. No label holds an id or a key of a job. The values of a label that users choose are capped; what is beyond is added up
-under ``other``.
+The names are stable: tools/write_tables.py lists them in docs/reference/metrics.md. A name, a label
+or a meaning changes with a major version only. No label holds an id or a key of a job. The values
+of a label that users choose are capped; what is beyond is added up under ``other``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ class Family:
 
     Attributes:
         name: without a suffix; the one of a counter ends with ``_total``.
-        type: gauge, counter or histogram. The last value of a sample of a histogram is the bound ``le``, or sum or count.
+        type: gauge, counter or histogram. The last value of a sample of a histogram is the bound
+            ``le``, or sum or count.
         help: its meaning, one line.
         labels: the names of its labels.
         samples: values of the labels, and the value.
@@ -47,7 +48,9 @@ class Family:
     combine: Literal["sum", "max"] = "sum"
 
     def within(self, most: int = VALUES_MAX) -> list[Sample]:
-        """Return the samples with at most this many values of the capped labels: the largest, and ``other``."""
+        """Return the samples with at most this many values of the capped labels: the largest,
+        and ``other``.
+        """
         size = min(self.capped, len(self.labels))
         weights: dict[tuple[str, ...], float] = {}
         for values, value in self.samples:
@@ -207,34 +210,100 @@ def _checked(data: Mapping[str, Any]) -> Iterable[Sample]:
 
 _DATABASE: Final[tuple[_Definition, ...]] = (
     ("forebay_jobs", "gauge", "Jobs that have not ended, by state.", (*_QUEUE, "state"), _jobs),
-    ("forebay_queue_oldest_ready_seconds", "gauge", "Age of the oldest ready job; 0 without one.", _QUEUE, _oldest),
-    ("forebay_queue_claims_total", "counter", "Jobs that workers claimed; a retried job counts again.", _QUEUE, _of_queues("claims")),
-    ("forebay_queue_recently_completed", "gauge", "Jobs completed within the last 15 minutes, by the counters up to the last fold.", _QUEUE, _of_queues("completed")),
-    ("forebay_job_ends_total", "counter", "Ends of jobs and attempts, at the last fold of the counters.", (*_QUEUE, "kind", "outcome"), _ends),
-    ("forebay_job_wait_seconds", "histogram", "From enqueue to claim, of jobs that were enqueued to run at once.", _QUEUE, _histogram("waits", "wait_ms")),
-    ("forebay_job_duration_seconds", "histogram", "Durations of attempts that ended, as workers measured them.", _QUEUE, _histogram("durations", "duration_ms")),
+    ("forebay_queue_oldest_ready_seconds", "gauge", (
+            "Age of the oldest ready job; 0 without "
+            "one."
+            ), _QUEUE, _oldest),
+    ("forebay_queue_claims_total", "counter", (
+            "Jobs that workers claimed; a retried job counts "
+            "again."
+            ), _QUEUE, _of_queues("claims")),
+    ("forebay_queue_recently_completed", "gauge", (
+            "Jobs completed within the last 15 minutes, by the counters up to the last "
+            "fold."
+            ), _QUEUE, _of_queues("completed")),
+    ("forebay_job_ends_total", "counter", (
+            "Ends of jobs and attempts, at the last fold of the "
+            "counters."
+            ), (*_QUEUE, "kind", "outcome"), _ends),
+    ("forebay_job_wait_seconds", "histogram", (
+            "From enqueue to claim, of jobs that were enqueued to run at "
+            "once."
+            ), _QUEUE, _histogram("waits", "wait_ms")),
+    ("forebay_job_duration_seconds", "histogram", (
+            "Durations of attempts that ended, as workers measured "
+            "them."
+            ), _QUEUE, _histogram("durations", "duration_ms")),
     ("forebay_queue_paused", "gauge", "Whether the queue is paused.", _QUEUE, _paused),
-    ("forebay_queue_served", "gauge", "Whether a live worker serves the queue.", _QUEUE, _of_queues("is_served")),
-    ("forebay_dead_letters", "gauge", "Dead letters that were not redriven, without muted causes.", ("queue", "kind", "reason"), _dead),
+    ("forebay_queue_served", "gauge", (
+            "Whether a live worker serves the "
+            "queue."
+            ), _QUEUE, _of_queues("is_served")),
+    ("forebay_dead_letters", "gauge", (
+            "Dead letters that were not redriven, without muted "
+            "causes."
+            ), ("queue", "kind", "reason"), _dead),
     ("forebay_workers", "gauge", "Workers with an open lease.", ("state",), _workers),
     ("forebay_workers_memory_bytes", "gauge", "Resident memory of all live workers.", (), _memory),
     ("forebay_workers_slots", "gauge", "Jobs that all live workers can run at a time.", (), _slots),
-    ("forebay_endpoint_waiting", "gauge", "Parked deliveries.", ("endpoint",), _of_endpoints("waiting")),
-    ("forebay_endpoint_disabled", "gauge", "Whether the endpoint is disabled.", ("endpoint",), _of_endpoints("is_disabled")),
-    ("forebay_endpoint_calls_per_second", "gauge", "Calls in the last two minutes.", ("endpoint", "outcome"), _calls),
-    ("forebay_endpoint_latency_p99_seconds", "gauge", "99 % of the accepted deliveries took at most this long since publication.", ("endpoint",), _of_endpoints("p99_seconds")),
+    ("forebay_endpoint_waiting", "gauge", (
+            "Parked "
+            "deliveries."
+            ), ("endpoint",), _of_endpoints("waiting")),
+    ("forebay_endpoint_disabled", "gauge", (
+            "Whether the endpoint is "
+            "disabled."
+            ), ("endpoint",), _of_endpoints("is_disabled")),
+    ("forebay_endpoint_calls_per_second", "gauge", (
+            "Calls in the last two "
+            "minutes."
+            ), ("endpoint", "outcome"), _calls),
+    ("forebay_endpoint_latency_p99_seconds", "gauge", (
+            "99 % of the accepted deliveries took at most this long since "
+            "publication."
+            ), ("endpoint",), _of_endpoints("p99_seconds")),
     ("forebay_breaker_open", "gauge", "Whether a breaker is open.", ("sort", "name"), _breakers),
-    ("forebay_mirror_due", "gauge", "Due jobs of a mirror, at its last sample.", ("mirror",), _of_mirrors("due")),
-    ("forebay_mirror_drift", "gauge", "Differences that the last audit found.", ("mirror",), _of_mirrors("drift")),
-    ("forebay_schedule_recently_missed", "gauge", "Instants missed within the last 15 minutes.", ("schedule",), _missed),
-    ("forebay_database_snapshot_seconds", "gauge", "Age of the oldest transaction that holds a snapshot.", (), _of_database("snapshot_seconds")),
-    ("forebay_database_prepared_seconds", "gauge", "Age of the oldest prepared transaction.", (), _of_database("prepared_seconds")),
-    ("forebay_database_dead_rows", "gauge", "Dead rows in the tables of the schema, as the statistics have them.", (), _of_database("dead_rows")),
-    ("forebay_log_rows_total", "counter", "Numbers of log rows that were drawn.", (), _of_database("numbers_drawn")),
-    ("forebay_log_numbers_left", "gauge", "Numbers for which a segment exists.", (), _of_database("numbers_left")),
+    ("forebay_mirror_due", "gauge", (
+            "Due jobs of a mirror, at its last "
+            "sample."
+            ), ("mirror",), _of_mirrors("due")),
+    ("forebay_mirror_drift", "gauge", (
+            "Differences that the last audit "
+            "found."
+            ), ("mirror",), _of_mirrors("drift")),
+    ("forebay_schedule_recently_missed", "gauge", (
+            "Instants missed within the last 15 "
+            "minutes."
+            ), ("schedule",), _missed),
+    ("forebay_database_snapshot_seconds", "gauge", (
+            "Age of the oldest transaction that holds a "
+            "snapshot."
+            ), (), _of_database("snapshot_seconds")),
+    ("forebay_database_prepared_seconds", "gauge", (
+            "Age of the oldest prepared "
+            "transaction."
+            ), (), _of_database("prepared_seconds")),
+    ("forebay_database_dead_rows", "gauge", (
+            "Dead rows in the tables of the schema, as the statistics have "
+            "them."
+            ), (), _of_database("dead_rows")),
+    ("forebay_log_rows_total", "counter", (
+            "Numbers of log rows that were "
+            "drawn."
+            ), (), _of_database("numbers_drawn")),
+    ("forebay_log_numbers_left", "gauge", (
+            "Numbers for which a segment "
+            "exists."
+            ), (), _of_database("numbers_left")),
     ("forebay_log_segments", "gauge", "Segments in use.", (), _of_database("segments")),
-    ("forebay_maintenance_duties_failing", "gauge", "Duties of maintenance that fail or are behind.", (), _duties),
-    ("forebay_alerts_checked_timestamp_seconds", "gauge", "When the alerts were checked last.", (), _checked),
+    ("forebay_maintenance_duties_failing", "gauge", (
+            "Duties of maintenance that fail or are "
+            "behind."
+            ), (), _duties),
+    ("forebay_alerts_checked_timestamp_seconds", "gauge", (
+            "When the alerts were checked "
+            "last."
+            ), (), _checked),
 )  # fmt: skip
 
 _ALERT: Final = (
@@ -249,10 +318,19 @@ _SCRAPE: Final = ("forebay_scrape_duration_seconds", "gauge", "How long the data
 #: Of one worker process: name, type, help, labels.
 WORKER: Final[tuple[tuple[str, Literal["gauge", "counter"], str, tuple[str, ...]], ...]] = (
     ("forebay_worker_claimed_jobs_total", "counter", "Jobs that this process claimed.", ()),
-    ("forebay_worker_attempts_total", "counter", "Attempts that ended in this process.", ("outcome",)),
+    ("forebay_worker_attempts_total", "counter", (
+            "Attempts that ended in this "
+            "process."
+            ), ("outcome",)),
     ("forebay_worker_leases_lost_total", "counter", "Leases that this process lost.", ()),
-    ("forebay_worker_reconnects_total", "counter", "How often claims of this process lost the database.", ()),
-    ("forebay_worker_listener_errors_total", "counter", "Exceptions of listeners in this process.", ()),
+    ("forebay_worker_reconnects_total", "counter", (
+            "How often claims of this process lost the "
+            "database."
+            ), ()),
+    ("forebay_worker_listener_errors_total", "counter", (
+            "Exceptions of listeners in this "
+            "process."
+            ), ()),
     ("forebay_worker_live", "gauge", "Whether the event loop of this process runs.", ()),
     ("forebay_worker_ready", "gauge", "Whether this process claims jobs.", ()),
 )  # fmt: skip

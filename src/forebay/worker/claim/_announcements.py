@@ -16,9 +16,10 @@ DELAY_SECONDS: Final = 0.01
 class Announcements:
     """Counts the notifications of each queue, and the jobs that were claimed before theirs came.
 
-    A claim takes jobs whose notifications are under way. These need no claim when they come. A job of another transaction may be
-    mistaken for one of them, since a transaction with many jobs notifies once. So the caller that adds a notification which needs no
-    claim calls ``recheck`` a little later. A wrong number costs a claim that finds nothing, or this delay.
+    A claim takes jobs whose notifications are under way. These need no claim when they come. A job
+    of another transaction may be mistaken for one of them, since a transaction with many jobs
+    notifies once. So the caller that adds a notification which needs no claim calls ``recheck`` a
+    little later. A wrong number costs a claim that finds nothing, or this delay.
 
     Args:
         clock: the monotonic clock, in seconds.
@@ -48,7 +49,9 @@ class Announcements:
         return queue in self._waiting
 
     def add(self, queue: str) -> bool:
-        """Record a notification; return whether it needs a claim: none has taken its job, as far as is known."""
+        """Record a notification; return whether it needs a claim: none has taken its job, as far as
+        is known.
+        """
         early, until = self._early.pop(queue, (0, 0.0))
         if early and self._clock() <= until:
             if early > 1:
@@ -59,7 +62,9 @@ class Announcements:
         return True
 
     def recheck(self, queue: str) -> bool:
-        """Return whether a claim is needed after all: a notification was explained, and no claim came since. It will rarely find a job."""
+        """Return whether a claim is needed after all: a notification was explained, and no claim
+        came since. It will rarely find a job.
+        """
         if queue not in self._doubtful:
             return False
         self._doubtful.remove(queue)
@@ -73,7 +78,10 @@ class Announcements:
         return waiting
 
     def explain(self, queue: str, notifications: int, taken: int) -> bool:
-        """Record how many jobs a claim found after some notifications; return whether there were as many."""
+        """Record how many jobs a claim found after some notifications.
+
+        Return whether there were as many.
+        """
         early = taken - notifications
         # These came while the claim was under way.
         arrived = min(early, self._waiting.get(queue, 0))

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from forebay.worker.ground.held import Lease
     from forebay.worker.ground.stats import Stats
 
-#: For how long a lane is claimed alone after a claim of several lanes left it out, and for how many lanes that is remembered.
+#: For how long a lane is claimed alone after a claim of several lanes left it out, and for how many
+#: lanes that is remembered.
 _ALONE_SECONDS: Final = 5.0
 _LANES_REMEMBERED: Final = 10_000
 
@@ -29,8 +30,9 @@ _LANES_REMEMBERED: Final = 10_000
 class ClaimCalls:
     """Claims from one lane, or from several lanes by one call.
 
-    It guarantees that no claim number is used twice, and that a batch is part of its lease before its jobs are passed on. An error
-    whose claim may have been committed is raised: the caller retires the lease.
+    It guarantees that no claim number is used twice, and that a batch is part of its lease before
+    its jobs are passed on. An error whose claim may have been committed is raised: the caller
+    retires the lease.
 
     Args:
         session: the connection for claims.
@@ -123,8 +125,8 @@ class ClaimCalls:
     ) -> tuple[list[tuple[ReadyLane, Batch, list[ClaimedJob]]], list[tuple[list[ReadyLane], int]]]:
         """Claim from many lanes by one call.
 
-        Return the batches with their jobs, and the shares that have to be claimed one by one: those of names whose lanes have an order,
-        and of lanes that ``claim_lanes_v1`` leaves out.
+        Return the batches with their jobs, and the shares that have to be claimed one by one: those
+        of names whose lanes have an order, and of lanes that ``claim_lanes_v1`` leaves out.
 
         Args:
             lease: the open lease.

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from forebay.worker.ground.held import Lease
     from forebay.worker.run.runners import Runners
 
-#: For how long, and how many jobs at a time, a worker claims from one lane without a poll while jobs of other lanes come too, and for
-#: how long it remembers that they do. Their producers do not notify a worker that is busy.
+#: For how long, and how many jobs at a time, a worker claims from one lane without a poll while
+#: jobs of other lanes come too, and for how long it remembers that they do. Their producers do not
+#: notify a worker that is busy.
 _SHARED_SECONDS = 0.01
 _SHARED_ROWS = 250
 _SHARED_MEMORY_SECONDS = 10.0
@@ -35,8 +36,9 @@ _SHARED_MEMORY_SECONDS = 10.0
 class LaneClaims:
     """Claims jobs from lanes and passes them to the executor.
 
-    Owns what is known of the lanes: how large their jobs are, which of them emptied, and whether jobs of several come. It guarantees that
-    queues get slots by their weights, that no lane starves, and that nothing is claimed under a lost lease or once the worker stops.
+    Owns what is known of the lanes: how large their jobs are, which of them emptied, and whether
+    jobs of several come. It guarantees that queues get slots by their weights, that no lane
+    starves, and that nothing is claimed under a lost lease or once the worker stops.
 
     Args:
         common: the queues with their weights, the kinds, and the limits of claims.
@@ -70,20 +72,29 @@ class LaneClaims:
         self._calls = ClaimCalls(
             session, self._sizes, self._linger, common.stats, on_claimed, raw_kinds=raw_kinds
         )
-        #: The lanes of the last poll that found any, and until when (monotonic clock) jobs of several are expected.
+        #: The lanes of the last poll that found any, and until when (monotonic clock) jobs of
+        #: several are expected.
         self._last_names: set[LaneName] = set()
         self._shared_until = 0.0
 
     def set_queue_attempts(self, attempts: Mapping[str, int]) -> None:
-        """Set the maximum attempts by queue, as of the last heartbeat; the database decides by its own."""
+        """Set the maximum attempts by queue, as of the last heartbeat.
+
+        The database decides by its own.
+        """
         self._calls.queue_attempts = attempts
 
     def pause_after_nothing(self, lanes: Iterable[ReadyLane], seconds: float) -> float:
-        """Return the pause after ready lanes gave no job: until calls of a batch handler may be fuller, at most this long."""
+        """Return the pause after ready lanes gave no job: until calls of a batch handler may be
+        fuller, at most this long.
+        """
         return self._linger.pause_seconds(lanes, seconds)
 
     async def planned(self, lease: Lease, lanes: Sequence[ReadyLane], wanted: int) -> int:
-        """Claim up to ``wanted`` jobs from ready lanes, by weight and priority; return how many were claimed."""
+        """Claim up to ``wanted`` jobs from ready lanes, by weight and priority.
+
+        Return how many were claimed.
+        """
         settings = self._common.settings
         names = {*map(_name, lanes)}
         if len(names | self._last_names) > 1:
@@ -97,8 +108,8 @@ class LaneClaims:
                 await self._common.signals.sleep(settings.poll_seconds)
                 return 0
         shares = _smallest_first(self._order.shares(open_lanes, wanted), self._sizes)
-        # A single lane, or the shards of one queue, need not give way to other lanes: claim from it again until the next
-        # poll is due.
+        # A single lane, or the shards of one queue, need not give way to other lanes: claim from it
+        # again until the next poll is due.
         alone = len({*map(_name, open_lanes)}) == 1 and not any(lane.is_private for lane in lanes)
         again_until = self._repeat_until() if alone or len(lanes) == 1 else 0.0
         claimed = 0
@@ -110,7 +121,10 @@ class LaneClaims:
         return claimed + await self._claim_shares(lease, shares, again_until)
 
     async def freed(self, lease: Lease, lanes: Iterable[ReadyLane], wanted: int) -> int:
-        """Claim up to ``wanted`` jobs from lanes that a settlement freed; return how many were claimed."""
+        """Claim up to ``wanted`` jobs from lanes that a settlement freed.
+
+        Return how many were claimed.
+        """
         return await self._claim_shares(lease, self._order.shares(lanes, wanted))
 
     async def _claim_shares(
@@ -119,7 +133,10 @@ class LaneClaims:
         shares: Iterable[tuple[list[ReadyLane], int]],
         again_until: float = 0.0,
     ) -> int:
-        """Claim the shares lane by lane; each lane gets what those of its name before it left. Return how many were claimed."""
+        """Claim the shares lane by lane; each lane gets what those of its name before it left.
+
+        Return how many were claimed.
+        """
         claimed = 0
         for lanes, count in shares:
             left = count
@@ -141,7 +158,8 @@ class LaneClaims:
         return now + (min(seconds, _SHARED_SECONDS) if now < self._shared_until else seconds)
 
     async def lane(self, lease: Lease, lane: ReadyLane, count: int, again_until: float) -> int:
-        """Claim from a lane, and repeat while each claim is full, from ``again_until`` on only if no other lane is ready.
+        """Claim from a lane, and repeat while each claim is full, from ``again_until`` on only if
+        no other lane is ready.
 
         Return how many jobs were claimed. With 0.0 it claims once.
         """
@@ -164,7 +182,8 @@ class LaneClaims:
                     again_until = await self._ready.only_until(lease, lane)
                     again_until = min(again_until, self._repeat_until())
                 if is_full and time.monotonic() < again_until:
-                    # More jobs are likely: the server looks for them while the executor takes these.
+                    # More jobs are likely: the server looks for them while the executor takes
+                    # these.
                     count = self._rows(lane, self._wanted.jobs(coming=len(rows)))
                     again = count > 0 and not (self._common.signals.is_stopping or lease.lost)
                 else:
@@ -182,8 +201,8 @@ class LaneClaims:
     async def _claim_limited(self, lease: Lease, lane: ReadyLane, count: int) -> int:
         """Claim from a lane whose queue has limits on starts; return how many jobs were claimed.
 
-        It claims nothing in advance, except for calls of batch handlers: a job that waits here for a slot would use its
-        limits without running.
+        It claims nothing in advance, except for calls of batch handlers: a job that waits here for
+        a slot would use its limits without running.
         """
         taken = 0
         until = time.monotonic() + self._common.settings.poll_seconds
@@ -236,7 +255,9 @@ def _without_large(lanes: Iterable[ReadyLane], sizes: LaneSizes) -> list[ReadyLa
 def _smallest_first(
     shares: list[tuple[list[ReadyLane], int]], sizes: LaneSizes
 ) -> list[tuple[list[ReadyLane], int]]:
-    """Return the shares of a plan with queues of small jobs first: a claim of large jobs takes long. The order within a queue stays."""
+    """Return the shares of a plan with queues of small jobs first: a claim of large jobs takes
+    long. The order within a queue stays.
+    """
     largest: dict[str, int] = {}
     for lanes, _ in shares:
         for lane in lanes:

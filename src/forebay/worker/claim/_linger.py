@@ -1,7 +1,8 @@
 """Pauses between the claims of queues whose batch handlers wait for fuller calls.
 
-Invariant: a queue is delayed only after a claim that found fewer jobs than it asked for, and for at most ``linger`` seconds.
-Meanwhile its jobs are not claimed: other workers may take them, and neither a stop nor a crash concerns them.
+Invariant: a queue is delayed only after a claim that found fewer jobs than it asked for, and for at
+most ``linger`` seconds. Meanwhile its jobs are not claimed: other workers may take them, and
+neither a stop nor a crash concerns them.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _POLL_SECONDS = 0.02
 class Linger:
     """Decides when to claim next from a queue of batch handlers with ``linger``, and how many jobs.
 
-    Owns the time until which each lane is delayed. A claim of such a lane asks for whole calls. It never changes claims from
-    other queues, from lanes with limits, of retries and of suspects.
+    Owns the time until which each lane is delayed. A claim of such a lane asks for whole calls. It
+    never changes claims from other queues, from lanes with limits, of retries and of suspects.
 
     A crash loses only these times.
 
@@ -65,7 +66,10 @@ class Linger:
         return [lane for lane in lanes if self._until.get(lane.lane, now) <= now]
 
     def pause_seconds(self, lanes: Iterable[ReadyLane], default: float) -> float:
-        """Return how long to pause after no ready lane gave a job; ``default`` unless all are delayed."""
+        """Return how long to pause after no ready lane gave a job.
+
+        ``default`` unless all are delayed.
+        """
         now = self._clock()
         return min(
             (
@@ -76,7 +80,9 @@ class Linger:
         )
 
     def rows(self, lane: ReadyLane, count: int) -> int:
-        """Return how many jobs to claim instead of ``count``: 0 if the lane is delayed, otherwise those of whole calls."""
+        """Return how many jobs to claim instead of ``count``: 0 if the lane is delayed, otherwise
+        those of whole calls.
+        """
         if count <= 0 or not self._applies(lane):
             return count
         if not self.open([lane]):
@@ -85,7 +91,10 @@ class Linger:
         return -(-count // size) * size
 
     def record(self, lane: ReadyLane, *, asked: int, rows: Sequence[ClaimedJob]) -> None:
-        """Record a claim that returned jobs. With fewer than it asked for, and not ended by their size, it emptied the lane."""
+        """Record a claim that returned jobs.
+
+        With fewer than it asked for, and not ended by their size, it emptied the lane.
+        """
         if not self._applies(lane):
             return
         if not is_full_claim(asked, jobs=len(rows), size=sum(row.size for row in rows)):

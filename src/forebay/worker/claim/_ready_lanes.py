@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from forebay.worker.ground.signals import Signals
     from forebay.worker.lease.leases import LeaseKeeper
 
-#: How long claimed jobs wait for the answer to a poll before they are started. The poll comes first because handlers that never
-#: wait occupy the loop: the next claim would be sent only when they have ended.
+#: How long claimed jobs wait for the answer to a poll before they are started. The poll comes first
+#: because handlers that never wait occupy the loop: the next claim would be sent only when they
+#: have ended.
 _POLL_FIRST_SECONDS: Final = 0.005
 
 
-#: For how long an answer with very many lanes is used, and the least multiple of its poll's duration.
+#: For how long an answer with very many lanes is used, and the least multiple of its poll's
+#: duration.
 _PARTS_SECONDS: Final = 0.1
 _PARTS_FACTOR: Final = 5
 
@@ -35,18 +37,21 @@ _FEW_QUEUES: Final = 4
 class ReadyLanes:
     """The answers to the polls of a worker.
 
-    Owns the last answer, the known lanes of each queue, and a poll that is under way between two claims. It guarantees that no lane of an answer is used twice. It stores
-    nothing: a poll changes nothing except the wake-ups of sleeping workers.
+    Owns the last answer, the known lanes of each queue, and a poll that is under way between two
+    claims. It guarantees that no lane of an answer is used twice. It stores nothing: a poll changes
+    nothing except the wake-ups of sleeping workers.
 
-    An answer with more queues than a call claims from is used in parts, the longest unserved queues first. So a poll of a thousand
-    lanes is paid once for many claims.
+    An answer with more queues than a call claims from is used in parts, the longest unserved queues
+    first. So a poll of a thousand lanes is paid once for many claims.
 
     Args:
         session: the connection for claims.
         leases: has the groups that the worker serves.
-        leadership: decides for how long producers notify after a poll without a ready lane, and who leads.
+        leadership: decides for how long producers notify after a poll without a ready lane, and who
+            leads.
         signals: has the state of the claim loop.
-        weights: the queues. Answers are used in parts only if all have the same weight: otherwise the plan needs all lanes.
+        weights: the queues. Answers are used in parts only if all have the same weight: otherwise
+            the plan needs all lanes.
     """
 
     def __init__(
@@ -72,7 +77,8 @@ class ReadyLanes:
         #: By queue, the number of the part that served it last.
         self._served: dict[str, int] = {}
         self._part_no = 0
-        #: The lanes that were ready at the last poll, and are the only ones as far as is known until ``until``.
+        #: The lanes that were ready at the last poll, and are the only ones as far as is known
+        #: until ``until``.
         self.last: frozenset[int] = frozenset()
         #: The time (monotonic clock) at which the last poll is no longer recent.
         self.until = 0.0
@@ -80,11 +86,13 @@ class ReadyLanes:
         self.announced_until = 0.0
 
     async def next(self, wanted: int, notified: Container[str] | None = None) -> list[ReadyLane]:
-        """Return ready lanes, by the poll that was sent between two claims, by the rest of the last answer, or by a new poll.
+        """Return ready lanes, by the poll that was sent between two claims, by the rest of the last
+        answer, or by a new poll.
 
         Args:
             wanted: how many jobs the worker can claim.
-            notified: the queues with a notification that waits, if all other lanes were empty; None: some may have had jobs before.
+            notified: the queues with a notification that waits, if all other lanes were empty;
+                None: some may have had jobs before.
         """
         poll, self._between_claims = self._between_claims, None
         if poll is None and self._parts and time.monotonic() < self._parts_until:
@@ -127,10 +135,12 @@ class ReadyLanes:
         return part
 
     async def only_until(self, lease: Lease, lane: ReadyLane) -> float:
-        """Poll between two claims: return until when (monotonic clock) a lane counts as the only ready one, 0.0 if it is not.
+        """Poll between two claims: return until when (monotonic clock) a lane counts as the only
+        ready one, 0.0 if it is not.
 
-        The jobs of the claim before wait for the answer, for a short time only, and whatever the answer is: this does not raise
-        its error. ``next`` returns an answer with other lanes. A leader does not poll here, because it has to resign.
+        The jobs of the claim before wait for the answer, for a short time only, and whatever the
+        answer is: this does not raise its error. ``next`` returns an answer with other lanes. A
+        leader does not poll here, because it has to resign.
         """
         if self._leases.current is not lease or self._leadership.held:
             return 0.0

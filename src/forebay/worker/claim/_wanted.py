@@ -19,10 +19,12 @@ _FEW_QUEUES = 20
 class Wanted:
     """Computes the number of jobs to claim.
 
-    Owns nothing, and leaves nothing behind. It guarantees that no more jobs are in hand than the intake allows.
+    Owns nothing, and leaves nothing behind. It guarantees that no more jobs are in hand than the
+    intake allows.
 
     Args:
-        common: the handlers, the queues, the slots, the limits of claims, and what else bounds the number.
+        common: the handlers, the queues, the slots, the limits of claims, and what else bounds the
+            number.
         executor: knows what runs and what waits for a slot.
     """
 
@@ -67,7 +69,10 @@ class Wanted:
 
 
 def _slowest(means: Collection[float]) -> float | None:
-    """Return the mean duration that decides; of very many queues the 5 % with the highest ones, which may be accidents, do not count."""
+    """Return the mean duration that decides.
+
+    Of very many queues the 5 % with the highest ones, which may be accidents, do not count.
+    """
     if len(means) <= _FEW_QUEUES:
         return max(means, default=None)
     return sorted(means)[int(len(means) * 0.95)]

@@ -1,7 +1,8 @@
-"""The claim loop of a worker: it finds ready lanes, plans how many jobs to claim from each, and claims them.
+"""The claim loop of a worker: it finds ready lanes, plans how many jobs to claim from each, and
+claims them.
 
-Invariant: if the answer to a claim is lost, the claim may have been committed. The worker then retires the lease and claims
-nothing more under it.
+Invariant: if the answer to a claim is lost, the claim may have been committed. The worker then
+retires the lease and claims nothing more under it.
 """
 
 from __future__ import annotations
@@ -50,14 +51,16 @@ _LAST_CALL_SECONDS = 1.0
 class Claimer:
     """Claims jobs for the free slots, and a few in advance, and passes them to the executor.
 
-    Owns the state of the lanes: which are ready, which is next, and which had a notification or were freed by a settlement. It
-    guarantees that it claims nothing once the worker stops or the lease is retired or lost, that queues get slots by their
-    weights, and that no lane starves.
+    Owns the state of the lanes: which are ready, which is next, and which had a notification or
+    were freed by a settlement. It guarantees that it claims nothing once the worker stops or the
+    lease is retired or lost, that queues get slots by their weights, and that no lane starves.
 
-    After a crash the claimed jobs stay under the open leases. They come back when these are revoked.
+    After a crash the claimed jobs stay under the open leases. They come back when these are
+    revoked.
 
     Args:
-        common: the poll interval, the queues with their weights, and the signals that wake and end the loop.
+        common: the poll interval, the queues with their weights, and the signals that wake and end
+            the loop.
         session: the connection for claims.
         leases: provides the current lease.
         runners: run claimed jobs.
@@ -96,7 +99,8 @@ class Claimer:
         self._lanes = LaneClaims(
             common, session, runners, ready=self._ready, wanted=self._wanted, on_claimed=on_claimed
         )
-        #: Set the maximum attempts by queue, as of the last heartbeat; the database decides by its own.
+        #: Set the maximum attempts by queue, as of the last heartbeat; the database decides by its
+        #: own.
         self.set_queue_attempts = self._lanes.set_queue_attempts
         self._must_check_batches = False
         self._is_finished: Callable[[], Awaitable[bool]] | None = None
@@ -137,7 +141,8 @@ class Claimer:
         """Claim until stopped; a call that is under way then has one second to return.
 
         Args:
-            is_finished: called when no lane was ready; true ends the loop. None: the loop runs until it is stopped.
+            is_finished: called when no lane was ready; true ends the loop. None: the loop runs
+                until it is stopped.
         """
         self._is_finished = is_finished
         claiming = asyncio.create_task(self._claim_until_stopped())
@@ -200,8 +205,8 @@ class Claimer:
                     for holder in await holders_after_timeout(self._session, error):
                         log.warning("a claim waited for a lock: %s. %s", holder, holder.remedy)
                 if isinstance(error, GroupNotFound) or not self._session.refused(error):
-                    # A group is opened with the next lease. Or the server did not refuse the claim, but its answer could not
-                    # be read: the claimed jobs are unknown.
+                    # A group is opened with the next lease. Or the server did not refuse the claim,
+                    # but its answer could not be read: the claimed jobs are unknown.
                     self._leases.retire()
                 await signals.pause(
                     reconnect_seconds(signals.failed_claims, random.random(), cap_seconds=5.0)
@@ -252,12 +257,15 @@ class Claimer:
         return True
 
     async def _claim_notified(self, lease: Lease) -> bool:
-        """Claim from queues that had a notification, without a poll; return whether that took all their jobs.
+        """Claim from queues that had a notification, without a poll.
 
-        Only if there are free slots and the queue has one known public lane, and for at most half of the queue's share: retries,
-        other lanes and other queues get theirs from the call of ``ready_v1`` that follows. Where the last poll found nothing, the
-        slots are shared by the notified queues alone. Only a leader does this, because a notification wakes every worker and
-        claims from one lane run one after another.
+        Return whether that took all their jobs.
+
+        Only if there are free slots and the queue has one known public lane, and for at most half
+        of the queue's share: retries, other lanes and other queues get theirs from the call of
+        ``ready_v1`` that follows. Where the last poll found nothing, the slots are shared by the
+        notified queues alone. Only a leader does this, because a notification wakes every worker
+        and claims from one lane run one after another.
         """
         notified = self._notified.take()
         # The jobs just claimed start here, so that their slots no longer count as free.
@@ -280,7 +288,9 @@ class Claimer:
         return was_all
 
     async def _claim_freed(self, lease: Lease) -> bool:
-        """Claim from limited lanes that a settlement freed, without a poll; return whether any job was claimed.
+        """Claim from limited lanes that a settlement freed, without a poll.
+
+        Return whether any job was claimed.
 
         Only shortly after a poll that found no other lane; the next poll serves all other lanes.
         """

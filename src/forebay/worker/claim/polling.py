@@ -1,10 +1,12 @@
-"""How soon an idle worker polls for work again: the leader of a group polls often, the other workers rarely.
+"""How soon an idle worker polls for work again: the leader of a group polls often, the other
+workers rarely.
 
-Where producers notify, the leader polls less often too: a poll only finds what no notification announced. It watches whether that
-happens, since it cannot know how each producer's session is set.
+Where producers notify, the leader polls less often too: a poll only finds what no notification
+announced. It watches whether that happens, since it cannot know how each producer's session is set.
 
-The leadership of a group is a flag in the database (``forebay.lead_v1``) that protects no data: two workers may both lead
-for a moment without harm, and a group without a leader gets one within seconds.
+The leadership of a group is a flag in the database (``forebay.lead_v1``) that protects no data: two
+workers may both lead for a moment without harm, and a group without a leader gets one within
+seconds.
 """
 
 from __future__ import annotations
@@ -37,26 +39,29 @@ log = logger("forebay.worker")
 #: A leader that is saturated for this long resigns, so that an idle worker leads.
 _SATURATED_SECONDS = 0.05
 
-#: How much longer than ``poll_seconds`` a leader waits for its next poll while notifications of new jobs arrive, and when it has been
-#: idle for some time.
+#: How much longer than ``poll_seconds`` a leader waits for its next poll while notifications of new
+#: jobs arrive, and when it has been idle for some time.
 _NOTIFIED_FACTOR = 4
 _QUIET_FACTOR = 20
 
-#: The longest such wait, unless ``poll_seconds`` is longer. Producers ignore a sleep of more than 70 s, see ``forebay._is_ahead()``.
+#: The longest such wait, unless ``poll_seconds`` is longer. Producers ignore a sleep of more than
+#: 70 s, see ``forebay._is_ahead()``.
 _STRETCHED_SECONDS_MAX = 5.0
 
-#: For how long a notification shows that they arrive; and after how long without work a worker is quiet.
+#: For how long a notification shows that they arrive; and after how long without work a worker is
+#: quiet.
 _NOTIFIED_SECONDS = 10.0
 _QUIET_SECONDS = 2.0
 
-#: For how long a leader polls every ``poll_seconds`` after a poll found a job that no notification announced.
+#: For how long a leader polls every ``poll_seconds`` after a poll found a job that no notification
+#: announced.
 _MISSED_SECONDS = 60.0
 
 #: How long a notification may take after a poll found its job.
 _NOTIFICATION_DELAY_SECONDS = 0.1
 
-#: A leadership of many groups lasts longer, so that it is renewed less often: one second more for this number of groups, up to
-#: this number of seconds.
+#: A leadership of many groups lasts longer, so that it is renewed less often: one second more for
+#: this number of groups, up to this number of seconds.
 _GROUPS_PER_SECOND = 200
 _MANY_GROUPS_SECONDS_MAX = 30.0
 
@@ -67,10 +72,12 @@ _RESIGN_SECONDS = 1.0
 class PollLeadership:
     """The leadership of this worker among the idle workers of its groups.
 
-    Owns the last answer of the database about it. It guarantees that a leader polls for work every ``poll_seconds``, that a
-    saturated worker resigns, and that only the loop that does the work renews a leadership.
+    Owns the last answer of the database about it. It guarantees that a leader polls for work every
+    ``poll_seconds``, that a saturated worker resigns, and that only the loop that does the work
+    renews a leadership.
 
-    After a crash the leadership expires, after 1.5 s and two polls, and 5 ms more for each group; another worker then takes it.
+    After a crash the leadership expires, after 1.5 s and two polls, and 5 ms more for each group;
+    another worker then takes it.
 
     Args:
         session: the connection for claims.
@@ -87,7 +94,8 @@ class PollLeadership:
         self._leader_id = leader_id
         self._alone = alone
         self._saturated_since: float | None = None
-        #: Whether enqueues notify, as far as the settings of this worker's session tell; None: not read yet.
+        #: Whether enqueues notify, as far as the settings of this worker's session tell; None: not
+        #: read yet.
         self.producers_notify: bool | None = None
         self._notified_at = self._missed_at = -math.inf
         self._worked_at = time.monotonic()
@@ -96,7 +104,8 @@ class PollLeadership:
         self._leadership = self._of([])
 
     def _of(self, groups: Collection[int]) -> Leadership:
-        # Long enough for a long poll interval: a leader renews when it polls. Each group has a flag to renew.
+        # Long enough for a long poll interval: a leader renews when it polls. Each group has a flag
+        # to renew.
         seconds = min(len(groups) / _GROUPS_PER_SECOND, _MANY_GROUPS_SECONDS_MAX)
         return Leadership(
             groups,
@@ -132,14 +141,19 @@ class PollLeadership:
 
     @property
     def sleep_millis(self) -> int | None:
-        """For how long producers must notify if no lane is ready; None where notifications do not arrive."""
+        """For how long producers must notify if no lane is ready.
+
+        None where notifications do not arrive.
+        """
         if self.without_notifications:
             return None
         return int(self.poll_seconds * 1000) + 30
 
     @property
     def poll_seconds(self) -> float:
-        """How long a leader waits for its next poll: ``poll_seconds``, or longer where notifications arrive."""
+        """How long a leader waits for its next poll: ``poll_seconds``, or longer where
+        notifications arrive.
+        """
         seconds, now = self._settings.poll_seconds, time.monotonic()
         if self._alone or self.without_notifications or self.misses_notifications:
             return seconds
@@ -171,17 +185,25 @@ class PollLeadership:
         self._unannounced.pop(queue, None)
 
     def record_unannounced(self, queues: Iterable[str]) -> None:
-        """A poll found new jobs of these queues while producers had to notify. Unless the notification is under way, it was missed."""
+        """A poll found new jobs of these queues while producers had to notify.
+
+        Unless the notification is under way, it was missed.
+        """
         now = time.monotonic()
         for queue in queues:
             self._unannounced.setdefault(queue, now)
 
     def assume_leaderless(self, groups: Collection[int]) -> bool:
-        """Try soon to lead if one of these groups is wanted and not led by this worker; return whether that is so."""
+        """Try soon to lead if one of these groups is wanted and not led by this worker.
+
+        Return whether that is so.
+        """
         return self._leadership.assume_leaderless(groups)
 
     async def poll(self, groups: list[int]) -> list[ReadyLane]:
-        """Poll; if no lane is ready, renew or take the leadership with the same call if that is due."""
+        """Poll; if no lane is ready, renew or take the leadership with the same call if that is
+        due.
+        """
         duties = self._leadership
         if self._alone or not duties.is_due:
             return await self._session.run(protocol.ready(groups, sleep_millis=self.sleep_millis))
@@ -219,7 +241,9 @@ class PollLeadership:
         self._saturated_since = None
 
     async def resign_when_saturated(self) -> None:
-        """A poll found work: resign if that has been so for some time, so that an idle worker leads."""
+        """A poll found work: resign if that has been so for some time, so that an idle worker
+        leads.
+        """
         self._worked_at = now = time.monotonic()
         if self._saturated_since is None:
             self._saturated_since = now
@@ -230,7 +254,9 @@ class PollLeadership:
             self._leadership.resigned()
 
     async def resign(self) -> None:
-        """At the end, give up every leadership, including maintenance, so that others need not wait for it to expire."""
+        """At the end, give up every leadership, including maintenance, so that others need not wait
+        for it to expire.
+        """
         try:
             async with asyncio.timeout(_RESIGN_SECONDS):
                 await self._session.run(

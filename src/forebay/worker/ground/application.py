@@ -1,4 +1,7 @@
-"""What a worker needs from an application. ``forebay.App`` implements it and imports the worker, not the reverse."""
+"""What a worker needs from an application.
+
+``forebay.App`` implements it and imports the worker, not the reverse.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ if TYPE_CHECKING:
 
 
 class Intake(Protocol):
-    """What bounds the claims of a worker beside its free slots: whether its handlers can do anything now."""
+    """What bounds the claims of a worker beside its free slots: whether its handlers can do
+    anything now.
+    """
 
     def pause_seconds(self) -> float:
         """Return for how long to claim nothing; 0: jobs may be claimed."""
@@ -25,7 +30,10 @@ class Intake(Protocol):
         """Return how many jobs may be in hand; None: any number."""
 
     def problem(self) -> str | None:
-        """Return why the handlers make no progress, for the readiness of the worker; None if they do."""
+        """Return why the handlers make no progress, for the readiness of the worker.
+
+        None if they do.
+        """
 
 
 class Application(Protocol):
@@ -52,17 +60,23 @@ class Application(Protocol):
         """The functions to call after an event, by its name: failed, dead, done, worker_lost."""
 
     def declared_schedules(self) -> tuple[str, Sequence[Schedule]] | None:
-        """Return the name of the application and the schedules that it declares; None: its workers decide no instants."""
+        """Return the name of the application and the schedules that it declares; None: its workers
+        decide no instants.
+        """
 
     def location(self) -> tuple[str, str, bool] | None:
-        """Return module or script, attribute, and whether it is a script; None when the app cannot be imported."""
+        """Return module or script, attribute, and whether it is a script.
+
+        None when the app cannot be imported.
+        """
 
     async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
         """Build the resources that handlers share; return them by name. The stack closes them."""
 
 
 class OneHandlerApplication:
-    """An internal application: one handler for the jobs of every kind, which runs in this process only.
+    """An internal application: one handler for the jobs of every kind, which runs in this process
+    only.
 
     Args:
         kind: the handler.
@@ -95,7 +109,9 @@ class OneHandlerApplication:
         return
 
     def location(self) -> None:
-        """Return None: its jobs run in this process, also after the death of a worker that had them."""
+        """Return None: its jobs run in this process, also after the death of a worker that had
+        them.
+        """
         return
 
     async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:

@@ -1,9 +1,10 @@
 """What a worker process holds: leases, their batches, and the jobs in them.
 
-A batch is identified by (lease, claim_no). The process counts claim numbers in memory and never reuses one. A process that
-lost its database connection during a claim takes a new lease, because it cannot know what the old one holds. A lease is
-trusted until ``sent_at + lease_seconds - margin``, counted from when the last acknowledged heartbeat was *sent*: a slow
-answer must not extend the trust.
+A batch is identified by (lease, claim_no). The process counts claim numbers in memory and never
+reuses one. A process that lost its database connection during a claim takes a new lease, because it
+cannot know what the old one holds. A lease is trusted until ``sent_at + lease_seconds - margin``,
+counted from when the last acknowledged heartbeat was *sent*: a slow answer must not extend the
+trust.
 
 Invariant "single holder": docs/design/engine.md.
 """
@@ -51,7 +52,10 @@ class Lease:
         return self.newest
 
     def next_claim_nos(self, count: int) -> list[int]:
-        """Return the numbers of the batches of one call, in order; those that give no jobs stay unused."""
+        """Return the numbers of the batches of one call, in order.
+
+        Those that give no jobs stay unused.
+        """
         return [self.next_claim_no() for _ in range(count)]
 
     @property
@@ -61,7 +65,9 @@ class Lease:
 
 
 class Announcement:
-    """The end of an attempt, until the database has it: its settlement's middlewares are entered."""
+    """The end of an attempt, until the database has it: its settlement's middlewares are
+    entered.
+    """
 
     __slots__ = ("around", "ended")
 
@@ -85,12 +91,14 @@ class Batch:
     ended: list[Ended] = field(default_factory=list)
     #: Counters to record with the settlement.
     counters: list[dict[str, Any]] = field(default_factory=list)
-    #: Whether its settlement may make other jobs ready: it has ordering keys, or its queue has limits.
+    #: Whether its settlement may make other jobs ready: it has ordering keys, or its queue has
+    #: limits.
     frees_others: bool = False
     lane: ReadyLane | None = None
     #: Ended attempts whose listeners wait for the settlement, by offset.
     announced: dict[int, Announcement] = field(default_factory=dict)
-    #: For jobs of ordering keys that will run again: the newest claim when that was settled, None until then.
+    #: For jobs of ordering keys that will run again: the newest claim when that was settled, None
+    #: until then.
     _continued: dict[int, int | None] = field(default_factory=dict)
     _waiting: list[asyncio.Future[None]] = field(default_factory=list)
 
@@ -103,15 +111,21 @@ class Batch:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether something waits for the settlement of its jobs: other jobs, listeners, or a part of this process."""
+        """Whether something waits for the settlement of its jobs: other jobs, listeners, or a part
+        of this process.
+        """
         return self.frees_others or bool(self.announced) or bool(self._waiting)
 
     def continues(self, offset: int) -> None:
-        """Record that the job at an offset will run again: later jobs of its ordering key were claimed too early."""
+        """Record that the job at an offset will run again: later jobs of its ordering key were
+        claimed too early.
+        """
         self._continued[offset] = None if offset in self.open_offsets else self.lease.newest
 
     def was_before(self, offset: int, claim_no: int) -> bool:
-        """Whether a claim may have been made before the database knew that the job at an offset will run again."""
+        """Whether a claim may have been made before the database knew that the job at an offset
+        will run again.
+        """
         newest = self._continued[offset]
         return newest is None or claim_no <= newest
 
@@ -162,7 +176,10 @@ def _in_order(offsets: list[int], millis: list[int]) -> list[int]:
 
 
 class Raised:
-    """An exception of a call, for the log. All jobs of a batch share it; the first record shows its traceback."""
+    """An exception of a call, for the log. All jobs of a batch share it.
+
+    The first record shows its traceback.
+    """
 
     __slots__ = ("error", "shown_for")
 
@@ -174,9 +191,10 @@ class Raised:
 class HeldJob(msgspec.Struct, eq=False):
     """A claimed job: waiting in this process, running, or ended.
 
-    ``ended`` is set once, by the first decision how the job ended; later decisions are ignored. ``interrupted`` is the
-    reason why the handler was asked to stop. ``follows`` is the previous job of the same ordering key and lease, until
-    this job ends. ``raised`` is the exception with which it ended, until that is logged.
+    ``ended`` is set once, by the first decision how the job ended; later decisions are ignored.
+    ``interrupted`` is the reason why the handler was asked to stop. ``follows`` is the previous job
+    of the same ordering key and lease, until this job ends. ``raised`` is the exception with which
+    it ended, until that is logged.
     """
 
     row: ClaimedJob
@@ -206,7 +224,10 @@ _NO_KIND: Final = RetryPolicy()
 
 
 def job_of(held: HeldJob, kind: Kind | None, group: str) -> Job:
-    """Return the job as a handler sees it, or as its listeners do without a handler; without arguments if they are not decoded, as for a handler in a child process."""
+    """Return the job as a handler sees it, or as its listeners do without a handler.
+
+    Without arguments if they are not decoded, as for a handler in a child process.
+    """
     row = held.row
     return Job(
         job_id=row.job_id,

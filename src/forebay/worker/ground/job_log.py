@@ -1,7 +1,8 @@
-"""One line of the log for each attempt that ended, with the facts of its job as fields of the record.
+"""One line of the log for each attempt that ended, with the facts of its job as fields of the
+record.
 
-Invariant: logging changes no outcome. A line is written after the outcome was passed on, and whatever a handler's exception
-or a handler of the log raises here ends here.
+Invariant: logging changes no outcome. A line is written after the outcome was passed on, and
+whatever a handler's exception or a handler of the log raises here ends here.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _MESSAGE_CHARACTERS_MAX: Final = 500
 class JobLog:
     """Writes a line for each attempt that ended.
 
-    Done and snoozed jobs are logged at DEBUG, cancelled ones at INFO, failed attempts at WARNING, and dead jobs at ERROR with
-    their exception; at INFO without it if their cause is muted.
+    Done and snoozed jobs are logged at DEBUG, cancelled ones at INFO, failed attempts at WARNING,
+    and dead jobs at ERROR with their exception; at INFO without it if their cause is muted.
 
     Args:
         kinds: the handlers, which know how many attempts a job has.
@@ -162,7 +163,8 @@ def _message(
 ) -> tuple[str, tuple[Any, ...]]:
     """Return the message of a record and its arguments.
 
-    The kind is part of the message, because tools such as Sentry group records by their message without arguments.
+    The kind is part of the message, because tools such as Sentry group records by their message
+    without arguments.
     """
     outcome = fields["outcome"]
     head = f"job %s ({_in_template(fields['kind'])}), %s, "
@@ -211,7 +213,10 @@ _ExcInfo = tuple[type[BaseException], BaseException, "TracebackType | None"]
 def _exception(
     held: HeldJob, error: dict[str, Any], raised: Raised | None
 ) -> tuple[_ExcInfo | None, str | None]:
-    """Return the exception for the record, and its text; None for an outcome without one, such as ``Dead``."""
+    """Return the exception for the record, and its text.
+
+    None for an outcome without one, such as ``Dead``.
+    """
     if raised is None:
         if not error.get("traceback"):
             return None, None
@@ -226,14 +231,18 @@ def _exception(
 
 
 class _ChildTraceback(Exception):  # noqa: N818 - what it shows
-    """The traceback of an exception in a child process, as its cause: so it is shown where exceptions are."""
+    """The traceback of an exception in a child process, as its cause: so it is shown where
+    exceptions are.
+    """
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
 
 
 def rebuilt(error: dict[str, Any]) -> BaseException:
-    """Return an exception with the name and the message of one that was raised in a child process."""
+    """Return an exception with the name and the message of one that was raised in a child
+    process.
+    """
     module, _, name = error["type"].rpartition(".")
     made: BaseException = type(name, (Exception,), {"__module__": module or "builtins"})(
         error["message"]

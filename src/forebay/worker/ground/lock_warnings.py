@@ -19,7 +19,8 @@ _HELD_SECONDS: Final = 1.0
 
 
 async def holders_after_timeout(session: Session, error: Exception) -> list[LockHolder]:
-    """Return the transactions that hold locks of the engine, if a call failed because it waited too long for a lock.
+    """Return the transactions that hold locks of the engine, if a call failed because it waited too
+    long for a lock.
 
     Args:
         session: a connection that runs no other call.
@@ -38,8 +39,8 @@ async def holders_after_timeout(session: Session, error: Exception) -> list[Lock
 class LockWatch:
     """Logs a warning for each transaction that holds a lock of the engine in two passes.
 
-    Maintenance passes over a locked task without an error, so nothing else would report it. Two passes need no right to see
-    the age of other sessions' transactions.
+    Maintenance passes over a locked task without an error, so nothing else would report it. Two
+    passes need no right to see the age of other sessions' transactions.
 
     Args:
         log: gets the warnings.

@@ -1,7 +1,7 @@
 """The log of the command line, as text for people or as JSON for programs.
 
-Invariant: one record cannot look like another. Control characters are replaced or escaped, and each further line of a record is
-indented.
+Invariant: one record cannot look like another. Control characters are replaced or escaped, and each
+further line of a record is indented.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """A JSON object on one line for each record: time in UTC, level, logger, message, added fields, exception."""
+    """A JSON object on one line for each record: time in UTC, level, logger, message, added fields,
+    exception.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON without control characters."""

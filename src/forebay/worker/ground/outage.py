@@ -1,6 +1,7 @@
 """The times in which a worker cannot use its database, and the pauses between its attempts.
 
-The database may be unreachable, or it may refuse: it starts up, has no free connection, or is a standby. Both are an outage.
+The database may be unreachable, or it may refuse: it starts up, has no free connection, or is a
+standby. Both are an outage.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 log = logger("forebay.worker")
 
-#: A part that another one woke waits up to this long, so that the connections of many workers do not come together.
+#: A part that another one woke waits up to this long, so that the connections of many workers do
+#: not come together.
 _SPREAD_SECONDS: Final = 0.1
 
 #: An outage that begins this soon after an equal one is not reported again.
@@ -29,9 +31,10 @@ _QUIET_SECONDS: Final = 60.0
 class Outage:
     """What the parts of one worker know about the database together.
 
-    Owns the set of parts that cannot use the database. It guarantees that the first of them that reaches the database again
-    wakes the others, that no part tries more often than its pauses allow unless it is woken so, and that a state of the database
-    is reported once and not at each attempt.
+    Owns the set of parts that cannot use the database. It guarantees that the first of them that
+    reaches the database again wakes the others, that no part tries more often than its pauses allow
+    unless it is woken so, and that a state of the database is reported once and not at each
+    attempt.
 
     Belongs to the worker's loop. Leaves nothing behind.
 
@@ -75,8 +78,11 @@ class Outage:
             log.warning("%s; the worker tries again until it works", error)
 
     def answered(self, part: str) -> None:
-        """Record that a part used the database, and if it could not before, wake all parts that wait."""
-        # Only then: otherwise a part that gets no connection would be woken at every call of another one.
+        """Record that a part used the database, and if it could not before, wake all parts that
+        wait.
+        """
+        # Only then: otherwise a part that gets no connection would be woken at every call of
+        # another one.
         if part not in self._without:
             return
         self._without.clear()
@@ -90,7 +96,8 @@ class Outage:
         self._wake = asyncio.Event()
 
     async def pause(self, failures: int) -> None:
-        """Wait before the next attempt: until another part reached the database, at most a second or so.
+        """Wait before the next attempt: until another part reached the database, at most a second
+        or so.
 
         Args:
             failures: failed attempts in a row, from 1.

@@ -11,8 +11,8 @@ from forebay.worker.ground.outage import Outage
 class Signals:
     """The events that the parts of a worker share.
 
-    Owns the decision to stop, which is never reversed. It guarantees that a part that is about to sleep misses neither a wake-up
-    nor the request to stop.
+    Owns the decision to stop, which is never reversed. It guarantees that a part that is about to
+    sleep misses neither a wake-up nor the request to stop.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,10 @@
 """Threads for plain functions. A call can be interrupted and, if that fails, abandoned.
 
-A ``ThreadPoolExecutor`` does not fit: its threads keep the interpreter from exiting, and it does not show which thread runs
-which call. An interruption raises an exception in the thread at its next bytecode (``PyThreadState_SetAsyncExc``, Python/C API
-manual, "Thread State and the Global Interpreter Lock"). A thread inside C code does not see the exception and is abandoned at
-the hard timeout.
+A ``ThreadPoolExecutor`` does not fit: its threads keep the interpreter from exiting, and it does
+not show which thread runs which call. An interruption raises an exception in the thread at its next
+bytecode (``PyThreadState_SetAsyncExc``, Python/C API manual, "Thread State and the Global
+Interpreter Lock"). A thread inside C code does not see the exception and is abandoned at the hard
+timeout.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ class _Call:
 class Threads:
     """A few daemon threads, started when needed.
 
-    Every call must have a thread at once: a call that waited for a thread would occupy a slot without running. So
-    submitting a call, and not the wake-up of its thread, removes an idle thread from the count.
+    Every call must have a thread at once: a call that waited for a thread would occupy a slot
+    without running. So submitting a call, and not the wake-up of its thread, removes an idle thread
+    from the count.
     """
 
     def __init__(self, most: int) -> None:
@@ -87,7 +89,10 @@ class Threads:
                 )
 
     def abandon(self, call: _Call) -> None:
-        """Stop waiting for a call; its thread ends with the function, and a new thread may replace it."""
+        """Stop waiting for a call.
+
+        Its thread ends with the function, and a new thread may replace it.
+        """
         with self._lock:
             if call.abandoned:
                 return
@@ -122,7 +127,8 @@ class Threads:
             while True:
                 try:
                     with self._lock:
-                        # From here on no interruption is sent; one that was sent and not yet raised is withdrawn.
+                        # From here on no interruption is sent; one that was sent and not yet raised
+                        # is withdrawn.
                         ctypes.pythonapi.PyThreadState_SetAsyncExc(
                             ctypes.c_ulong(threading.get_ident()), None
                         )

@@ -1,7 +1,8 @@
 """Heartbeats, in a separate thread with its event loop and connection.
 
-Heartbeats continue while a handler blocks the worker's loop or uses all its connections. If the loop does not move for a
-whole lease, the worker stops sending heartbeats, so that other workers take over its jobs.
+Heartbeats continue while a handler blocks the worker's loop or uses all its connections. If the
+loop does not move for a whole lease, the worker stops sending heartbeats, so that other workers
+take over its jobs.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 log = logger("forebay.worker")
 
-#: Average time between two heartbeats of all idle workers of one database together, once they are many.
+#: Average time between two heartbeats of all idle workers of one database together, once they are
+#: many.
 _SECONDS_PER_LEASE: Final = 0.35
 
 #: Average pause after a heartbeat that did not reach the database.
@@ -57,8 +59,8 @@ class Heartbeat:
     Args:
         common: the database, the pauses between heartbeats, and whether the database can be used.
         held: called in the worker's loop; returns what the process holds.
-        on_answer: called in the worker's loop with each answer, the leases of the heartbeat, when it was sent and when
-            it was answered.
+        on_answer: called in the worker's loop with each answer, the leases of the heartbeat, when
+            it was sent and when it was answered.
     """
 
     def __init__(
@@ -108,7 +110,9 @@ class Heartbeat:
         self._wake()
 
     def hurry(self) -> None:
-        """Announce a job: send a heartbeat now if the pause is a long one, else keep the pause short."""
+        """Announce a job: send a heartbeat now if the pause is a long one, else keep the pause
+        short.
+        """
         self._hurried = True
         if self._is_in_long_pause:
             self._wake()
@@ -120,7 +124,10 @@ class Heartbeat:
                 loop.call_soon_threadsafe(event.set)
 
     async def join(self, seconds: float) -> None:
-        """Wait for the end of the thread, at most this long; a thread that hangs ends with the process."""
+        """Wait for the end of the thread, at most this long.
+
+        A thread that hangs ends with the process.
+        """
         if self._thread.is_alive():  # a worker that got no lease never started it
             await asyncio.to_thread(self._thread.join, seconds)
 
@@ -142,7 +149,10 @@ class Heartbeat:
             if silent > self._stall_seconds:
                 if not stalled:
                     log.error(
-                        "the event loop is blocked for %.0f s; heartbeats stop, the lease is given up",
+                        (
+                            "the event loop is blocked for %.0f s; heartbeats stop, the lease "
+                            "is given up"
+                        ),
                         silent,
                     )
                 stalled = True
@@ -195,7 +205,9 @@ class Heartbeat:
 
 
 def _idle_seconds(settings: WorkerSettings) -> float:
-    """Return the pause between heartbeats of an idle worker among few: at most three times the usual pause."""
+    """Return the pause between heartbeats of an idle worker among few: at most three times the
+    usual pause.
+    """
     most = min(settings.suspect_seconds, settings.lease_seconds - settings.lease_margin_seconds) / 2
     return max(settings.heartbeat_seconds, min(3 * settings.heartbeat_seconds, most))
 

@@ -1,4 +1,6 @@
-"""What a worker tells the database of itself: once with each lease, and its memory with each heartbeat."""
+"""What a worker tells the database of itself: once with each lease, and its memory with each
+heartbeat.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,8 @@ def identity(
     """Return a function that describes this process; its age counts from now.
 
     Args:
-        common: settings, group and queues of the worker, and the title that stands where an app without a location has its name.
+        common: settings, group and queues of the worker, and the title that stands where an app
+            without a location has its name.
         location: of the app.
         schedules: whether it decides the instants of schedules.
     """
@@ -48,7 +51,10 @@ def identity(
 
 
 def resident_kb() -> int | None:
-    """Return the resident memory of this process in kibibytes; None where the system does not tell."""
+    """Return the resident memory of this process in kibibytes.
+
+    None where the system does not tell.
+    """
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE") // 1024

@@ -37,12 +37,13 @@ _GROUPS_PER_CALL = 50
 class LeaseKeeper:
     """The leases of this process. At most one of them is used for claims.
 
-    Owns the leases and the ids of the worker's consumer groups. It guarantees that nothing is claimed under a retired or lost
-    lease; that a lease without a heartbeat confirmed in time counts as lost here before another worker can get its jobs; and
-    that the jobs of a lost lease are dropped once and not settled.
+    Owns the leases and the ids of the worker's consumer groups. It guarantees that nothing is
+    claimed under a retired or lost lease; that a lease without a heartbeat confirmed in time counts
+    as lost here before another worker can get its jobs; and that the jobs of a lost lease are
+    dropped once and not settled.
 
-    After a crash the leases stay open. Another worker revokes them after ``suspect_seconds`` without a heartbeat, and their
-    jobs come back as suspects.
+    After a crash the leases stay open. Another worker revokes them after ``suspect_seconds``
+    without a heartbeat, and their jobs come back as suspects.
 
     Args:
         common: the queues, the group, the kinds and how long leases last.
@@ -96,8 +97,8 @@ class LeaseKeeper:
             first: the worker starts: raise errors that waiting does not end.
 
         Raises:
-            SchemaError: the schema is too new for this library; or it is missing or too old, and the worker must not wait
-                for it.
+            SchemaError: the schema is too new for this library; or it is missing or too old, and
+                the worker must not wait for it.
             ForeignCluster: the schema was restored from another cluster and not adopted.
         """
         failures = 0
@@ -146,14 +147,18 @@ class LeaseKeeper:
                 return
 
     def _waits_after(self, error: Exception) -> bool:
-        """Return whether a worker that starts waits after an error: a migration may be about to run."""
+        """Return whether a worker that starts waits after an error: a migration may be about to
+        run.
+        """
         if isinstance(error, SchemaError):
             is_older = error.found is None or error.needed is None or error.found < error.needed
             return is_older and self._waits_for_schema
         return not isinstance(error, ForeignCluster)
 
     async def _open_groups(self) -> None:
-        """Open the worker's groups and record its kinds, with each lease: both may have been lost with their server."""
+        """Open the worker's groups and record its kinds, with each lease: both may have been lost
+        with their server.
+        """
         found = await self._session.run(schema_version())
         require_version(found, newer_is_fine=True)
         kinds = self._common.app.kinds
@@ -183,7 +188,9 @@ class LeaseKeeper:
         return self._settings.lease_seconds - self._settings.lease_margin_seconds
 
     def retire(self) -> None:
-        """Claim nothing more under the current lease: it may hold jobs that this process does not know."""
+        """Claim nothing more under the current lease: it may hold jobs that this process does not
+        know.
+        """
         lease, self.current = self.current, None
         if lease is not None:
             lease.retired = True
@@ -200,7 +207,8 @@ class LeaseKeeper:
             if lease.lease_id in answer.open_leases:
                 lease.trusted_until = max(lease.trusted_until, sent_at + self._trusted_seconds)
             elif lease.lease_id in lease_ids:
-                # Only for leases of the heartbeat: one opened after it was sent is not in the answer either.
+                # Only for leases of the heartbeat: one opened after it was sent is not in the
+                # answer either.
                 self.lose(lease)
 
     def lose(self, lease: Lease) -> None:
@@ -227,7 +235,10 @@ class LeaseKeeper:
         self._signals.wake.set()
 
     async def watch(self) -> None:
-        """Lose leases without a heartbeat confirmed in time, until cancelled; depends on the clock only."""
+        """Lose leases without a heartbeat confirmed in time, until cancelled.
+
+        Depends on the clock only.
+        """
         while True:
             await asyncio.sleep(_CHECK_SECONDS)
             now = time.monotonic()
@@ -261,7 +272,9 @@ class LeaseKeeper:
                     )
 
     async def drop_missing_batches(self) -> None:
-        """After the database was unavailable: drop the batches whose claims its crash rolled back."""
+        """After the database was unavailable: drop the batches whose claims its crash rolled
+        back.
+        """
         for lease in list(self.open_leases.values()):
             if not lease.batches or lease.lost:
                 continue
@@ -273,7 +286,10 @@ class LeaseKeeper:
                 for claim_no in missing:
                     lease.batches.pop(claim_no, None)
                 log.warning(
-                    "the database lost %s batches of lease %s in a crash: %s jobs dropped, they will be claimed again",
+                    (
+                        "the database lost %s batches of lease %s in a crash: %s jobs dropped, "
+                        "they will be claimed again"
+                    ),
                     len(missing),
                     lease.lease_id,
                     len(dropped),

@@ -1,4 +1,6 @@
-"""Does what a worker does for the whole database, beside its own jobs: maintenance and schedules, if it leads them.
+"""Does what a worker does for the whole database, beside its own jobs: maintenance and schedules,
+if it leads them.
 
-It asks only ground, and no room waits for it. It wakes claim, by way of process, when it made jobs ready.
+It asks only ground, and no room waits for it. It wakes claim, by way of process, when it made jobs
+ready.
 """

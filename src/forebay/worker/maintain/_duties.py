@@ -1,4 +1,6 @@
-"""The schedule of the duties of maintenance: small steps in turn, and what is reported about duties that fail or fall behind."""
+"""The schedule of the duties of maintenance: small steps in turn, and what is reported about duties
+that fail or fall behind.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ if TYPE_CHECKING:
     import logging
     from collections.abc import Awaitable, Callable, Iterable
 
-#: A step that takes longer than this looks at half as many rows the next time; one of a quarter of this at twice as many.
+#: A step that takes longer than this looks at half as many rows the next time; one of a quarter of
+#: this at twice as many.
 _STEP_SECONDS: Final = 1.0
 
 #: A pass of several steps is followed by a pause of at least this multiple of its duration.
@@ -27,7 +30,8 @@ _BEHIND_SECONDS: Final = 900.0
 #: Time between two reports about one duty.
 _REPORT_SECONDS: Final = 60.0
 
-#: Failures in a row after which a duty is reported; earlier ones are often locks that are released soon.
+#: Failures in a row after which a duty is reported; earlier ones are often locks that are released
+#: soon.
 _REPORT_FAILURES: Final = 3
 _LOG_FAILURES: Final = frozenset({_REPORT_FAILURES, 30, 300})
 
@@ -41,7 +45,8 @@ class Duty:
 
     Attributes:
         every_seconds: pause between two passes.
-        least_seconds: the pause after a pass that found something, where one that found nothing has a longer pause.
+        least_seconds: the pause after a pass that found something, where one that found nothing has
+            a longer pause.
         step: does one step and returns whether the pass continues.
         most: maximum number of rows of a step; 0 if no parameter of the call bounds its rows.
         is_urgent: jobs wait for it, so it goes before the other duties.
@@ -71,13 +76,17 @@ class Duty:
         self.rows = self.most
 
     def pause(self, seconds: float, found: int, most: float, *, idle_seconds: float = 0.0) -> None:
-        """Set the pause after a pass: after one that found nothing, twice the pause before or ``idle_seconds``, at most ``most``."""
+        """Set the pause after a pass: after one that found nothing, twice the pause before or
+        ``idle_seconds``, at most ``most``.
+        """
         self.least_seconds = seconds
         longer = max(2 * self.every_seconds, idle_seconds)
         self.every_seconds = seconds if found else max(seconds, min(longer, most))
 
     def hasten(self) -> None:
-        """End the long pauses of a duty that found nothing: there may be something now, or soon, when a transaction commits."""
+        """End the long pauses of a duty that found nothing: there may be something now, or soon,
+        when a transaction commits.
+        """
         if self.least_seconds is not None and not self.failures:
             self.every_seconds = self.least_seconds
             self.due_at = min(self.due_at, self.well_at + self.least_seconds)
@@ -86,12 +95,14 @@ class Duty:
 class Schedule:
     """Runs duties in turn, one step at a time.
 
-    A duty with more work is due again at once, behind those that are due already. A duty that fails is tried again after a
-    pause, with half as many rows. A duty that fails or falls behind is logged and reported to the database, for the doctor.
+    A duty with more work is due again at once, behind those that are due already. A duty that fails
+    is tried again after a pause, with half as many rows. A duty that fails or falls behind is
+    logged and reported to the database, for the doctor.
 
     Args:
         duties: all duties.
-        report: stores name, seconds and error of a duty that is not well, or the name alone of one that is.
+        report: stores name, seconds and error of a duty that is not well, or the name alone of one
+            that is.
         log: gets the warnings.
     """
 
@@ -112,7 +123,10 @@ class Schedule:
         return max(0.0, min(duty.due_at for duty in self.duties) - time.monotonic())
 
     async def run_next(self) -> None:
-        """Do one step of the duty that is due longest. Urgent duties go first, in every other step at most."""
+        """Do one step of the duty that is due longest.
+
+        Urgent duties go first, in every other step at most.
+        """
         now = time.monotonic()
         due = [duty for duty in self.duties if duty.due_at <= now]
         if not due:
@@ -131,7 +145,8 @@ class Schedule:
         try:
             has_more = await duty.step(duty)
         except Exception as error:
-            # For example a lock of another session. Every step is safe to repeat, and one that fails must not stop the others.
+            # For example a lock of another session. Every step is safe to repeat, and one that
+            # fails must not stop the others.
             await self._failed(duty, error)
             return
         now = time.monotonic()
@@ -158,14 +173,19 @@ class Schedule:
         await self._clear(duty)
 
     def postpone(self, duty: Duty, seconds: float) -> None:
-        """A duty has nothing to do now: it is due after this time. One that failed, or was reported, is not postponed."""
+        """A duty has nothing to do now: it is due after this time.
+
+        One that failed, or was reported, is not postponed.
+        """
         now = time.monotonic()
         if duty.is_clear and not duty.failures and duty.began_at is None:
             duty.due_at = now + seconds
             duty.well_at = now
 
     def forgive(self) -> None:
-        """Make duties that failed due after their usual pause: the database was unreachable and is back."""
+        """Make duties that failed due after their usual pause: the database was unreachable and is
+        back.
+        """
         for duty in self.duties:
             duty.failures = 0
             duty.due_at = min(duty.due_at, time.monotonic() + duty.every_seconds)

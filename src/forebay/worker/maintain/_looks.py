@@ -1,4 +1,6 @@
-"""When the leader of maintenance looks for due jobs: rarely while all that is added is announced, often otherwise."""
+"""When the leader of maintenance looks for due jobs: rarely while all that is added is announced,
+often otherwise.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,16 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Longest pause between two looks while those who add jobs notify. Each look also renews the leadership.
+#: Longest pause between two looks while those who add jobs notify. Each look also renews the
+#: leadership.
 LOOK_SECONDS_MAX: Final = 0.8
 
 #: Least pause after a look that found due jobs, and after one that did not.
 _AGAIN_SECONDS: Final = 0.1
 _SECONDS_MIN: Final = 0.02
 
-#: For how long it looks as often as without notifications after it found a job that none announced, and how long a notification may take.
+#: For how long it looks as often as without notifications after it found a job that none announced,
+#: and how long a notification may take.
 _MISSED_SECONDS: Final = 60.0
 _NOTIFICATION_SECONDS: Final = 0.1
 
@@ -23,8 +27,9 @@ _NOTIFICATION_SECONDS: Final = 0.1
 class Looks:
     """The pauses between looks for due jobs.
 
-    A look tells the database for how long the leader sleeps. Sessions that add a job that is due earlier notify it.
-    A job that was due and not announced shows that notifications are lost: then the leader looks every ``often_seconds`` for a minute.
+    A look tells the database for how long the leader sleeps. Sessions that add a job that is due
+    earlier notify it. A job that was due and not announced shows that notifications are lost: then
+    the leader looks every ``often_seconds`` for a minute.
 
     Args:
         often_seconds: the pause without notifications.
@@ -44,7 +49,9 @@ class Looks:
         self._unannounced_at: float | None = None
 
     def begin(self, *, is_announced: bool) -> int | None:
-        """Begin a look. Return for how many milliseconds the leader will sleep if nothing is due; None if it needs no notification.
+        """Begin a look. Return for how many milliseconds the leader will sleep if nothing is due.
+
+        None if it needs no notification.
 
         Args:
             is_announced: whether this process is notified of what others add, as far as it knows.

@@ -1,8 +1,9 @@
 """Maintenance of the log: every worker can do it, and one worker does it.
 
-Promotion of due jobs, revocation of lost leases, sealing and creating segments, expiry, retention, trimming. Each duty is
-one SQL function under a try-lock, so that several workers may call it at the same time, and each call is a step bounded in
-rows. Normally only the leader of maintenance calls these functions: see ``docs/design/worker.md``.
+Promotion of due jobs, revocation of lost leases, sealing and creating segments, expiry, retention,
+trimming. Each duty is one SQL function under a try-lock, so that several workers may call it at the
+same time, and each call is a step bounded in rows. Normally only the leader of maintenance calls
+these functions: see ``docs/design/worker.md``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
 
 log = logger("forebay.maintenance")
 
-#: Pause between checks for due jobs; it delays a due job by half of this on average. Pause between checks for lost leases.
+#: Pause between checks for due jobs; it delays a due job by half of this on average. Pause between
+#: checks for lost leases.
 _PROMOTE_SECONDS: Final = 0.1
 _REVOKE_SECONDS: Final = 1.0
 
@@ -50,19 +52,23 @@ _SWEEP_ROWS = 1000  # most jobs that a step of the sweep looks at
 _SWEEP_LANES = 50  # most lanes that it looks at
 _TRIM_ROWS = 5000  # most rows that a step of trimming looks at
 
-#: Expiries that were committed long after their time are found by a sweep of all expiries, after this time.
+#: Expiries that were committed long after their time are found by a sweep of all expiries, after
+#: this time.
 _SWEEP_ALL_SECONDS = 3600.0
 
-#: Seconds between two sweeps. Those that visit each lane have pauses of a multiple of the duration of one, up to the longest pause.
+#: Seconds between two sweeps. Those that visit each lane have pauses of a multiple of the duration
+#: of one, up to the longest pause.
 _SWEEP_SECONDS = 10.0
 _SWEEP_PAUSE_FACTOR = 300
 _SWEEP_SECONDS_MAX = 60.0
 
-#: Segments whose block index is updated in each pass, the newest ones. The first pass of a leader updates all.
+#: Segments whose block index is updated in each pass, the newest ones. The first pass of a leader
+#: updates all.
 _SUMMARIZED_SEGMENTS = 3
 
-#: Seconds between two renewals of the counts of waiting jobs, and between two folds of the counters, and the least multiple of the duration
-#: of one, up to the longest pauses. While a worker is at its limit, folds come later, and reads add more.
+#: Seconds between two renewals of the counts of waiting jobs, and between two folds of the
+#: counters, and the least multiple of the duration of one, up to the longest pauses. While a worker
+#: is at its limit, folds come later, and reads add more.
 _RENEW_SECONDS = 2.0
 _RENEW_SECONDS_MAX = 60.0
 _FOLD_SECONDS = 1.0
@@ -76,13 +82,14 @@ _REPORTS_AFTER_SECONDS: Final = 2.0
 _CLOSE_SECONDS = 2.0
 _CLOSE_SECONDS_MAX = 10.0
 
-#: Seconds between two checks of the alerts, and the least multiple of the duration of one, up to the longest pause.
+#: Seconds between two checks of the alerts, and the least multiple of the duration of one, up to
+#: the longest pause.
 _ALERTS_SECONDS = 15.0
 _ALERTS_PAUSE_FACTOR = 250
 _ALERTS_SECONDS_MAX = 60.0
 
-#: The parts of trimming with the seconds between two passes. Under a held snapshot a pass visits what the passes before deleted,
-#: so most are rare.
+#: The parts of trimming with the seconds between two passes. Under a held snapshot a pass visits
+#: what the passes before deleted, so most are rare.
 _TRIMMED: Final = {
     "deferred": 15.0,
     "late_deferred": 3600.0,
@@ -117,11 +124,13 @@ _TRIMMED: Final = {
 #: Parts of trimming with this pause or more come less often while they find nothing.
 _TRIM_IDLE_SECONDS: Final = 60.0
 
-#: The longest pause of duties that find nothing. Activity ends it: any for folds and renewals, this many new rows for trimming.
+#: The longest pause of duties that find nothing. Activity ends it: any for folds and renewals, this
+#: many new rows for trimming.
 _IDLE_SECONDS_MAX: Final = 300.0
 _ACTIVE_ROWS: Final = 1000
 
-#: A fold or a renewal that found nothing is followed by a pause of this multiple of its duration at least.
+#: A fold or a renewal that found nothing is followed by a pause of this multiple of its duration at
+#: least.
 _IDLE_PAUSE_FACTOR: Final = 500
 
 #: Most blocks of 4,096 numbers that a step summarizes.
@@ -133,7 +142,8 @@ _TRIM_SPREAD_SECONDS: Final = 10.0
 #: Longest pause after a task failed for another reason than an unreachable database.
 _FAILED_SECONDS_MAX = 30.0
 
-#: How long the leadership lasts unless renewed. After a leader dies, no worker promotes jobs for this long.
+#: How long the leadership lasts unless renewed. After a leader dies, no worker promotes jobs for
+#: this long.
 _LEAD_SECONDS = 1.6
 
 #: A worker that does not lead closes the connection of maintenance after this time without a call.
@@ -178,7 +188,8 @@ class Maintenance:
         self._leading = leading
         #: For how long the server's clock was seen to run evenly, and when it was read last.
         self._observed: tuple[float | None, float] = None, 0.0
-        #: Grows with each job. What it was at the last answer, and when trimming began to come often.
+        #: Grows with each job. What it was at the last answer, and when trimming began to come
+        #: often.
         self._activity = self._trimmed_activity = 0
         self._outage = outage or Outage()
         self._session = session
@@ -279,7 +290,9 @@ class Maintenance:
             self._hint.set()
 
     def step_down(self) -> None:
-        """Start no further task and do not renew the leadership, so that another worker can lead."""
+        """Start no further task and do not renew the leadership, so that another worker can
+        lead.
+        """
         if self._leader_id is not None:
             self._is_over = True
 
@@ -300,7 +313,8 @@ class Maintenance:
                 self._lead_failures += 1
                 self._outage.failed("maintenance", error)
                 await self._outage.pause(self._lead_failures)
-                # Duties that failed during the outage are due at its end, and not after their long pauses.
+                # Duties that failed during the outage are due at its end, and not after their long
+                # pauses.
                 self._schedule.forgive()
                 self._hint.set()
                 return False
@@ -395,7 +409,9 @@ class Maintenance:
         return count >= duty.rows
 
     def observe_clock(self, reading: datetime, sent_at: float, answered_at: float) -> None:
-        """Record a reading of the server's clock, also while another worker leads: see ``ServerClock.observe``."""
+        """Record a reading of the server's clock, also while another worker leads: see
+        ``ServerClock.observe``.
+        """
         observed = self._server_clock.observe(reading, sent_at, answered_at)
         self._observed = observed, answered_at
 
@@ -410,7 +426,10 @@ class Maintenance:
             return False
         self._record("revoked", 1)
         log.warning(
-            "lease %s of %s revoked after %.1f s without a heartbeat: %s jobs returned to the queue",
+            (
+                "lease %s of %s revoked after %.1f s without a heartbeat: %s jobs returned to "
+                "the queue"
+            ),
             revoked.lease_id,
             revoked.worker,
             revoked.silent_seconds,
@@ -443,8 +462,9 @@ class Maintenance:
             ):
                 self._swept_at = None
         began_at = self._sweep_began_at
-        # One minute of overlap, for transactions that committed after the last pass; later ones are found by a pass over all.
-        # If the clock was set back, also for all that expires from now on.
+        # One minute of overlap, for transactions that committed after the last pass; later ones are
+        # found by a pass over all. If the clock was set back, also for all that expires from now
+        # on.
         since = None
         if self._swept_at is not None and began_at is not None:
             since = min(self._swept_at, began_at) - timedelta(minutes=1)
@@ -541,7 +561,9 @@ class Maintenance:
 
 
 def _pause_after(began_at: float | None, least: float, factor: float, most: float) -> float:
-    """Return the seconds until a duty comes again: a multiple of what it took since it began, between two bounds."""
+    """Return the seconds until a duty comes again: a multiple of what it took since it began,
+    between two bounds.
+    """
     return min(max(least, factor * (time.monotonic() - (began_at or 0.0))), most)
 
 

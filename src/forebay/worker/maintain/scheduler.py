@@ -1,7 +1,8 @@
 """Schedules: every worker decides their instants, and the database lets one decide each.
 
-A scheduler computes instants from the definitions and the clock of the database. ``forebay.fire_v1`` refuses what another scheduler decided
-first. So workers need no leader, and any one that runs is enough. To save calls, one of them leads: it decides at each instant, and the
+A scheduler computes instants from the definitions and the clock of the database.
+``forebay.fire_v1`` refuses what another scheduler decided first. So workers need no leader, and any
+one that runs is enough. To save calls, one of them leads: it decides at each instant, and the
 others look about once a minute: see ``docs/design/schedules.md``.
 """
 
@@ -39,9 +40,11 @@ _POLL_SECONDS: Final = 5.0
 #: Pause of a scheduler that does not lead, and between its checks whether it does.
 _FOLLOWER_SECONDS: Final = 60.0
 _LEADS_SECONDS: Final = 0.5
-#: Shortest pause; after an instant, a random part of it keeps many schedulers from calling at the same moment.
+#: Shortest pause; after an instant, a random part of it keeps many schedulers from calling at the
+#: same moment.
 _SPREAD_SECONDS: Final = 0.05
-#: Pause before a decision that failed, or that another transaction keeps from being made, is tried again.
+#: Pause before a decision that failed, or that another transaction keeps from being made, is tried
+#: again.
 _AGAIN_SECONDS: Final = 1.0
 #: More time than this between an instant and the position is searched in a thread.
 _LONG_SECONDS: Final = 600.0
@@ -52,14 +55,17 @@ _FRESH_MAX: Final = 61
 class Scheduler:
     """Decides the instants of all schedules of a database.
 
-    Owns the definitions as last read. It guarantees that no instant is passed over: an instant is decided by this scheduler or another
-    one, or stays undecided and is computed again. Leaves nothing behind.
+    Owns the definitions as last read. It guarantees that no instant is passed over: an instant is
+    decided by this scheduler or another one, or stays undecided and is computed again. Leaves
+    nothing behind.
 
     Args:
         session: returns a connection in autocommit mode; other parts may use it too.
-        app: the name of the application, and the schedules that it declares; applied once, at the beginning.
+        app: the name of the application, and the schedules that it declares; applied once, at the
+            beginning.
         outage: what the parts of the worker know about the database.
-        leads: returns whether this scheduler decides at each instant. One that does not looks once a minute whether any is left undecided.
+        leads: returns whether this scheduler decides at each instant. One that does not looks once
+            a minute whether any is left undecided.
     """
 
     def __init__(
@@ -152,7 +158,10 @@ class Scheduler:
                 log.warning("schedule %s: %s, not as declared here", each.name, each.detail)
             else:
                 log.warning(
-                    "schedule %s is not declared any more and still runs; remove it with `forebay schedules drop %s`",
+                    (
+                        "schedule %s is not declared any more and still runs; remove it with "
+                        "`forebay schedules drop %s`"
+                    ),
                     each.name,
                     each.name,
                 )
@@ -217,7 +226,8 @@ def firing(
     *,
     leads: Callable[[], bool],
 ) -> list[Callable[[], Awaitable[None]]]:
-    """Return the service of a worker that decides instants, if its settings and its application say so.
+    """Return the service of a worker that decides instants, if its settings and its application say
+    so.
 
     Args:
         app: has the declared schedules.

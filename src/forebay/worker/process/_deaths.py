@@ -1,10 +1,11 @@
 """Lines of the log for jobs that the database itself made dead letters.
 
-A job that a claim or the sweep finds expired, and a job with the last of the workers that it killed, have no attempt that ends in a
-worker. The call that wrote their dead letters tells its caller of them: see ``forebay._report_deaths()``.
+A job that a claim or the sweep finds expired, and a job with the last of the workers that it
+killed, have no attempt that ends in a worker. The call that wrote their dead letters tells its
+caller of them: see ``forebay._report_deaths()``.
 
-Invariant "told after the commit": a line is written only after the call succeeded. If its answer is lost, so are its lines; the
-dead letters are there.
+Invariant "told after the commit": a line is written only after the call succeeded. If its answer is
+lost, so are its lines; the dead letters are there.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ _DECODER: Final = msgspec.json.Decoder(_Report)
 
 
 def log_deaths(reports: Sequence[str], muted: Collection[str]) -> None:
-    """Log the dead letters that one call has written: at ERROR, of muted causes at INFO. Never raises.
+    """Log the dead letters that one call has written: at ERROR, of muted causes at INFO.
+
+    Never raises.
 
     Args:
         reports: what the call told of them, as JSON.
@@ -91,7 +94,10 @@ def _log(death: _Death, *, is_muted: bool) -> None:
         template = f"job %s ({kind}) expired before a worker started it and is a dead letter now"
         arguments: tuple[Any, ...] = (death.job_id,)
     else:
-        template = f"job %s ({kind}), attempt %s, killed its worker each time it ran alone and is a dead letter now"
+        template = (
+            f"job %s ({kind}), attempt %s, killed its worker each time it ran alone and is a "
+            f"dead letter now"
+        )
         arguments = (death.job_id, death.attempt)
     if is_muted:
         template += " (this cause is muted)"

@@ -40,9 +40,10 @@ class Health:
 class HealthCheck:
     """Reads the health of a worker from its parts.
 
-    It guarantees that a worker is ready only while it makes progress: its lease is confirmed by recent heartbeats, its last
-    poll succeeded, it does not stop, and its event loop runs. Owns the time of the loop's last turn. ``read`` may be called in
-    any thread: it reads single attributes only. Leaves nothing behind.
+    It guarantees that a worker is ready only while it makes progress: its lease is confirmed by
+    recent heartbeats, its last poll succeeded, it does not stop, and its event loop runs. Owns the
+    time of the loop's last turn. ``read`` may be called in any thread: it reads single attributes
+    only. Leaves nothing behind.
 
     Args:
         signals: whether the worker stops, and whether the database can be used.
@@ -121,9 +122,12 @@ class HealthCheck:
 
 
 class FleetHealth:
-    """Reads the health of several workers in one process. The process is live and ready while all of them are.
+    """Reads the health of several workers in one process.
 
-    It guarantees that each reason is there once. ``read`` may be called in any thread. Leaves nothing behind.
+    The process is live and ready while all of them are.
+
+    It guarantees that each reason is there once. ``read`` may be called in any thread. Leaves
+    nothing behind.
 
     Args:
         checks: those of the workers, at least one.

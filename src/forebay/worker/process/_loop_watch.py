@@ -1,6 +1,7 @@
 """Warns when a job blocks the event loop, with the place in its handler.
 
-While the loop is blocked, no other coroutine handler, claim, settlement or timeout runs in this process. Heartbeats continue.
+While the loop is blocked, no other coroutine handler, claim, settlement or timeout runs in this
+process. Heartbeats continue.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ class LoopWatch:
         fields = _fields(call)
         if warned:
             log.warning(
-                "%s blocks the event loop, for %.1f s until now, at %s; no other job can start or end:"
+                "%s blocks the event loop, for %.1f s until now, at %s; no other job can "
+                "start or end:"
                 " use a plain function, or await asyncio.to_thread(...)",
                 _name(fields),
                 time.monotonic() - sent_at,
@@ -106,7 +108,10 @@ class LoopWatch:
         return True
 
     def _blocker(self) -> tuple[Call | None, str | None]:
-        """Return the call that blocks the loop and where; no call for another task, no place for one of this library."""
+        """Return the call that blocks the loop and where.
+
+        No call for another task, no place for one of this library.
+        """
         task = asyncio.current_task(self._loop)
         call = next((call for call in self._calls() if call.task is task), None)
         frame: FrameType | None = sys._current_frames().get(self._loop_thread)  # noqa: SLF001

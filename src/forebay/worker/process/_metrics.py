@@ -18,7 +18,8 @@ _OUTCOMES = ("done", "retried", "dead", "cancelled", "snoozed", "postponed", "re
 
 
 def exporter_of(dsn: str, check: HealthCheck | FleetHealth, stats: Sequence[Stats]) -> Exporter:
-    """Return what answers /metrics: the metrics of the database, and of the workers in this process.
+    """Return what answers /metrics: the metrics of the database, and of the workers in this
+    process.
 
     Args:
         dsn: the database of the workers.

@@ -23,7 +23,8 @@ async def run_workers(
 ) -> list[Stats]:
     """Run several workers in this process until all have stopped; return what each did.
 
-    If one ends with an error, the others are stopped and the error is raised. The process is ready while all of them are.
+    If one ends with an error, the others are stopped and the error is raised. The process is ready
+    while all of them are.
 
     Args:
         workers: those to run; the process answers probes for them.

@@ -1,7 +1,7 @@
 """The event loop around a worker, for a thread or process that does nothing else.
 
-At its end ``asyncio.run`` waits for every task, indefinitely for a handler that ignores its cancellation: the process would
-not exit, and no supervisor would restart it.
+At its end ``asyncio.run`` waits for every task, indefinitely for a handler that ignores its
+cancellation: the process would not exit, and no supervisor would restart it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ _LEFT_OVER_SECONDS = 1.0
 
 
 def run_to_the_end(main: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a new event loop; at the end, abandon tasks that ignore their cancellation."""
+    """Run a coroutine in a new event loop.
+
+    At the end, abandon tasks that ignore their cancellation.
+    """
     loop = asyncio.new_event_loop()
     try:
         asyncio.set_event_loop(loop)

@@ -1,7 +1,8 @@
 """Answers probes over HTTP, and reports to systemd, from a thread.
 
-The thread has a separate event loop and answers while the worker's loop is blocked. A process without the thread, or one that
-holds Python's interpreter lock, does not answer, and counts as dead for the process manager.
+The thread has a separate event loop and answers while the worker's loop is blocked. A process
+without the thread, or one that holds Python's interpreter lock, does not answer, and counts as dead
+for the process manager.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ async def answer_probes(
         check: reads the health of the worker.
         worker: its name, for the answers.
         address: where to listen, as for ``listen_address``; None: nowhere.
-        metrics: returns the text of /metrics, in the loop of the probes; None: there is no such path.
+        metrics: returns the text of /metrics, in the loop of the probes; None: there is no such
+            path.
 
     Raises:
         ConfigError: the process cannot listen there.
@@ -104,8 +106,9 @@ class _Serving:
 class Probes:
     """The thread that answers probes and reports to systemd.
 
-    Owns the listening socket. It guarantees an answer within milliseconds, whatever the worker's loop does, and that no client
-    costs more than one of 32 connections for two seconds: one more closes the oldest. After a crash a socket file may be left; the next worker replaces it.
+    Owns the listening socket. It guarantees an answer within milliseconds, whatever the worker's
+    loop does, and that no client costs more than one of 32 connections for two seconds: one more
+    closes the oldest. After a crash a socket file may be left; the next worker replaces it.
 
     Args:
         check: reads the health of the worker, in any thread.
@@ -225,13 +228,15 @@ class Probes:
 
 
 class Reports:
-    """Reports to systemd by the protocol of sd_notify(3): ready, stopping, a status line, and the watchdog.
+    """Reports to systemd by the protocol of sd_notify(3): ready, stopping, a status line, and the
+    watchdog.
 
     The watchdog gets its sign of life only while the worker is live.
 
     Args:
         address: the socket of systemd; an ``@`` at its beginning stands for the abstract namespace.
-        watchdog_seconds: the worker is restarted after this time without a sign of life; None: never.
+        watchdog_seconds: the worker is restarted after this time without a sign of life; None:
+            never.
     """
 
     def __init__(self, address: str, watchdog_seconds: float | None) -> None:

@@ -1,15 +1,17 @@
 """A worker process: its parts, their connections, and how it starts and stops.
 
-The claimer finds ready lanes, plans how many jobs to take from each, and claims them. The executor runs the jobs. The settler
-writes how they ended. The heartbeat keeps the lease alive from a separate thread. Maintenance runs its tasks. Of
-several idle workers, one polls often for its group and one does the maintenance: the *leaders*.
+The claimer finds ready lanes, plans how many jobs to take from each, and claims them. The executor
+runs the jobs. The settler writes how they ended. The heartbeat keeps the lease alive from a
+separate thread. Maintenance runs its tasks. Of several idle workers, one polls often for its group
+and one does the maintenance: the *leaders*.
 
-After a crash, jobs are claimed and not settled. Another worker revokes their lease after ``suspect_seconds`` without a
-heartbeat. The jobs come back as suspects, and each runs alone in a child process.
+After a crash, jobs are claimed and not settled. Another worker revokes their lease after
+``suspect_seconds`` without a heartbeat. The jobs come back as suspects, and each runs alone in a
+child process.
 
-If the connection is lost during a claim, the claim may have been committed. The lease is then *retired*: the worker finishes
-and settles the jobs it knows, claims nothing more under the lease, and closes it. Closing releases the jobs that the worker
-does not know.
+If the connection is lost during a claim, the claim may have been committed. The lease is then
+*retired*: the worker finishes and settles the jobs it knows, claims nothing more under the lease,
+and closes it. Closing releases the jobs that the worker does not know.
 """
 
 from __future__ import annotations
@@ -78,17 +80,19 @@ _CALL_SECONDS = 20.0
 class Worker:
     """Runs the jobs of some queues.
 
-    Owns the parts of a worker process and its connections. It guarantees that every claimed job is settled, released, or left to
-    a lease that another worker revokes, and that stopping takes a bounded time, even without the database.
+    Owns the parts of a worker process and its connections. It guarantees that every claimed job is
+    settled, released, or left to a lease that another worker revokes, and that stopping takes a
+    bounded time, even without the database.
 
     Args:
         app: the part of the application that workers use.
         dsn: the database.
-        queues: queues to serve: names, names with weights, or their short form; None means all queues of the app's kinds.
+        queues: queues to serve: names, names with weights, or their short form; None means all
+            queues of the app's kinds.
         settings: see ``WorkerSettings``; None means its defaults.
         group: the consumer group to serve in each queue.
-        location: where a child process imports the app from: (module, attribute, is_script); None means the app's own
-            location. Without a location suspects run in this process.
+        location: where a child process imports the app from: (module, attribute, is_script); None
+            means the app's own location. Without a location suspects run in this process.
 
     Attributes:
         on_attempt: called with the end of each attempt, on the event loop; for tests.
@@ -152,11 +156,12 @@ class Worker:
         """Work until stopped, or until there is nothing left to do.
 
         Args:
-            until_idle: return when no job is ready, claimed or running; scheduled and retrying jobs that are not due stay.
+            until_idle: return when no job is ready, claimed or running; scheduled and retrying jobs
+                that are not due stay.
 
         Raises:
-            SchemaError: the schema is too new; or it is missing or too old, and the setting ``without_schema`` is fail, or
-                ``until_idle`` is set.
+            SchemaError: the schema is too new; or it is missing or too old, and the setting
+                ``without_schema`` is fail, or ``until_idle`` is set.
             ForeignCluster: the schema was restored from another cluster and not adopted.
             ConfigError: the process cannot listen at the address of the setting ``health``.
         """
@@ -428,7 +433,10 @@ def _require_location(start: Start | None, kinds: Kinds, settings: WorkerSetting
 
 
 async def _to_the_end(work: Coroutine[Any, Any, None]) -> None:
-    """Run work that a cancellation does not interrupt; it is raised afterwards. Some frameworks cancel at every await."""
+    """Run work that a cancellation does not interrupt; it is raised afterwards.
+
+    Some frameworks cancel at every await.
+    """
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():

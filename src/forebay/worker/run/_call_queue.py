@@ -14,21 +14,24 @@ if TYPE_CHECKING:
     from forebay.arguments.kinds import Kind
     from forebay.worker.ground.held import HeldJob
 
-    #: A handler, the jobs of one call of it, and their arguments. The arguments of a large claim are text in the jobs.
+    #: A handler, the jobs of one call of it, and their arguments. The arguments of a large claim
+    #: are text in the jobs.
     WaitingCall: TypeAlias = tuple[Kind, list[HeldJob], list[Any]]
 
 
 class _Line:
-    """Calls in turns: each call that comes gives its queue a turn, and in a turn the call of the queue with the first priority leaves.
+    """Calls in turns: each call that comes gives its queue a turn, and in a turn the call of the
+    queue with the first priority leaves.
 
-    Owns the order of its calls. It stores nothing. So a job of a high priority does not wait behind jobs of its queue that were claimed
-    in advance, and no queue loses its turns to another one.
+    Owns the order of its calls. It stores nothing. So a job of a high priority does not wait behind
+    jobs of its queue that were claimed in advance, and no queue loses its turns to another one.
     """
 
     def __init__(self) -> None:
         #: The queues in the order of their turns, with the number of the call that came.
         self._turns: deque[tuple[int, str]] = deque()
-        #: By queue, heaps of priorities, numbers and calls. A heap of calls that came in order is one already.
+        #: By queue, heaps of priorities, numbers and calls. A heap of calls that came in order is
+        #: one already.
         self._calls: dict[str, list[tuple[int, int, WaitingCall]]] = {}
 
     def __len__(self) -> int:
@@ -89,12 +92,13 @@ class _Line:
 class CallQueue:
     """The waiting calls, and how many jobs they have.
 
-    Owns the order of the calls. A job that is added leaves in a call, once. Calls leave in the order in which they came, except that
-    those of a higher priority pass others of their queue. The calls of a lane leave in the order in which they came. Calls of
-    other lanes may pass those whose arguments are text.
+    Owns the order of the calls. A job that is added leaves in a call, once. Calls leave in the
+    order in which they came, except that those of a higher priority pass others of their queue. The
+    calls of a lane leave in the order in which they came. Calls of other lanes may pass those whose
+    arguments are text.
 
-    Low priorities wait no longer than claims take to fill the places: calls that are passed keep their places, so that fewer jobs are
-    claimed, until no call is left that can pass.
+    Low priorities wait no longer than claims take to fill the places: calls that are passed keep
+    their places, so that fewer jobs are claimed, until no call is left that can pass.
     """
 
     def __init__(self) -> None:
@@ -130,7 +134,10 @@ class CallQueue:
         return len(self._quick)
 
     def is_next(self, kind: Kind, more_than: int) -> bool:
-        """Whether the next call is of a kind, and more calls wait than a number; from any thread, where it may be a little out of date."""
+        """Whether the next call is of a kind, and more calls wait than a number.
+
+        From any thread, where it may be a little out of date.
+        """
         try:
             return len(self._quick) > more_than and self._quick.first[0] is kind
         except LookupError:
@@ -187,7 +194,10 @@ class CallQueue:
         return call
 
     def pop_passing(self) -> WaitingCall:
-        """Remove the first call that may pass those whose arguments are text, and return it; there must be one."""
+        """Remove the first call that may pass those whose arguments are text, and return it.
+
+        There must be one.
+        """
         call = self._quick.pop()
         if call is self._last:
             self._last = None

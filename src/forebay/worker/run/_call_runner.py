@@ -60,7 +60,10 @@ class CallRunner:
         self.mean_seconds: dict[str, float] = {}
 
     async def run(self, call: Call, helds: list[HeldJob]) -> None:
-        """Run a call until its jobs have ended. Never raises, except when the worker cancels its task."""
+        """Run a call until its jobs have ended.
+
+        Never raises, except when the worker cancels its task.
+        """
         kind = call.kind
         try:
             if call.in_child:
@@ -82,7 +85,8 @@ class CallRunner:
         except BaseException as error:  # a handler may raise anything; the worker continues
             may_be_released = kind.transaction or isinstance(error, NoThreadError)
             if may_be_released and not call.started and call.why is None:
-                # No connection, a pooled connection that the server had ended, or no thread: the handler did not fail.
+                # No connection, a pooled connection that the server had ended, or no thread: the
+                # handler did not fail.
                 released = [Ended(0, "released", after=1.0) for _ in helds]
                 self._reporter.finish_all(call, released)
                 log.warning(
@@ -147,7 +151,8 @@ class CallRunner:
         self._reporter.finish_all(call, endings.failures(call, error))
 
     def _record_duration(self, helds: list[HeldJob], endeds: list[Ended | None]) -> None:
-        # How long a job occupies a slot; for a batch, its share. Only completed jobs count: a failure may be quick.
+        # How long a job occupies a slot; for a batch, its share. Only completed jobs count: a
+        # failure may be quick.
         if None in endeds or any(ended and ended.outcome == "done" for ended in endeds):
             share = (time.monotonic() - helds[0].started_at) / len(helds)
             queue = helds[0].lane.queue

@@ -1,8 +1,9 @@
 """The child process that runs suspects, and handlers that ask for a process, one at a time.
 
-A suspect may have killed its worker. It runs here alone, so that another death harms no other job and has a known
-cause. The child and its parent exchange messages over a socket: jobs in, outcomes out. The child exits when its
-parent is gone. A child is reused: before each call it restores the working folder, the file mode mask and the locale.
+A suspect may have killed its worker. It runs here alone, so that another death harms no other job
+and has a known cause. The child and its parent exchange messages over a socket: jobs in, outcomes
+out. The child exits when its parent is gone. A child is reused: before each call it restores the
+working folder, the file mode mask and the locale.
 
 Run as ``python -m forebay.worker.run._child FD PARENT`` by ``Children``.
 """
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
     from forebay.worker.ground.application import Application
 
 
-#: How often a child checks that its parent lives. Another process may hold the parent's end of the socket open.
+#: How often a child checks that its parent lives. Another process may hold the parent's end of the
+#: socket open.
 _PARENT_CHECK_MILLIS: Final = 1000
 
 
@@ -90,7 +92,9 @@ class _PipeToParent:
         self.missing.discard(answer.offset)
 
     def answer_missing(self) -> None:
-        """Report jobs that ended without a report: the database refused their transaction because the lease is lost."""
+        """Report jobs that ended without a report: the database refused their transaction because
+        the lease is lost.
+        """
         for offset in list(self.missing):
             self.send(ChildReport(offset=offset, lease_lost=True))
 
@@ -190,13 +194,15 @@ def _watch_and_run(descriptor: int, parent: int) -> None:
     try:
         asyncio.run(_main(descriptor))
     except (asyncio.IncompleteReadError, ConnectionError):
-        # The parent is gone or no longer needs this child. A handler that still runs ends with the process.
+        # The parent is gone or no longer needs this child. A handler that still runs ends with the
+        # process.
         _end()
 
 
 def _end_with_parent(descriptor: int, parent: int) -> None:
-    # In a thread: a handler that blocks the loop must not outlive the worker. The check of the parent's id is needed
-    # because a process forked in the worker may hold a copy of the other end, so the socket may stay open.
+    # In a thread: a handler that blocks the loop must not outlive the worker. The check of the
+    # parent's id is needed because a process forked in the worker may hold a copy of the other end,
+    # so the socket may stay open.
     poll = select.poll()
     poll.register(descriptor, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
     while os.getppid() == parent and not poll.poll(_PARENT_CHECK_MILLIS):

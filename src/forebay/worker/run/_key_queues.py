@@ -1,7 +1,8 @@
 """Jobs of ordering keys that wait in this worker for an earlier job of their key.
 
-Invariant: the worker runs one job of a key at a time, in order. A job that will run again, or whose dead letter holds the
-key, blocks its key: later jobs that were claimed before the database knew this are released, so that they run after it.
+Invariant: the worker runs one job of a key at a time, in order. A job that will run again, or whose
+dead letter holds the key, blocks its key: later jobs that were claimed before the database knew
+this are released, so that they run after it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,12 @@ _CONTINUES = frozenset({"retried", "lost", "snoozed", "unknown", "released"})
 class KeyQueues:
     """The queues of the ordering keys with jobs in this worker.
 
-    Owns the order within a key: which job may start, which one is next, and which ones must be released. Every job that it
-    accepts leaves it again: as the next job, released, or dropped with its lease. Jobs without a key may start at once.
+    Owns the order within a key: which job may start, which one is next, and which ones must be
+    released. Every job that it accepts leaves it again: as the next job, released, or dropped with
+    its lease. Jobs without a key may start at once.
 
-    A crash loses only these queues: the order is in the database, and the jobs are claimed again in that order.
+    A crash loses only these queues: the order is in the database, and the jobs are claimed again in
+    that order.
 
     Args:
         release: ends a job as released, without starting it.
@@ -37,11 +40,13 @@ class KeyQueues:
 
     def __init__(self, release: Callable[[HeldJob], None]) -> None:
         self._release = release
-        #: By key, the job that runs or waits for a slot. Jobs do not refer to their key: cycles would wait for the collector.
+        #: By key, the job that runs or waits for a slot. Jobs do not refer to their key: cycles
+        #: would wait for the collector.
         self._first: dict[Key, HeldJob] = {}
         #: By key, the jobs that wait for the first one, in order; only for keys with such jobs.
         self._behind: dict[Key, deque[HeldJob]] = {}
-        #: By key, the last job that will run again, while jobs that were claimed before the database knew this can arrive.
+        #: By key, the last job that will run again, while jobs that were claimed before the
+        #: database knew this can arrive.
         self._continuing: dict[Key, HeldJob] = {}
         #: The number of jobs that wait for the first one of their key.
         self.waiting = 0
@@ -49,7 +54,10 @@ class KeyQueues:
         self.waiting_size = 0
 
     def admit(self, helds: Sequence[HeldJob]) -> list[HeldJob]:
-        """Return those jobs of a claim that may wait for a slot; queue the others after one of their key, or release them."""
+        """Return those jobs of a claim that may wait for a slot.
+
+        Queue the others after one of their key, or release them.
+        """
         if not helds:
             return []
         self._forget_settled(helds[0].batch)
@@ -64,7 +72,8 @@ class KeyQueues:
                     self._count(held, 1)
                     continue
                 if key in self._continuing:
-                    # This job was claimed before the database knew that an earlier one will run again.
+                    # This job was claimed before the database knew that an earlier one will run
+                    # again.
                     self._release_early(held)
                     continue
                 firsts[key] = held
@@ -72,9 +81,12 @@ class KeyQueues:
         return ready
 
     def next_after(self, held: HeldJob, ended: Ended | None) -> HeldJob | None:
-        """A job of a key ended: return the next job of the key, which may start; None if there is none.
+        """A job of a key ended: return the next job of the key, which may start.
 
-        If the ended job will run again, or holds its key as a dead letter, release all jobs that wait for it.
+        None if there is none.
+
+        If the ended job will run again, or holds its key as a dead letter, release all jobs that
+        wait for it.
         """
         held.follows = None
         if ended is not None and (ended.outcome in _CONTINUES or ended.holds_key is True):
@@ -132,7 +144,9 @@ class KeyQueues:
         return dropped
 
     def _forget_settled(self, batch: Batch) -> None:
-        """A batch arrived: forget the keys whose jobs in this and later batches were not claimed too early."""
+        """A batch arrived: forget the keys whose jobs in this and later batches were not claimed
+        too early.
+        """
         if self._continuing:
             self._continuing = {
                 key: held
@@ -156,7 +170,8 @@ class KeyQueues:
         self.waiting_size += change * held.row.size
 
     def _release_early(self, held: HeldJob) -> None:
-        # Until the release is settled the database counts this job as claimed here, and gives out the later ones.
+        # Until the release is settled the database counts this job as claimed here, and gives out
+        # the later ones.
         self._release(held)
         self._record_continuing(held)
 

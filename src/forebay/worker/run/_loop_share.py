@@ -15,7 +15,8 @@ _AHEAD_SECONDS = 0.001
 
 
 class LoopShare:
-    """Lets work use a share of the event loop's time: after each piece it has to pause in proportion.
+    """Lets work use a share of the event loop's time: after each piece it has to pause in
+    proportion.
 
     Args:
         share: above 0, at most 1.
@@ -37,7 +38,10 @@ class LoopShare:
         self._until = max(self._until, began) + (time.monotonic() - began) / self._share
 
     def must_pause(self) -> bool:
-        """Return whether the work has used its share; ``resume`` is called when it has not any more."""
+        """Return whether the work has used its share.
+
+        ``resume`` is called when it has not any more.
+        """
         pause = self._until - time.monotonic()
         if pause < _AHEAD_SECONDS:
             return False

@@ -1,8 +1,10 @@
-"""Limits of a call in a child process: memory and processor time, counted and enforced by the kernel.
+"""Limits of a call in a child process: memory and processor time, counted and enforced by the
+kernel.
 
-``setrlimit(2)``. The limits are set before each call, relative to what the process has used so far, so that a child can be
-reused. Memory: RLIMIT_DATA, the writable private memory, which Linux enforces completely since 4.7; an allocation beyond the
-limit fails, in Python with MemoryError. Processor time: RLIMIT_CPU, whose SIGXCPU ends the process, also inside C code.
+``setrlimit(2)``. The limits are set before each call, relative to what the process has used so far,
+so that a child can be reused. Memory: RLIMIT_DATA, the writable private memory, which Linux
+enforces completely since 4.7; an allocation beyond the limit fails, in Python with MemoryError.
+Processor time: RLIMIT_CPU, whose SIGXCPU ends the process, also inside C code.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ def _set(which: int, soft: int | None) -> None:
 
 
 def _used_bytes() -> int:
-    """Return the bytes that the kernel counts for RLIMIT_DATA now; 0 where it does not report them."""
+    """Return the bytes that the kernel counts for RLIMIT_DATA now.
+
+    0 where it does not report them.
+    """
     with contextlib.suppress(OSError):
         for line in _STATUS.read_text(encoding="ascii").splitlines():
             if line.startswith("VmData:"):

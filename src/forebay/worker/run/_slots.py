@@ -1,8 +1,8 @@
 """Slots and the calls in them, which can be interrupted.
 
-A call can be interrupted in three ways. The soft timeout, or a cancelled job, asks the handler to stop. The hard
-timeout ends the call and frees its slot even if the handler still runs. If the lease is lost, the call is
-dropped and nothing is settled.
+A call can be interrupted in three ways. The soft timeout, or a cancelled job, asks the handler to
+stop. The hard timeout ends the call and frees its slot even if the handler still runs. If the lease
+is lost, the call is dropped and nothing is settled.
 """
 
 from __future__ import annotations
@@ -40,17 +40,20 @@ _ABANDONED_MANY = 10
 class Slots:
     """The calls that run, each in a slot.
 
-    Owns the calls and their timers. A slot is freed once: when its call ends, or when the call is abandoned. An interrupted
-    call already has its outcome, or gets the reason of the interruption as its outcome.
+    Owns the calls and their timers. A slot is freed once: when its call ends, or when the call is
+    abandoned. An interrupted call already has its outcome, or gets the reason of the interruption
+    as its outcome.
 
-    After a crash the jobs of these calls are claimed and not settled; child processes end themselves.
+    After a crash the jobs of these calls are claimed and not settled; child processes end
+    themselves.
 
     Args:
         common: the number of slots, default timeouts, the group and the middlewares.
         reporter: receives the outcomes of interrupted calls, and progress.
         places: threads and child processes.
         resources: shared objects for the contexts of handlers.
-        on_free: called when the slot of a call that still runs was freed, and when there are more slots.
+        on_free: called when the slot of a call that still runs was freed, and when there are more
+            slots.
     """
 
     def __init__(
@@ -160,7 +163,10 @@ class Slots:
                 call.interrupt(JobCancelled(helds[0].row.job_id), self._threads)
 
     def release_all(self) -> int:
-        """Interrupt every call and release its jobs without using an attempt; return how many jobs."""
+        """Interrupt every call and release its jobs without using an attempt.
+
+        Return how many jobs.
+        """
         count = 0
         for call, helds in list(self.calls.items()):
             if not call.settling:
@@ -174,7 +180,10 @@ class Slots:
         return count
 
     def drop(self, is_lost: Callable[[HeldJob], bool]) -> list[int]:
-        """Interrupt and abandon calls whose jobs no longer belong to this worker, without settling; return the job ids."""
+        """Interrupt and abandon calls whose jobs no longer belong to this worker, without settling.
+
+        Return the job ids.
+        """
         dropped = []
         for call, helds in list(self.calls.items()):
             if not is_lost(helds[0]):

@@ -17,9 +17,12 @@ _FRAMES_MAX: Final = 1000
 
 
 def stack_of(call: Call) -> TracebackType | None:
-    """Return the frames of the handler, the innermost one last; None if it does not run here or has not begun.
+    """Return the frames of the handler, the innermost one last.
 
-    Of a coroutine these are the functions that wait, from the handler on. A thread may have gone on meanwhile.
+    None if it does not run here or has not begun.
+
+    Of a coroutine these are the functions that wait, from the handler on. A thread may have gone on
+    meanwhile.
     """
     if call.in_child:
         return None

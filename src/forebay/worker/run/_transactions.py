@@ -1,7 +1,8 @@
 """Calls of handlers that run in a database transaction. The same transaction settles their jobs.
 
-Invariant: the handler's writes and the settlement of its job are one commit. So the settlement is the last statement on the
-handler's connection, and a transaction whose settlement changed nothing is rolled back.
+Invariant: the handler's writes and the settlement of its job are one commit. So the settlement is
+the last statement on the handler's connection, and a transaction whose settlement changed nothing
+is rolled back.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ _BEGUN_SECONDS: Final = 0.02
 
 
 async def previous_settled(helds: list[HeldJob]) -> None:
-    """Wait for the settlement of the previous job of each ordering key: no commit may become visible before it.
+    """Wait for the settlement of the previous job of each ordering key: no commit may become
+    visible before it.
 
     Raises:
         LeaseLost: a job was taken back meanwhile.
@@ -53,14 +55,16 @@ async def previous_settled(helds: list[HeldJob]) -> None:
 class HandlerTransactions:
     """Runs these calls, on connections that are opened when first needed.
 
-    Owns the handler connections. From the settlement on, a call is not interrupted: the commit decides. After a crash before the
-    commit the server rolls the transaction back, and the job comes back when the lease is revoked.
+    Owns the handler connections. From the settlement on, a call is not interrupted: the commit
+    decides. After a crash before the commit the server rolls the transaction back, and the job
+    comes back when the lease is revoked.
 
     Args:
         dsn: the database.
         name: application_name of the connections.
         threads: run plain functions.
-        is_next: whether the next call that waits for a slot is of this kind, and more calls wait than this number.
+        is_next: whether the next call that waits for a slot is of this kind, and more calls wait
+            than this number.
     """
 
     def __init__(
@@ -73,7 +77,8 @@ class HandlerTransactions:
         self._dsn = dsn
         self._name = name
         self._threads = threads
-        #: Whether the transactions run in the sessions of a pooler; known once the worker is connected.
+        #: Whether the transactions run in the sessions of a pooler; known once the worker is
+        #: connected.
         self.is_pooled = False
         self._handler_connections: dict[type | None, HandlerConnections] = {}
         self._async_handler_connections: dict[type | None, AsyncHandlerConnections] = {}
@@ -171,7 +176,9 @@ def _give(call: Call, connection: HandlerConnection | AsyncHandlerConnection) ->
 def _begin_settling(
     call: Call, helds: list[HeldJob], endeds: list[Ended | None]
 ) -> SettledJob | None:
-    """From here on the call is not interrupted: its transaction decides. Return the settlement of a single job that is done.
+    """From here on the call is not interrupted: its transaction decides.
+
+    Return the settlement of a single job that is done.
 
     Raises:
         LeaseLost: a job was taken back meanwhile.

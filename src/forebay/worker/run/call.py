@@ -57,7 +57,10 @@ class Call(msgspec.Struct, eq=False):
 
     @property
     def jobs(self) -> list[Job]:
-        """The jobs as the handler sees them; built on first use, because short handlers do not need them."""
+        """The jobs as the handler sees them.
+
+        Built on first use, because short handlers do not need them.
+        """
         if self._jobs is None:
             self._jobs = [job_of(held, self.kind, self.group) for held in self.helds]
         return self._jobs
@@ -74,7 +77,10 @@ class Call(msgspec.Struct, eq=False):
         return before, self.items[0]
 
     def interrupt(self, why: HandlerError, threads: Threads) -> None:
-        """Ask the handler to stop, unless its transaction already settles; the first reason counts."""
+        """Ask the handler to stop, unless its transaction already settles.
+
+        The first reason counts.
+        """
         if self.settling:
             return
         self.why = self.why or why
@@ -132,7 +138,8 @@ def call_plainly(call: Call) -> Any:
     """Call a plain handler in this thread; return its result."""
     positional, named = call.arguments()
     if call.around:
-        # In its own context: what a middleware sets there does not reach the next job of this thread.
+        # In its own context: what a middleware sets there does not reach the next job of this
+        # thread.
         return contextvars.copy_context().run(_within, call, positional, named)
     return call.kind.function(*positional, **named)
 

@@ -1,10 +1,11 @@
 """Child processes, for suspects and for handlers that ask for one, as seen from the worker.
 
-Invariant: only a death in a call of one job uses an attempt. A child that dies affects only the jobs that it was running.
-If these were several jobs of one call, the worker then runs them one by one. A child that cannot start uses no attempt.
+Invariant: only a death in a call of one job uses an attempt. A child that dies affects only the
+jobs that it was running. If these were several jobs of one call, the worker then runs them one by
+one. A child that cannot start uses no attempt.
 
-Invariant "one taker": a child has one call from the time it is taken until it has answered. Its answers name jobs only by their place in a
-claim, so those of another call would end other jobs.
+Invariant "one taker": a child has one call from the time it is taken until it has answered. Its
+answers name jobs only by their place in a claim, so those of another call would end other jobs.
 """
 
 from __future__ import annotations
@@ -52,9 +53,11 @@ log = logger("forebay.worker")
 _START_SECONDS = 60.0
 #: A child ends after this time without work.
 _IDLE_SECONDS = 30.0
-#: The child enforces the hard timeout itself. The parent kills the child this long after that timeout.
+#: The child enforces the hard timeout itself. The parent kills the child this long after that
+#: timeout.
 _KILL_AFTER_SECONDS = 2.0
-#: How often the number of children that are kept ready is checked, and how soon after one that could not start.
+#: How often the number of children that are kept ready is checked, and how soon after one that
+#: could not start.
 _LOOK_SECONDS = 0.2
 _AGAIN_SECONDS = 5.0
 #: How long a suspect waits for a busy child before the worker starts another one.
@@ -97,7 +100,8 @@ class Child:
         return f"exit code {code}"
 
     async def hang_up(self) -> None:
-        """Wait until the process has ended, end the programs that it started, then end the stream of its messages.
+        """Wait until the process has ended, end the programs that it started, then end the stream
+        of its messages.
 
         Processes that the child forked keep its end of the socket open while they live.
         """
@@ -113,13 +117,16 @@ class Child:
         await self.process.wait()
 
     def _kill_group(self) -> None:
-        # The child leads a process group. Programs that a handler started are in it, unless they left it.
+        # The child leads a process group. Programs that a handler started are in it, unless they
+        # left it.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
 
 class Children:
-    """A few children: started when needed, reused, ended when idle, except for a number that is kept ready."""
+    """A few children: started when needed, reused, ended when idle, except for a number that is
+    kept ready.
+    """
 
     def __init__(
         self,
@@ -166,7 +173,9 @@ class Children:
             await child.kill()
 
     async def keep_ready(self) -> None:
-        """Keep a number of children alive, busy or idle, until cancelled: start them now, and others for those that died."""
+        """Keep a number of children alive, busy or idle, until cancelled: start them now, and
+        others for those that died.
+        """
         while True:
             failed_starts = self._failed_starts
             while self._alive() < self._kept and self._failed_starts == failed_starts:
@@ -195,8 +204,8 @@ class Children:
     ) -> list[ChildReport]:
         """Run one call of a handler; return how each of its jobs ended.
 
-        If the child dies in a call of one job, the job failed. If the call has several jobs, each unfinished one is
-        reported as ``died``, because the job that killed the child is unknown.
+        If the child dies in a call of one job, the job failed. If the call has several jobs, each
+        unfinished one is reported as ``died``, because the job that killed the child is unknown.
 
         Args:
             helds: the jobs, all of one claim and one kind.
@@ -258,7 +267,10 @@ class Children:
     async def _receive(
         self, child: Child, helds: Sequence[HeldJob], answers: dict[int, ChildReport]
     ) -> str | None:
-        """Receive the answer of each job, by its offset; return the error of a child that failed before, else None."""
+        """Receive the answer of each job, by its offset.
+
+        Return the error of a child that failed before, else None.
+        """
         while len(answers) < len(helds):
             answer = await child.answer()
             if answer.broken is not None:
@@ -341,7 +353,8 @@ class Children:
                 str(theirs.fileno()),
                 str(os.getpid()),
                 pass_fds=[theirs.fileno()],
-                # A handler of this process may have changed its folder, and the search path may be relative.
+                # A handler of this process may have changed its folder, and the search path may be
+                # relative.
                 cwd=self._folder if self._folder is not None and self._folder.is_dir() else None,
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
@@ -381,7 +394,9 @@ def _working_folder() -> Path | None:
 
 
 def start_of(common: Common, location: tuple[str, str, bool]) -> Start:
-    """Return what a child needs to start: it imports the app from the location, as ``Application.location`` has it."""
+    """Return what a child needs to start: it imports the app from the location, as
+    ``Application.location`` has it.
+    """
     module, attribute, is_script = location
     return Start(
         module,

@@ -1,4 +1,7 @@
-"""How the jobs of a call end: pure rules on what the handler returned or raised. The settler writes it."""
+"""How the jobs of a call end: pure rules on what the handler returned or raised.
+
+The settler writes it.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,9 @@ if TYPE_CHECKING:
 def decode(
     kinds: Kinds, held: HeldJob, group: str, *, later: bool = False
 ) -> tuple[Kind, Any] | Ended:
-    """Return the handler of a job and its decoded arguments; if that fails, return how the job ended.
+    """Return the handler of a job and its decoded arguments.
+
+    If that fails, return how the job ended.
 
     With ``later``, arguments that are text remain so, and None is returned for them.
     """
@@ -83,8 +88,8 @@ def decode(
 def _collector_paused() -> Iterator[None]:
     """Pause the search for reference cycles while large arguments are decoded.
 
-    Decoded JSON has no cycles. Up to Python 3.11 the search begins again and again while containers are created, and takes
-    several times as long as the decoding itself.
+    Decoded JSON has no cycles. Up to Python 3.11 the search begins again and again while containers
+    are created, and takes several times as long as the decoding itself.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -96,7 +101,9 @@ def _collector_paused() -> Iterator[None]:
 
 
 def decode_item(kind: Kind, held: HeldJob, group: str) -> Any:
-    """Return the handler's argument for a job; a batch handler for ``Job`` values gets the job itself.
+    """Return the handler's argument for a job.
+
+    A batch handler for ``Job`` values gets the job itself.
 
     Raises:
         InvalidJob: the arguments do not fit the handler.
@@ -108,7 +115,8 @@ def decode_item(kind: Kind, held: HeldJob, group: str) -> Any:
 def endings(call: Call, result: Any) -> list[Ended | None]:
     """Return how each job of a call ended after the handler returned; None means done.
 
-    A batch handler returns None (all done) or a sequence with one entry for each job: None, an outcome, or an exception.
+    A batch handler returns None (all done) or a sequence with one entry for each job: None, an
+    outcome, or an exception.
 
     Raises:
         TypeError: the sequence does not fit the jobs.
@@ -142,7 +150,10 @@ def endings(call: Call, result: Any) -> list[Ended | None]:
 
 
 def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
-    """Return how a job ended after its handler returned; None means done. The offset is set later."""
+    """Return how a job ended after its handler returned; None means done.
+
+    The offset is set later.
+    """
     refuse_without_subject(kind, result)
     if isinstance(result, Snooze):
         after = result.delay_seconds
@@ -183,7 +194,9 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
 
 
 def dead(kind: Kind, job: Job, reason: str, error: dict[str, Any]) -> Ended:
-    """Return the outcome of a job that becomes a dead letter, and holds its ordering key if its kind says so."""
+    """Return the outcome of a job that becomes a dead letter, and holds its ordering key if its
+    kind says so.
+    """
     ended = Ended(0, "dead", reason=reason, error=error)
     if kind.holds_key and job.ordering_key is not None:
         ended.holds_key = True
@@ -259,7 +272,9 @@ def raised_because(call: Call, error: BaseException) -> BaseException:
 def _error(
     job: Job, name: str, message: str, traceback: str = "", place: str | None = None
 ) -> dict[str, Any]:
-    """Return an error as the job's history keeps it, with its cause and the number of attempts that its kind allows."""
+    """Return an error as the job's history keeps it, with its cause and the number of attempts that
+    its kind allows.
+    """
     return {
         "cause": cause_of(job.kind, name, place or without_values(message)),
         "place": place,

@@ -1,6 +1,7 @@
 """Runs claimed jobs, several at a time.
 
-Coroutine functions run as tasks, plain functions in threads, others in child processes or in database transactions.
+Coroutine functions run as tasks, plain functions in threads, others in child processes or in
+database transactions.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ log = logger("forebay.worker")
 #: How long calls that never wait may occupy the loop.
 _LOOP_SECONDS_MAX = 0.002
 
-#: The same for a single runner, as with jobs of one ordering key. It may be longer: with several runners the times of all
-#: add up before the settler runs.
+#: The same for a single runner, as with jobs of one ordering key. It may be longer: with several
+#: runners the times of all add up before the settler runs.
 _LONE_LOOP_SECONDS_MAX = 0.01
 
-#: The share of the event loop's time for decoding large arguments while calls wait: claims, settlements and small jobs get the
-#: rest, however large the arguments are.
+#: The share of the event loop's time for decoding large arguments while calls wait: claims,
+#: settlements and small jobs get the rest, however large the arguments are.
 _DECODING_SHARE = 0.5
 
 #: No more large jobs are claimed while this number of calls waits for decoding.
@@ -55,12 +56,14 @@ _DECODED_NEXT = 2
 class Executor:
     """Runs jobs on ``concurrency`` slots.
 
-    Owns the jobs that wait for a slot and the running ones. Each job that it takes ends once: its outcome is reported, or the
-    job is dropped with its lease without a report. One job of an ordering key runs at a time, in order.
-    After a crash its jobs are claimed and not settled: they come back when the lease is revoked.
+    Owns the jobs that wait for a slot and the running ones. Each job that it takes ends once: its
+    outcome is reported, or the job is dropped with its lease without a report. One job of an
+    ordering key runs at a time, in order. After a crash its jobs are claimed and not settled: they
+    come back when the lease is revoked.
 
     Args:
-        common: the handlers and their middlewares, concurrency and default timeouts, and the database for handlers in transactions.
+        common: the handlers and their middlewares, concurrency and default timeouts, and the
+            database for handlers in transactions.
         outcomes: receives the outcome of each job, and progress.
         resources: shared objects for the contexts of handlers.
         on_free: called when a slot or a waiting place became free.
@@ -112,12 +115,17 @@ class Executor:
 
     @property
     def starting(self) -> int:
-        """The number of calls that wait for their arguments to be decoded; they may start although no slot is taken yet."""
+        """The number of calls that wait for their arguments to be decoded.
+
+        They may start although no slot is taken yet.
+        """
         return self._waiting.texts
 
     @property
     def is_decoding_behind(self) -> bool:
-        """Whether several calls wait for their arguments, because decoding has used its share of the event loop."""
+        """Whether several calls wait for their arguments, because decoding has used its share of
+        the event loop.
+        """
         return self._waiting.texts >= _DECODED_NEXT and self._must_pass()
 
     @property
@@ -157,7 +165,10 @@ class Executor:
         self._on_free()
 
     def prepare(self, held: HeldJob) -> tuple[Kind, Any] | None:
-        """Return the handler of a job and its decoded arguments; if that fails, settle the job and return None."""
+        """Return the handler of a job and its decoded arguments.
+
+        If that fails, settle the job and return None.
+        """
         found = endings.decode(self._kinds, held, self._group)
         if isinstance(found, Ended):
             self._reporter.finish(held, found)
@@ -165,7 +176,9 @@ class Executor:
         return found
 
     def _found(self, held: HeldJob) -> tuple[Kind, Any] | Ended:
-        """Return the handler of a job and its decoded arguments, None for those that are decoded later or in a child process."""
+        """Return the handler of a job and its decoded arguments, None for those that are decoded
+        later or in a child process.
+        """
         name = held.row.kind
         if name in self._kinds:
             kind = self._kinds.get(name)
@@ -174,7 +187,10 @@ class Executor:
         return endings.decode(self._kinds, held, self._group, later=True)
 
     def _one_raw_kind(self, helds: list[HeldJob]) -> Kind | None:
-        """Return the handler of all these jobs if it takes their arguments as text and runs here; None otherwise."""
+        """Return the handler of all these jobs if it takes their arguments as text and runs here.
+
+        None otherwise.
+        """
         if not helds:
             return None
         name = helds[0].row.kind
@@ -185,7 +201,10 @@ class Executor:
         return None if self.slots.runs_in_child(kind) else kind
 
     def take(self, helds: Sequence[HeldJob]) -> None:
-        """Run jobs of one claim as slots become free; the jobs of an ordering key run one at a time, in order."""
+        """Run jobs of one claim as slots become free.
+
+        The jobs of an ordering key run one at a time, in order.
+        """
         batches: dict[str, WaitingCall] = {}
         ready = self._keys.admit(helds)
         if (raw := self._one_raw_kind(ready)) is not None:
@@ -224,7 +243,9 @@ class Executor:
         self._reporter.end(held, Ended(0, "released"))
 
     def _start_next_of_key(self, held: HeldJob, ended: Ended | None) -> None:
-        """Start the next job of an ordering key, or release the later ones if the ended job will run again."""
+        """Start the next job of an ordering key, or release the later ones if the ended job will
+        run again.
+        """
         while (follower := self._keys.next_after(held, ended)) is not None:
             found = self._found(follower)
             if not isinstance(found, Ended):
@@ -234,7 +255,8 @@ class Executor:
             held, ended = follower, found
 
     def _append(self, held: HeldJob, kind: Kind, item: Any) -> None:
-        # If the next jobs of several keys start at the same time, those of one batch handler form one call.
+        # If the next jobs of several keys start at the same time, those of one batch handler form
+        # one call.
         if kind.batch_size is not None and (last := self._waiting.last) is not None:
             last_kind, helds, _ = last
             if last_kind is kind and helds[0].batch is held.batch and len(helds) < kind.batch_size:
@@ -251,7 +273,10 @@ class Executor:
         self.slots.cancel(job_ids)
 
     def drop(self, lease: Lease, claim_nos: Iterable[int] | None = None) -> list[int]:
-        """Drop the jobs of a lost lease, or of some of its batches, and stop their handlers; settle nothing. Return their ids."""
+        """Drop the jobs of a lost lease, or of some of its batches, and stop their handlers.
+
+        Settle nothing. Return their ids.
+        """
         gone = None if claim_nos is None else set(claim_nos)
 
         def lost(held: HeldJob) -> bool:
@@ -290,8 +315,9 @@ class Executor:
     async def _run_calls(self) -> None:
         """Run calls one after another while calls wait and a slot is free.
 
-        One task runs several calls, because a task for each call costs more than a short handler. Handlers cannot see
-        this: a task that was cancelled, or whose context variables a handler changed, runs no other call.
+        One task runs several calls, because a task for each call costs more than a short handler.
+        Handlers cannot see this: a task that was cancelled, or whose context variables a handler
+        changed, runs no other call.
         """
         self._starting -= 1
         task = asyncio.current_task()
@@ -317,8 +343,9 @@ class Executor:
             try:
                 await self._run(call, helds)
             except GeneratorExit:
-                # A handler in a thread raised GeneratorExit. Python closes the coroutines that await it instead of
-                # passing it on: the call has ended normally, and this task ends too.
+                # A handler in a thread raised GeneratorExit. Python closes the coroutines that
+                # await it instead of passing it on: the call has ended normally, and this task ends
+                # too.
                 return
             if task.cancelling() or not _is_same(contextvars.copy_context(), clean):
                 self._start_waiting()
@@ -328,7 +355,10 @@ class Executor:
                 pause_at = time.monotonic() + self._loop_seconds()
 
     def _decoded(self, waiting: WaitingCall) -> WaitingCall:
-        """Decode the arguments of a call that is about to start; jobs whose arguments do not fit end here."""
+        """Decode the arguments of a call that is about to start.
+
+        Jobs whose arguments do not fit end here.
+        """
         kind, helds, _ = waiting
         if self.slots.runs_in_child(kind):
             return waiting  # The child process decodes them.
@@ -339,7 +369,9 @@ class Executor:
         return kind, [held for held, _ in prepared], [item for _, (_, item) in prepared]
 
     def _must_pass(self) -> bool:
-        """Return whether the next call waits for its arguments, because decoding has used its share of the event loop."""
+        """Return whether the next call waits for its arguments, because decoding has used its share
+        of the event loop.
+        """
         return self._waiting.starts_with_text and self._decoding.must_pause()
 
     def _loop_seconds(self) -> float:

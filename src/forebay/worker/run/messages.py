@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 class Start(msgspec.Struct):
-    """What a child needs before its first job. ``module`` is the name of a module or the path of a script."""
+    """What a child needs before its first job.
+
+    ``module`` is the name of a module or the path of a script.
+    """
 
     module: str
     attribute: str
@@ -35,7 +38,9 @@ class Start(msgspec.Struct):
 
 
 class Work(msgspec.Struct):
-    """One job to run, or several for one call of a batch handler. ``offsets``: their positions in their batch."""
+    """One job to run, or several for one call of a batch handler. ``offsets``: their positions in
+    their batch.
+    """
 
     lease_id: int
     claim_no: int
@@ -51,7 +56,10 @@ class RawWork(Work):
 
 
 def decode_work(message: bytes, raw_kinds: Collection[str] = ()) -> Work:
-    """Decode a message with jobs; arguments of raw kinds stay text; in others a number beyond the range of floats becomes infinite."""
+    """Decode a message with jobs; arguments of raw kinds stay text.
+
+    In others a number beyond the range of floats becomes infinite.
+    """
     if raw_kinds:
         work = msgspec.json.decode(message, type=RawWork)
         # A row without arguments, which is malformed, is no object; it ends as that of any handler.
@@ -85,7 +93,9 @@ class ChildReport(msgspec.Struct):
 
     @property
     def spoils(self) -> bool:
-        """Whether the child must not be reused: its handler may still run, or it ran out of memory."""
+        """Whether the child must not be reused: its handler may still run, or it ran out of
+        memory.
+        """
         error = self.ended.error if self.ended is not None else None
         kind = error["type"].rpartition(".")[2] if error is not None else None
         return kind in {"HardTimeout", "MemoryError"}

@@ -29,8 +29,9 @@ class Outcomes(Protocol):
 class OutcomeReporter:
     """Passes each job's outcome on, once.
 
-    Owns the decision ``HeldJob.ended``. It guarantees that the outcome of a job is reported before the next job of its
-    ordering key may start. It stores nothing: after a crash, a job whose outcome was not settled comes back.
+    Owns the decision ``HeldJob.ended``. It guarantees that the outcome of a job is reported before
+    the next job of its ordering key may start. It stores nothing: after a crash, a job whose
+    outcome was not settled comes back.
 
     Args:
         outcomes: receives the outcome of each job.

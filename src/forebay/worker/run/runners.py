@@ -73,7 +73,9 @@ class Runners:
         self._children.cancel(set(job_ids))
 
     async def close(self) -> None:
-        """End the child processes, running calls and idle threads, and close the connections of handlers."""
+        """End the child processes, running calls and idle threads, and close the connections of
+        handlers.
+        """
         await self._children.close()
         await self._processes.close()
         await self.executor.close()

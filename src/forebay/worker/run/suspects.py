@@ -23,12 +23,14 @@ log = logger("forebay.worker")
 
 
 class Suspects:
-    """Runs each suspect alone in a child process, or in this process if child processes are not available.
+    """Runs each suspect alone in a child process, or in this process if child processes are not
+    available.
 
-    Owns the running suspects. It guarantees that the start of a suspect is recorded before the suspect runs, and that a suspect
-    without a recorded start is released without using an attempt.
+    Owns the running suspects. It guarantees that the start of a suspect is recorded before the
+    suspect runs, and that a suspect without a recorded start is released without using an attempt.
 
-    After a crash the recorded starts remain: when the lease is revoked, these suspects have used an attempt.
+    After a crash the recorded starts remain: when the lease is revoked, these suspects have used an
+    attempt.
 
     Args:
         session: the connection for claims.
@@ -64,7 +66,8 @@ class Suspects:
         if prepared is None:
             return
         if not self._children.available:
-            # It runs in this process, beside other jobs. If it kills the process, that still uses an attempt.
+            # It runs in this process, beside other jobs. If it kills the process, that still uses
+            # an attempt.
             try:
                 await self._record_start(held)
             except LeaseLost:
@@ -117,7 +120,9 @@ class Suspects:
             self._executor.release()
 
     def _release(self, held: HeldJob, error: Exception) -> None:
-        """Give a suspect back that did not start: the database is unavailable, or refuses, as with a full disk."""
+        """Give a suspect back that did not start: the database is unavailable, or refuses, as with
+        a full disk.
+        """
         log.warning("suspect %s released: %s", held.row.job_id, error)
         if not held.ended:
             held.ended = True

@@ -24,7 +24,8 @@ _RUNS_AGAIN: Final = {"retried", "snoozed", "postponed", "released"}
 
 
 class Announcer:
-    """Gives the end of each attempt to the listeners of the application once it is settled, and to a test at once.
+    """Gives the end of each attempt to the listeners of the application once it is settled, and to
+    a test at once.
 
     Args:
         listeners: those of the application.
@@ -78,7 +79,10 @@ def outcome_of(ended: Ended | None) -> AttemptOutcome:
 def attempt_ended(
     held: HeldJob, ended: Ended | None, *, kinds: Kinds, group: str, worker: str
 ) -> AttemptEnded:
-    """Return the end of a job's attempt; None means done. Call it before the outcome is logged, which forgets the exception."""
+    """Return the end of a job's attempt; None means done.
+
+    Call it before the outcome is logged, which forgets the exception.
+    """
     try:
         kind = kinds.get(held.row.kind)
     except UnknownKind:

@@ -1,8 +1,10 @@
-"""Tells an application what happened to its jobs: its listeners, and its middlewares around settlements.
+"""Tells an application what happened to its jobs: its listeners, and its middlewares around
+settlements.
 
-Invariant "listeners harm no job": an outcome is settled whatever a listener does, and as if there were none. A listener runs after
-the database has the outcome, so no outcome is taken back after its listener ran. It runs in a thread, or as a task on the loop if it is a
-coroutine function; one listener at a time, in the order of the events. Its exception is logged and counted. When more than
+Invariant "listeners harm no job": an outcome is settled whatever a listener does, and as if there
+were none. A listener runs after the database has the outcome, so no outcome is taken back after its
+listener ran. It runs in a thread, or as a task on the loop if it is a coroutine function; one
+listener at a time, in the order of the events. Its exception is logged and counted. When more than
 ``EVENTS_MAX`` events wait, new ones are dropped, counted and logged.
 
 Nothing is stored: a crash loses the events that wait. What must not be lost needs a job.
@@ -107,7 +109,9 @@ class Listeners:
             self._put(event, announcement.ended)
 
     def refused(self, announcement: Announcement) -> None:
-        """The database did not take the outcome: the job belongs to another worker, and ends there."""
+        """The database did not take the outcome: the job belongs to another worker, and ends
+        there.
+        """
         error = LeaseLost(None)
         for generator in reversed(announcement.around):
             with (
@@ -183,6 +187,9 @@ def require_middleware(kinds: Kinds, middleware: Sequence[Middleware]) -> None:
         if plain and overrides(each, "aattempt") and not overrides(each, "attempt"):
             raise ConfigError(
                 f"middleware {type(each).__name__}",
-                f"has aattempt and no attempt, so it cannot run around {plain[0]}, a plain function",
+                (
+                    f"has aattempt and no attempt, so it cannot run around {plain[0]}, a plain "
+                    f"function"
+                ),
                 hint="Define both, or only attempt: it runs around coroutine functions too.",
             )

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 
 class RecordedOutcomes:
-    """The settler, with counters and a log of the outcomes: every outcome of a job in this worker passes here.
+    """The settler, with counters and a log of the outcomes: every outcome of a job in this worker
+    passes here.
 
     A crash loses the counters.
 

@@ -1,4 +1,6 @@
-"""Progress that handlers report: the newest report of each job is written, at most once a second."""
+"""Progress that handlers report: the newest report of each job is written, at most once a
+second.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ _EVERY_SECONDS: Final = 1.0
 
 
 class ProgressReports:
-    """Collects reports in any thread and writes them in its loop. Reports that cannot be written are dropped."""
+    """Collects reports in any thread and writes them in its loop.
+
+    Reports that cannot be written are dropped.
+    """
 
     def __init__(self) -> None:
         self._reports: dict[int, dict[tuple[int, int], ProgressReport]] = {}

@@ -16,11 +16,12 @@ REST_SECONDS: Final = 3.0
 
 
 class SettlementSession:
-    """Runs settlements on a separate connection while there are many, and beside the claims while there are few.
+    """Runs settlements on a separate connection while there are many, and beside the claims while
+    there are few.
 
-    The first settlement after a rest uses the connection for claims, unless a call is under way there. The next one opens the
-    connection for settlements. So a claim never waits behind more than one settlement, and a worker with a job now and then keeps
-    one connection for both.
+    The first settlement after a rest uses the connection for claims, unless a call is under way
+    there. The next one opens the connection for settlements. So a claim never waits behind more
+    than one settlement, and a worker with a job now and then keeps one connection for both.
 
     Args:
         own: the connection for settlements.

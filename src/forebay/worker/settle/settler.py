@@ -1,10 +1,11 @@
 """Settling: one call writes the outcomes of all jobs that ended since the last flush.
 
-While a flush is under way the next one collects outcomes, so a busier worker sends larger flushes. Flushes of jobs that are simply
-done also keep a short distance, so that a few hundred jobs a second do not cost as many calls. A flush is identified by
-(lease, claim_no, flush_no) and is repeated under the same name until it is answered: after a lost connection it is unknown
-whether it arrived, and a second arrival changes nothing. A flush that the database refuses is set aside and retried later, so
-that it does not block the others.
+While a flush is under way the next one collects outcomes, so a busier worker sends larger flushes.
+Flushes of jobs that are simply done also keep a short distance, so that a few hundred jobs a second
+do not cost as many calls. A flush is identified by (lease, claim_no, flush_no) and is repeated
+under the same name until it is answered: after a lost connection it is unknown whether it arrived,
+and a second arrival changes nothing. A flush that the database refuses is set aside and retried
+later, so that it does not block the others.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ if TYPE_CHECKING:
 
 log = logger("forebay.worker")
 
-#: Least time between the starts of two flushes, unless something waits for the second one. The first flush after a pause is sent at once.
+#: Least time between the starts of two flushes, unless something waits for the second one. The
+#: first flush after a pause is sent at once.
 _BETWEEN_FLUSHES_SECONDS = 0.01
 
 #: Pause before refused flushes are retried.
@@ -45,7 +47,8 @@ class Settler:
     Args:
         session: the connection for settlements.
         on_lease_lost: called with a lease that the database reports as closed.
-        on_freed: called with batches whose settlement may have made other jobs ready: of an ordering key, or of a queue with limits.
+        on_freed: called with batches whose settlement may have made other jobs ready: of an
+            ordering key, or of a queue with limits.
         listeners: told of the outcomes that the database has.
         outage: wakes the retries; None: only their pauses do.
     """
@@ -90,7 +93,9 @@ class Settler:
         self._mark_dirty(batch)
 
     def end(self, job: HeldJob, ended: Ended, *, solo: bool = False) -> None:
-        """Record another outcome of a job. ``solo``: settle it under the name that its own transaction may have used."""
+        """Record another outcome of a job. ``solo``: settle it under the name that its own
+        transaction may have used.
+        """
         if solo:
             flush = Flush(
                 claim_no=job.batch.claim_no, flush_no=-job.row.offset, done=[], ended=[ended]
@@ -191,8 +196,8 @@ class Settler:
             flush = batch.take_flush()
             if flush is not None:
                 flushes.append((batch, flush))
-        # In execution order: the database must learn that a job ended before it learns that the next job of its key will
-        # run again, or it would requeue that job.
+        # In execution order: the database must learn that a job ended before it learns that the
+        # next job of its key will run again, or it would requeue that job.
         return sorted([*flushes, *solo], key=lambda item: item[1].claim_no)
 
     async def _write(self) -> None:
