@@ -24,11 +24,9 @@ CONSTRUCTOR_PARAMETERS_MAX = 6
 #: Functions that branch more often than others may; the list only becomes shorter.
 STILL_BRANCHED = {
     "forebay.cli._backfill._rows",
-    "forebay.cli._help.print_help",
     "forebay.cli._schema.migrate",
     "forebay.cli._stats.stats",
     "forebay.cli._top_screen._queues",
-    "forebay.cli._where._group",
 }
 
 MODULES = {name_of(path, package): path for package in PACKAGES for path in package.rglob("*.py")}

@@ -55,6 +55,26 @@ class Arguments(Protocol):
         """Return what the handler receives, from decoded JSON."""
 
 
+def _defaults_of(parameters: Sequence[tuple[inspect.Parameter, Any]]) -> dict[str, Any]:
+    return {one.name: one.default for one, _ in parameters if one.default is not _EMPTY}
+
+
+def _check_of(kind: str, parameter: inspect.Parameter, hint: Any) -> ValueCheck:
+    """Return the check of the values of a parameter.
+
+    Raises:
+        ConfigError: it cannot be given by name.
+    """
+    where = f"kind {kind}: parameter {parameter.name}"
+    if parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
+        raise ConfigError(
+            where,
+            "cannot be given by name",
+            hint="Arguments are stored by name: remove *args and / from the signature.",
+        )
+    return value_check(hint, where)
+
+
 class Parameters:
     """The arguments of a handler of single jobs, decoded to keyword arguments."""
 
@@ -62,17 +82,11 @@ class Parameters:
         self._others: ValueCheck | None = None
         self._checks: dict[str, ValueCheck] = {}
         for parameter, hint in parameters:
-            where = f"kind {kind}: parameter {parameter.name}"
+            check = _check_of(kind, parameter, hint)
             if parameter.kind is parameter.VAR_KEYWORD:
-                self._others = value_check(hint, where)
-            elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.POSITIONAL_ONLY):
-                raise ConfigError(
-                    where,
-                    "cannot be given by name",
-                    hint="Arguments are stored by name: remove *args and / from the signature.",
-                )
+                self._others = check
             else:
-                self._checks[parameter.name] = value_check(hint, where)
+                self._checks[parameter.name] = check
         self._positional = tuple(
             parameter.name
             for parameter, _ in parameters
@@ -83,12 +97,10 @@ class Parameters:
             for parameter, _ in parameters
             if parameter.default is _EMPTY and parameter.kind is not parameter.VAR_KEYWORD
         )
-        self._defaults = {
-            parameter.name: parameter.default
-            for parameter, _ in parameters
-            if parameter.default is not _EMPTY
-        }
-        checks = [*self._checks.values(), *([self._others] if self._others else [])]
+        self._defaults = _defaults_of(parameters)
+        checks = list(self._checks.values())
+        if self._others is not None:
+            checks.append(self._others)
         self._has_declared = any(check.declared for check in checks)
         self._has_objects = any(check.has_objects for check in checks)
         self._uses_pydantic = any(check.adapter is not None for check in checks)

@@ -38,11 +38,15 @@ def print_help(ctx: Any, *, with_settings: bool = False) -> None:
     else:
         _print_rows(out, "Options", [(_spelled(one), _help(one)) for one in rest])
     if with_settings:
-        for panel in dict.fromkeys(map(_panel, settings)):
-            rows = [(_spelled(one), _help(one)) for one in settings if _panel(one) == panel]
-            _print_rows(out, panel, rows)
+        _print_settings(out, settings)
     if command.epilog:
         _print_part(out, Text(command.epilog, style="dim"))
+
+
+def _print_settings(out: Console, settings: list[Any]) -> None:
+    for panel in dict.fromkeys(map(_panel, settings)):
+        rows = [(_spelled(one), _help(one)) for one in settings if _panel(one) == panel]
+        _print_rows(out, panel, rows)
 
 
 def _print_part(out: Console, text: Text) -> None:

@@ -171,7 +171,12 @@ def _group(
     if reason is not None and not job.state.is_final:
         yield "runs" if job.state.is_held else "waits", reason.answer
     yield "next", Text(found.next_steps[job.group], style="bold")
-    if reason is not None and reason.hint and not job.state.is_final and not with_name:
+    if not with_name:
+        yield from _advice(job, reason)
+
+
+def _advice(job: JobStatus, reason: Any) -> Iterator[tuple[str, str]]:
+    if reason is not None and reason.hint and not job.state.is_final:
         yield "", f"→ {reason.hint}"
 
 
