@@ -232,6 +232,19 @@ def test_a_token_of_a_state_takes_no_job_that_has_come_into_it(database, conn, s
         assert change(conn, "cancel", wanted, token=token) == {}
 
 
+def test_a_change_of_another_filter_has_an_event_of_its_own(conn):
+    """
+    A step that names the event of an earlier change counts in it only if filter and options are the same.
+    """
+    ids = enqueue_many(conn, [{"kind": "work", "queue": "mail", "tag": t} for t in "aaaabbcc"])
+    cancel = "select max(event) from forebay.change_jobs('cancel', %s, most => 2, event_id => %s)"
+    event = None
+    for wanted in ({"tag": "a"}, {"tag": "a"}, {"tag": "b"}, {"ids": ids[6:7]}, {"ids": ids[7:]}):
+        event = one(conn, cancel, json.dumps(wanted), event)
+    events = "select count from forebay.event where act = 'jobs.cancel' order by event_id"
+    assert conn.execute(events).fetchall() == [(4,), (2,), (1,), (1,)]
+
+
 def test_a_token_is_of_one_act_filter_and_options(conn):
     """
     A change that would take as many jobs as those of the token is refused all the same if it is not

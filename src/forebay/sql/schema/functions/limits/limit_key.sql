@@ -14,7 +14,7 @@
 --
 -- Errors: JQ001 a bad name, key or number, a burst without a rate, or no limit and no `remove`.
 -- Transaction: the caller's. Claims obey the limits once it commits.
--- Locks: the row of the key, the row of the queue's limits (shared; with `remove` exclusive,
+-- Locks: the settings lock, the row of the key, the row of the queue's limits (shared; with `remove` exclusive,
 --   so that other changes of this queue's limits wait), and the table `queue_group` in ROW
 --   EXCLUSIVE, which makes only the opening of new groups wait, until the transaction ends; claims
 --   do not wait.
@@ -46,8 +46,12 @@ begin
         when num_nonnulls(limit_key.rate, limit_key.burst, limit_key.concurrency) = 0 and limit_key.remove is not true
             then 'neither rate, burst, concurrency nor remove is given' end;
     if v_problem is null then
+        perform forebay._lock_settings();
+        -- Before the row of the key, as a report that opens a breaker.
         if limit_key.remove then
             perform from forebay.queue_limits l where l.queue = limit_key.queue for update;
+        else
+            perform from forebay.queue_limits l where l.queue = limit_key.queue for share;
         end if;
         if num_nonnulls(limit_key.rate, limit_key.burst, limit_key.concurrency) > 0 then
             -- A row that limits nothing, or the one that is there, locked: of two calls for one key the later one sees what the first has set.

@@ -25,8 +25,8 @@
 --   then.
 -- Transaction: the caller's. Enqueues and claims obey the limits once it commits. Setting
 --   `max_waiting` counts all jobs that wait in the queue.
--- Locks: the table of limits, until the transaction ends; only other calls of this function wait
---   for it.
+-- Locks: the settings lock and the table of limits, until the transaction ends; only calls that
+--   change settings of queues wait for it.
 -- See: docs/howto/limits.md
 create function forebay.limit_queue(
     queue text, max_waiting bigint default null, rate double precision default null, burst integer default null,
@@ -64,6 +64,7 @@ begin
             select format('remove has %s, which is none of %s, all', coalesce(quote_literal(left(r.name, 40)), 'null'), array_to_string(v_names, ', '))
             from unnest(v_remove) r (name) where (r.name = any (v_names || 'all'::text)) is not true limit 1) end;
     if v_problem is null then
+        perform forebay._lock_settings();
         -- Two calls that change different limits of a queue must both count.
         lock table forebay.queue_limits in share row exclusive mode;
         -- A call of limit_key() holds the row: whether keys have limits is read after it has committed.

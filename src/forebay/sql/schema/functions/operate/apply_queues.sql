@@ -33,7 +33,7 @@
 --
 -- Errors: JQ001 a declaration is refused, JQ017 a declared group is being closed; nothing is
 --   changed then.
--- Locks: the tables of limits, shards, retention of dead letters and applied settings, until the
+-- Locks: the settings lock; the tables of limits, shards, retention of dead letters and applied settings, until the
 --   transaction ends; only calls that change these wait. To open a group, as forebay.open_group().
 -- See: docs/howto/declare-queues.md, docs/howto/event-log.md
 create function forebay.apply_queues(
@@ -55,6 +55,7 @@ begin
         raise exception using errcode = 'JQ001',
             message = format('app %s is not a name of 1 to 200 characters', coalesce(quote_literal(left(apply_queues.app, 40)), 'null'));
     end if;
+    perform forebay._lock_settings();
     -- What is compared must not change before it is replaced.
     lock table forebay.applied_setting, forebay.queue_limits, forebay.queue_shards, forebay.dead_retention in share row exclusive mode;
     v_all := array(select d from forebay._compare_queues(apply_queues.app, apply_queues.queues, coalesce(apply_queues.overwrite, false)) d);

@@ -23,7 +23,7 @@
 --
 -- Errors: JQ001 no queue is given, or one of Forebay; JQ014 no such queue; JQ017 workers serve it
 --   and `force` is not set; JQ042 other jobs wait than those of the token.
--- Locks: rows of its groups, and those of forebay.limit_queue(), forebay.limit_key() and
+-- Locks: the settings lock, rows of its groups, and those of forebay.limit_queue(), forebay.limit_key() and
 --   forebay.resume_key(), until the transaction ends.
 -- See: docs/howto/manage-queues.md#drop-a-queue
 create function forebay.drop_queue(
@@ -45,6 +45,8 @@ begin
             message = format('queue %s cannot be dropped', coalesce(quote_literal(left(v_queue, 40)), 'null')),
             hint = 'Give the name of a queue that is not one of Forebay.';
     end if;
+    perform forebay._lock_settings();
+    lock table forebay.queue_group in row exclusive mode;  -- Before its rows, as calls that open or close a group.
     perform from forebay.queue_group g where g.queue = v_queue order by g.group_id for no key update;
     settings := array_remove(array[
         case when exists (select from forebay.queue_limits l where l.queue = v_queue) then 'limits' end,
@@ -77,7 +79,7 @@ begin
                       where p.answer = 'cancelled');
         return;
     end if;
-    perform forebay.drop_subject(v_queue, s.subject) from forebay.subject s
+    perform forebay._drop_subject(v_queue, s.subject) from forebay.subject s
     where s.queue = v_queue and (forebay._newest_state(s.subject_id)).state <> 'g';
     if drop_queue.token is not null then
         v_seen := forebay._seen_by_change(drop_queue.token, 'truncate', v_filter, '{}');

@@ -10,13 +10,14 @@
 --   inherit  remove the setting of the queue
 --
 -- Errors: JQ001 a bad name or number.
+-- Locks: the settings lock, until the transaction ends.
 create function forebay.keep_dead(queue text default null, days integer default null, inherit boolean default false) returns integer
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_queue  constant text := coalesce(keep_dead.queue, '');
-    v_before integer := forebay._days_of_dead(v_queue);
+    v_before integer;
 begin
     if keep_dead.queue !~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' or keep_dead.days not between 1 and 36500
        or keep_dead.inherit is null or (keep_dead.inherit and (keep_dead.days is not null or keep_dead.queue is null)) then
@@ -25,6 +26,8 @@ begin
                              coalesce(keep_dead.days::text, 'null'), case when keep_dead.inherit then ', inherited' else '' end),
             hint = 'days is 1 to 36500, or null forever. inherit is for a queue, and without days.';
     end if;
+    perform forebay._lock_settings();
+    v_before := forebay._days_of_dead(v_queue);
     if keep_dead.inherit then
         delete from forebay.dead_retention r where r.queue = v_queue;
     else

@@ -11,8 +11,8 @@
 -- pauses of a queue that no worker had served yet. With start `now` it forgets its cursors.
 --
 -- Errors: JQ001 a bad name or start, JQ017 a group of this name is being closed.
--- Locks: to open a group, the table `queue_group` against others that open one, until the
---   transaction ends.
+-- Locks: to open a group, the settings lock, with `start` `now` the sweep lock, and the table
+--   `queue_group` against others that open one, until the transaction ends.
 create function forebay.open_group(queue text, name text default 'default', start text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -41,7 +41,11 @@ begin
         elsif v_id is not null then
             return v_id;
         end if;
-        -- Look again under the lock, in a later statement.
+        -- Look again under the locks, in a later statement. The sweep moves the cursors of groups without workers, and opens groups.
+        perform forebay._lock_settings();
+        if open_group.start = 'now' then
+            lock table only forebay.lock_sweep in share update exclusive mode;
+        end if;
         lock table forebay.queue_group in share row exclusive mode;
     end loop;
 
@@ -52,7 +56,6 @@ begin
     returning g.group_id into v_id;
     if v_id is not null then
         if open_group.start = 'now' then
-            lock table only forebay.lock_sweep in share update exclusive mode;  -- The sweep moves the cursors of groups without workers.
             delete from forebay.batch b
             where b.group_id = v_id and b.lane in (select l.lane from forebay.lane l where l.queue = open_group.queue and l.audience = 0);
             delete from forebay.counter_waiting c where c.queue = open_group.queue and c.group_id = v_id;  -- It counted from those cursors.

@@ -6,7 +6,7 @@
 -- jobs too. Dead letters stay. The table `forebay.queue_attempts` has all.
 --
 -- Errors: JQ001 a bad name or number, or a queue of Forebay, whose handlers decide.
--- Locks: the queue's row in the table, until the transaction ends; neither claims nor settlements
+-- Locks: the settings lock and the queue's row in the table, until the transaction ends; neither claims nor settlements
 --   wait for it.
 -- See: docs/howto/manage-queues.md#change-the-number-of-attempts
 create function forebay.set_max_attempts(queue text, attempts integer default null) returns integer
@@ -15,7 +15,7 @@ set search_path = pg_catalog, pg_temp
 -- planner: indexed
 as $$
 declare
-    v_before integer := forebay._queue_attempts(set_max_attempts.queue);
+    v_before integer;
 begin
     if (set_max_attempts.queue ~ '^[A-Za-z_][A-Za-z0-9_.:-]{0,127}$' and not starts_with(set_max_attempts.queue, 'forebay.')) is not true
        or set_max_attempts.attempts not between 1 and 10000 then
@@ -24,6 +24,8 @@ begin
                              coalesce(set_max_attempts.attempts::text, 'null')),
             hint = 'Names have letters, digits and _ . : - only, and do not begin with forebay.; the number is 1 to 10000.';
     end if;
+    perform forebay._lock_settings();
+    v_before := forebay._queue_attempts(set_max_attempts.queue);
     if v_before is not distinct from set_max_attempts.attempts then
         return v_before;
     end if;

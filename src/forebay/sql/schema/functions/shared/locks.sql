@@ -89,3 +89,13 @@ begin
     end if;
 end
 $$;
+
+
+-- Take the lock of all calls that change settings of queues, before every other lock: so these calls cannot wait for each other in a circle.
+create function forebay._lock_settings() returns void
+language plpgsql volatile
+as $$
+begin
+    lock table only forebay.lock_settings in share update exclusive mode;
+end
+$$;

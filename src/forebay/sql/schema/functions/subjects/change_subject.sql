@@ -14,6 +14,20 @@ set search_path = pg_catalog, pg_temp
 as $$
 #variable_conflict use_variable
 declare
+    v_answer text := forebay._drop_subject(queue, subject);
+begin
+    perform forebay._record_event('subjects.drop', queue, p_detail => left(subject, 200), p_count => 1);
+    return v_answer;
+end
+$$;
+
+
+-- Drop a subject; the caller records the act.
+create function forebay._drop_subject(queue text, subject text) returns text
+language plpgsql volatile
+as $$
+#variable_conflict use_variable
+declare
     v_look constant forebay._subject_look := forebay._locked_subject(queue, subject);
 begin
     perform forebay._append_subject_state(v_look, 'g', null);
@@ -113,7 +127,7 @@ begin
     loop
         next := v_one.subject;
         continue when (forebay._newest_state(v_one.subject_id)).state = 'g';
-        perform forebay.drop_subject(drop_subjects.queue, v_one.subject);
+        perform forebay._drop_subject(drop_subjects.queue, v_one.subject);
         dropped := dropped + 1;
     end loop;
     if dropped > 0 then
