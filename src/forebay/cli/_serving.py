@@ -5,7 +5,6 @@ This module starts without rich.
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -15,6 +14,7 @@ from forebay.cli._load import load_app
 from forebay.cli._served import check_queues_of_worker
 from forebay.cli.exit import errors_go_to
 from forebay.errors import ConfigError, shown
+from forebay.forks import on_signals
 from forebay.model.text import counted, logger
 
 if TYPE_CHECKING:
@@ -199,39 +199,33 @@ def _run_until_signal(
     from forebay.worker import run_to_the_end, run_workers
 
     async def main() -> list[tuple[str, Stats]]:
-        loop = asyncio.get_running_loop()
         received = 0
         running: Sequence[Worker] = ()
 
-        def on_signal(name: str) -> None:
+        def on_signal(number: signal.Signals) -> None:
             nonlocal received
             received += 1
             if received == 1:
                 log.info(
                     "%s: finishing running jobs (%g s); send again to stop now",
-                    name,
+                    number.name,
                     settings.grace_seconds,
                 )
                 for worker in running:
                     worker.stop()
             else:
-                log.warning("%s again: stopping now", name)
+                log.warning("%s again: stopping now", number.name)
                 for worker in running:
                     worker.stop_now()
 
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal, number.name)
         found: list[tuple[str, Stats]] = []
-        try:
+        with on_signals(on_signal):
             for running in phases:
                 all_stats = await run_workers(running, settings, until_idle=until_idle)
                 names = [worker.name for worker in running]
                 found += zip(names, all_stats, strict=True)
                 if received:
                     break
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                loop.remove_signal_handler(number)
         return found
 
     return run_to_the_end(main())

@@ -29,6 +29,7 @@ import psycopg
 from forebay.db.errors import translate
 from forebay.db.server_settings import ENCODING, OF_SERVICES, for_one_transaction, known
 from forebay.errors import DatabaseUnavailable
+from forebay.forks import keep_from_copies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -346,6 +347,15 @@ class Session:
                 await conn.close()
 
 
+def socket_of(conn: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> int:
+    """Return the descriptor of a connection.
+
+    Raises:
+        psycopg.OperationalError: it is closed.
+    """
+    return conn.pgconn.socket
+
+
 def cut(conn: psycopg.AsyncConnection[Any] | psycopg.Connection[Any]) -> None:
     """End a connection at once, from any thread: its user gets an error as if the server had
     closed it.
@@ -420,6 +430,7 @@ async def open_connection(
             if is_pooled:
                 conn.prepare_threshold = None
             made, conn = conn, None
+            keep_from_copies(made, socket_of)
             return made, is_pooled
     except TimeoutError as error:
         raise DatabaseUnavailable(f"no connection within {seconds:g} s") from error

@@ -16,6 +16,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from forebay.errors import HandlerError
+from forebay.forks import end_if_copy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,6 +125,8 @@ class Threads:
                     result = call.function()
             except BaseException as raised:  # the thread must survive any exception of a handler
                 error = raised
+                end_if_copy()
+            end_if_copy()
             while True:
                 try:
                     with self._lock:

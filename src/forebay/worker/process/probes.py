@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.config import listen_address
 from forebay.errors import ConfigError
+from forebay.forks import keep_from_copies
 from forebay.model.text import logger
 from forebay.watch.metrics import CONTENT_TYPE
 from forebay.worker.process._health import Health
@@ -327,6 +328,7 @@ def _listen(text: str) -> socket.socket:
             hint="Give each worker of a machine another address.",
         ) from None
     listener.setblocking(False)
+    keep_from_copies(listener, socket.socket.fileno)
     place = listener.getsockname()
     shown = text if isinstance(address, str) else f"http://{text.rpartition(':')[0]}:{place[1]}"
     log.info("probes /live and /ready at %s", shown)

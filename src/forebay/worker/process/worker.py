@@ -32,6 +32,7 @@ from forebay.config import (
 )
 from forebay.db.session import Session
 from forebay.errors import ConfigError
+from forebay.forks import worker_runs
 from forebay.model.text import logger
 from forebay.ops import protocol
 from forebay.ops.maintenance import DUE
@@ -195,6 +196,7 @@ class Worker:
             leading=None if until_idle else leading,
         )
         async with contextlib.AsyncExitStack() as stack:
+            stack.enter_context(worker_runs())
             self.health.begin()
             if self.answers_probes:
                 text = exporter_of(common.dsn, self.health, [self.stats]).atext

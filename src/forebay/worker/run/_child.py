@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 import msgspec
 
 from forebay.config import WorkerSettings
+from forebay.forks import keep_from_copies, worker_runs
 from forebay.worker.ground.common import Common
 from forebay.worker.ground.held import Batch, HeldJob, Lease
 from forebay.worker.ground.log_format import log_to_stderr
@@ -148,6 +149,7 @@ def load_app(start: Start) -> Application:
 
 async def _main(descriptor: int) -> None:
     connection = socket.socket(fileno=descriptor)
+    keep_from_copies(connection, socket.socket.fileno)
     reader, writer = await asyncio.open_connection(sock=connection)
     start = msgspec.json.decode(await receive(reader), type=Start)
     if start.log is not None:
@@ -157,6 +159,7 @@ async def _main(descriptor: int) -> None:
     raw_kinds = {kind.name for kind in app.kinds if kind.takes_raw}
     pipe = _PipeToParent(writer)
     async with contextlib.AsyncExitStack() as stack:
+        stack.enter_context(worker_runs())
         common = Common(app, start.dsn, settings, start.group, start.name, weights={})
         executor = Executor(
             common, pipe, await app.open_resources(stack), on_free=pipe.answer_missing

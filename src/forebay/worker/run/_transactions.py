@@ -12,7 +12,9 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from forebay.db.handler_connections import async_handler_connections, handler_connections
+from forebay.db.session import socket_of
 from forebay.errors import LeaseLost, UnknownBatch
+from forebay.forks import keep_from_copies
 from forebay.ops import protocol
 from forebay.ops.protocol import Flush, SettledJob
 from forebay.worker.run.call import call_plainly, run_on_loop
@@ -168,6 +170,8 @@ class HandlerTransactions:
 
 
 def _give(call: Call, connection: HandlerConnection | AsyncHandlerConnection) -> None:
+    if connection.raw is not None:
+        keep_from_copies(connection.raw, socket_of)
     call.connection, call.given = connection.raw, connection.given
     if call.context is not None:
         call.context.conn = connection.given

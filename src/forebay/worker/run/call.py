@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from forebay.db.session import cut
+from forebay.forks import end_if_copy
 from forebay.model.middleware import Attempt
 from forebay.policy.around import run_within, run_within_async
 from forebay.policy.error_text import calls_handlers
@@ -109,8 +110,11 @@ async def run_on_loop(call: Call) -> Any:
     call.started = True
     if call.around:
         return await _within_async(call, positional, named)
-    result = call.kind.function(*positional, **named)
-    return await result if inspect.isawaitable(result) else result
+    try:
+        result = call.kind.function(*positional, **named)
+        return await result if inspect.isawaitable(result) else result
+    finally:
+        end_if_copy()
 
 
 @calls_handlers
@@ -119,8 +123,11 @@ async def _within_async(call: Call, positional: tuple[Any, ...], named: dict[str
 
     @calls_handlers
     async def inner() -> Any:
-        result = call.kind.function(*positional, **named)
-        attempt.returned = await result if inspect.isawaitable(result) else result
+        try:
+            result = call.kind.function(*positional, **named)
+            attempt.returned = await result if inspect.isawaitable(result) else result
+        finally:
+            end_if_copy()
         return attempt.returned
 
     return await run_within_async(call.around, attempt, inner)
@@ -141,7 +148,10 @@ def call_plainly(call: Call) -> Any:
         # In its own context: what a middleware sets there does not reach the next job of this
         # thread.
         return contextvars.copy_context().run(_within, call, positional, named)
-    return call.kind.function(*positional, **named)
+    try:
+        return call.kind.function(*positional, **named)
+    finally:
+        end_if_copy()
 
 
 @calls_handlers
@@ -150,7 +160,10 @@ def _within(call: Call, positional: tuple[Any, ...], named: dict[str, Any]) -> A
 
     @calls_handlers
     def inner() -> Any:
-        attempt.returned = call.kind.function(*positional, **named)
+        try:
+            attempt.returned = call.kind.function(*positional, **named)
+        finally:
+            end_if_copy()
         return attempt.returned
 
     return run_within(call.around, attempt, inner)

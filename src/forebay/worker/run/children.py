@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from forebay.errors import HardTimeout
+from forebay.forks import keep_from_copies
 from forebay.model.text import logger
 from forebay.ops.protocol import Ended
 from forebay.worker.ground.held import Raised
@@ -345,6 +346,7 @@ class Children:
         if self._start is None:
             raise ChildFailed("the application's module is not known")
         ours, theirs = socket.socketpair()
+        keep_from_copies(ours, socket.socket.fileno)
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
