@@ -1,6 +1,7 @@
 """What a handler returns or raises decides how its job ends."""
 
 import asyncio
+import concurrent.futures
 import contextvars
 from dataclasses import dataclass
 
@@ -32,6 +33,63 @@ async def until_dead(conn: psycopg.Connection, job_id: int) -> tuple[str, int, l
     """Wait until a job is a dead letter."""
     await wait_for_async(lambda: state(conn, job_id) == "dead", 20)
     return letter(conn, job_id)
+
+
+async def _send(number: int) -> None: ...
+
+
+def _unwrapped(function):
+    return lambda number: function(number)
+
+
+def _numbers(number: int):
+    yield number
+
+
+NOT_RUN = {
+    "coroutine": _unwrapped(_send),
+    "list of coroutines": lambda number: [_send(number)],
+    "generator": lambda number: _numbers(number),
+    "map": lambda number: map(print, [number]),
+    "future": lambda number: concurrent.futures.Future(),
+}
+
+
+@pytest.mark.parametrize("handler", NOT_RUN.values(), ids=NOT_RUN)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"transaction": True}, {"keep_result": True}],
+    ids=["plain", "transaction", "kept"],
+)
+async def test_a_handler_that_returns_what_has_not_run_has_failed(app, conn, handler, options):
+    """
+    A wrapper without async, or a lambda, returns a coroutine: nothing has run, so the job must not be done.
+    """
+    job = app.job(name="x", retry=AT_ONCE, max_attempts=1, **options)(handler).enqueue(conn, 1)
+    await run_until_idle(app)
+
+    _, _, (error,) = letter(conn, job)
+    assert error["type"] == "TypeError"
+    assert "nothing need have run" in error["message"]
+
+
+async def test_a_coroutine_or_batch_handler_that_returns_what_has_not_run_has_failed(app, conn):
+    """
+    What is awaited may itself be a task or a coroutine, and a batch handler may return one for each job.
+    """
+
+    @app.job(max_attempts=1)
+    async def task(number: int):
+        return asyncio.get_running_loop().create_future()
+
+    @app.batch_job(size=10, max_attempts=1)
+    def each(jobs: list[Job]):
+        return [_send(1) for _ in jobs]
+
+    ids = [task.enqueue(conn, 1), each.enqueue(conn), each.enqueue(conn)]
+    await run_until_idle(app)
+
+    assert [state(conn, job) for job in ids] == ["dead"] * 3
 
 
 async def test_coroutine_functions_and_plain_functions_run(app, conn):

@@ -1,12 +1,14 @@
-"""The type of what a handler returns, and a kept result in a type."""
+"""What a handler returns: whether it has run at all, its type, and a kept result in a type."""
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import inspect
 import types
 import typing
-from collections.abc import Callable
-from functools import reduce
+from collections.abc import Awaitable, Callable
+from functools import lru_cache, reduce
 from operator import or_
 from typing import Any, Final
 
@@ -16,7 +18,48 @@ from forebay.arguments._signature import resolved_or_refused
 from forebay.arguments._value_check import value_check
 from forebay.model.outcome import Outcome
 
+#: Values of these types do their work later, when somebody asks for it.
+_NOT_RUN: Final = (
+    Awaitable,
+    asyncio.Future,
+    concurrent.futures.Future,
+    types.GeneratorType,
+    types.AsyncGeneratorType,
+    map,
+    filter,
+)
+
 _OUTCOMES: Final = typing.get_args(Outcome)
+
+
+def ran(result: Any, kind: str) -> Any:
+    """Return what a handler returned, if its work is done; also look at the elements of a list or tuple.
+
+    Raises:
+        TypeError: it returned a coroutine, generator, task or future. The job must not be done: nothing of it has run.
+    """
+    if result is None:
+        return None
+    for cls in {type(result), *(map(type, result) if type(result) in (list, tuple) else ())}:
+        if _is_not_run(cls):
+            for each in (result, *(result if isinstance(result, list | tuple) else ())):
+                if isinstance(each, types.CoroutineType | types.GeneratorType):
+                    each.close()  # Python would warn that it was never awaited.
+            message = (
+                f"the handler of kind {kind} returned {_named(cls)}, of which nothing need have run."
+                " Declare the handler with async def and await it, or wait for it inside the handler."
+            )
+            raise TypeError(message)
+    return result
+
+
+@lru_cache(maxsize=1024)
+def _is_not_run(cls: Any) -> bool:
+    return issubclass(cls, _NOT_RUN)
+
+
+def _named(cls: type) -> str:
+    return f"{'an' if cls.__name__[0].lower() in 'aeiou' else 'a'} {cls.__name__}"
 
 
 def result_type(function: Callable[..., Any], kind: str) -> Any:

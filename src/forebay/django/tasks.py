@@ -19,6 +19,7 @@ from typing import Any, Final
 from django.db import connections
 from django.utils import timezone
 
+from forebay.arguments.results import ran
 from forebay.client import Client
 from forebay.django._app import app
 from forebay.errors import JobNotFound
@@ -204,7 +205,7 @@ def _body(task: Any, backend: ForebayBackend) -> Callable[..., Any]:
     def run(ctx: Context, args: list[Any], kwargs: dict[str, Any]) -> Any:
         result, positional = arguments(ctx, args, kwargs)
         try:
-            returned = function(*positional, **kwargs)
+            returned = ran(function(*positional, **kwargs), ctx.job.kind)
         except BaseException as error:
             finished(result, error)
             raise
@@ -215,7 +216,7 @@ def _body(task: Any, backend: ForebayBackend) -> Callable[..., Any]:
     async def run_async(ctx: Context, args: list[Any], kwargs: dict[str, Any]) -> Any:
         result, positional = arguments(ctx, args, kwargs)
         try:
-            returned = await function(*positional, **kwargs)
+            returned = ran(await function(*positional, **kwargs), ctx.job.kind)
         except BaseException as error:
             finished(result, error)
             raise

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from forebay.arguments.results import ran
 from forebay.db.session import cut
 from forebay.forks import end_if_copy
 from forebay.model.middleware import Attempt
@@ -112,7 +113,7 @@ async def run_on_loop(call: Call) -> Any:
         return await _within_async(call, positional, named)
     try:
         result = call.kind.function(*positional, **named)
-        return await result if inspect.isawaitable(result) else result
+        return ran(await result if inspect.isawaitable(result) else result, call.kind.name)
     finally:
         end_if_copy()
 
@@ -125,7 +126,8 @@ async def _within_async(call: Call, positional: tuple[Any, ...], named: dict[str
     async def inner() -> Any:
         try:
             result = call.kind.function(*positional, **named)
-            attempt.returned = await result if inspect.isawaitable(result) else result
+            result = await result if inspect.isawaitable(result) else result
+            attempt.returned = ran(result, call.kind.name)
         finally:
             end_if_copy()
         return attempt.returned
@@ -149,7 +151,7 @@ def call_plainly(call: Call) -> Any:
         # thread.
         return contextvars.copy_context().run(_within, call, positional, named)
     try:
-        return call.kind.function(*positional, **named)
+        return ran(call.kind.function(*positional, **named), call.kind.name)
     finally:
         end_if_copy()
 
@@ -161,7 +163,7 @@ def _within(call: Call, positional: tuple[Any, ...], named: dict[str, Any]) -> A
     @calls_handlers
     def inner() -> Any:
         try:
-            attempt.returned = call.kind.function(*positional, **named)
+            attempt.returned = ran(call.kind.function(*positional, **named), call.kind.name)
         finally:
             end_if_copy()
         return attempt.returned
