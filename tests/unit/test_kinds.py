@@ -477,6 +477,19 @@ def test_an_unknown_kind_names_the_known_ones():
     assert "plain" in caught.value.detail
 
 
+def test_a_parameter_whose_name_cannot_be_used_is_refused():
+    """
+    A declaration fails with an error of this library, also for names that Python itself mangles.
+    """
+
+    def handler(__x: int): ...  # noqa: PYI063
+
+    with pytest.raises(ConfigError) as caught:
+        Kind.declare(handler)
+
+    assert "__x" in str(caught.value)
+
+
 def test_a_lambda_is_refused_by_its_place():
     """
     It has no name; the message has its line instead of an address in memory.

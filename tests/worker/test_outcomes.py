@@ -63,7 +63,7 @@ NOT_RUN = {
 )
 async def test_a_handler_that_returns_what_has_not_run_has_failed(app, conn, handler, options):
     """
-    A wrapper without async, or a lambda, returns a coroutine: nothing has run, so the job must not be done.
+    A wrapper without async, or a lambda, returns a coroutine: nothing ran, the job is not done.
     """
     job = app.job(name="x", retry=AT_ONCE, max_attempts=1, **options)(handler).enqueue(conn, 1)
     await run_until_idle(app)
@@ -75,7 +75,7 @@ async def test_a_handler_that_returns_what_has_not_run_has_failed(app, conn, han
 
 async def test_a_coroutine_or_batch_handler_that_returns_what_has_not_run_has_failed(app, conn):
     """
-    What is awaited may itself be a task or a coroutine, and a batch handler may return one for each job.
+    What is awaited may be a task or a coroutine; a batch handler may return one for each job.
     """
 
     @app.job(max_attempts=1)

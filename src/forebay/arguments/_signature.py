@@ -107,13 +107,22 @@ class Parameters:
         self._adapted = {name: c for name, c in self._checks.items() if c.adapter is not None}
         self._native = {name: c for name, c in self._checks.items() if c.adapter is None}
         self._may_change = tuple(name for name, check in self._native.items() if check.may_change)
-        # One struct for all types of msgspec: one call, and its errors name the parameter.
-        # Its defaults only stand for absent values; the defaults of the handler apply at the run.
-        self._model = msgspec.defstruct(
-            f"Arguments of {kind}",
-            [(name, check.hint, msgspec.UNSET) for name, check in self._native.items()],
-            kw_only=True,
-        )
+        self._model = self._made_model(kind)
+
+    def _made_model(self, kind: str) -> type[msgspec.Struct]:
+        """Return one struct for all types of msgspec: one call, and its errors name the parameter.
+
+        Its defaults only stand for absent values; the defaults of the handler apply at the run.
+        """
+        fields = [(name, check.hint, msgspec.UNSET) for name, check in self._native.items()]
+        try:
+            return msgspec.defstruct(f"Arguments of {kind}", fields, kw_only=True)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"kind {kind}",
+                f"has a parameter whose name cannot be used: {error}",
+                hint="Rename it; a name must not begin with two underscores.",
+            ) from None
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any], limits: ArgumentLimits) -> str:
         """Return the JSON text of the arguments of one call, checked."""

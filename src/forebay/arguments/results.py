@@ -18,7 +18,7 @@ from forebay.arguments._signature import resolved_or_refused
 from forebay.arguments._value_check import value_check
 from forebay.model.outcome import Outcome
 
-#: Values of these types do their work later, when somebody asks for it.
+#: Values of these types do their work later, or never.
 _NOT_RUN: Final = (
     Awaitable,
     asyncio.Future,
@@ -33,10 +33,11 @@ _OUTCOMES: Final = typing.get_args(Outcome)
 
 
 def ran(result: Any, kind: str) -> Any:
-    """Return what a handler returned, if its work is done; also look at the elements of a list or tuple.
+    """Return what a handler returned, if its work is done; also look at elements of a list.
 
     Raises:
-        TypeError: it returned a coroutine, generator, task or future. The job must not be done: nothing of it has run.
+        TypeError: it returned a coroutine, generator, task or future, or a list of them. The job
+            must not be done: nothing of it has run.
     """
     if result is None:
         return None
@@ -46,8 +47,8 @@ def ran(result: Any, kind: str) -> Any:
                 if isinstance(each, types.CoroutineType | types.GeneratorType):
                     each.close()  # Python would warn that it was never awaited.
             message = (
-                f"the handler of kind {kind} returned {_named(cls)}, of which nothing need have run."
-                " Declare the handler with async def and await it, or wait for it inside the handler."
+                f"the handler of kind {kind} returned {_named(cls)}, of which nothing need have"
+                " run. Declare the handler with async def and await it, or wait for it inside it."
             )
             raise TypeError(message)
     return result
