@@ -88,3 +88,24 @@ def test_a_copy_holds_no_session_of_a_dead_worker(conn, workers, effects):
     worker.kill()
     wait_for(lambda: one(conn, sessions) == 0, 10)
     assert is_alive(copy.pid)
+
+
+@pytest.mark.parametrize("processes", [False, True], ids=["process", "processes"])
+def test_a_process_that_lost_its_descriptors_holds_no_job(conn, workers, effects, processes):
+    """
+    A handler closed the socket to the worker and the descriptors of its event loop: the process
+    lives and says nothing. It is ended, its job has failed, and the next jobs are done.
+    """
+    more = {"processes": 1} if processes else {"concurrency": 1}
+    workers.start(app=APP, **more)
+    first = enqueue(conn, kind="work_in_process", args={"entry": 1})
+    job = enqueue(conn, kind="lose_descriptors", args={"entry": 2})
+    others = [enqueue(conn, kind="work_in_process", args={"entry": n}) for n in range(3, 20)]
+    wait_for(
+        lambda: all(state(conn, each) == "done" for each in [first, *others]),
+        40,
+        lambda: workers.logs,
+    )
+    assert state(conn, job) == "dead"
+    (start,) = effects.all("start")
+    wait_for(lambda: not is_alive(start.pid), 10)

@@ -11,6 +11,9 @@ from tests.support.effects import note
 
 app = forebay.App()
 
+#: Descriptors that handlers leave open.
+KEPT: list[int] = []
+
 
 def terminated() -> int | None:
     """Start a process, terminate it at once, and return its exit code; None if it lives."""
@@ -87,3 +90,16 @@ def leave_a_copy(ctx: forebay.Context, entry: int) -> None:
         time.sleep(120)
         os._exit(0)
     note("end", entry, ctx.job.job_id)
+
+
+@app.job(max_attempts=1, executor="process")
+def lose_descriptors(entry: int) -> None:
+    """Close what it did not open, as daemons do, and open files under these numbers."""
+    note("start", entry)
+    os.closerange(3, 256)
+    KEPT.extend(os.open(os.devnull, os.O_RDONLY) for _ in range(12))
+
+
+@app.job(executor="process")
+def work_in_process(entry: int) -> None:
+    note("end", entry)

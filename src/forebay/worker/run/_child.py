@@ -21,6 +21,7 @@ import signal
 import socket
 import sys
 import threading
+import traceback
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import msgspec
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 #: How often a child checks that its parent lives. Another process may hold the parent's end of the
 #: socket open.
 _PARENT_CHECK_MILLIS: Final = 1000
+#: After this number of such checks without an answer of the event loop the child ends, unless a
+#: coroutine may block the loop.
+_SILENT_CHECKS: Final = 30
 
 
 class _ProcessState:
@@ -73,6 +77,40 @@ def _mask() -> int:
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
+
+
+class _LoopCheck:
+    """Whether the event loop of this process answers.
+
+    A handler that closed descriptors may have closed those of the loop, which then never wakes.
+    """
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._executor: Executor | None = None
+        self._is_answered = True
+        self._checks = 0
+
+    def begin(self, executor: Executor) -> None:
+        """From here on the loop must answer."""
+        self._executor = executor
+        self._loop = asyncio.get_running_loop()
+
+    def is_well(self) -> bool:
+        """Return whether it answered one of the last checks; call it in another thread."""
+        if self._loop is None or self._executor is None:
+            return True
+        if self._is_answered or self._executor.coroutine_calls():
+            self._checks = 0
+        if self._is_answered:
+            self._is_answered = False
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._answer)
+        self._checks += 1
+        return self._checks <= _SILENT_CHECKS
+
+    def _answer(self) -> None:
+        self._is_answered = True
 
 
 class _PipeToParent:
@@ -147,7 +185,7 @@ def load_app(start: Start) -> Application:
     return internals
 
 
-async def _main(descriptor: int) -> None:
+async def _main(descriptor: int, check: _LoopCheck) -> None:
     connection = socket.socket(fileno=descriptor)
     keep_from_copies(connection, socket.socket.fileno)
     reader, writer = await asyncio.open_connection(sock=connection)
@@ -166,6 +204,7 @@ async def _main(descriptor: int) -> None:
         )
         executor.transactions.is_pooled = start.is_pooled
         process_state = _ProcessState()
+        check.begin(executor)
         pipe.send(ChildReport(ready=True))
         while True:
             message = await receive(reader)
@@ -191,24 +230,29 @@ async def _main(descriptor: int) -> None:
 
 
 def _watch_and_run(descriptor: int, parent: int) -> None:
+    check = _LoopCheck()
     threading.Thread(
-        target=_end_with_parent, args=(os.dup(descriptor), parent), daemon=True
+        target=_end_with_parent, args=(os.dup(descriptor), parent, check), daemon=True
     ).start()
     try:
-        asyncio.run(_main(descriptor))
+        asyncio.run(_main(descriptor, check))
     except (asyncio.IncompleteReadError, ConnectionError):
         # The parent is gone or no longer needs this child. A handler that still runs ends with the
         # process.
         _end()
+    except BaseException:
+        # Threads that a handler left must not keep a process without an event loop.
+        traceback.print_exc()
+        os._exit(1)
 
 
-def _end_with_parent(descriptor: int, parent: int) -> None:
+def _end_with_parent(descriptor: int, parent: int, check: _LoopCheck) -> None:
     # In a thread: a handler that blocks the loop must not outlive the worker. The check of the
     # parent's id is needed because a process forked in the worker may hold a copy of the other end,
     # so the socket may stay open.
     poll = select.poll()
     poll.register(descriptor, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
-    while os.getppid() == parent and not poll.poll(_PARENT_CHECK_MILLIS):
+    while os.getppid() == parent and not poll.poll(_PARENT_CHECK_MILLIS) and check.is_well():
         pass
     _end()
 

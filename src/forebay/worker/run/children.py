@@ -4,6 +4,10 @@ Invariant: only a death in a call of one job uses an attempt. A child that dies 
 jobs that it was running. If these were several jobs of one call, the worker then runs them one by
 one. A child that cannot start uses no attempt.
 
+Invariant "no child without a limit": a child whose messages ended is killed after a second; one
+that stands still, so that not even its watching thread uses processor time, after half a minute.
+One whose event loop no longer answers ends itself. One that works has the limits of its handler.
+
 Invariant "one taker": a child has one call from the time it is taken until it has answered. Its
 answers name jobs only by their place in a claim, so those of another call would end other jobs.
 """
@@ -63,6 +67,13 @@ _LOOK_SECONDS = 0.2
 _AGAIN_SECONDS = 5.0
 #: How long a suspect waits for a busy child before the worker starts another one.
 _PATIENCE_SECONDS = 0.05
+#: How long a child may live after its messages ended, and how long a killed one may take to end.
+_DEATH_SECONDS = 1.0
+_KILLED_SECONDS = 5.0
+#: How often it is checked that a child has used processor time; after this number of checks without
+#: any it is killed.
+_STILL_CHECK_SECONDS = 10.0
+_STILL_CHECKS = 3
 
 
 class ChildFailed(Exception):  # noqa: N818 - what happened
@@ -93,8 +104,12 @@ class Child:
         return msgspec.json.decode(await receive(self.reader), type=ChildReport)
 
     async def death(self) -> str:
-        """Wait until the process has ended; return how it died."""
-        code = await self.process.wait()
+        """Wait a short time until the process has ended, then kill it; return how it died."""
+        if not await self._ends_within(_DEATH_SECONDS):
+            await self.kill()
+            return "killed, because it had lost its connection to the worker"
+        code = self.process.returncode
+        assert code is not None
         if code < 0:
             with contextlib.suppress(ValueError):
                 return f"killed by {signal.Signals(-code).name}"
@@ -102,11 +117,18 @@ class Child:
 
     async def hang_up(self) -> None:
         """Wait until the process has ended, end the programs that it started, then end the stream
-        of its messages.
+        of its messages. A child that stands still is killed.
 
-        Processes that the child forked keep its end of the socket open while they live.
+        Processes that the child forked may keep its end of the socket open while they live.
         """
-        await self.process.wait()
+        used: float | None = None
+        checks = 0
+        while not await self._ends_within(_STILL_CHECK_SECONDS):
+            before, used = used, _processor_seconds(self.process.pid)
+            checks = checks + 1 if used is not None and used == before else 0
+            if checks == _STILL_CHECKS:
+                log.error("child process %s stands still and is killed", self.process.pid)
+                self._kill_group()
         self._kill_group()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RD)
@@ -115,7 +137,14 @@ class Child:
         if self.process.returncode is None:
             self._kill_group()
         self.writer.close()
-        await self.process.wait()
+        if not await self._ends_within(_KILLED_SECONDS):
+            log.error("child process %s was killed and has not ended", self.process.pid)
+
+    async def _ends_within(self, seconds: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.process.wait()
+        return self.process.returncode is not None
 
     def _kill_group(self) -> None:
         # The child leads a process group. Programs that a handler started are in it, unless they
@@ -294,7 +323,10 @@ class Children:
         self._idle.clear()
         for child in list(self._running):
             await child.kill()
-        await asyncio.gather(*self._enders, return_exceptions=True)
+        if self._enders:
+            _, left = await asyncio.wait(self._enders, timeout=_KILLED_SECONDS)
+            for task in left:
+                task.cancel()
 
     def _keep(self, child: Child) -> None:
         timer = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._end_idle, child)
@@ -386,6 +418,16 @@ def _work(helds: Sequence[HeldJob]) -> Work:
     offsets = [held.row.offset for held in helds]
     rows = [held.row for held in helds]
     return Work(batch.lease.lease_id, batch.claim_no, rows, offsets, helds[0].lane)
+
+
+def _processor_seconds(pid: int) -> float | None:
+    """Return the processor time that a process has used; None where the system does not tell."""
+    if sys.platform != "linux":
+        return None
+    with contextlib.suppress(OSError):
+        # The number that clock_getcpuclockid(3) returns.
+        return time.clock_gettime(~pid << 3 | 2)
+    return None
 
 
 def _working_folder() -> Path | None:
