@@ -549,3 +549,53 @@ def test_what_waited_and_ran_at_a_moment(conn, database):
         == []
     )
     assert sqlstate(conn, "select forebay.jobs_at(now() + interval '1 day')") == "JQ001"
+
+
+def _ready_at(conn, database) -> tuple[list[int], list[int]]:
+    """Claim a priority in parts, and another one after a moment; return the jobs ready then by the ledger, and by the answer."""
+    many = enqueue_many(conn, [{"kind": "work"}] * 4)
+    with Reader(database) as reader:
+        reader.claim(1)
+        late = enqueue(conn, priority=50)
+        reader.claim(1)
+        moment = one(conn, "select clock_timestamp()")
+        for batch in reader.claim_all():
+            reader.finish(batch)
+    query = "select job_id from forebay.jobs_at(%s) where state = 'ready' order by 1"
+    return [*many[2:], late], [job for (job,) in conn.execute(query, [moment]).fetchall()]
+
+
+def test_a_priority_that_is_claimed_later_is_known(conn, database):
+    """Also while another one is claimed in parts, whose snapshot is older than its claims."""
+    ledger, answer = _ready_at(conn, database)
+    assert answer == ledger
+
+
+def test_by_the_time_of_the_last_claim_it_is_missing(conn, database):
+    """The guard of the test above."""
+    break_function(database, "_seen_since", ("b.no = v_low);\nend", "b.no = p_no);\nend"))
+    ledger, answer = _ready_at(conn, database)
+    assert answer == ledger[:-1]
+
+
+def test_a_moment_that_retention_has_taken_is_refused(conn, database):
+    """The answer would be wrong without a word; moments after the sealing are known."""
+    small_segments(conn)
+    fill = "select forebay.configure('retention_days', 0)"
+    conn.execute(fill)
+    moment = one(conn, "select clock_timestamp()")
+    with Reader(database) as reader:
+        for _ in range(60):
+            enqueue_many(conn, [{"kind": "work"}] * 100)
+            for batch in reader.claim_all():
+                reader.finish(batch)
+            one(conn, "select forebay.seal_v1()")
+            shift_clock(conn, 0)
+            if one(conn, "select emptied from forebay.retain_v1(null)") is not None:
+                break
+        else:
+            pytest.fail("no segment was emptied")
+        assert sqlstate(conn, "select forebay.jobs_at(%s)", moment) == "JQ001"
+        waits = enqueue(conn)
+        query = "select job_id from forebay.jobs_at(clock_timestamp())"
+        assert one(conn, query) == waits

@@ -1,8 +1,8 @@
 -- grant: operator, reader
 
 -- The jobs that were `ready` or `running` at a moment of the past, one row for each group, oldest
--- first. `running`: a worker had claimed the job and not settled it. Moments since the oldest batch
--- are known. Jobs that waited for a key or a limit, and scheduled and retrying jobs that have
+-- first. `running`: a worker had claimed the job and not settled it. Moments since the last
+-- sealing of a segment that retention has emptied are known. Jobs that waited for a key or a limit, and scheduled and retrying jobs that have
 -- started since, are not known.
 --
 -- Parameters:
@@ -10,7 +10,7 @@
 --   only_queue  null: all
 --   most        1 to 10000 rows of each state and lane
 --
--- Errors: JQ001 the moment is not in the past, or `most` is out of range.
+-- Errors: JQ001 the moment is not in the past or no longer known, or `most` is out of range.
 -- See: docs/howto/look-back.md#look-at-a-moment, docs/design/archive.md
 create function forebay.jobs_at(at timestamptz, only_queue text default null, most integer default 100)
 returns table (job_id bigint, group_name text, queue text, state text, kind text, attempt integer, enqueued_at timestamptz, worker text, claimed_at timestamptz)
@@ -23,11 +23,17 @@ declare
     v_lane record;
     v_seen pg_snapshot;
     v_at   timestamptz;
+    v_known timestamptz := (select max(e.sealed_at) from forebay.segment s join forebay.seal e using (segment_id) where s.removed_at is not null);
 begin
     if (jobs_at.at <= forebay._now()) is not true then
         raise exception using errcode = 'JQ001', column = 'at', message = format('at %s is not a time in the past', coalesce(jobs_at.at::text, 'null'));
     elsif (jobs_at.most between 1 and 10000) is not true then
         raise exception using errcode = 'JQ001', column = 'most', message = format('most %s is outside 1 to 10000', coalesce(jobs_at.most::text, 'null'));
+    end if;
+    if jobs_at.at < v_known then
+        raise exception using errcode = 'JQ001', column = 'at',
+            message = format('what waited and ran at %s is not known any more: retention has emptied the log of that time', jobs_at.at),
+            hint = format('Moments since %s are known.', v_known);
     end if;
     return query
     select coalesce(r.job_id, r.seq), g.name, g.queue, 'running', r.kind, coalesce(r.attempt, 0) + 1, r.enqueued_at, o.worker, o.claimed_at
@@ -37,13 +43,15 @@ begin
     where r.seq is not null
     order by o.claimed_at, o.seq
     limit jobs_at.most;
-    -- What was committed then: what the newest claim of that time has seen.
-    select c.snap, c.claimed_at into v_seen, v_at
-    from (select coalesce(b.snap_to, b.snap_from) as snap, b.claimed_at
+    -- What was committed then: what the newest snapshot of that time has seen. Later claims of its window have the same one: what was
+    -- enqueued after the first of them is known by its time.
+    select c.snap, forebay._seen_since(c.group_id, c.lane, c.no, c.snap) into v_seen, v_at
+    from (select coalesce(b.snap_to, b.snap_from) as snap, b.group_id, b.lane, b.no
           from forebay.queue_group g
           cross join lateral (select distinct l.lane from forebay.lane l where l.queue = g.queue) l
           cross join lateral forebay._batch_at(g.group_id, l.lane, jobs_at.at) b
-          where b.no is not null order by b.claimed_at desc limit 1) c;
+          where b.no is not null
+          order by pg_snapshot_xmax(coalesce(b.snap_to, b.snap_from)) desc, b.claimed_at desc limit 1) c;
     for v_lane in
         select g.group_id, g.name, g.queue,
                row(1, l.lane, case l.audience when 0 then g.start_after else '1:1:' end, b.snap_from, b.snap_to, s.lo, s.hi, b.pos_xid, b.pos_seq)::forebay._cursor as cursor
@@ -65,7 +73,31 @@ end
 $$;
 
 
--- The newest batch of a group and lane that was there at a moment; null: none was.
+-- When the first batch with a snapshot was claimed, of the batches of a group and lane up to a number.
+create function forebay._seen_since(p_group_id bigint, p_lane bigint, p_no bigint, p_snap pg_snapshot) returns timestamptz
+language plpgsql stable
+-- planner: in order
+as $$
+declare
+    v_low  bigint := (select b.no from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane order by b.no limit 1);
+    v_high bigint := p_no;
+    v_mid  bigint;
+begin
+    while v_low < v_high loop
+        v_mid := (v_low + v_high) / 2;
+        if (select pg_snapshot_xmax(coalesce(b.snap_to, b.snap_from)) < pg_snapshot_xmax(p_snap) from forebay.batch b
+            where b.group_id = p_group_id and b.lane = p_lane and b.no = v_mid) is not false then
+            v_low := v_mid + 1;
+        else
+            v_high := v_mid;
+        end if;
+    end loop;
+    return (select b.claimed_at from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_low);
+end
+$$;
+
+
+-- The newest batch of a group and lane that was there at a moment; null: none was. If it was deleted, it stands where the next one began.
 create function forebay._batch_at(p_group_id bigint, p_lane bigint, p_at timestamptz) returns forebay.batch
 language plpgsql stable
 -- planner: in order
@@ -90,6 +122,13 @@ begin
         end if;
     end loop;
     select b.* into v_row from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_low;
+    if v_row.no is null and v_low > 0 then
+        select b.* into v_row from forebay.batch b where b.group_id = p_group_id and b.lane = p_lane and b.no = v_low + 1;
+        v_row.snap_to := null;
+        v_row.pos_segment := null;
+        v_row.pos_xid := null;
+        v_row.pos_seq := null;
+    end if;
     return v_row;
 end
 $$;
