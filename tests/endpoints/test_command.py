@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.support.delivering import create_endpoint, http_config
+from tests.support.delivering import LOCAL_ENVIRON, create_endpoint, http_config
 from tests.support.engine import one
 from tests.support.waiting import wait_for
 from tests.support.worker_process import ROOT
@@ -33,7 +33,9 @@ def running(database, folder, *arguments):
     process = subprocess.Popen(
         [sys.executable, "-m", "forebay", *arguments],
         cwd=folder,
-        env=os.environ | {"FOREBAY_DATABASE_URL": database, "PYTHONPATH": str(ROOT / "src")},
+        env=os.environ
+        | LOCAL_ENVIRON
+        | {"FOREBAY_DATABASE_URL": database, "PYTHONPATH": str(ROOT / "src")},
         stderr=subprocess.PIPE,
         text=True,
     )

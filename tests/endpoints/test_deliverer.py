@@ -18,8 +18,9 @@ import redis
 from aiohttp import web
 
 import forebay
-from forebay.sinks import ENTRY_POINTS, Accepted, Message, Sink
+from forebay.sinks import ENTRY_POINTS, Accepted, FromRow, Message, Sink
 from tests.support.delivering import (
+    LOCAL,
     PlainRouter,
     alter_endpoint,
     create_endpoint,
@@ -130,6 +131,7 @@ class OtherSink(Sink):
 
     type = "other"
     arrived: ClassVar[list[Message]] = []
+    row_rules: ClassVar = {"place": FromRow.PLAIN, "colour": FromRow.PLAIN}
 
     def __init__(self, place, *, colour="red"):
         self.arrived.clear()
@@ -257,10 +259,11 @@ async def test_retry_after_pauses_the_endpoint(
 
 
 async def test_an_endpoint_that_keeps_responses_has_them_as_results(database, conn, shop, requests):
-    shop({"show_response": True}, keeps_response=True)
+    shop(keeps_response=True)
     (job_id,) = send(conn, "shop")
     client = forebay.Client(database)
-    async with delivering(database) as worker:
+    shown = LOCAL | {"endpoint_settings": '{"http": {"show_response": true}}'}
+    async with delivering(database, permissions=shown) as worker:
         await wait_for_async(lambda: worker.stats.done == 1)
     assert client.result(job_id)["response"] == "HTTP status 200: ok"
 
@@ -292,16 +295,43 @@ async def test_an_endpoint_that_hangs_delays_no_other(
     assert len(http_endpoint.requests[slow]) == 10
 
 
-async def test_a_bad_configuration_is_a_failure_of_its_endpoint(database, conn, shop, requests):
+async def test_a_bad_configuration_opens_the_breaker_and_uses_no_attempt(
+    database, conn, shop, requests
+):
     shop()
-    create_endpoint(conn, "bad", "http", {"url": "gopher://x"}, retry=[600], breaker_threshold=2)
+    create_endpoint(conn, "bad", "http", {"url": "gopher://x"}, retry=[], breaker_threshold=2)
     send(conn, "bad", 2)
     send(conn, "shop", 2)
     async with delivering(database) as worker:
-        await wait_for_async(lambda: (worker.stats.done, worker.stats.retried) == (2, 2))
+        await wait_for_async(lambda: worker.stats.done == 2)
         await wait_for_async(lambda: health(conn, "bad")["opened_at"])
         assert "url is not an address" in health(conn, "bad")["last_error"]
+        assert (worker.stats.retried, worker.stats.dead) == (0, 0)
     assert health(conn)["failures"] == 0
+
+
+async def test_what_a_deliverer_refuses_waits_for_one_that_allows_it(
+    database, conn, shop, requests, monkeypatch
+):
+    """The endpoint shows the setting to change; no message is lost, and none uses an attempt."""
+    monkeypatch.setenv("DELIVERERS_OWN", "canary")
+    shop({"headers": {"x-a": "env:DELIVERERS_OWN"}}, retry=[], breaker_cooldown=5)
+    send(conn, "shop", 3)
+    async with delivering(database) as worker:
+        await wait_for_async(lambda: health(conn)["opened_at"])
+        error = health(conn)["last_error"]
+        assert (worker.stats.retried, worker.stats.dead) == (0, 0)
+    assert "endpoint_variables" in error
+    assert "DELIVERERS_OWN" in error
+    assert "refused by a deliverer" in error
+    assert requests == []
+    one(conn, "select forebay.reset_endpoint('shop')")
+    async with delivering(
+        database, permissions=LOCAL | {"endpoint_variables": "DELIVERERS_OWN"}
+    ) as worker:
+        await wait_for_async(lambda: worker.stats.done == 3)
+    assert {request.headers["x-a"] for request in requests} == {"canary"}
+    assert letters(database) == []
 
 
 async def test_a_delivery_of_a_dropped_endpoint_is_dead(database, conn, shop):
@@ -382,7 +412,8 @@ async def test_a_rotated_secret_signs_beside_the_new_one(
     for name, letter in (("OLD_SECRET", "a"), ("NEW_SECRET", "b")):
         monkeypatch.setenv(name, "whsec_" + letter * 44)
     shop({"secrets": ["env:OLD_SECRET"]})
-    async with delivering(database) as worker:
+    named = LOCAL | {"endpoint_variables": "OLD_SECRET,NEW_*"}
+    async with delivering(database, permissions=named) as worker:
         send(conn, "shop")
         await wait_for_async(lambda: worker.stats.done == 1)
         one(conn, "select forebay.rotate_secret('shop', 'env:NEW_SECRET')")

@@ -4,19 +4,28 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
-from forebay.config import WorkerSettings
+from forebay.config import DeliverySettings, WorkerSettings
 from forebay.sending import Deliverer
 from tests.support.engine import Reader, one
 from tests.support.worker_process import FAST
 
 #: The test's servers are at an address that endpoints must not call by default.
-LOCAL = {"allow": ["127.0.0.1", "localhost"], "https_only": False, "ports": None}
+LOCAL = {
+    "endpoint_sinks": "http,redis-stream,other",
+    "endpoint_hosts": "127.0.0.1,localhost",
+    "endpoint_schemes": "https,http",
+    "endpoint_ports": "any",
+}
+
+#: The same as environment of a process.
+LOCAL_ENVIRON = {f"FOREBAY_{name.upper()}": value for name, value in LOCAL.items()}
 
 
 @asynccontextmanager
-async def delivering(dsn: str, *, slots: int = 500, **settings):
-    """Run a deliverer in this loop, and stop it at the end."""
-    deliverer = Deliverer(slots=slots)
+async def delivering(dsn: str, *, slots: int = 500, permissions=None, **settings):
+    """Run a deliverer in this loop that may call this machine, and stop it at the end."""
+    allowed = DeliverySettings(**(LOCAL if permissions is None else permissions))
+    deliverer = Deliverer(slots=slots, permissions=allowed)
     worker = deliverer.worker(dsn, WorkerSettings(**(FAST | {"grace_seconds": 0.0} | settings)))
     task = asyncio.create_task(worker.run())
     try:
@@ -31,7 +40,6 @@ def http_config(server, path: str, **config: object) -> dict[str, object]:
     """Return the configuration of an HTTP sink for an endpoint of the test's server."""
     return {
         "url": f"http://127.0.0.1:{server.port}/{path}",
-        "destinations": LOCAL,
         "timeout": 2,
         **config,
     }

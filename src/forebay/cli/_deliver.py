@@ -25,7 +25,7 @@ def deliver(
     log_format: LogForm = "text",
     dsn: Dsn = None,
     as_json: Json = False,
-    flags: Annotated[dict[str, Any], setting_flags("worker")],
+    flags: Annotated[dict[str, Any], setting_flags("worker", "delivery")],
 ) -> None:
     """Expand published events, and send their deliveries to the endpoints.
 
@@ -40,6 +40,5 @@ def deliver(
         raise ConfigError("--concurrency", f"is {concurrency}, not within 1 to {_SLOTS_MAX:,}")
     app = App(dsn, name="deliver")
     app._internals.use(dsn=dsn, settings=load_settings(flags))
-    settings = app.settings.worker
-    phases = delivering_workers(app.dsn, settings, slots=concurrency)
-    run_and_report(phases, settings, until_idle=until_idle, as_json=as_json)
+    phases = delivering_workers(app.dsn, app.settings, slots=concurrency)
+    run_and_report(phases, app.settings.worker, until_idle=until_idle, as_json=as_json)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from forebay.app import App
-    from forebay.config import WorkerSettings
+    from forebay.config import Settings, WorkerSettings
     from forebay.sending import Drain
     from forebay.worker import Stats, Worker
 
@@ -55,7 +55,7 @@ def run_worker(
     settings = found.settings.worker
     phases = workers_of(found, app, location, group=group)
     if endpoints:
-        phases += delivering_workers(found.dsn, settings)
+        phases += delivering_workers(found.dsn, found.settings)
     run_and_report(phases, settings, until_idle=until_idle, as_json=as_json)
 
 
@@ -120,7 +120,7 @@ def announced(drain: Drain, dsn: str, settings: WorkerSettings) -> Worker:
 
 
 def delivering_workers(
-    dsn: str, settings: WorkerSettings, *, slots: int | None = None
+    dsn: str, settings: Settings, *, slots: int | None = None
 ) -> list[list[Worker]]:
     """Return a router, then a deliverer, and log that they run. None: the default number of
     slots.
@@ -128,8 +128,9 @@ def delivering_workers(
     from forebay.sending import SLOTS_DEFAULT, Deliverer, Router
 
     slots = SLOTS_DEFAULT if slots is None else slots
+    deliverer = Deliverer(slots=slots, permissions=settings.delivery)
     workers = [
-        made.worker(dsn, _in_this_process(settings)) for made in (Router(), Deliverer(slots=slots))
+        made.worker(dsn, _in_this_process(settings.worker)) for made in (Router(), deliverer)
     ]
     log.info(
         "workers %s: expanding published events, and sending %s at a time to endpoints",

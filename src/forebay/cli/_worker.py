@@ -29,7 +29,8 @@ def worker(
     dsn: Dsn = None,
     as_json: Json = False,
     flags: Annotated[
-        dict[str, Any], setting_flags("worker", "retry", common=("queue", "concurrency"))
+        dict[str, Any],
+        setting_flags("worker", "delivery", "retry", common=("queue", "concurrency")),
     ],
 ) -> None:
     """Run the jobs of an application, and its drains.

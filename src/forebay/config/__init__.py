@@ -22,6 +22,7 @@ from forebay.config._resolve import (
 )
 from forebay.config._settings import (
     GROUPS,
+    DeliverySettings,
     PayloadSettings,
     Queues,
     RetentionSettings,
@@ -29,6 +30,7 @@ from forebay.config._settings import (
     SegmentSettings,
     WorkerSettings,
     checked_group,
+    listed,
     listen_address,
     parse_queue_weights,
 )
@@ -38,6 +40,7 @@ __all__ = [
     "EMBEDDED",
     "GROUPS",
     "Address",
+    "DeliverySettings",
     "FileOptions",
     "PayloadSettings",
     "Queues",
@@ -49,6 +52,7 @@ __all__ = [
     "WorkerSettings",
     "checked_group",
     "find_file_options",
+    "listed",
     "listen_address",
     "load_settings",
     "masked_dsn",

@@ -14,6 +14,7 @@ from forebay._dataclass import dataclass
 from forebay.config._settings import (
     DATABASE_GROUPS,
     GROUPS,
+    DeliverySettings,
     PayloadSettings,
     RetentionSettings,
     RetrySettings,
@@ -56,6 +57,7 @@ class Settings:
     """
 
     worker: WorkerSettings = field(default_factory=WorkerSettings)
+    delivery: DeliverySettings = field(default_factory=DeliverySettings)
     retry: RetrySettings = field(default_factory=RetrySettings)
     retention: RetentionSettings = field(default_factory=RetentionSettings)
     payload: PayloadSettings = field(default_factory=PayloadSettings)

@@ -6,6 +6,7 @@ as FOREBAY_<NAME>, the environment variable.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -269,9 +270,86 @@ class SegmentSettings:
             )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliverySettings:
+    """What endpoints, which are rows of the database, may make a deliverer do."""
+
+    endpoint_sinks: str = setting("http", "sinks that endpoints may have: `http,kafka`")
+    endpoint_hosts: str | None = setting(
+        None,
+        "hosts that endpoints may call besides public addresses: `10.1.0.0/16,mq.internal:5672`;"
+        " sinks other than http call only these",
+    )
+    endpoint_ports: str = setting(
+        "443,8443", "ports that endpoints of the sink http may call at any host: `443,8443`, or any"
+    )
+    endpoint_schemes: str = setting(
+        "https", "how endpoints of the sink http may be called: `https`, or `https,http`"
+    )
+    endpoint_variables: str | None = setting(
+        None,
+        "environment variables that endpoints may name as secrets: `SHOP_KEY,HOOK_*`;"
+        " each of them may be sent to each endpoint",
+    )
+    endpoint_folders: str | None = setting(
+        None, "folders whose files endpoints may name as secrets: `/run/secrets/hooks`"
+    )
+    endpoint_settings: str | None = setting(
+        None,
+        "settings that the process gives the sinks of endpoints, as JSON:"
+        ' `{"http": {"ca_file": "/etc/ca.pem"}}`',
+    )
+
+    def __post_init__(self) -> None:
+        for port in listed(self.endpoint_ports):
+            if self.endpoint_ports != "any" and not re.fullmatch("[1-9][0-9]{0,4}", port):
+                raise ConfigError(
+                    "endpoint_ports", f"has {shown(port)}, which is not a port", value=port
+                )
+        one_of("endpoint_schemes", self.endpoint_schemes, ("https", "https,http", "http,https"))
+        for name in listed(self.endpoint_variables):
+            if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*[*]?", name):
+                raise ConfigError(
+                    "endpoint_variables",
+                    f"has {shown(name)}, which is neither a name nor the beginning of names with *",
+                    value=name,
+                )
+        for folder in listed(self.endpoint_folders):
+            if not folder.startswith("/") or not folder.strip("/"):
+                raise ConfigError(
+                    "endpoint_folders", f"has {shown(folder)}, not the path of a folder below /"
+                )
+        _ = self.sink_settings
+
+    @property
+    def sink_settings(self) -> dict[str, dict[str, Any]]:
+        """The settings that the process gives, by the type of the sink."""
+        try:
+            found = json.loads(self.endpoint_settings or "{}")
+        except ValueError:
+            found = None
+        if not isinstance(found, dict) or not all(isinstance(one, dict) for one in found.values()):
+            raise ConfigError(
+                "endpoint_settings",
+                "is not a JSON object of objects",
+                hint='Write {"http": {"ca_file": "/etc/ca.pem"}}.',
+            )
+        return found
+
+
+def listed(text: str | None) -> list[str]:
+    """Return the elements of a list with commas.
+
+    >>> listed("a, b"), listed(None)
+    (['a', 'b'], [])
+    """
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
 #: Every group, by the name of its attribute in ``Settings``.
 GROUPS: Final[dict[str, type[Any]]] = {
     "worker": WorkerSettings,
+    "delivery": DeliverySettings,
     "retry": RetrySettings,
     "retention": RetentionSettings,
     "payload": PayloadSettings,

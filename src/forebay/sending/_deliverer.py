@@ -30,11 +30,12 @@ from forebay.sending._reports import Reports
 from forebay.sending._sender import message_of
 from forebay.sending._service import QueueService
 from forebay.sending._sink_types import record_sink_types
-from forebay.sinks import Accepted, EndpointGone, Rejected, TryLater
+from forebay.sinks import Accepted, EndpointGone, Permissions, Refused, Rejected, TryLater
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from forebay.config import DeliverySettings
     from forebay.model import Job
     from forebay.ops.deliveries import PublishedEvent
     from forebay.sending._endpoint_calls import SendResult
@@ -74,9 +75,14 @@ class Deliverer(QueueService):
 
     Args:
         slots: how many deliveries are in hand at once in this process, 1 to 10,000.
+        permissions: what the settings of endpoints may make this process do; None: call
+            public addresses by https.
     """
 
-    def __init__(self, *, slots: int = SLOTS_DEFAULT) -> None:
+    def __init__(
+        self, *, slots: int = SLOTS_DEFAULT, permissions: DeliverySettings | None = None
+    ) -> None:
+        self._permissions = Permissions(permissions)
         self._endpoints: Endpoints
         self._payloads: Payloads
 
@@ -107,7 +113,9 @@ class Deliverer(QueueService):
             lambda *found: self._endpoints.set_state(*found),
         )
         self._endpoints = Endpoints(
-            lambda since: facts.run(deliveries.endpoint_settings(since)), reports
+            lambda since: facts.run(deliveries.endpoint_settings(since)),
+            reports,
+            self._permissions,
         )
         self._payloads = Payloads(lambda keys: events.run(deliveries.event_payloads(keys)))
         stack.push_async_callback(_flush, reports)
@@ -180,7 +188,7 @@ def _ending(endpoint: Endpoint, job: Job, result: SendResult) -> Any:
             "is_duplicate": result.is_duplicate,
         }
         return Keep(found, KEEP_SECONDS_DEFAULT)
-    if isinstance(result, NotSent):
+    if isinstance(result, NotSent | Refused):
         return Release()
     if isinstance(result, Rejected | EndpointGone):
         return Dead(result.reason)

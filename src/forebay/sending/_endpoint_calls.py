@@ -12,7 +12,7 @@ from forebay._dataclass import dataclass
 from forebay.errors import SinkUnavailable
 from forebay.model.text import logger
 from forebay.sending._sender import Load, Sender
-from forebay.sinks import Accepted, EndpointGone, Rejected, TryLater
+from forebay.sinks import Accepted, EndpointGone, Refused, Rejected, TryLater
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -262,7 +262,11 @@ class EndpointCalls:
                 self.be_quiet(_LATE_SECONDS)
             self._failures = 0
             return is_gone
-        counters.fail(answer.reason if isinstance(answer, TryLater) else str(answer))
+        if isinstance(answer, Refused):
+            counters.refuse(f"refused by a deliverer: {answer}", self.threshold)
+            self._failures = max(self._failures, self.threshold - 1)
+        else:
+            counters.fail(answer.reason if isinstance(answer, TryLater) else str(answer))
         self._failures += 1
         self._is_failing = True
         if self._failures >= self.threshold or self._opened_at is not None:

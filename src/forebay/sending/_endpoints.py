@@ -11,7 +11,7 @@ from forebay.errors import ConfigError, DatabaseUnavailable
 from forebay.model.text import logger
 from forebay.sending._endpoint_calls import EndpointCalls
 from forebay.sending._presets import as_retries
-from forebay.sinks import Sink, make_sink, sink_settings
+from forebay.sinks import Refused, Sink
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from forebay.ops.deliveries import ChangedSettings, EndpointSettings, EndpointState
     from forebay.sending._presets import Retries
     from forebay.sending._reports import Reports
-    from forebay.sinks import Answer, Message
+    from forebay.sinks import Answer, Message, Permissions
 
 log = logger("forebay.endpoints")
 
@@ -30,10 +30,10 @@ _POLL_SECONDS: Final = 1.0
 _FIND_SECONDS: Final = 5.0
 
 
-class BrokenSink(Sink):
-    """Stands for a sink whose configuration is refused: each message fails with the reason."""
+class RefusedSink(Sink):
+    """Stands for a sink whose settings are refused: it sends nothing, at no attempt."""
 
-    type = "broken"
+    type = "refused"
 
     def __init__(self, name: str, problem: str) -> None:
         self._name = name
@@ -45,13 +45,13 @@ class BrokenSink(Sink):
         return f"endpoint {self._name}"
 
     async def send(self, messages: Sequence[Message]) -> Sequence[Answer]:
-        """Fail.
+        """Refuse.
 
         Raises:
-            SinkUnavailable: always.
+            Refused: always.
         """
         del messages
-        raise self._unavailable(self._problem)
+        raise Refused(self._problem)
 
 
 class Endpoint:
@@ -63,10 +63,13 @@ class Endpoint:
         retries: when failed deliveries are tried again.
     """
 
-    def __init__(self, settings: EndpointSettings, reports: Reports) -> None:
+    def __init__(
+        self, settings: EndpointSettings, reports: Reports, permissions: Permissions
+    ) -> None:
+        self._permissions = permissions
         self.settings = settings
         self.retries = self._retries(settings)
-        self._sink_facts, sink = _made_sink(settings, datetime.now(UTC))
+        self._sink_facts, sink = _made_sink(settings, datetime.now(UTC), permissions)
         self.calls = EndpointCalls(
             settings.endpoint_id, settings.name, sink, reports, threshold=settings.breaker_threshold
         )
@@ -85,7 +88,7 @@ class Endpoint:
         """Replace the sink if its settings changed, or a retired secret has expired."""
         now = datetime.now(UTC)
         if _sink_facts(self.settings, now) != self._sink_facts:
-            self._sink_facts, sink = _made_sink(self.settings, now)
+            self._sink_facts, sink = _made_sink(self.settings, now, self._permissions)
             self.calls.replace(sink)
 
     def _retries(self, settings: EndpointSettings) -> Retries:
@@ -105,10 +108,17 @@ class Endpoints:
     Args:
         read: reads what changed since a version.
         reports: where the calls count.
+        permissions: what the settings of endpoints may make this process do.
     """
 
-    def __init__(self, read: Callable[[int], Awaitable[ChangedSettings]], reports: Reports) -> None:
+    def __init__(
+        self,
+        read: Callable[[int], Awaitable[ChangedSettings]],
+        reports: Reports,
+        permissions: Permissions,
+    ) -> None:
         self._read = read
+        self._permissions = permissions
         self._reports = reports
         self._by_id: dict[int, Endpoint] = {}
         self._version = 0
@@ -158,7 +168,9 @@ class Endpoints:
         for settings in found.endpoints:
             endpoint = self._by_id.get(settings.endpoint_id)
             if endpoint is None:
-                self._by_id[settings.endpoint_id] = Endpoint(settings, self._reports)
+                self._by_id[settings.endpoint_id] = Endpoint(
+                    settings, self._reports, self._permissions
+                )
             elif endpoint.settings != settings:
                 log.info("endpoint %s: settings of version %s", settings.name, settings.version)
                 endpoint.change(settings)
@@ -192,23 +204,23 @@ def _sink_facts(settings: EndpointSettings, now: datetime) -> tuple[str, dict[st
 
 
 def _made_sink(
-    settings: EndpointSettings, now: datetime
+    settings: EndpointSettings, now: datetime, permissions: Permissions
 ) -> tuple[tuple[str, Mapping[str, Any]], Sink]:
     """Return what the sink is made of, and the sink.
 
-    One that fails if the configuration is refused.
+    One that sends nothing if the configuration is refused.
     """
     facts = sink, config = _sink_facts(settings, now)
     try:
-        if "concurrency" not in settings.config and "concurrency" not in sink_settings(sink)[0]:
+        if sink != "http" and "concurrency" not in settings.config:
             config = {name: value for name, value in config.items() if name != "concurrency"}
         elif "concurrency" not in settings.config:
             # As many requests at once as there may be deliveries.
             config = {**config, "concurrency": min(settings.concurrency, 1000)}
-        return facts, make_sink(sink, config)
+        return facts, permissions.sink(sink, config)
     except Exception as error:  # the class of another package may raise anything
         problem = (
             str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
         )
         log.warning("endpoint %s: %s", settings.name, problem)
-        return facts, BrokenSink(settings.name, problem)
+        return facts, RefusedSink(settings.name, problem)

@@ -93,6 +93,11 @@ class Counters:
         self.failures += 1
         self.error = error
 
+    def refuse(self, error: str, failures: int) -> None:
+        """Count a message that this process may not send; these failures open the breaker."""
+        self.failures = max(self.failures, failures)
+        self.error = error
+
     def add(self, later: Counters) -> None:
         """Add what was counted after this."""
         self.accepted += later.accepted

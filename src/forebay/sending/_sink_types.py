@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from forebay.errors import DatabaseUnavailable, SchemaError
 from forebay.model.text import logger
 from forebay.ops import deliveries
-from forebay.sinks import own_sink_types, sink_settings, sink_types
+from forebay.sinks import own_sink_types, row_settings, sink_types
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -31,7 +31,7 @@ async def record_sink_types(run: Callable[[Operation[None]], Awaitable[None]]) -
     """
     for name in sorted(set(sink_types()) - own_sink_types()):
         try:
-            found = deliveries.record_sink_type(name, *sink_settings(name))
+            found = deliveries.record_sink_type(name, *row_settings(name))
             await _until_possible(run, found)
         except Exception as error:  # the module of another package may raise anything
             log.warning("no endpoint can have the sink %s: %s", name, error)

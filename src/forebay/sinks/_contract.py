@@ -8,6 +8,7 @@ messages: whatever it did not confirm is sent again, under the same id.
 from __future__ import annotations
 
 from dataclasses import field
+from enum import Enum
 from typing import TYPE_CHECKING, ClassVar, Final, TypeAlias
 
 import msgspec
@@ -17,7 +18,7 @@ from forebay.errors import SinkUnavailable
 from forebay.model.checks import PRIORITY_DEFAULT
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from datetime import datetime
 
 #: Between the id of a message and its generation.
@@ -134,6 +135,13 @@ class TryLater:
     throttles: bool = False
 
 
+class Refused(SinkUnavailable):
+    """This process may not send there: its own settings do not allow it.
+
+    Nothing was sent, and no attempt is used.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """The far side will never take this message. It becomes a dead letter.
@@ -171,6 +179,16 @@ class Sent:
     proof: str | None
 
 
+class FromRow(Enum):
+    """Why an endpoint, which others than the owner of the process write, may set a parameter."""
+
+    PLAIN = "a name, number or choice: what is written at a place that is allowed, and how fast"
+    ADDRESS = "an address over a network, without options, whose hosts the deliverer lists"
+    CHECKED_ADDRESS = "an address of which each connection is checked: public, or listed"
+    SECRETS = "texts; a reference names a variable or file that the deliverer lists"
+    ANSWERS = "a choice to show answers, which are those of public addresses only"
+
+
 class Sink:
     """A place outside the database to which a drain sends messages.
 
@@ -192,6 +210,8 @@ class Sink:
             message each are as good.
         call_seconds: how long a deliverer waits for one call of ``send``, 30 by default. A drain
             has its own timeout.
+        row_rules: the parameters that an endpoint may set, and why that is harmless. An endpoint
+            cannot set others.
     """
 
     type: ClassVar[str] = ""
@@ -200,6 +220,7 @@ class Sink:
     bytes_max: ClassVar[int] = 4_000_000
     is_single: bool = False
     call_seconds: float = 30.0
+    row_rules: ClassVar[Mapping[str, FromRow]] = {}
 
     @property
     def place(self) -> str:

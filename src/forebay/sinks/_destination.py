@@ -192,17 +192,20 @@ class Destinations:
         endpoint = parse_endpoint(url)
         if self._https_only and endpoint.scheme != "https":
             raise ConfigError(
-                _FIELD, "does not begin with https://", hint="To allow http: https_only=False."
+                _FIELD,
+                "does not begin with https://",
+                hint='To allow http, give the setting destinations {"https_only": false}.',
             )
-        if not self._allows_port(endpoint):
+        if not self.allows_port(endpoint):
             raise ConfigError(
                 _FIELD,
                 f"has the port {endpoint.port}, which is not allowed",
-                hint=f"Add it to ports, or allow {endpoint.host}:{endpoint.port}.",
+                hint=f'To allow it, give the setting destinations {{"ports": [{endpoint.port}]}}.',
             )
         return endpoint
 
-    def _allows_port(self, endpoint: Endpoint) -> bool:
+    def allows_port(self, endpoint: Endpoint) -> bool:
+        """Return whether the port of an endpoint may be called, at some address of its host."""
         if self._ports is None or endpoint.port in self._ports:
             return True
         return any(
@@ -250,6 +253,23 @@ class Destinations:
                 if is_single or address not in _METADATA:
                     return False
         return not is_usual_port or is_internal(address)
+
+    def lists(self, host: str) -> bool:
+        """Return whether the allow list has a host as it is written: a name, or an address.
+
+        ``:port`` behind it matters where the list has a port.
+
+        Raises:
+            ConfigError: it is malformed.
+        """
+        rule = _rule("allow", host)
+        address = None if rule.network is None else _plain(rule.network.network_address)
+        name = rule.name if address is None else str(address)
+        return not any(one.matches(name, address, rule.port or 0) for one in self._deny) and any(
+            one.matches(name, address, rule.port or 0)
+            and (one.network is None or one.network.num_addresses == 1 or address not in _METADATA)
+            for one in self._allow
+        )
 
     async def resolve(self, host: str, port: int) -> list[str]:
         """Return the addresses of a host; all of them may be called.

@@ -60,6 +60,17 @@ def sink_settings(name: str) -> tuple[list[str], list[str]]:
     return list(parameters), [key for key, one in parameters.items() if one.default is empty]
 
 
+def row_settings(name: str) -> tuple[list[str], list[str]]:
+    """Return the settings of a sink that an endpoint can have, and of these the required ones.
+
+    Raises:
+        ConfigError: the type is unknown, or the entry point names something else.
+    """
+    rules = sink_class(name).row_rules
+    settings, required = sink_settings(name)
+    return [key for key in settings if key in rules], [key for key in required if key in rules]
+
+
 def sink_class(name: str) -> type[Sink]:
     """Return the class of a sink by the name of its type.
 

@@ -49,6 +49,18 @@ def is_reference(value: object) -> bool:
     )
 
 
+def reference_in(value: object) -> str | None:
+    """Return the reference that a text is, also in "bearer env:TOKEN"; None: it is none.
+
+    >>> reference_in("Bearer env:TOKEN"), reference_in("file:/a"), reference_in("env")
+    ('env:TOKEN', 'file:/a', None)
+    """
+    if not isinstance(value, str):
+        return None
+    texts = (value, value.partition(" ")[2])
+    return next((text for text in texts if is_reference(text)), None)
+
+
 def checked_secret(field: str, value: object) -> str | Secret:
     """Return a reference or a ``Secret``.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 from forebay.errors import ConfigError, SinkUnavailable, shown
-from forebay.sinks._contract import Accepted, Answer, Message
+from forebay.sinks._contract import Accepted, Answer, FromRow, Message
 from forebay.sinks._support import checked_number, checked_url, library, place_of
 from forebay.sinks._threaded import (
     ANSWER_SECONDS,
@@ -25,7 +25,7 @@ from forebay.sinks._threaded import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 #: Of brokers, by the transport of kombu: how a call gives up, and what an acknowledgement has to
 #: mean.
@@ -78,6 +78,12 @@ class Celery(ThreadedSink):
     """
 
     type: ClassVar[str] = "celery"
+    row_rules: ClassVar[Mapping[str, FromRow]] = {
+        "url": FromRow.ADDRESS,
+        "queue": FromRow.PLAIN,
+        "tasks": FromRow.PLAIN,
+        "connect_timeout": FromRow.PLAIN,
+    }
 
     def __init__(
         self,

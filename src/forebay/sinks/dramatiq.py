@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 from forebay.errors import ConfigError, SinkUnavailable, shown
-from forebay.sinks._contract import Accepted, Answer, Message
+from forebay.sinks._contract import Accepted, Answer, FromRow, Message
 from forebay.sinks._support import checked_name, checked_number, checked_url, library, place_of
 from forebay.sinks._threaded import (
     ANSWER_SECONDS,
@@ -25,7 +25,7 @@ from forebay.sinks._threaded import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 #: What Dramatiq allows as the name of a queue.
 _QUEUE: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9._-]*")
@@ -56,6 +56,14 @@ class Dramatiq(ThreadedSink):
     """
 
     type: ClassVar[str] = "dramatiq"
+    row_rules: ClassVar[Mapping[str, FromRow]] = {
+        "url": FromRow.ADDRESS,
+        "queue": FromRow.PLAIN,
+        "tasks": FromRow.PLAIN,
+        "namespace": FromRow.PLAIN,
+        "max_priority": FromRow.PLAIN,
+        "connect_timeout": FromRow.PLAIN,
+    }
 
     def __init__(
         self,

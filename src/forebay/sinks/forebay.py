@@ -21,11 +21,11 @@ from forebay.errors import (
 from forebay.model import checks
 from forebay.model.unique import Throttle
 from forebay.ops.operation import Operation
-from forebay.sinks._contract import Accepted, Answer, Message, Rejected, Sent, Sink
+from forebay.sinks._contract import Accepted, Answer, FromRow, Message, Rejected, Sent, Sink
 from forebay.sinks._support import checked_number, checked_url
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _ENQUEUE: Final = "select job_id, is_new from forebay.enqueue_each(%(jobs)s::jsonb)"
 _SEEN: Final = "select key, job_id from forebay.throttled(%(queue)s, %(keys)s)"
@@ -66,6 +66,13 @@ class ForebayDatabase(Sink):
     type: ClassVar[str] = "forebay"
     can_verify: ClassVar[bool] = True
     messages_max: ClassVar[int] = 5_000
+    row_rules: ClassVar[Mapping[str, FromRow]] = {
+        "url": FromRow.ADDRESS,
+        "queue": FromRow.PLAIN,
+        "kinds": FromRow.PLAIN,
+        "remember_days": FromRow.PLAIN,
+        "connect_timeout": FromRow.PLAIN,
+    }
 
     def __init__(
         self,

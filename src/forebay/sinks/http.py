@@ -21,7 +21,9 @@ from forebay.sinks._contract import (
     Accepted,
     Answer,
     EndpointGone,
+    FromRow,
     Message,
+    Refused,
     Rejected,
     Sink,
     TryLater,
@@ -116,6 +118,21 @@ class Http(Sink):
 
     type: ClassVar[str] = "http"
     messages_max: ClassVar[int] = 500
+    row_rules: ClassVar[Mapping[str, FromRow]] = {
+        "url": FromRow.CHECKED_ADDRESS,
+        "method": FromRow.PLAIN,
+        "headers": FromRow.SECRETS,
+        "auth": FromRow.SECRETS,
+        "secrets": FromRow.SECRETS,
+        "batch": FromRow.PLAIN,
+        "cloudevents": FromRow.PLAIN,
+        "source": FromRow.PLAIN,
+        "concurrency": FromRow.PLAIN,
+        "connect_timeout": FromRow.PLAIN,
+        "timeout": FromRow.PLAIN,
+        "response_bytes_max": FromRow.PLAIN,
+        "show_response": FromRow.ANSWERS,
+    }
 
     def __init__(
         self,
@@ -276,7 +293,9 @@ class Http(Sink):
             response = await session.send(headers, request.body)
         except BlockedAddress as error:
             log.warning("sink http: %s is blocked: %s", self.place, error)
-            return TryLater("blocked address"), 0
+            return Refused(
+                f"{self.place}: blocked address, which the settings of this process do not allow"
+            ), 0
         except NoAnswer as error:
             return TryLater(str(error)), 0
         except SessionClosed:

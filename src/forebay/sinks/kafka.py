@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from forebay.errors import ConfigError, SinkUnavailable, shown
 from forebay.model.text import logger
-from forebay.sinks._contract import Accepted, Answer, Message, Rejected, Sent, Sink
+from forebay.sinks._contract import Accepted, Answer, FromRow, Message, Rejected, Sent, Sink
 from forebay.sinks._kafka_reader import Reader, Wanted, codes
 from forebay.sinks._support import (
     call_in_thread,
@@ -108,6 +108,14 @@ class Kafka(Sink):
 
     type: ClassVar[str] = "kafka"
     can_verify: ClassVar[bool] = True
+    row_rules: ClassVar[Mapping[str, FromRow]] = {
+        "url": FromRow.ADDRESS,
+        "topic": FromRow.PLAIN,
+        "create": FromRow.PLAIN,
+        "sasl_mechanism": FromRow.PLAIN,
+        "connect_timeout": FromRow.PLAIN,
+        "delivery_timeout": FromRow.PLAIN,
+    }
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 import msgspec
 
 from forebay.errors import ConfigError, SinkUnavailable, shown
-from forebay.sinks._contract import Accepted, Answer, Message, Rejected, Sent, Sink
+from forebay.sinks._contract import Accepted, Answer, FromRow, Message, Rejected, Sent, Sink
 from forebay.sinks._support import checked_name, checked_number, checked_url, library, place_of
 from forebay.sinks._template import Template, UnfitMessageError
 
@@ -73,6 +73,13 @@ class JetStream(Sink):
 
     type: ClassVar[str] = "nats"
     can_verify: ClassVar[bool] = True
+    row_rules: ClassVar[Mapping[str, FromRow]] = {
+        "url": FromRow.ADDRESS,
+        "subject": FromRow.PLAIN,
+        "stream": FromRow.PLAIN,
+        "ack_timeout": FromRow.PLAIN,
+        "connect_timeout": FromRow.PLAIN,
+    }
 
     def __init__(
         self,

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 from forebay.errors import ConfigError, SinkUnavailable, shown
-from forebay.sinks._contract import Accepted, Answer, Message, Rejected, Sink
+from forebay.sinks._contract import Accepted, Answer, FromRow, Message, Rejected, Sink
 from forebay.sinks._support import checked_name, checked_number, checked_url, library, place_of
 from forebay.sinks._template import Template, UnfitMessageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 #: The longest short text of the protocol, in bytes: routing keys, message ids, correlation ids.
 _SHORT_BYTES: Final = 255
@@ -66,6 +66,15 @@ class RabbitMQ(Sink):
     """
 
     type: ClassVar[str] = "rabbitmq"
+    row_rules: ClassVar[Mapping[str, FromRow]] = {
+        "url": FromRow.ADDRESS,
+        "routing_key": FromRow.PLAIN,
+        "exchange": FromRow.PLAIN,
+        "persistent": FromRow.PLAIN,
+        "confirm_timeout": FromRow.PLAIN,
+        "connect_timeout": FromRow.PLAIN,
+        "heartbeat": FromRow.PLAIN,
+    }
 
     def __init__(
         self,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from forebay.errors import ConfigError, SinkUnavailable
-from forebay.sinks._contract import Accepted, Answer, Message, Rejected, Sent, Sink
+from forebay.sinks._contract import Accepted, Answer, FromRow, Message, Rejected, Sent, Sink
 from forebay.sinks._support import (
     checked_name,
     checked_number,
@@ -20,7 +20,7 @@ from forebay.sinks._support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 _SCHEMES: Final = ("redis", "rediss", "unix")
 
@@ -127,6 +127,12 @@ class RedisStream(_Redis):
 
     type: ClassVar[str] = "redis-stream"
     can_verify: ClassVar[bool] = True
+    row_rules: ClassVar[Mapping[str, FromRow]] = {
+        "url": FromRow.ADDRESS,
+        "stream": FromRow.PLAIN,
+        "create": FromRow.PLAIN,
+        "connect_timeout": FromRow.PLAIN,
+    }
 
     def __init__(
         self,
@@ -209,6 +215,11 @@ class RedisList(_Redis):
     """
 
     type: ClassVar[str] = "redis-list"
+    row_rules: ClassVar[Mapping[str, FromRow]] = {
+        "url": FromRow.ADDRESS,
+        "key": FromRow.PLAIN,
+        "connect_timeout": FromRow.PLAIN,
+    }
 
     def __init__(self, url: str, key: str, *, connect_timeout: float = 5.0) -> None:
         super().__init__(url, checked_name(self.type, "key", key), connect_timeout=connect_timeout)

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from forebay.errors import ConfigError, SinkUnavailable, shown
-from forebay.sinks._contract import Accepted, Answer, Message
+from forebay.sinks._contract import Accepted, Answer, FromRow, Message
 from forebay.sinks._support import (
     checked_choice,
     checked_number,
@@ -30,7 +30,7 @@ from forebay.sinks._threaded import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 #: How often a call starts again when another sender enqueued one of its jobs between its check and
 #: its write.
@@ -64,6 +64,15 @@ class RQ(ThreadedSink):
     """
 
     type: ClassVar[str] = "rq"
+    row_rules: ClassVar[Mapping[str, FromRow]] = {
+        "url": FromRow.ADDRESS,
+        "queue": FromRow.PLAIN,
+        "serializer": FromRow.PLAIN,
+        "job_timeout": FromRow.PLAIN,
+        "result_ttl": FromRow.PLAIN,
+        "failure_ttl": FromRow.PLAIN,
+        "connect_timeout": FromRow.PLAIN,
+    }
 
     def __init__(
         self,

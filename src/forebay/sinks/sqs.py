@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 from forebay.errors import ConfigError
-from forebay.sinks._contract import Accepted, Answer, Message, Rejected, Sink
+from forebay.sinks._contract import Accepted, Answer, FromRow, Message, Rejected, Sink
 from forebay.sinks._support import (
     call_in_thread,
     checked_name,
@@ -24,7 +24,7 @@ from forebay.sinks._support import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 #: What one request takes. A larger message is sent alone, and the server decides about it.
 _ENTRIES_MAX: Final = 10
@@ -75,6 +75,14 @@ class Sqs(Sink):
     """
 
     type: ClassVar[str] = "sqs"
+    row_rules: ClassVar[Mapping[str, FromRow]] = {
+        "queue_url": FromRow.ADDRESS,
+        "region": FromRow.PLAIN,
+        "endpoint_url": FromRow.ADDRESS,
+        "requests": FromRow.PLAIN,
+        "connect_timeout": FromRow.PLAIN,
+        "read_timeout": FromRow.PLAIN,
+    }
 
     def __init__(
         self,

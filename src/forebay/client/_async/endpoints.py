@@ -220,6 +220,6 @@ class AsyncEndpoints(AsyncClientBase):
 
 
 def _check(sink: str, config: Mapping[str, Any]) -> None:
-    from forebay.sinks import make_sink  # noqa: PLC0415 - most clients have no endpoints
+    from forebay.sinks import checked_row_sink  # noqa: PLC0415 - most clients have no endpoints
 
-    make_sink(sink, config)
+    checked_row_sink(sink, config)

@@ -50,7 +50,8 @@ begin
         v_hint := case v_problem.field
             when 'sink' then format('Types: %s. Those of other packages are known once a process with the package has recorded them.',
                                     (select string_agg(t.name, ', ' order by t.name) from forebay.sink_type t))
-            when 'config' then case when v_type.name is not null then format('Settings of %s: %s.', v_type.name, array_to_string(v_type.settings, ', ')) end
+            when 'config' then case when v_type.name is not null then format('Settings of %s that an endpoint can have: %s. The setting endpoint_settings of the deliverers gives others.',
+                                                                          v_type.name, array_to_string(v_type.settings, ', ')) end
             when 'retry' then 'Give "standard", "ulak", or at most 100 delays in seconds, such as [10, 60, 600].' end;
         raise exception using errcode = 'JQ001', column = v_problem.field, message = v_problem.text,
             hint = coalesce(v_hint, 'Nothing was changed. See the function forebay.create_endpoint in the reference.');
