@@ -1,4 +1,4 @@
-"""Operators and applications that change settings of the same queues at once wait for each other, and nobody deadlocks."""
+"""Calls that change settings of the same queues at once wait for each other: none deadlocks."""
 
 import json
 import random

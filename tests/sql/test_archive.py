@@ -552,7 +552,10 @@ def test_what_waited_and_ran_at_a_moment(conn, database):
 
 
 def _ready_at(conn, database) -> tuple[list[int], list[int]]:
-    """Claim a priority in parts, and another one after a moment; return the jobs ready then by the ledger, and by the answer."""
+    """Claim a priority in parts, and another one after a moment.
+
+    Return the jobs that were ready then by the ledger, and by the answer.
+    """
     many = enqueue_many(conn, [{"kind": "work"}] * 4)
     with Reader(database) as reader:
         reader.claim(1)

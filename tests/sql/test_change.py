@@ -234,7 +234,7 @@ def test_a_token_of_a_state_takes_no_job_that_has_come_into_it(database, conn, s
 
 def test_a_change_of_another_filter_has_an_event_of_its_own(conn):
     """
-    A step that names the event of an earlier change counts in it only if filter and options are the same.
+    A step that names the event of an earlier change counts in it only if it is the same change.
     """
     ids = enqueue_many(conn, [{"kind": "work", "queue": "mail", "tag": t} for t in "aaaabbcc"])
     cancel = "select max(event) from forebay.change_jobs('cancel', %s, most => 2, event_id => %s)"

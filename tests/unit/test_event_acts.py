@@ -12,9 +12,11 @@ SILENT = {
     # They enqueue.
     "push_subject", "push_subjects", "upsert_subject", "upsert_subjects",
     # They read: what they call must see what was written before in the same statement.
-    "endpoints", "explain_job", "key", "keys", "limits", "measurements", "segment_held_by", "sample_mirror",
+    "endpoints", "explain_job", "key", "keys", "limits", "measurements", "segment_held_by",
+    "sample_mirror",
     # Steps of what workers, mirrors and upgrades do by themselves.
-    "close_groups", "lock_subjects_for_upgrade", "record_audit", "record_repair", "record_upgrade", "upgrade_subject",
+    "close_groups", "lock_subjects_for_upgrade", "record_audit", "record_repair",
+    "record_upgrade", "upgrade_subject",
     # They write the event of the guard.
     "record_act", "record_outcome",
 }  # fmt: skip
@@ -49,7 +51,7 @@ def recorded(name: str, functions: dict[str, tuple[bool, str]], seen: set[str]) 
 
 
 def test_each_act_of_an_operator_leaves_an_event():
-    """A function that operators may call and that writes records an event, or stands in a list with its reason."""
+    """A function that operators may call and that writes records one, or is listed with why not."""
     functions = sources()
     silent = {
         name

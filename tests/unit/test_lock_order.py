@@ -1,4 +1,4 @@
-"""The order in which functions take locks: whoever takes several of them takes them in one order, so no two wait in a circle."""
+"""Functions take several locks in one order, so that no two of them wait in a circle."""
 
 import re
 from collections import defaultdict
@@ -8,7 +8,7 @@ import pytest
 
 FUNCTIONS = files("forebay.sql") / "schema" / "functions"
 
-#: What a statement takes: a lock by its name or by a function of its own, a table, or a function that is called.
+#: What a statement takes: a lock by its name or by a function, a table, or what a call takes.
 TAKES = re.compile(
     r"lock table (?:only )?forebay\.(?P<table>\w+)(?P<more>(?:, forebay\.\w+)*)"
     r"|forebay\._try_lock\('(?P<tried>\w+)'\)"
@@ -18,11 +18,11 @@ TAKES = re.compile(
     r"|-- include: (?P<include>lock_lane)"
 )
 
-#: Locks that several functions take by a number: two of one family are taken in the order of their numbers.
+#: Locks with numbers: two of one family are taken in the order of their numbers.
 FAMILIES = {"_lock_lane": "lane", "_lock_limiter": "limiter", "_lock_keys": "keys"}
 
-#: Change limits of keys in the queue of deliveries only, after the row of the endpoint: they take the row of the queue's limits before that of the
-#: key, and no other lock of settings.
+#: They change limits of keys in the queue of deliveries only, after the row of the endpoint: they
+#: take the row of the queue's limits before that of the key, and no other lock of settings.
 ENDPOINTS = {
     "create_endpoint", "alter_endpoint", "drop_endpoint", "enable_endpoint", "reset_endpoint",
     "disable_endpoint", "report_deliveries_v1", "sweep_endpoints_v1",
@@ -62,7 +62,7 @@ def sources() -> dict[str, str]:
 
 
 def sequences(bodies: dict[str, str]) -> dict[str, list[str]]:
-    """Return what each function takes, in the order of its text, each once; what it calls is put in its place."""
+    """Return what each function and what it calls takes, in the order of the text, each once."""
     done: dict[str, list[str]] = {}
 
     def of(name: str) -> list[str]:
@@ -119,7 +119,7 @@ def circles(taken: dict[str, list[str]]) -> list[list[str]]:
 
 
 def without_settings(taken: dict[str, list[str]]) -> list[str]:
-    """Return the public functions that write settings of queues without the settings lock, or after another lock."""
+    """Return the public functions that write settings of queues before the settings lock."""
     wrong = []
     for function, locks in taken.items():
         if function.startswith("_") or function in ENDPOINTS:
@@ -130,7 +130,7 @@ def without_settings(taken: dict[str, list[str]]) -> list[str]:
 
 
 def test_no_two_functions_take_two_locks_in_two_orders():
-    """Of whoever changes settings of queues only one works at a time; all others take their locks in one order."""
+    """Calls that change settings take turns; all others take their locks in one order."""
     taken = sequences(sources())
     assert sum(len(locks) > 1 for locks in taken.values()) > 20
     assert circles(taken) == []
