@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from forebay.model.schedules import Scheduled
 from forebay.model.subjects import SubjectRun
+from forebay.model.text import lasting_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -81,7 +82,7 @@ class Context:
         if self._logger is None:
             job = self.job
             self._logger = _JobLogger(
-                logging.getLogger(f"forebay.job.{job.kind}"),
+                lasting_logger(f"forebay.job.{job.kind}"),
                 {
                     "job_id": job.job_id,
                     "kind": job.kind,

@@ -100,9 +100,34 @@ class EscapeArguments(logging.Filter):
         return True
 
 
-def logger(name: str) -> logging.Logger:
-    """Return the logger of a part of this library, with ``EscapeArguments``."""
+class _NotDisabled:
+    """Makes a logger one that no configuration disables; levels and handlers work as ever.
+
+    ``logging.config`` disables the loggers that exist already and that it does not name, unless it
+    is told not to. An application that configures its log after it imported this library would
+    never hear of a job that failed.
+    """
+
+    @property
+    def disabled(self) -> bool:
+        return False
+
+    @disabled.setter
+    def disabled(self, value: bool) -> None:
+        """Ignore it."""
+
+
+def lasting_logger(name: str) -> logging.Logger:
+    """Return a logger that no configuration of the application disables because it exists."""
     made = logging.getLogger(name)
+    if not isinstance(made, _NotDisabled):
+        made.__class__ = type("Logger", (_NotDisabled, type(made)), {})
+    return made
+
+
+def logger(name: str) -> logging.Logger:
+    """Return the lasting logger of a part of this library, with ``EscapeArguments``."""
+    made = lasting_logger(name)
     if not any(isinstance(one, EscapeArguments) for one in made.filters):
         made.addFilter(EscapeArguments())
     return made
