@@ -58,7 +58,7 @@ def _rows(
         option("--param NAME=VALUE", "A value for %(NAME)s in --query or --where."),
     ] = None,
 ) -> Rows | None:
-    values = dict(pair(text, "--param") for text in param) if param else None
+    values = _pairs(param, "--param") or None
     if query is None and table is None:
         return None
     if query is not None and table is not None:
@@ -69,29 +69,37 @@ def _rows(
                 "--query", "contains its conditions: the other filters are for --table"
             )
         return Rows.query(query, values)
-    bounds: dict[str, tuple[str | None, str | None]] = {}
-    for text in between or ():
-        name, value = pair(text, "--between")
-        low, comma, high = value.partition(",")
-        if not comma:
-            raise ConfigError("--between", f"is {shown(text)}, not COLUMN=FROM,TO", value=text)
-        bounds[name] = (low.strip() or None, high.strip() or None)
-    named = dict(
-        pair(text, "--column") if "=" in text else (text, text) for text in column or [id_column]
-    )
     return Rows(
         str(table),
-        named,
-        ids=None if ids is None else _ids(ids),
+        dict(_column(text) for text in column or [id_column]),
+        ids=_ids(ids),
         id_column=id_column,
-        equal=dict(pair(text, "--equal") for text in equal or ()),
-        between=bounds,
+        equal=_pairs(equal, "--equal"),
+        between={name: _bounds(name, text) for name, text in _pairs(between, "--between").items()},
         where=where,
         params=values,
     )
 
 
-def _ids(text: str) -> list[str]:
+def _pairs(texts: list[str] | None, flag: str) -> dict[str, str]:
+    return dict(pair(text, flag) for text in texts or ())
+
+
+def _column(text: str) -> tuple[str, str]:
+    return pair(text, "--column") if "=" in text else (text, text)
+
+
+def _bounds(column: str, text: str) -> tuple[str | None, str | None]:
+    low, comma, high = text.partition(",")
+    if not comma:
+        given = f"{column}={text}"
+        raise ConfigError("--between", f"is {shown(given)}, not COLUMN=FROM,TO", value=given)
+    return low.strip() or None, high.strip() or None
+
+
+def _ids(text: str | None) -> list[str] | None:
+    if text is None:
+        return None
     if text == "-":
         text = sys.stdin.read()
     elif text.startswith("@"):

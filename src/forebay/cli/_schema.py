@@ -15,6 +15,8 @@ from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from forebay.model.declared import QueueDifference
     from forebay.sql import Migration
     from forebay.upgrade.migrate import Upgraded
@@ -91,7 +93,6 @@ def migrate(
     """
     from forebay.config import load_settings
     from forebay.ops.overview import database_settings
-    from forebay.sql import latest_version
     from forebay.upgrade.migrate import Upgraded, upgrade
     from forebay.upgrade.migrate import migrate as apply_migrations
     from forebay.upgrade.rehearse import rehearse as run_rehearsal
@@ -102,30 +103,26 @@ def migrate(
     if rehearse:
         _print_rehearsal(run_rehearsal(address, lock_policy=lock_policy), as_json=as_json)
         return
-    wait_seconds = _seconds(wait, "wait") if wait is not None else 0.0
+    wait_seconds = _seconds(wait, "wait")
     if dry_run:
-        steps = apply_migrations(address, dry_run=True, only_pre=pre)
-        done = Upgraded(steps)
+        done = Upgraded(apply_migrations(address, dry_run=True, only_pre=pre))
     else:
         done = upgrade(address, only_pre=pre, wait_seconds=wait_seconds, lock_policy=lock_policy)
-        steps = done.applied
-    is_first = dry_run and bool(steps) and steps[0].version == 1
-    stored: dict[str, int] = {} if is_first else run(address, database_settings())
-    changes = {name: value for name, value in wanted.items() if stored.get(name) != value}
-    for name, value in () if dry_run else changes.items():
-        client_of(address).configure(name, value)
+    has_schema = not dry_run or not done.applied or done.applied[0].version > 1
+    stored: dict[str, int] = run(address, database_settings()) if has_schema else {}
+    changes = _store(address, wanted, stored, dry_run=dry_run)
     differences: list[QueueDifference] | None = None
     # A schema that is still to be migrated cannot be compared.
-    if found is not None and not (dry_run and steps):
+    if found is not None and not (dry_run and done.applied):
         found._internals.use(dsn=address)
         differences = found.apply(dry_run=dry_run)
     if as_json:
         print_json(
             {
-                "version": latest_version() - len(done.held_back),
+                "version": _version(done),
                 "dry_run": dry_run,
-                "applied": [_named(step) for step in steps],
-                "held_back": [_named(step) for step in done.held_back],
+                "applied": _named(done.applied),
+                "held_back": _named(done.held_back),
                 "reason": done.reason and done.reason.message,
                 "settings": changes,
                 "queues": differences,
@@ -139,11 +136,19 @@ def migrate(
         raise SystemExit(ExitCode.FAILED)
 
 
+def _store(
+    address: str, wanted: dict[str, int], stored: dict[str, int], *, dry_run: bool
+) -> dict[str, int]:
+    """Store the settings that differ, unless it is a dry run, and return them."""
+    changes = {name: value for name, value in wanted.items() if stored.get(name) != value}
+    for name, value in () if dry_run else changes.items():
+        client_of(address).configure(name, value)
+    return changes
+
+
 def _print_upgrade(
     done: Upgraded, changes: dict[str, int], stored: dict[str, int], *, dry_run: bool
 ) -> None:
-    from forebay.sql import latest_version
-
     out = console()
     verb = "would apply" if dry_run else "applied"
     for step in done.applied:
@@ -163,11 +168,16 @@ def _print_upgrade(
         out.print(f"schema forebay: {to_do}; nothing was changed")
         return
     verb = "migrated to" if done.applied else "is at"
-    version = latest_version() - len(done.held_back)
-    out.print(Text(f"schema forebay {verb} version {version}", style="green"))
+    out.print(Text(f"schema forebay {verb} version {_version(done)}", style="green"))
     if done.reason is not None:
         out.print(f"{done.reason.message}\n{done.reason.detail or ''}".strip(), soft_wrap=True)
         out.print(Text("hint: ", style="bold cyan").append(str(done.reason.hint), "default"))
+
+
+def _version(done: Upgraded) -> int:
+    from forebay.sql import latest_version
+
+    return latest_version() - len(done.held_back)
 
 
 def _print_rehearsal(done: Rehearsal, *, as_json: bool) -> None:
@@ -175,8 +185,9 @@ def _print_rehearsal(done: Rehearsal, *, as_json: bool) -> None:
         print_json(
             {
                 "steps": [
-                    _named(step.migration)
-                    | {
+                    {
+                        "version": step.migration.version,
+                        "name": step.migration.name,
                         "rehearsed": step.seconds is not None,
                         "seconds": _rounded(step.seconds),
                         "waited_seconds": _rounded(step.waited_seconds),
@@ -252,8 +263,8 @@ def _lock(lock: HeldLock) -> dict[str, object]:
     }
 
 
-def _named(step: Migration) -> dict[str, Any]:
-    return {"version": step.version, "name": step.name}
+def _named(steps: Sequence[Migration]) -> list[dict[str, Any]]:
+    return [{"version": step.version, "name": step.name} for step in steps]
 
 
 def _title(step: Migration) -> str:
@@ -268,10 +279,9 @@ def _millis(seconds: float) -> str:
     return f"{seconds * 1000:,.0f} ms" if seconds < 10 else f"{seconds:,.0f} s"
 
 
-def _seconds(text: str, name: str) -> float:
+def _seconds(text: str | None, name: str) -> float:
     found = duration(text, name)
-    assert found is not None
-    return found.total_seconds()
+    return 0.0 if found is None else found.total_seconds()
 
 
 def sql(

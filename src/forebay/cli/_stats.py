@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from forebay.cli._commands import option
 from forebay.cli._database import client_of
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, Queue
 from forebay.cli.output import print_json, table
-from forebay.cli.text import console
+from forebay.cli.text import Table, console
+
+if TYPE_CHECKING:
+    from forebay.model.stats import Stats, StatsAudit
 
 _LEVELS = ("scheduled", "ready", "held", "claimed", "running", "retrying")
 _TOTALS = ("done", "failed", "dead", "expired", "cancelled", "snoozed", "released", "lost")
@@ -35,28 +37,31 @@ def stats(
     """
     client = client_of(dsn)
     if audit:
-        result = client.audit_stats(queue)
-        if as_json:
-            print_json(asdict(result))
-        else:
-            out = console()
-            out.print(
-                f"{result.counted:,} counted; the counters "
-                + ("agree." if result.equal else "differ:")
-            )
-            for difference in result.differences:
-                out.print(" ".join(f"{name}={value}" for name, value in difference.items()))
-        if not result.equal:
-            raise SystemExit(ExitCode.FAILED)
+        _print_audit(client.audit_stats(queue), as_json)
         return
     found = client.stats(queue)
     if as_json:
         print_json(found)
-        return
-    out = console()
-    if not found:
-        out.print("No jobs.", style="dim")
-        return
+    elif found:
+        console().print(_table(found))
+    else:
+        console().print("No jobs.", style="dim")
+
+
+def _print_audit(result: StatsAudit, as_json: bool) -> None:
+    if as_json:
+        print_json(result)
+    else:
+        out = console()
+        agree = "agree." if result.equal else "differ:"
+        out.print(f"{result.counted:,} counted; the counters {agree}")
+        for difference in result.differences:
+            out.print(" ".join(f"{name}={value}" for name, value in difference.items()))
+    if not result.equal:
+        raise SystemExit(ExitCode.FAILED)
+
+
+def _table(found: list[Stats]) -> Table:
     has_groups = any(line.group != "default" for line in found)
     has_tags = any(line.tag is not None for line in found)
     # A column without a number is left out.
@@ -82,4 +87,4 @@ def stats(
             *([line.tag or ""] if has_tags else []),
             *(f"{value:,}" if (value := getattr(line, name)) else "-" for name in numbers),
         )
-    out.print(rows)
+    return rows

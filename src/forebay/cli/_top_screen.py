@@ -174,29 +174,29 @@ def _queues(overview: Overview, view: View, width: int) -> list[Text]:
     rest = max(8, width - sum(size + 2 for size in sizes))
     longest = max(cell_len(_name(queue)) for queue, _ in rows)
     rest = min(rest, max(12, longest + 2))
-    head = Text("  queue".ljust(rest), _HEAD + (" underline" if view.sort == "name" else ""))
-    for column, size in zip(columns, sizes, strict=True):
-        head.append("  " + " " * (size - len(column.name)))
-        sorted_by = column.name == _SORTED.get(view.sort)
-        head.append(column.name, "bold underline" if sorted_by else _HEAD)
-    lines = [head]
+    lines = [_queues_head(columns, sizes, rest, view.sort)]
     for queue, cells in rows:
         name = cut_middle(_name(queue), rest - 2)
-        mark = "‖" if queue.is_paused else "!" if queue.ready and not queue.is_served else " "
-        line = Text.assemble((f"{mark} ", "bold yellow"), (name, "bold"))
+        line = Text.assemble((f"{_mark(queue)} ", "bold yellow"), (name, "bold"))
         line.append(" " * (rest - 2 - cell_len(name)))
         for column, size, cell in zip(columns, sizes, cells, strict=True):
             line.append("  " + cell.rjust(size), "dim" if cell == "-" else column.style)
         lines.append(line)
-    if width < 140:
-        legend = [
-            text
-            for mark, text in (("‖", "‖ paused"), ("!", "! no worker"))
-            if any(line.plain.startswith(mark) for line in lines)
-        ]
-        if legend:
-            lines.append(Text("  ".join(legend), "dim"))
+    # A wide terminal has a column with the state.
+    marks = {} if width >= 140 else {_mark(queue): _state(queue) for queue, _ in rows}
+    legend = [f"{mark} {marks[mark]}" for mark in "‖!" if mark in marks]
+    if legend:
+        lines.append(Text("  ".join(legend), "dim"))
     return lines
+
+
+def _queues_head(columns: list[_Column], sizes: list[int], rest: int, sort: str) -> Text:
+    head = Text("  queue".ljust(rest), _HEAD + (" underline" if sort == "name" else ""))
+    for column, size in zip(columns, sizes, strict=True):
+        head.append("  " + " " * (size - len(column.name)))
+        sorted_by = column.name == _SORTED.get(sort)
+        head.append(column.name, "bold underline" if sorted_by else _HEAD)
+    return head
 
 
 def _in_order(overview: Overview, sort: str) -> list[QueueLoad]:
@@ -212,6 +212,11 @@ def _in_order(overview: Overview, sort: str) -> list[QueueLoad]:
 
 def _name(queue: QueueLoad) -> str:
     return queue.queue if queue.group == "default" else f"{queue.queue}/{queue.group}"
+
+
+def _mark(queue: QueueLoad) -> str:
+    """Return the sign of the state, or a space."""
+    return {"paused": "‖", "no worker": "!", "": " "}[_state(queue)]
 
 
 def _state(queue: QueueLoad) -> str:
