@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
 
 from forebay.cli._commands import Given, Together, argument, option
 from forebay.cli._database import client_of
@@ -67,8 +67,32 @@ DryRun = Annotated[bool, option("--dry-run", "Change nothing; count the jobs, an
 Token = Annotated[
     str | None, option("--token TOKEN", "The token of the dry run: act on its jobs only.")
 ]
+Queue = Annotated[str, argument("QUEUE", "The queue.")]
 Yes = Annotated[bool, option("--yes", "Do not ask for confirmation.")]
 
+
+class _How(NamedTuple):
+    """How an act is done on many jobs."""
+
+    dry_run: bool
+    token: str | None
+    yes: bool
+    dsn: str | None
+    as_json: bool
+
+
+def _how(
+    *,
+    dry_run: DryRun = False,
+    token: Token = None,
+    yes: Yes = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> _How:
+    return _How(dry_run, token, yes, dsn, as_json)
+
+
+How = Annotated[_How, Together(_how)]
 
 JobIds = Annotated[list[int] | None, argument("[JOB_ID...]", "The jobs; or give a filter.")]
 
@@ -101,16 +125,7 @@ Conditions = Annotated[JobFilter | None, Together(_conditions, _CONDITIONS)]
 Which = Annotated[JobFilter, Together(_filter, _CONDITIONS)]
 
 
-def cancel(
-    *,
-    which: Which,
-    group: Group = None,
-    dry_run: DryRun = False,
-    token: Token = None,
-    yes: Yes = False,
-    dsn: Dsn = None,
-    as_json: Json = False,
-) -> None:
+def cancel(*, which: Which, group: Group = None, how: How) -> None:
     """Cancel jobs, by their ids or by a filter.
 
     A waiting job is cancelled. A running handler is requested to stop; if it finishes before, the
@@ -119,31 +134,19 @@ def cancel(
     """
     if group is not None and which.ids is None:
         raise ConfigError("--group", "needs the ids of jobs: a filter cancels for all groups")
-    if which.ids is not None and not dry_run and token is None:
-        _cancel_named(dsn, list(which.ids), group, as_json=as_json)
+    if which.ids is not None and not how.dry_run and how.token is None:
+        _cancel_named(client_of(how.dsn), list(which.ids), group, as_json=how.as_json)
         return
-    _act("cancel", which, lambda client, token,
-        note: client.cancel_matching(which, token=token, progress=note),
-         dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json)  # fmt: skip
+    _act("cancel", which, how, lambda client, **more: client.cancel_matching(which, **more))
 
 
-def retry(
-    *,
-    which: Which,
-    dry_run: DryRun = False,
-    token: Token = None,
-    yes: Yes = False,
-    dsn: Dsn = None,
-    as_json: Json = False,
-) -> None:
+def retry(*, which: Which, how: How) -> None:
     """Start scheduled and retrying jobs now, by their ids or by a filter.
 
     They keep their attempts, errors and expiry. For a dead job: `forebay dead redrive --job
     JOB_ID`.
     """
-    _act("retry", which, lambda client, token,
-        note: client.retry_matching(which, token=token, progress=note),
-         dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json)  # fmt: skip
+    _act("retry", which, how, lambda client, **more: client.retry_matching(which, **more))
 
 
 def reschedule(
@@ -153,11 +156,7 @@ def reschedule(
     in_: Annotated[
         str | None, option("--in DURATION", "The earliest start, from now: 90s, 15m, 2h.")
     ] = None,
-    dry_run: DryRun = False,
-    token: Token = None,
-    yes: Yes = False,
-    dsn: Dsn = None,
-    as_json: Json = False,
+    how: How,
 ) -> None:
     """Let waiting jobs start at another time, by their ids or by a filter.
 
@@ -166,87 +165,45 @@ def reschedule(
     """
     if (at is None) == (in_ is None):
         raise ConfigError("--at", "or --in is needed: give exactly one of them")
-    if in_ is not None and (dry_run or token is not None):
+    if in_ is not None and (how.dry_run or how.token is not None):
         raise ConfigError(
             "--in", "has another time at each call", hint="The token covers the time: give --at."
         )
     delay = duration(in_, "--in")
     run_at = instant(at, "--at") if delay is None else datetime.now(UTC) + delay
-    _act(
-        "reschedule",
-        which,
-        lambda client, token, note: client.reschedule_matching(
-            which, run_at=run_at, token=token, progress=note
-        ),
-        dsn=dsn,
-        dry_run=dry_run,
-        token=token,
-        yes=yes,
-        as_json=as_json,
-        run_at=run_at,
-    )
+    _act("reschedule", which, how,
+         lambda client, **more: client.reschedule_matching(which, run_at=run_at, **more),
+         run_at=run_at)  # fmt: skip
 
 
 def reprioritise(
     *,
     which: Which,
     priority: Annotated[int, option("--priority N", "Lower numbers run first.")],
-    dry_run: DryRun = False,
-    token: Token = None,
-    yes: Yes = False,
-    dsn: Dsn = None,
-    as_json: Json = False,
+    how: How,
 ) -> None:
     """Give waiting jobs another priority, by their ids or by a filter.
 
     Jobs with an ordering key stay, because they would lose their place.
     """
-    _act(
-        "reprioritise",
-        which,
-        lambda client, token, note: client.reprioritise_matching(
-            which, priority, token=token, progress=note
-        ),
-        dsn=dsn,
-        dry_run=dry_run,
-        token=token,
-        yes=yes,
-        as_json=as_json,
-        priority=priority,
-    )
+    _act("reprioritise", which, how,
+         lambda client, **more: client.reprioritise_matching(which, priority=priority, **more),
+         priority=priority)  # fmt: skip
 
 
-def purge(
-    queue: Annotated[str, argument("QUEUE", "The queue.")],
-    *,
-    dry_run: DryRun = False,
-    token: Token = None,
-    yes: Yes = False,
-    dsn: Dsn = None,
-    as_json: Json = False,
-) -> None:
+def purge(queue: Queue, *, how: How) -> None:
     """Cancel every unfinished job of a queue. Jobs that are enqueued later stay."""
-    _act("purge", JobFilter(queue=queue),
-         lambda client, token, note: client.purge_queue(queue, token=token, progress=note),
-         dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json)  # fmt: skip
+    _act("purge", JobFilter(queue=queue), how,
+         lambda client, **more: client.purge_queue(queue, **more))  # fmt: skip
 
 
-def truncate(
-    queue: Annotated[str, argument("QUEUE", "The queue.")],
-    *,
-    dry_run: DryRun = False,
-    token: Token = None,
-    yes: Yes = False,
-    dsn: Dsn = None,
-    as_json: Json = False,
-) -> None:
+def truncate(queue: Queue, *, how: How) -> None:
     """Cancel the jobs of a queue that wait now. Running jobs finish.
 
     Jobs that are enqueued later stay.
     """
-    _act("truncate", JobFilter(queue=queue),
-         lambda client, token, note: client.truncate_queue(queue, token=token, progress=note),
-         dsn=dsn, dry_run=dry_run, token=token, yes=yes, as_json=as_json)  # fmt: skip
+    _act("truncate", JobFilter(queue=queue), how,
+         lambda client, **more: client.truncate_queue(queue, **more))  # fmt: skip
 
 
 def _filter_of(conditions: Mapping[str, str | None], **others: Any) -> JobFilter:
@@ -262,27 +219,22 @@ def _filter_of(conditions: Mapping[str, str | None], **others: Any) -> JobFilter
 def _act(
     act: ChangeAct,
     which: JobFilter,
-    run: Callable[[Client, str | None, Callable[[int], object] | None], ChangeResult],
-    *,
-    dsn: str | None,
-    dry_run: bool,
-    token: str | None,
-    yes: bool,
-    as_json: bool,
-    run_at: datetime | None = None,
-    priority: int | None = None,
+    how: _How,
+    run: Callable[..., ChangeResult],
+    **wanted: Any,
 ) -> None:
-    client = client_of(dsn)
-    if dry_run:
-        _print_plan(act, client.plan_change(act, which, run_at=run_at, priority=priority), as_json)
+    """Do an act on many jobs, or plan it; ``wanted`` is the time or priority that it gives them."""
+    client, token, as_json = client_of(how.dsn), how.token, how.as_json
+    if how.dry_run:
+        _print_plan(act, client.plan_change(act, which, **wanted), as_json)
         return
-    if which.ids is None and token is None and not yes:
-        plan = client.plan_change(act, which, run_at=run_at, priority=priority)
+    if which.ids is None and token is None and not how.yes:
+        plan = client.plan_change(act, which, **wanted)
         if plan.jobs and not confirmed(f"{act.capitalize()} {counted(plan.jobs, 'job')}?"):
             raise SystemExit(ExitCode.FAILED)
         token = plan.token
     watch = None if as_json or which.ids is not None else _note
-    result = run(client, token, watch)
+    result = run(client, token=token, progress=watch)
     if as_json:
         print_json(result if result.jobs else {"answers": result.answers})
     elif result.jobs:
@@ -327,8 +279,7 @@ def _print_plan(act: ChangeAct, plan: ChangePlan, as_json: bool) -> None:
         )
 
 
-def _cancel_named(dsn: str | None, job_ids: list[int], group: str | None, *, as_json: bool) -> None:
-    client = client_of(dsn)
+def _cancel_named(client: Client, job_ids: list[int], group: str | None, *, as_json: bool) -> None:
     answers = {job_id: client.cancel(job_id, group=group) for job_id in job_ids}
     if as_json:
         print_json([{"job_id": job_id, "answer": answer} for job_id, answer in answers.items()])

@@ -5,9 +5,9 @@ List, show, groups, summary, redrive, skip, keep, purge, mute, unmute.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from forebay.cli._commands import Commands, argument, option
+from forebay.cli._commands import Commands, Together, argument, option
 from forebay.cli._database import client_of
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
@@ -39,7 +39,6 @@ from forebay.errors import ConfigError, DeadLetterNotFound
 
 if TYPE_CHECKING:
     from forebay.model.status import DeadLetter
-    from forebay.ops.dead import Reason
 
 commands = Commands()
 
@@ -51,11 +50,8 @@ Job = Annotated[int | None, option("--job JOB_ID", "Only of this job.")]
 
 Cause = Annotated[str | None, option("--cause CAUSE", "Only this cause, from `dead groups`.")]
 
-OneCause = Annotated[str, argument("CAUSE", "From `forebay dead groups`.")]
 
-
-@commands.add("list")
-def list_(
+def _filters(
     *,
     queue: Queue = None,
     kind: Kind = None,
@@ -64,6 +60,27 @@ def list_(
     group: Group = None,
     job: Job = None,
     cause: Cause = None,
+) -> dict[str, Any]:
+    return {
+        "queue": queue,
+        "kind": kind,
+        "reason": reason,
+        "tag": tag,
+        "group": group,
+        "job_id": job,
+        "cause": cause,
+    }
+
+
+Filters = Annotated[dict[str, Any], Together(_filters)]
+
+OneCause = Annotated[str, argument("CAUSE", "From `forebay dead groups`.")]
+
+
+@commands.add("list")
+def list_(
+    *,
+    filters: Filters,
     redriven: Annotated[
         bool, option("--redriven", "Only redriven ones, with the new jobs.")
     ] = False,
@@ -79,18 +96,7 @@ def list_(
     if redriven and all_:
         raise ConfigError("dead list", "takes --redriven or --all, not both")
     which: Literal[True, "any"] | None = True if redriven else "any" if all_ else None
-    found = client_of(dsn).dead_letters(
-        queue=queue,
-        kind=kind,
-        reason=cast("Reason | None", reason),
-        tag=tag,
-        group=group,
-        job_id=job,
-        redriven=which,
-        cause=cause,
-        limit=limit,
-        before=before,
-    )
+    found = client_of(dsn).dead_letters(redriven=which, limit=limit, before=before, **filters)
     if as_json:
         print_json(found)
         return
@@ -339,13 +345,7 @@ def redrive(
     ] = None,
     *,
     all_: Annotated[bool, option("--all", "All that are not redriven yet.")] = False,
-    queue: Queue = None,
-    kind: Kind = None,
-    reason: ReasonOption = None,
-    tag: Tag = None,
-    group: Group = None,
-    job: Job = None,
-    cause: Cause = None,
+    filters: Filters,
     died_after: Annotated[
         str | None, option("--died-after TIME", "Only those that died since.")
     ] = None,
@@ -360,14 +360,7 @@ def redrive(
 
     Jobs are enqueued in their original order. A dead letter can be redriven once.
     """
-    filters: dict[str, Any] = {
-        "queue": queue,
-        "kind": kind,
-        "reason": reason,
-        "tag": tag,
-        "group": group,
-        "job_id": job,
-        "cause": cause,
+    filters |= {
         "died_after": instant(died_after, "died_after"),
         "died_before": instant(died_before, "died_before"),
         "limit": limit,

@@ -6,7 +6,7 @@ import json
 import time
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-from forebay.cli._commands import Commands, argument, option
+from forebay.cli._commands import Commands, Together, argument, option
 from forebay.cli._database import client_of
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, duration, instant_or_age, json_object
@@ -43,33 +43,61 @@ Config = Annotated[
 ]
 
 
-Retry = Annotated[
-    str | None, option("--retry POLICY", "standard, ulak, or delays in seconds: 10,60,600.")
-]
-Rate = Annotated[str | None, option("--rate N", "Deliveries started per second.")]
-Burst = Annotated[str | None, option("--burst N", "Deliveries started at once after a pause.")]
-Concurrency = Annotated[
-    int | None, option("--concurrency N", "Deliveries that run at once (new: 50).")
-]
-Threshold = Annotated[
-    int | None,
-    option("--breaker-threshold N", "Failures in a row that open the breaker (new: 10)."),
-]
-Cooldown = Annotated[
-    int | None, option("--breaker-cooldown SECONDS", "Between probes of an open breaker (new: 30).")
-]
-DisableAfter = Annotated[
-    str | None, option("--disable-after TIME", "Disable it after this long without a success: 5d.")
-]
-MaxWaiting = Annotated[
-    str | None, option("--max-waiting N", "Drop events while this many deliveries wait.")
-]
-MaxAge = Annotated[str | None, option("--max-age TIME", "Deliveries expire at this age: 12h.")]
 Most = Annotated[int | None, option("--limit N", "At most this many, the oldest first.")]
-KeepsResponse = Annotated[
-    bool | None,
-    option("--keep-response/--no-keep-response", "Keep the answer as the result of the delivery."),
-]
+
+
+def _options(
+    *,
+    retry: Annotated[
+        str | None, option("--retry POLICY", "standard, ulak, or delays in seconds: 10,60,600.")
+    ] = None,
+    rate: Annotated[str | None, option("--rate N", "Deliveries started per second.")] = None,
+    burst: Annotated[
+        str | None, option("--burst N", "Deliveries started at once after a pause.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, option("--concurrency N", "Deliveries that run at once (new: 50).")
+    ] = None,
+    breaker_threshold: Annotated[
+        int | None,
+        option("--breaker-threshold N", "Failures in a row that open the breaker (new: 10)."),
+    ] = None,
+    breaker_cooldown: Annotated[
+        int | None,
+        option("--breaker-cooldown SECONDS", "Between probes of an open breaker (new: 30)."),
+    ] = None,
+    disable_after: Annotated[
+        str | None,
+        option("--disable-after TIME", "Disable it after this long without a success: 5d."),
+    ] = None,
+    max_waiting: Annotated[
+        str | None, option("--max-waiting N", "Drop events while this many deliveries wait.")
+    ] = None,
+    max_age: Annotated[
+        str | None, option("--max-age TIME", "Deliveries expire at this age: 12h.")
+    ] = None,
+    keeps_response: Annotated[
+        bool | None,
+        option(
+            "--keep-response/--no-keep-response", "Keep the answer as the result of the delivery."
+        ),
+    ] = None,
+) -> dict[str, Any]:
+    """Return the options that are given; "none" is None."""
+    options: dict[str, Any] = {name: value for name, value in locals().items() if value is not None}
+    for name, value in options.items():
+        if value == _NONE:
+            options[name] = None
+        elif name == "retry":
+            options[name] = _retry(value)
+        elif name in ("disable_after", "max_age"):
+            options[name] = duration(value, f"--{name.replace('_', '-')}")
+        elif isinstance(value, str):
+            options[name] = _number(value, name, float if name == "rate" else int)
+    return options
+
+
+Options = Annotated[dict[str, Any], Together(_options)]
 
 
 @commands.add("list")
@@ -120,39 +148,18 @@ def create(
     sink: Annotated[str, option("--sink TYPE", "Where it sends to, such as http.")],
     setting: Settings = None,
     config: Config = None,
-    retry: Retry = None,
-    rate: Rate = None,
-    burst: Burst = None,
-    concurrency: Concurrency = None,
-    breaker_threshold: Threshold = None,
-    breaker_cooldown: Cooldown = None,
-    disable_after: DisableAfter = None,
-    max_waiting: MaxWaiting = None,
-    max_age: MaxAge = None,
-    keeps_response: KeepsResponse = None,
+    options: Options,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
     """Create an endpoint. Secrets in its settings are references: env:NAME or file:/path."""
-    options = _options(
-        retry=retry,
-        rate=rate,
-        burst=burst,
-        concurrency=concurrency,
-        breaker_threshold=breaker_threshold,
-        breaker_cooldown=breaker_cooldown,
-        disable_after=disable_after,
-        max_waiting=max_waiting,
-        max_age=max_age,
-        keeps_response=keeps_response,
-    )
     endpoint_id = client_of(dsn).create_endpoint(
         name, sink, _config(config, setting) or {}, **options
     )
     if as_json:
         print_json({"endpoint": name, "endpoint_id": endpoint_id})
     else:
-        retry_text = f"; retry {_retry_text(options['retry'])}" if retry else ""
+        retry_text = f"; retry {_retry_text(options['retry'])}" if options.get("retry") else ""
         console().print(
             f"created endpoint {name}; forebay endpoints test {name} sends a message{retry_text}"
         )
@@ -165,16 +172,7 @@ def alter(
     sink: Annotated[str | None, option("--sink TYPE", "Another sink.")] = None,
     setting: Settings = None,
     config: Config = None,
-    retry: Retry = None,
-    rate: Rate = None,
-    burst: Burst = None,
-    concurrency: Concurrency = None,
-    breaker_threshold: Threshold = None,
-    breaker_cooldown: Cooldown = None,
-    disable_after: DisableAfter = None,
-    max_waiting: MaxWaiting = None,
-    max_age: MaxAge = None,
-    keeps_response: KeepsResponse = None,
+    options: Options,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -183,26 +181,16 @@ def alter(
     --set changes single settings of the sink; --config replaces all of them.
     """
     client = client_of(dsn)
-    changes = _options(
-        retry=retry,
-        rate=rate,
-        burst=burst,
-        concurrency=concurrency,
-        breaker_threshold=breaker_threshold,
-        breaker_cooldown=breaker_cooldown,
-        disable_after=disable_after,
-        max_waiting=max_waiting,
-        max_age=max_age,
-        keeps_response=keeps_response,
-    )
     given = _config(config, setting)
     if given is not None and config is None and sink is None:
         given = {**client.endpoint(name).config, **given}
-    changed = client.alter_endpoint(name, sink=sink, config=given, **changes)
+    changed = client.alter_endpoint(name, sink=sink, config=given, **options)
     if as_json:
         print_json({"endpoint": name, "changed": changed})
     else:
-        retry_text = f"; retry {_retry_text(changes['retry'])}" if changed and retry else ""
+        retry_text = (
+            f"; retry {_retry_text(options['retry'])}" if changed and options.get("retry") else ""
+        )
         console().print(
             f"endpoint {name}: {'changed' if changed else 'nothing to change'}{retry_text}"
         )
@@ -359,21 +347,6 @@ def _error(client: Client, job: JobStatus) -> str | None:
         return None
     failures = [one for history in client.job_history(job.job_id) for one in history.errors]
     return failures[-1].message if failures else None
-
-
-def _options(**given: Any) -> dict[str, Any]:
-    """Return the options that are given; "none" is None."""
-    options = {name: value for name, value in given.items() if value is not None}
-    for name, value in options.items():
-        if value == _NONE:
-            options[name] = None
-        elif name == "retry":
-            options[name] = _retry(value)
-        elif name in ("disable_after", "max_age"):
-            options[name] = duration(value, f"--{name.replace('_', '-')}")
-        elif isinstance(value, str):
-            options[name] = _number(value, name, float if name == "rate" else int)
-    return options
 
 
 def _number(text: str, name: str, kind: type[int | float]) -> float:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from forebay.cli._commands import Commands, argument, option
+from forebay.cli._commands import Commands, Together, argument, option
 from forebay.cli._database import client_of
 from forebay.cli._load import check_place
 from forebay.cli.exit import ExitCode
@@ -38,12 +38,7 @@ Subject = Annotated[str, argument("SUBJECT", "The subject.")]
 Kind = Annotated[str, argument("KIND", "The kind of its runs.")]
 Named = Annotated[str | None, argument("[SUBJECT]", "The subject. Not with --file.")]
 Args = Annotated[str | None, argument("[JSON]", "Arguments of its runs; - reads them from stdin.")]
-Of = Annotated[str | None, option("--queue QUEUE", "Default: that of the kind.")]
-Delay = Annotated[str | None, option("--delay TIME", "Due no earlier than: 90, 15m, 2h.")]
 RunAt = Annotated[str | None, option("--run-at TIME", "Due at this time, ISO 8601.")]
-Priority = Annotated[int | None, option("--priority N", "Lower numbers run first.")]
-Version = Annotated[int | None, option("--version N", "Version of the arguments.")]
-Tag = Annotated[str | None, option("--tag TEXT", "Where its runs come from.")]
 File = Annotated[
     str | None,
     option(
@@ -53,6 +48,31 @@ File = Annotated[
 ]
 
 
+def _options(
+    *,
+    queue: Annotated[str | None, option("--queue QUEUE", "Default: that of the kind.")] = None,
+    delay: Annotated[
+        str | None, option("--delay TIME", "Due no earlier than: 90, 15m, 2h.")
+    ] = None,
+    run_at: RunAt = None,
+    priority: Annotated[int | None, option("--priority N", "Lower numbers run first.")] = None,
+    version: Annotated[int | None, option("--version N", "Version of the arguments.")] = None,
+    tag: Annotated[str | None, option("--tag TEXT", "Where its runs come from.")] = None,
+) -> dict[str, Any]:
+    given = {
+        "queue": queue,
+        "delay": duration(delay, "--delay"),
+        "run_at": instant(run_at, "--run-at"),
+        "priority": priority,
+        "version": version,
+        "tag": tag,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+Options = Annotated[dict[str, Any], Together(_options)]
+
+
 @commands.add("push")
 def push(
     kind: Kind,
@@ -60,18 +80,12 @@ def push(
     args: Args = None,
     *,
     file: File = None,
-    queue: Of = None,
-    delay: Delay = None,
-    run_at: RunAt = None,
-    priority: Priority = None,
-    version: Version = None,
-    tag: Tag = None,
+    options: Options,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
     """Create subjects. Those that exist, in any state, are left as they are."""
-    common = _common(kind, queue, delay, run_at, priority=priority, version=version, tag=tag)
-    items = _items(common, subject, args, file)
+    items = _items({"kind": kind, **options}, subject, args, file)
     _print_results(client_of(dsn).push_subjects(items), as_json=as_json, many=file is not None)
 
 
@@ -85,18 +99,12 @@ def upsert(
     revive: Annotated[
         bool, option("--revive", "Schedule completed, dead and killed ones.")
     ] = False,
-    queue: Of = None,
-    delay: Delay = None,
-    run_at: RunAt = None,
-    priority: Priority = None,
-    version: Version = None,
-    tag: Tag = None,
+    options: Options,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
     """Create subjects, or change what is given of those that exist."""
-    common = _common(kind, queue, delay, run_at, priority=priority, version=version, tag=tag)
-    items = _items(common, subject, args, file)
+    items = _items({"kind": kind, **options}, subject, args, file)
     _print_results(
         client_of(dsn).upsert_subjects(items, revive=revive), as_json=as_json, many=file is not None
     )
@@ -107,19 +115,13 @@ def append(
     kind: Kind,
     args: Args = None,
     *,
-    queue: Of = None,
-    delay: Delay = None,
-    run_at: RunAt = None,
-    priority: Priority = None,
-    version: Version = None,
-    tag: Tag = None,
+    options: Options,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
     """Create a subject with a random name."""
-    common = _common(kind, queue, delay, run_at, priority=priority, version=version, tag=tag)
-    results = client_of(dsn).push_subjects([common | {"args": json_object(args, "args")}])
-    _print_results(results, as_json=as_json, many=False)
+    item = {"kind": kind, **options, "args": json_object(args, "args")}
+    _print_results(client_of(dsn).push_subjects([item]), as_json=as_json, many=False)
 
 
 @commands.add("list")
@@ -358,23 +360,6 @@ def upgrade(
         )
     if not done.is_done:
         raise SystemExit(ExitCode.FAILED)
-
-
-def _common(
-    kind: str,
-    queue: str | None,
-    delay: str | None,
-    run_at: str | None,
-    **others: Any,
-) -> dict[str, Any]:
-    given = {
-        "kind": kind,
-        "queue": queue,
-        "delay": duration(delay, "--delay"),
-        "run_at": instant(run_at, "--run-at"),
-        **others,
-    }
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _items(
