@@ -43,6 +43,17 @@ class ForebayError(Exception):
         self.detail = detail
         self.hint = hint or self.default_hint
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; the hint is also a note, which tracebacks, logs and pytest show."""
+        if name == "hint":
+            old, new = f"hint: {self.hint}", f"hint: {value}"
+            notes = [note for note in getattr(self, "__notes__", ()) if note not in (old, new)]
+            if value:
+                notes.insert(0, new)
+            if notes or hasattr(self, "__notes__"):
+                super().__setattr__("__notes__", notes)
+        super().__setattr__(name, value)
+
     def __init_subclass__(cls, *, kw_only: bool = False) -> None:
         """Create the constructor of a class with a template: it takes the declared fields."""
         super().__init_subclass__()

@@ -5,6 +5,7 @@ import contextlib
 import inspect
 import subprocess
 import sys
+import typing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -13,6 +14,7 @@ import pytest
 
 import forebay
 from forebay import App, Client, Context, Job, RetryPolicy
+from forebay.app._mistakes import refuse_unknown_options
 from forebay.config import RetrySettings, Settings
 from forebay.errors import ConfigError, InvalidJob
 
@@ -143,7 +145,7 @@ def test_what_is_no_function_cannot_be_declared(app):
     """
     with pytest.raises(ConfigError, match="not a function"):
         app.job("mail")
-    with pytest.raises(TypeError, match="colour"):
+    with pytest.raises(ConfigError, match="colour"):
         app.job(colour="red")(lambda: None)
     handler = app.job(_plain)
     with pytest.raises(ConfigError, match="already"):
@@ -478,3 +480,22 @@ def test_a_client_of_the_app_enqueues_by_name_as_the_kind_declares(database):
     }
     (job,) = client.job(Client(database).enqueue_now("send_welcome"))
     assert job.queue == "default"
+
+
+def test_an_option_of_another_library_is_refused_with_what_to_write():
+    """
+    The error names the decorator, not a function inside of this library.
+    """
+    app = forebay.App()
+    for option, hint in {
+        "max_retries": "max_attempts",
+        "rate_limit": "app.queue",
+        "x": "Options",
+    }.items():
+        with pytest.raises(ConfigError, match=f"@app.job: {option} is not an option") as caught:
+            app.job(**{option: 3})
+        assert hint in str(caught.value.hint)
+
+    (_, _, _, declared) = typing.get_overloads(forebay.App.job)
+    for option in set(inspect.signature(declared).parameters) - {"self"}:
+        refuse_unknown_options({option: None})

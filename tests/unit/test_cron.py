@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections.abc import Iterable
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -244,10 +244,43 @@ def test_a_bad_expression_is_refused(expression):
         Timing(expression, None, "UTC")
 
 
-@pytest.mark.parametrize("zone", ["", "Europe/Nowhere", "../etc/passwd", "+3"])
+@pytest.mark.parametrize(
+    "zone", ["", "Europe/Nowhere", "../etc/passwd", "+3", "localtime", "posixrules", "Factory"]
+)
 def test_a_bad_zone_is_refused(zone):
     with pytest.raises(InvalidJob, match="tz"):
         Timing("* * * * *", None, zone)
+
+
+@pytest.mark.parametrize(
+    ("name", "expression"),
+    [
+        ("@yearly", "0 0 1 1 *"),
+        ("@annually", "0 0 1 1 *"),
+        ("@monthly", "0 0 1 * *"),
+        ("@weekly", "0 0 * * SUN"),
+        ("@daily", "0 0 * * *"),
+        ("@midnight", "0 0 * * *"),
+        ("@hourly", "0 * * * *"),
+    ],
+)
+def test_a_named_expression_is_the_one_of_crontab(name, expression):
+    start = datetime(2026, 3, 1, tzinfo=UTC)
+
+    named = Timing(name, None, "Europe/Rome").between(start, None, 30)
+    assert named == Timing(expression, None, "Europe/Rome").between(start, None, 30)
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Europe/Rome", "Pacific/Kiritimati", "Pacific/Pago_Pago"])
+@pytest.mark.parametrize("expression", ["30 2 * * *", "*/7 * * * *"])
+def test_the_ends_of_the_calendar_are_no_error(zone, expression):
+    timing = Timing(expression, None, zone)
+    offsets = [UTC, timezone(timedelta(hours=14)), timezone(timedelta(hours=-12))]
+
+    for offset in offsets:
+        first = timing.between(datetime.min.replace(tzinfo=offset), None, 1)
+        assert [instant.year for instant in first] == [1]
+        assert timing.between(datetime.max.replace(tzinfo=offset), None, 1) == []
 
 
 def test_a_date_that_never_comes_gives_no_instant():

@@ -1,6 +1,8 @@
+import copy
 import inspect
 import pickle
 import re
+import traceback
 
 import psycopg
 import pytest
@@ -118,6 +120,21 @@ def test_a_message_is_one_lower_case_line_and_advice_is_apart():
         assert error.message[0].islower(), error
         assert not error.message.endswith("."), error
         assert error.hint is None or error.hint not in error.message, error
+
+
+def test_the_hint_is_in_the_traceback_once_as_it_is_now():
+    """
+    Logs, pytest and error trackers show notes; a hint that is changed later replaces the first one.
+    """
+    error = WrongConnection("a str is not a connection", given="x", hint="Connect first.")
+    error.add_note("of the application")
+    error.hint = f"{error.hint} Or use enqueue_now."
+
+    for each in (error, pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        text = "".join(traceback.format_exception(each))
+        assert text.endswith("hint: Connect first. Or use enqueue_now.\nof the application\n"), text
+    error.hint = None
+    assert "hint" not in "".join(traceback.format_exception(error))
 
 
 def test_every_error_class_has_an_example_here():

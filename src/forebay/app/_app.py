@@ -29,6 +29,7 @@ from forebay.app._handle import JobHandle
 from forebay.app._handler import Handler, P, Q
 from forebay.app._internals import Declaration, Internals
 from forebay.app._middleware import enqueue_each, enqueue_each_async
+from forebay.app._mistakes import refuse_unknown_options
 from forebay.app._queues import AppQueues
 from forebay.app._schedules import AppSchedules
 from forebay.app._subjects import AppSubjects
@@ -232,6 +233,7 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         Raises:
             ConfigError: the declaration is invalid; the error names the kind and the reason.
         """
+        refuse_unknown_options(options)
         if functions:
             return self._declared(*functions, **options)
         return lambda function: self._declared(function, **options)

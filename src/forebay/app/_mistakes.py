@@ -5,11 +5,11 @@ libraries.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from forebay.db.drivers import given, resembles_connection
-from forebay.errors import InvalidJob, WrongConnection
+from forebay.errors import ConfigError, InvalidJob, WrongConnection
 
 M = TypeVar("M", bound=Callable[..., Any])
 
@@ -34,6 +34,29 @@ _INSTEAD: Final = {
     "schedule": _WITH_OPTIONS,
     "send": _IN_TRANSACTION,
     "si": "{0}.call(...) with {0}.enqueue_many(conn, ...)",
+}
+
+#: What to write instead of the options of Celery and others at the declaration of a handler.
+_OPTION_INSTEAD: Final = {
+    "acks_late": "nothing: a job is done only when its handler has returned",
+    "autoretry_for": "retry=RetryPolicy(...): each exception is retried but those of permanent_on",
+    "bind": "a first parameter annotated Context",
+    "countdown": "handler.using(delay=60).enqueue(conn, ...)",
+    "default_retry_delay": "retry=RetryPolicy(base_seconds=...)",
+    "eta": "handler.using(run_at=...).enqueue(conn, ...)",
+    "expires": "expires_in=...",
+    "ignore_result": "keep_result=False, the default",
+    "max_retries": "max_attempts=..., which counts the first attempt, too",
+    "queue_name": "queue=...",
+    "rate_limit": "app.queue(name, rate=...), a limit of all workers together",
+    "retries": "max_attempts=..., which counts the first attempt, too",
+    "retry_backoff": "retry=RetryPolicy(strategy=...)",
+    "retry_backoff_max": "retry=RetryPolicy(cap_seconds=...)",
+    "retry_kwargs": "max_attempts=... and retry=RetryPolicy(...)",
+    "serializer": "nothing: arguments are JSON, by the types of the signature",
+    "soft_time_limit": "soft_timeout=...",
+    "time_limit": "timeout=...",
+    "timeout_seconds": "timeout=...",
 }
 
 
@@ -76,6 +99,30 @@ def likelier(
             f"opens one and commits."
         ),
     )
+
+
+#: The options of ``@app.job``.
+_JOB_OPTIONS: Final = (
+    "cpu_seconds", "executor", "expires_in", "keep_result", "max_attempts", "memory_bytes",
+    "name", "on_dead", "priority", "queue", "retry", "soft_timeout", "tag", "timeout",
+    "transaction", "unique", "unique_by",
+)  # fmt: skip
+
+
+def refuse_unknown_options(options: Mapping[str, Any]) -> None:
+    """Refuse options of a declaration that do not exist; name what does the same.
+
+    Raises:
+        ConfigError: an option is unknown.
+    """
+    for option in options:
+        if option not in _JOB_OPTIONS:
+            instead = _OPTION_INSTEAD.get(option)
+            raise ConfigError(
+                f"@app.job: {option}",
+                "is not an option",
+                hint=f"Write {instead}." if instead else f"Options: {', '.join(_JOB_OPTIONS)}.",
+            )
 
 
 def missing_attribute(name: str, attribute: str) -> AttributeError:

@@ -28,6 +28,22 @@ _DAY_MINUTES: Final = 24 * 60
 #: A time that does not come within this one never comes.
 _NEVER: Final = timedelta(days=50 * 366)
 _YEAR_MAX: Final = 9990
+#: Searches begin within these: at the ends of the calendar other zones have no time.
+_FIRST: Final = datetime(1, 1, 3, tzinfo=UTC)
+_LAST: Final = datetime(9999, 12, 29, tzinfo=UTC)
+
+#: Names of expressions, as in crontab(5).
+_NAMED: Final = {
+    "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
+    "@monthly": "0 0 1 * *",
+    "@weekly": "0 0 * * 0",
+    "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
+    "@hourly": "0 * * * *",
+}
+#: Files beside the zones: another zone on each machine, or none.
+_NO_ZONES: Final = frozenset({"localtime", "posixrules", "Factory"})
 
 
 class Timing:
@@ -61,14 +77,14 @@ class Timing:
         self._cron = None if cron is None else _parsed(cron, tz)
         self._every = None if every is None else timedelta(seconds=every)
         self._is_bounded = is_bounded
-        self._starts_at = None if starts_at is None else starts_at.astimezone(UTC)
+        self._starts_at = None if starts_at is None else _within_calendar(starts_at)
 
     def after(self, instant: datetime) -> Iterator[datetime]:
         """Return the instants after this one, ascending, in UTC.
 
         Those of an expression are endless unless none comes for 50 years.
         """
-        instant = instant.astimezone(UTC)
+        instant = _within_calendar(instant)
         starts_at = self._starts_at
         if self._is_bounded and starts_at is not None and instant < starts_at:
             instant = starts_at - timedelta(microseconds=1)
@@ -90,7 +106,7 @@ class Timing:
         many, the first ones.
         """
         found = []
-        for instant in self.after(start - timedelta(microseconds=1)):
+        for instant in self.after(_within_calendar(start) - timedelta(microseconds=1)):
             if end is not None and instant >= end:
                 break
             found.append(instant)
@@ -215,9 +231,16 @@ class _Cron:
         return _MINUTE
 
 
+def _within_calendar(instant: datetime) -> datetime:
+    return min(max(instant, _FIRST), _LAST).astimezone(UTC)
+
+
 @lru_cache(maxsize=4096)
 def _parsed(expression: str, tz: str) -> _Cron:
+    expression = _NAMED.get(expression, expression)
     try:
+        if tz in _NO_ZONES:
+            raise ValueError
         zone = ZoneInfo(tz)
     except (KeyError, ValueError, OSError):
         raise InvalidJob(
@@ -231,6 +254,6 @@ def _parsed(expression: str, tz: str) -> _Cron:
             f"is not a cron expression: {shown(expression)}",
             hint=(
                 "Write minute, hour, day of month, month and day of week, after the second if "
-                "there is one: 0 9 * * MON-FRI."
+                "there is one: 0 9 * * MON-FRI; or @hourly, @daily, @weekly, @monthly, @yearly."
             ),
         ) from None

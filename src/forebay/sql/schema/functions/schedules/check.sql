@@ -16,14 +16,15 @@ begin
     elsif num_nonnulls(s.cron, s.every) <> 1 then
         v_field := 'cron';
         v_problem := 'exactly one of cron and every is needed';
-    elsif length(s.cron) > 200 or s.cron !~ '^[0-9A-Za-z*/,#-]+( [0-9A-Za-z*/,#-]+){4,5}$' then
+    elsif length(s.cron) > 200 or s.cron !~ '^([0-9A-Za-z*/,#-]+( [0-9A-Za-z*/,#-]+){4,5}|@(yearly|annually|monthly|weekly|daily|midnight|hourly))$' then
         v_field := 'cron';
         v_problem := format('cron %s does not have five or six fields of digits, names and * / , - #', quote_literal(left(s.cron, 40)));
     elsif s.every is not null and (s.every not between interval '1 second' and interval '366 days'
                                    or extract(epoch from s.every) % 1 <> 0) then
         v_field := 'every';
         v_problem := format('every %s is not a whole number of seconds within 1 second to 366 days', s.every);
-    elsif (s.tz ~ '^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$' and length(s.tz) <= 64) is not true then
+    elsif (s.tz ~ '^[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*$' and length(s.tz) <= 64
+           and lower(s.tz) not in ('localtime', 'posixrules', 'factory')) is not true then
         v_field := 'tz';
         v_problem := format('tz %s is not the name of a time zone', coalesce(quote_literal(left(s.tz, 40)), 'null'));
     elsif (s.jitter between interval '0' and interval '1 day') is not true then

@@ -8,7 +8,8 @@
 --   kind, args, queue, priority
 --                     of its jobs, see forebay.enqueue()
 --   cron              five fields, minute to day of week, or six with seconds first; names and `* /
---                     , - # L` as in Debian's cron
+--                     , - # L` as in Debian's cron, or `@hourly`, `@daily`, `@midnight`,
+--                     `@weekly`, `@monthly`, `@yearly`, `@annually`
 --   every             instead of `cron`: this time apart, counted from `starts_at` in real time;
 --                     whole seconds, 1 second to 366 days
 --   tz                the time zone of `cron`
