@@ -46,9 +46,15 @@ def permissions(**settings) -> Permissions:
     return Permissions(DeliverySettings(**settings))
 
 
-def everything(**settings) -> Permissions:
+#: What the process must give.
+GIVEN = '{"rq": {"tasks": {"a": "shop.ship"}}}'
+
+
+def everything(given=GIVEN) -> Permissions:
     """Return permissions for every sink at one host."""
-    return permissions(endpoint_sinks=",".join(TYPES), endpoint_hosts="far.example", **settings)
+    return permissions(
+        endpoint_sinks=",".join(TYPES), endpoint_hosts="far.example", endpoint_settings=given
+    )
 
 
 def config_of(name, **more):
@@ -114,6 +120,12 @@ def test_every_rule_refuses_what_it_says(name):
             with pytest.raises(NotPermitted, match="endpoint_settings"):
                 everything().sink(name, config_of(name, **{field: True}))
             assert Permissions().sink(name, config_of(name, **{field: True}))
+
+
+def test_what_runs_in_workers_of_rq_is_given_by_the_deliverer():
+    """Otherwise a sender of messages names any function."""
+    with pytest.raises(NotPermitted, match=r"rq\.tasks"):
+        everything(given=None).sink("rq", config_of("rq"))
 
 
 def bad_addresses(good):

@@ -11,7 +11,7 @@ import redis
 import rq
 
 from forebay.errors import ConfigError, SinkUnavailable
-from forebay.sinks import Sink, make_sink
+from forebay.sinks import Accepted, Rejected, Sink, make_sink
 from forebay.sinks.rq import RQ, job_id
 from forebay.testing import Received, SinkContract, make_message
 from tests.support.far_workers import ORDER, BehindAProxy, ends_in_a_worker, sends
@@ -70,6 +70,13 @@ class TestRQ(BehindAProxy, SinkContract):
         answers = sends(sink, [one, two])
         assert [answer.is_duplicate for answer in answers] == [True, False]
         assert sorted(found.id for found in self.received()) == [one.id, two.id]
+
+    def test_a_kind_that_is_not_among_the_tasks_runs_no_function(self):
+        """Its name could be that of any function of RQ's workers: a producer chooses kinds."""
+        known, evil = make_message(1), make_message(2, kind="os.system")
+        answers = sends(self.make_sink(tasks={ORDER: "shop.ship"}), [evil, known], [evil])
+        assert [type(answer) for answer in answers] == [Rejected, Accepted, Rejected]
+        assert [found.kind for found in self.received()] == ["shop.ship"]
 
     def test_a_full_memory_makes_messages_wait(self):
         self.client.config_set("maxmemory", 1)

@@ -102,6 +102,15 @@ def test_the_database_is_read_once_however_many_scrape(database, conn, monkeypat
     assert len(reads) == 1
 
 
+def test_labels_are_names_only():
+    """What a reader of metrics sees beside numbers: no argument, error, header, key or address."""
+    found = forebay.watch.metrics.metric_names().values()
+    assert {label for labels in found for label in labels} == {
+        "code", "endpoint", "group", "kind", "mirror", "name", "outcome", "queue", "reason",
+        "schedule", "severity", "sort", "state", "subject",
+    }  # fmt: skip
+
+
 def test_values_of_a_label_are_capped():
     samples = [
         ((f"q{n}", "default", state), float(n)) for n in range(50) for state in ("ready", "running")

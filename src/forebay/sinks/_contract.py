@@ -212,6 +212,7 @@ class Sink:
             has its own timeout.
         row_rules: the parameters that an endpoint may set, and why that is harmless. An endpoint
             cannot set others.
+        row_needs: parameters that the process must give, so that an endpoint can have the sink.
     """
 
     type: ClassVar[str] = ""
@@ -221,6 +222,7 @@ class Sink:
     is_single: bool = False
     call_seconds: float = 30.0
     row_rules: ClassVar[Mapping[str, FromRow]] = {}
+    row_needs: ClassVar[Sequence[str]] = ()
 
     @property
     def place(self) -> str:

@@ -92,6 +92,9 @@ class Permissions:
                     " endpoint_hosts lists a host",
                 )
         whole = {**config, **self._given.get(name, {})}
+        for field in sink_class(name).row_needs:
+            if field not in whole:
+                raise refused("endpoint_settings", f"does not give {name}.{field}")
         if "destinations" not in whole and FromRow.CHECKED_ADDRESS in rules.values():
             whole["destinations"] = self._destinations
             self._check_destination(whole.get("url"))

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 from forebay.errors import ConfigError, SinkUnavailable, shown
-from forebay.sinks._contract import Accepted, Answer, FromRow, Message
+from forebay.sinks._contract import Accepted, Answer, FromRow, Message, Rejected
 from forebay.sinks._support import (
     checked_choice,
     checked_number,
@@ -50,8 +50,8 @@ class RQ(ThreadedSink):
     Args:
         url: redis://user:password@host:port/database, or rediss:// for TLS.
         queue: of RQ.
-        tasks: the function of each kind, as ``module.function``. A kind that is not there is the
-            name of its function itself.
+        tasks: the function of each kind, as ``module.function``. Other kinds are rejected. None: a
+            kind is the name of its function, so each producer chooses what RQ's workers run.
         serializer: what the workers use, "pickle" (the default of RQ) or "json".
         job_timeout: seconds that a job may run; None: the default of RQ, 180.
         result_ttl: seconds that RQ keeps a job that succeeded; repetitions are recognised that
@@ -64,6 +64,7 @@ class RQ(ThreadedSink):
     """
 
     type: ClassVar[str] = "rq"
+    row_needs: ClassVar[Sequence[str]] = ("tasks",)
     row_rules: ClassVar[Mapping[str, FromRow]] = {
         "url": FromRow.ADDRESS,
         "queue": FromRow.PLAIN,
@@ -91,6 +92,7 @@ class RQ(ThreadedSink):
         self._redis = library("redis", self.type)
         self._url = checked_url(self.type, url, "redis", "rediss", "unix")
         self._queue = checked_queue(self.type, queue)
+        self._is_open = tasks is None
         self._tasks = checked_tasks(self.type, tasks)
         for function in self._tasks.values():
             if "." not in function.strip("."):
@@ -153,6 +155,15 @@ class RQ(ThreadedSink):
         """Enqueue in one transaction what is not there, unless one of the jobs changed since the
         check.
         """
+        known = [one for one in messages if self._is_open or one.kind in self._tasks]
+        if len(known) < len(messages):
+            found = iter(self._enqueue(queue, pipeline, known) if known else [])
+            return [
+                next(found)
+                if self._is_open or one.kind in self._tasks
+                else Rejected(f"tasks names no function for the kind {shown(one.kind)}")
+                for one in messages
+            ]
         keys = [queue.job_class.key_for(job_id(message.id)) for message in messages]
         pipeline.watch(*keys)
         there: set[str] = set()
