@@ -39,6 +39,7 @@ def make_next_release(folder: Path) -> Path:
     """Write the next release into a folder; return the folder that belongs on ``PYTHONPATH``."""
     copy_library(folder)
     migrations = folder / "forebay" / "sql" / "migrations"
+    migrations.mkdir(exist_ok=True)
     for number, (name, text) in enumerate(next_migrations(), latest_version() + 1):
         (migrations / f"{number:04}_{name}.sql").write_text(text, encoding="utf-8")
     protocol = folder / "forebay" / "ops" / "protocol.py"

@@ -36,14 +36,10 @@ begin
         from forebay.backfill b
         where c.backfill_id = backfill_write_v1.backfill_id and c.no = backfill_write_v1.no and c.done_at is null
           and b.backfill_id = c.backfill_id and b.made_by = session_user and b.made_as = forebay._role_in_use();
-    else
-        update forebay.event e set count = e.count + backfill_write_v1.jobs
-        where e.event_id = backfill_write_v1.event and e.role = session_user and e.act = 'backfill' and e.kind = v_kind
-          and e.queue = v_options ->> 'queue' and e.new ->> 'query' = left(backfill_write_v1.query, 2000);
-        if not found then
-            event := forebay._record_event('backfill', v_options ->> 'queue', p_kind => v_kind, p_count => backfill_write_v1.jobs,
-                                           p_new => jsonb_build_object('query', left(backfill_write_v1.query, 2000)));
-        end if;
+    elsif not forebay._count_in_event(
+            event, v_kind, v_options ->> 'queue', left(backfill_write_v1.query, 2000), backfill_write_v1.jobs) then
+        event := forebay._record_event('backfill', v_options ->> 'queue', p_kind => v_kind, p_count => backfill_write_v1.jobs,
+                                       p_new => jsonb_build_object('query', left(backfill_write_v1.query, 2000)));
     end if;
     begin
         -- This loop writes nothing: a subtransaction for each batch would soon exceed what a snapshot can list.
@@ -78,4 +74,18 @@ begin
             order by r.nr)
         from unnest(v_rows) with ordinality r (row, nr)));
 end
+$$;
+
+-- Count jobs in the event of a backfill. False if the event is not of this user, kind, queue and query: the caller writes one.
+create function forebay._count_in_event(p_event_id bigint, p_kind text, p_queue text, p_query text, p_jobs bigint)
+returns boolean
+language plpgsql volatile
+-- planner: indexed
+as $$
+begin
+    update forebay.event e set count = e.count + p_jobs
+    where e.event_id = p_event_id and e.role = session_user and e.act = 'backfill' and e.kind = p_kind and e.queue = p_queue
+      and e.new ->> 'query' = p_query;
+    return found;
+end;
 $$;
