@@ -103,9 +103,9 @@ class EscapeArguments(logging.Filter):
 class _NotDisabled:
     """Makes a logger one that no configuration disables; levels and handlers work as ever.
 
-    ``logging.config`` disables the loggers that exist already and that it does not name, unless it
-    is told not to. An application that configures its log after it imported this library would
-    never hear of a job that failed.
+    By default ``logging.config`` disables the loggers that exist already and that it does not
+    name. An application that configures its log after it imported this library would not see that
+    a job failed.
     """
 
     @property
