@@ -122,6 +122,7 @@ create function forebay._clear_group(p_group_id bigint, p_lanes bigint[], p_most
 language plpgsql volatile
 as $$
 declare
+    v_table text;
     v_rows  bigint;
     v_total bigint;
 begin
@@ -141,30 +142,15 @@ begin
     where d.ctid = any (array(select i.ctid from forebay.deferred i where i.lane = any (p_lanes) limit p_most - v_total));
     get diagnostics v_rows = row_count;
     v_total := v_total + v_rows;
-    delete from forebay.parked p
-    where p.ctid = any (array(select i.ctid from forebay.parked i where i.group_id = p_group_id limit p_most - v_total));
-    get diagnostics v_rows = row_count;
-    v_total := v_total + v_rows;
-    delete from forebay.key_run t
-    where t.ctid = any (array(select i.ctid from forebay.key_run i where i.group_id = p_group_id limit p_most - v_total));
-    get diagnostics v_rows = row_count;
-    v_total := v_total + v_rows;
-    delete from forebay.limit_parked p
-    where p.ctid = any (array(select i.ctid from forebay.limit_parked i where i.group_id = p_group_id limit p_most - v_total));
-    get diagnostics v_rows = row_count;
-    v_total := v_total + v_rows;
-    delete from forebay.limit_run t
-    where t.ctid = any (array(select i.ctid from forebay.limit_run i where i.group_id = p_group_id limit p_most - v_total));
-    get diagnostics v_rows = row_count;
-    v_total := v_total + v_rows;
-    delete from forebay.limiter g
-    where g.ctid = any (array(select i.ctid from forebay.limiter i where i.group_id = p_group_id limit p_most - v_total));
-    get diagnostics v_rows = row_count;
-    v_total := v_total + v_rows;
-    delete from forebay.counter_waiting c
-    where c.ctid = any (array(select i.ctid from forebay.counter_waiting i where i.group_id = p_group_id limit p_most - v_total));
-    get diagnostics v_rows = row_count;
+    foreach v_table in array array['parked', 'key_run', 'limit_parked', 'limit_run', 'limiter', 'counter_waiting'] loop
+        execute format(
+            'delete from forebay.%1$I d where d.ctid = any (array('
+            'select i.ctid from forebay.%1$I i where i.group_id = $1 limit $2))', v_table)
+        using p_group_id, p_most - v_total;
+        get diagnostics v_rows = row_count;
+        v_total := v_total + v_rows;
+    end loop;
     perform forebay._delete_counters(p_group_id);
-    return v_total + v_rows;
+    return v_total;
 end
 $$;
