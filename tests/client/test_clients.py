@@ -142,6 +142,18 @@ def test_a_job_enqueued_by_name_has_what_was_given(client):
     assert 3500 < (job.run_at - job.enqueued_at).total_seconds() <= 3600
 
 
+def test_the_keys_of_a_job_are_shown(client):
+    """
+    A test can assert the tenant of a job, and a page can show it.
+    """
+    limited = client.enqueue_now("send", {}, limit_key="tenant-1")
+    ordered = client.enqueue_now("send", {}, ordering_key="order-1", delay=60)
+    found = {job.job_id: (job.ordering_key, job.limit_key) for job in client.jobs()}
+    assert found == {limited: (None, "tenant-1"), ordered: ("order-1", None)}
+    (job,) = client.job(limited)
+    assert job.limit_key == "tenant-1"
+
+
 def test_calls_on_the_callers_connection_belong_to_its_transaction(face, client, database):
     """
     Enqueuing, cancelling and pausing there are undone by its rollback, and seen before it.

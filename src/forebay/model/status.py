@@ -54,6 +54,8 @@ class JobStatus:
     tag: str | None
     correlation_id: str | None
     headers: Mapping[str, str] | None
+    ordering_key: str | None
+    limit_key: str | None
     cancel_requested: bool
     worker: str | None
     claimed_at: datetime | None

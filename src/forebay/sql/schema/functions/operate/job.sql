@@ -77,7 +77,7 @@ $$;
 -- pages: 400 + 60 a segment
 create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, attempt integer, enqueued_at timestamptz,
-               run_at timestamptz, expires_at timestamptz, {job types but ordering_key, limit_key}, cancel_requested boolean,
+               run_at timestamptz, expires_at timestamptz, {job types}, cancel_requested boolean,
                worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint,
                redriven_from_dead_id bigint, dead_id bigint)
 language plpgsql stable security definer
@@ -140,7 +140,7 @@ begin
 
         if v_wait.job_id is not null then
             priority := v_wait.lane_priority;
-            select {job of v_wait but ordering_key, limit_key} into {job but ordering_key, limit_key};
+            select {job of v_wait} into {job};
             attempt := coalesce(v_wait.attempt, 0) + 1; enqueued_at := v_wait.enqueued_at; run_at := v_wait.run_at;
             expires_at := coalesce(v_wait.expires_at, v_wait.enqueued_at + interval '30 days');
             state := forebay._state_of_deferred(v_wait.attempt, v_wait.pauses);
@@ -156,7 +156,7 @@ begin
         continue when v_row.audience = 0 and v_group.start_after is not null
                       and pg_visible_in_snapshot(v_row.xid, v_group.start_after);
         priority := v_row.lane_priority;
-        select {job of v_row but ordering_key, limit_key} into {job but ordering_key, limit_key};
+        select {job of v_row} into {job};
         attempt := coalesce(v_row.attempt, 0) + 1; enqueued_at := v_row.enqueued_at;
         max_attempts := coalesce(max_attempts, forebay._attempts_known(v_id, v_group.group_id, v_row.enqueued_at));
         expires_at := coalesce(v_row.expires_at, v_row.enqueued_at + interval '30 days');

@@ -20,7 +20,7 @@ create function forebay.jobs(
     only_queue text default null, only_kind text default null, only_state text default null,
     most integer default 50, before bigint default null, filter jsonb default null)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, attempt integer, enqueued_at timestamptz,
-               run_at timestamptz, expires_at timestamptz, {job types but ordering_key, limit_key}, cancel_requested boolean,
+               run_at timestamptz, expires_at timestamptz, {job types}, cancel_requested boolean,
                worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint,
                redriven_from_dead_id bigint, dead_id bigint, place bigint)
 language plpgsql stable security definer
