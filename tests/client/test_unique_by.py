@@ -1,15 +1,16 @@
 """Unique keys made from arguments: ``@app.job(unique_by=...)``."""
 
 from dataclasses import dataclass
-from datetime import date
+from datetime import UTC, date, datetime
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import psycopg
 import pytest
 
-from forebay import App, Coalesce, Debounce, Job, Once
-from forebay.errors import ConfigError
+from forebay import App, Coalesce, Debounce, Idempotent, Job, JobId, Once
+from forebay.errors import ConfigError, PayloadDiffers
 from forebay.testing import enqueued
 
 app = App()
@@ -22,6 +23,14 @@ def index(document_id: int, title: str = "") -> None: ...
 
 @app.job(unique_by=("owner", "day", "locale"), unique=Coalesce)
 def report(owner: UUID, day: date, locale: str = "en", factor: float = 1) -> None: ...
+
+
+@app.job
+def charge(at: datetime, factor: float = 1, currency: str = "EUR") -> None: ...
+
+
+@app.job(unique_by=("at",))
+def remind(at: datetime) -> None: ...
 
 
 @app.job(unique_by=["factor"])
@@ -86,6 +95,31 @@ def test_the_key_has_the_kind_and_the_encoded_arguments():
     assert key(show.call(Page(3, "a"))) == "show:[3]"
     assert key(show_any.call(number=3)) == "show_any:[3]"
     assert key(show_any.call(other=3)) == "show_any:[null]"
+
+
+def test_the_same_arguments_are_one_request_and_one_key(conn):
+    """
+    One form of the arguments for both: a default that is written, 1 and 1.0, an instant in a zone.
+    """
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    there = at.astimezone(ZoneInfo("Asia/Tokyo"))
+    pay = charge.using(unique=Idempotent("17"))
+
+    first = pay.enqueue(conn, at)
+    ids: list[JobId] = []
+    pay.enqueue_many(conn, [pay.call(there), pay.call(at, 1, "EUR"), pay.call(at, 1.0)], ids=ids)
+    assert ids == [first] * 3
+    assert pay.enqueue(conn, there, 1).is_new is False
+    unkeyed = '{"at": "2030-01-01T00:00:00Z"}'
+    by_sql = "select is_new from forebay.enqueue_unique('charge', %s, '{\"idempotent\": \"17\"}')"
+    assert conn.execute(by_sql, [unkeyed]).fetchone() == (False,)
+    with pytest.raises(PayloadDiffers), conn.transaction():
+        pay.enqueue(conn, at, 2)
+    with pytest.raises(PayloadDiffers), conn.transaction():
+        pay.enqueue_many(conn, [pay.call(at, currency="USD")], ids=[])
+    assert first.is_new
+
+    assert key(remind.call(at)) == key(remind.call(there))
 
 
 def test_the_mode_is_the_declared_one():

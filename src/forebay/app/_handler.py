@@ -17,13 +17,13 @@ from forebay.app._middleware import (
     enqueue_one_async,
 )
 from forebay.app._mistakes import connection_first, likelier, missing_attribute
-from forebay.app._unique_by import UniqueBy
+from forebay.app._unique_by import UniqueBy, as_request
 from forebay.arguments.kinds import Kind
 from forebay.arguments.results import result_type
 from forebay.db.drivers import AsyncConnection, SyncConnection, run, run_async
 from forebay.db.own import run_own, run_own_async
 from forebay.errors import InvalidJob, WrongConnection
-from forebay.model import JobId, JobOptionChanges, JobOptions
+from forebay.model import Idempotent, JobId, JobOptionChanges, JobOptions
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
 
 P = ParamSpec("P")  # parameters of the function
@@ -138,6 +138,10 @@ class Handler(Generic[P, Q, R_co]):
         options = self.options
         if self._unique_by is not None:
             options = options.merged(unique=self._unique_by.of(encoded))
+        unique = options.unique
+        if isinstance(unique, Idempotent) and unique.request is None:
+            unique = as_request(unique, encoded, self.kind.arguments.defaults())
+            options = options.merged(unique=unique)
         return Call(
             kind=self.kind.name,
             args=encoded,

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from dataclasses import field
-from typing import TYPE_CHECKING, Any
+import re
+from dataclasses import field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Final
 
 from forebay._dataclass import dataclass
 from forebay.errors import ConfigError, InvalidJob, shown
-from forebay.model import Unique
+from forebay.model import Idempotent, Unique
 from forebay.model.unique import KEY_CHARACTERS_MAX
 
 if TYPE_CHECKING:
@@ -46,8 +49,8 @@ class UniqueBy:
         >>> by.of('{"title":"A","id":7}').key
         'index:[7,"en"]'
         """
-        given = json.loads(args)
-        values = [_normal(given.get(name, self.defaults.get(name))) for name in self.names]
+        given = canonical(args, self.defaults)
+        values = [given.get(name) for name in self.names]
         text = json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
         key = f"{self.kind}:{text}"
         if len(key) > KEY_CHARACTERS_MAX:
@@ -100,8 +103,41 @@ def unique_by(kind: Kind, names: Sequence[str], mode: object) -> UniqueBy | None
     return found
 
 
+def canonical(args: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a job in a form in which the same ones are equal.
+
+    An argument that was left out is its default, a whole number is an integer, and a time with an
+    offset is its instant. ``unique_by`` and ``Idempotent`` compare this form.
+
+    Args:
+        args: as JSON text.
+        defaults: the JSON values of arguments that may be left out.
+
+    >>> canonical('{"at":"2026-07-01T09:00:00+02:00","n":1.0}', {"b": 2})
+    {'b': 2, 'at': '2026-07-01T07:00:00Z', 'n': 1}
+    """
+    return {name: _normal(value) for name, value in {**defaults, **json.loads(args)}.items()}
+
+
+def as_request(unique: Idempotent, args: str, defaults: Mapping[str, Any]) -> Idempotent:
+    """Return the mode with the canonical arguments; without those that are their defaults.
+
+    So a producer in SQL that leaves them out enqueues the same request.
+    """
+    usual = canonical("{}", defaults)
+    given = canonical(args, {})
+    missing = object()
+    request = {name: value for name, value in given.items() if usual.get(name, missing) != value}
+    return replace(unique, request=request)
+
+
+_INSTANT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
+
+
 def _normal(value: Any) -> Any:
-    """Return a value with whole numbers as integers: 1 and 1.0 are the same argument."""
+    if isinstance(value, str) and _INSTANT.fullmatch(value):
+        with contextlib.suppress(ValueError, OverflowError):
+            return datetime.fromisoformat(value).astimezone(UTC).isoformat().replace("+00:00", "Z")
     if isinstance(value, float) and value.is_integer():
         return int(value)
     if isinstance(value, list):

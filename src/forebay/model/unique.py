@@ -71,9 +71,19 @@ class Once(Unique):
 
 @dataclass(frozen=True, slots=True)
 class Idempotent(Unique):
-    """As ``Once``, but other kind or arguments raise ``PayloadDiffers``."""
+    """As ``Once``, but other kind or arguments raise ``PayloadDiffers``.
+
+    Attributes:
+        request: what is compared instead of the arguments, a JSON object; a handler gives their
+            canonical form. None: the arguments.
+    """
 
     mode: ClassVar[str] = "idempotent"
+
+    request: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
+
+    def _more(self) -> dict[str, Any]:
+        return {} if self.request is None else {"request": dict(self.request)}
 
 
 @dataclass(frozen=True, slots=True)

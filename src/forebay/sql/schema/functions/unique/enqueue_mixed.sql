@@ -45,7 +45,7 @@ begin
                           when j.limit_key is not null then forebay._limited_lane_id(j.queue, j.priority, 0)
                           else forebay._lane_for_place(j.queue, j.priority, j.ordinality, v_shards) end as lane,
                      coalesce(j.run_at, v_now + make_interval(secs => j.delay)) as start,
-                     case when j.mode = 'idempotent' then sha256(convert_to(j.kind || ' ' || j.args::text, 'UTF8')) end as digest
+                     case when j.mode = 'idempotent' then sha256(convert_to(j.kind || ' ' || coalesce(j.unique_as -> 'request', j.args)::text, 'UTF8')) end as digest
               from (select i.*, i.unnest as unique_as, forebay._uniqueness_mode(i.unnest) as mode from unnest(p_jobs, p_unique_as) with ordinality i
                     where i.unnest is not null offset 0) j) u
         window same as (partition by u.queue collate "C", u.mode collate "C", u.word collate "C" order by u.nr)

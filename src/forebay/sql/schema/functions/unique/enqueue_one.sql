@@ -27,7 +27,7 @@ declare
 begin
     is_new := false;
     if v_mode = 'idempotent' then
-        v_payload := sha256(convert_to(p_job.kind || ' ' || p_job.args::text, 'UTF8'));
+        v_payload := sha256(convert_to(p_job.kind || ' ' || coalesce(p_unique_as -> 'request', p_job.args)::text, 'UTF8'));
     end if;
     v_lane := case when p_job.ordering_key is not null then forebay._record_keyed_lane(p_job.queue, p_job.priority, 0)
                    when p_job.limit_key is not null then forebay._record_limited_lane(p_job.queue, p_job.priority, 0)

@@ -4,7 +4,9 @@
 --
 -- Modes:
 --   {"once": key}        no new job while a job with the key waits or runs
---   {"idempotent": key}  the same; kind and arguments must also be equal
+--   {"idempotent": key, "request": value}
+--                        the same; kind and arguments must also be equal, or kind and `request`:
+--                        the arguments in a form in which equal ones are the same text
 --   {"coalesce": key}    no new job while a job with the key waits
 --   {"replace": key}     the new job replaces a waiting job with the key
 --   {"debounce": key, "wait": s, "max_wait": s}

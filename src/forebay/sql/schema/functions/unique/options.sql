@@ -31,7 +31,8 @@ as $$
 declare
     v_mode constant text := forebay._uniqueness_mode(p_unique_as);
     v_known  constant text[] := array['on_busy'] || v_mode
-        || case v_mode when 'debounce' then array['wait', 'max_wait'] when 'throttle' then array['period'] else '{}' end;
+        || case v_mode when 'debounce' then array['wait', 'max_wait'] when 'throttle' then array['period']
+                       when 'idempotent' then array['request'] else '{}' end;
     v_key    constant text := p_unique_as ->> v_mode;
 begin
     if v_mode is null then
