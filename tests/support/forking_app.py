@@ -1,6 +1,7 @@
 """Handlers that fork: by multiprocessing, or by os.fork() with a copy that goes on."""
 
 import asyncio
+import ctypes
 import multiprocessing
 import os
 import sys
@@ -103,3 +104,19 @@ def lose_descriptors(entry: int) -> None:
 @app.job(executor="process")
 def work_in_process(entry: int) -> None:
     note("end", entry)
+
+
+def crash_in_c() -> None:
+    ctypes.string_at(0)
+
+
+@app.job(max_attempts=1, executor="process")
+def crash(entry: int) -> None:
+    note("start", entry)
+    crash_in_c()
+
+
+@app.job(max_attempts=1)
+def crash_the_worker(entry: int) -> None:
+    note("start", entry)
+    crash_in_c()

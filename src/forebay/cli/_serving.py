@@ -5,6 +5,8 @@ This module starts without rich.
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -229,6 +231,10 @@ def _run_until_signal(
                     break
         return found
 
+    if not faulthandler.is_enabled():
+        # Where a handler was when it crashed the process. A replaced stderr may be no file.
+        with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):
+            faulthandler.enable()
     return run_to_the_end(main())
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import importlib
 import locale
 import os
@@ -229,7 +230,12 @@ async def _main(descriptor: int, check: _LoopCheck) -> None:
             executor.take(helds)
 
 
-def _watch_and_run(descriptor: int, parent: int) -> None:
+def _watch_and_run(descriptor: int, parent: int, crash: int | None = None) -> None:
+    if crash is not None:
+        # The parent reads there where a fatal signal ended this process. Not for copies of it.
+        file = os.fdopen(crash, "wb", buffering=0)
+        keep_from_copies(file, lambda file: int(file.fileno()))
+        faulthandler.enable(file)
     check = _LoopCheck()
     threading.Thread(
         target=_end_with_parent, args=(os.dup(descriptor), parent, check), daemon=True
@@ -265,4 +271,4 @@ def _end() -> NoReturn:
 
 
 if __name__ == "__main__":
-    _watch_and_run(*(int(argument) for argument in sys.argv[1:3]))
+    _watch_and_run(*(int(argument) for argument in sys.argv[1:4]))

@@ -20,9 +20,10 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
@@ -74,6 +75,8 @@ _KILLED_SECONDS = 5.0
 #: any it is killed.
 _STILL_CHECK_SECONDS = 10.0
 _STILL_CHECKS = 3
+#: How much of the stacks of a crash is read: that of the thread that crashed comes first or soon.
+_CRASH_BYTES_MAX = 100_000
 
 
 class ChildFailed(Exception):  # noqa: N818 - what happened
@@ -91,8 +94,11 @@ class Child:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         connection: socket.socket,
+        crash: BinaryIO | None,
     ) -> None:
         self._connection = connection
+        self._crash = crash
+        self._stack = ""
         self.process = process
         self.reader = reader
         self.writer = writer
@@ -115,6 +121,21 @@ class Child:
                 return f"killed by {signal.Signals(-code).name}"
         return f"exit code {code}"
 
+    def crash_stack(self) -> str:
+        """Return where the handler was when a fatal signal ended the process; empty for others.
+
+        Call it when the process has ended.
+        """
+        if self._crash is not None:
+            with self._crash as file:
+                written = os.pread(file.fileno(), _CRASH_BYTES_MAX, 0).decode(errors="replace")
+            self._crash = None
+            # The stacks of all threads follow each other, each with an empty line after it.
+            first, _, rest = written.partition("Current thread")
+            if stack := rest.partition("\n\n")[0].partition("\n")[2]:
+                self._stack = f"{first.partition(chr(10))[0]}\n{stack}"
+        return self._stack
+
     async def hang_up(self) -> None:
         """Wait until the process has ended, end the programs that it started, then end the stream
         of its messages. A child that stands still is killed.
@@ -130,6 +151,7 @@ class Child:
                 log.error("child process %s stands still and is killed", self.process.pid)
                 self._kill_group()
         self._kill_group()
+        self.crash_stack()
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RD)
 
@@ -274,7 +296,7 @@ class Children:
         except (asyncio.IncompleteReadError, ConnectionError):
             how = await child.death()
             if len(helds) == 1:
-                lost = endings.lost_child(kind, jobs[0], how)
+                lost = endings.lost_child(kind, jobs[0], how, child.crash_stack())
                 return [ChildReport(ended=lost, solo=kind.transaction)]
             left = len(helds) - len(answers)
             log.warning("one of %s jobs killed the process that ran them: %s", left, how)
@@ -379,6 +401,8 @@ class Children:
             raise ChildFailed("the application's module is not known")
         ours, theirs = socket.socketpair()
         keep_from_copies(ours, socket.socket.fileno)
+        crash = _crash_file()
+        pass_fds = [theirs.fileno(), *([crash.fileno()] if crash is not None else [])]
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -386,17 +410,23 @@ class Children:
                 "forebay.worker.run._child",
                 str(theirs.fileno()),
                 str(os.getpid()),
-                pass_fds=[theirs.fileno()],
+                *map(str, pass_fds[1:]),
+                pass_fds=pass_fds,
                 # A handler of this process may have changed its folder, and the search path may be
                 # relative.
                 cwd=self._folder if self._folder is not None and self._folder.is_dir() else None,
                 stdin=asyncio.subprocess.DEVNULL,
                 start_new_session=True,
             )
+        except BaseException:
+            ours.close()
+            if crash is not None:
+                crash.close()
+            raise
         finally:
             theirs.close()
         reader, writer = await asyncio.open_connection(sock=ours)
-        child = Child(process, reader, writer, ours)
+        child = Child(process, reader, writer, ours, crash)
         self._keep_until_done(asyncio.create_task(child.hang_up()))
         child.send(self._start)
         try:
@@ -427,6 +457,13 @@ def _processor_seconds(pid: int) -> float | None:
     with contextlib.suppress(OSError):
         # The number that clock_getcpuclockid(3) returns.
         return time.clock_gettime(~pid << 3 | 2)
+    return None
+
+
+def _crash_file() -> BinaryIO | None:
+    """Return a new file without a name for the stack of a crash; None where there is no space."""
+    with contextlib.suppress(OSError):
+        return tempfile.TemporaryFile(buffering=0)
     return None
 
 

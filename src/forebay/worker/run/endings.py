@@ -229,9 +229,9 @@ def failure(kind: Kind, job: Job, error: BaseException) -> Ended:
     return Ended(0, "retried", after=decision.seconds, error=described)
 
 
-def lost_child(kind: Kind, job: Job, how: str) -> Ended:
-    """Return how a job ended after its child process died."""
-    error = _error(job, "WorkerLost", f"the process that ran this job alone died: {how}")
+def lost_child(kind: Kind, job: Job, how: str, stack: str = "") -> Ended:
+    """Return how a job ended after its child process died; with the stack of a crash if known."""
+    error = _error(job, "WorkerLost", f"the process that ran this job alone died: {how}", stack)
     if job.is_last_attempt:
         return dead(kind, job, "worker lost", error)
     return Ended(
