@@ -114,10 +114,10 @@ def test_the_breaker_is_shown_and_reset(forebay, conn):
     ]
     conn.execute("select forebay.report_deliveries_v1('w', %s::jsonb)", [json.dumps(report)])
     line = forebay("endpoints", "list").out.splitlines()[1]
-    assert line.split() == ["shop", "open", "0", "-", "0", "-", "HTTP", "status", "500"]
+    assert line.split() == ["shop", "breaker", "open", "0", "-", "0", "-", "HTTP", "status", "500"]
     out = forebay("endpoints", "show", "shop").out
     assert "next probe in" in out
-    assert "2 of 2 failures in a row" in out
+    assert "failures in a row: 2, opens at 2" in out
     assert forebay("endpoints", "reset", "shop").out == "endpoint shop: breaker closed\n"
     assert (
         forebay("endpoints", "reset", "shop").out == "endpoint shop: breaker was closed already\n"

@@ -387,7 +387,7 @@ def _state(each: Endpoint) -> Text:
         return Text("paused", style="yellow")
     if each.breaker == "closed":
         return Text("failing", style="yellow") if each.failures else Text("ok", style="green")
-    return Text(each.breaker, style=_BREAKER_STYLES[each.breaker])
+    return Text(f"breaker {each.breaker}", style=_BREAKER_STYLES[each.breaker])
 
 
 def _rate(per_second: float) -> str:
@@ -409,7 +409,8 @@ def _facts(each: Endpoint) -> Table:
     if each.opened_at:
         breaker += f" since {moment(each.opened_at)}, next probe {ago(each.next_probe_at)}"
     rows.add_row(
-        "breaker", f"{breaker}; {each.failures} of {each.breaker_threshold} failures in a row"
+        "breaker",
+        f"{breaker}; failures in a row: {each.failures}, opens at {each.breaker_threshold}",
     )
     rows.add_row(
         "waiting",

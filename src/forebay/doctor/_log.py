@@ -404,9 +404,10 @@ def _judge_queues(rows: ResultRows) -> list[Finding]:
             else:
                 what = f"{waits}, and no worker has claimed from it {last}"
                 if queue == "forebay.deliver":
-                    remedy += (
-                        ". If it runs, endpoints are disabled, paused, or have an open breaker:"
-                        " `forebay endpoints list`"
+                    what = f"{waits}, none of them claimed {last}"
+                    remedy = (
+                        "Endpoints are disabled, paused, or have an open breaker:"
+                        f" `forebay endpoints list`. Otherwise: {remedy}"
                     )
                 found.append(Finding("queues", Level.WARNING, what, remedy, facts[-1]))
     if found:
@@ -457,6 +458,31 @@ def _judge_overdue(rows: ResultRows) -> list[Finding]:
             {"overdue": count, "seconds": seconds},
         )
     ]
+
+
+_ENDPOINTS_SQL: Final = """
+select e.name, s.last_error,
+       extract(epoch from greatest(s.opened_at, s.last_failure_at) - clock_timestamp())::float8
+           + e.breaker_cooldown
+from forebay.endpoint e join forebay.endpoint_state s using (endpoint_id)
+where s.opened_at is not null and e.disabled_at is null
+order by e.name limit 10
+"""
+
+
+def endpoints() -> Operation[list[Finding]]:
+    """Endpoints to which nothing is sent but probes."""
+    return Operation(_ENDPOINTS_SQL, _judge_endpoints)
+
+
+def _judge_endpoints(rows: ResultRows) -> list[Finding]:
+    found = []
+    for name, error, seconds in rows:
+        probe = "probe due" if seconds <= 0 else f"next probe in {human_duration(seconds)}"
+        what = f"endpoint {name}: breaker open, {probe}: {error or 'no error was recorded'}"
+        remedy = f"Mend its cause; then forebay endpoints reset {name} sends at once."
+        found.append(Finding("endpoints", Level.WARNING, what, remedy, {"endpoint": name}))
+    return found or [Finding("endpoints", Level.OK, "no breaker is open")]
 
 
 _FAILURES_SQL: Final = """

@@ -16,7 +16,7 @@ KeySort = Literal["ordering", "limit"]
 #: functions explains the words.
 KeyReason = Literal[
     "group_closing", "group_paused", "paused", "held", "retry", "running", "concurrency", "rate",
-    "queue_concurrency", "queue_rate", "due", "free",
+    "breaker",    "queue_concurrency", "queue_rate", "due", "free",
 ]  # fmt: skip
 
 

@@ -48,6 +48,11 @@ def _reason(info: KeyInfo, now: datetime) -> str:
             return f"{_limit_key(info)}at its concurrency limit: {_jobs(info)}"
         case "rate":
             return f"{_limit_key(info)}at its rate{_until(info.until, now)}"
+        case "breaker":
+            probe = (
+                "a probe runs" if info.until is None else f"next probe at {_time(info.until, now)}"
+            )
+            return f"breaker of endpoint {info.waits_for or info.key} open, {probe}"
         case "queue_concurrency":
             return f"the queue {info.queue} is at its concurrency limit"
         case "queue_rate":

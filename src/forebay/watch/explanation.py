@@ -365,6 +365,11 @@ def _parked(case: _Case) -> _Found | None:
             return _Found(answer, "held", _held_hint(key.held_by))
         case "running" | "retry" if key.blocking_jobs:
             return _Found(answer, "ordering key", f"forebay doctor --job {key.blocking_jobs[0]}")
+        case "breaker":
+            endpoint = key.waits_for or key.key
+            return _Found(
+                answer, "limit", f"forebay endpoints show {endpoint} shows the last error."
+            )
         case "concurrency" | "rate" | "queue_concurrency" | "queue_rate":
             option = key.reason.removeprefix("queue_")
             if key.reason == option:

@@ -21,7 +21,7 @@
 --   held_by              the dead letter that holds the ordering key
 --   first_job_id         the first waiting job
 --   waits_for            the limit key that holds back the first waiting job of an ordering key;
---                        the reason is then `paused`, `concurrency` or `rate` of that limit key
+--                        the reason is then `paused`, `concurrency`, `rate` or `breaker` of it
 --   pause_at, resume_at  begin and end of a planned pause; null: none is planned, or it has no end
 --   limits               the limits that one limit key has itself (forebay.limit_key()): an object
 --                        with `rate`, `burst`, `concurrency`, `empty_until`, as far as they are
@@ -37,6 +37,8 @@
 --   running      the job is behind one that a worker has
 --   concurrency  the limit key has as many jobs running as it may have
 --   rate         the limit key has no start left before `until`
+--   breaker      the limit key is an endpoint whose breaker is open; the next probe runs at `until`,
+--                null: one runs
 --   queue_concurrency, queue_rate
 --                the same limits of the queue
 --   due          nothing holds the job back: a claim takes it
@@ -165,7 +167,7 @@ begin
                case when d.reason = 'concurrency' then f.workers else r.workers end as workers,
                case when z.is_on then z.resume_at when d.reason = 'paused' then x.resume_at end as until_resumed,
                case when z.begins_at > v.at then z.begins_at end as pause_at, z.resume_at,
-               case when k.sort = 'ordering' and z.is_on is not true and d.reason in ('paused', 'concurrency', 'rate') then k.limit_key end as waits_for
+               case when k.sort = 'ordering' and z.is_on is not true and d.reason in ('paused', 'concurrency', 'rate', 'breaker') then k.limit_key end as waits_for
         from (select * from ordering_keys union all select * from limit_keys) k
         left join first_running r on r.sort = k.sort and r.key = k.key
         left join pauses z on z.sort = k.sort and z.key = k.key
@@ -180,6 +182,9 @@ begin
                         when k.head is not null then 'retry'
                         when k.is_taken then 'running'
                         when x.is_on then 'paused'
+                        when g.queue = 'forebay.deliver' and (f.jobs >= l.concurrency or l.tokens = 0)
+                             and exists (select from forebay.endpoint e join forebay.endpoint_state s using (endpoint_id)
+                                         where e.name = k.limit_key and s.opened_at is not null) then 'breaker'
                         when f.jobs >= l.concurrency then 'concurrency'
                         when l.tokens = 0 then 'rate'
                         when v_full then 'queue_concurrency'
@@ -190,6 +195,7 @@ begin
            case k.reason when 'paused' then k.until_resumed
                          when 'retry' then k.retry_at
                          when 'rate' then k.start_at
+                         when 'breaker' then case when k.running = 0 then k.start_at end
                          when 'queue_rate' then forebay._next_start(v.tat, (v.limits).rate, (v.limits).burst) end,
            case when k.head is not null then array[k.head] else coalesce(k.job_ids, '{}') end,
            case when k.head is not null then array[null::text] else coalesce(k.workers, '{}') end,
