@@ -6,9 +6,11 @@ import itertools
 
 import psycopg
 import pytest
+from psycopg_pool import AsyncConnectionPool
 
 import forebay
 from forebay import Cancel, Dead, Retry, RetryPolicy, Snooze
+from forebay.db import pools
 from tests.support.engine import depth, one, state
 from tests.support.fix_worker import make_effect_table, run_until_idle, running
 from tests.support.waiting import wait_for_async
@@ -301,3 +303,48 @@ async def test_a_transaction_block_that_a_handler_leaves_open_fails_its_job(app,
     await run_until_idle(app)
     assert state(conn, job) == "dead"
     assert entries(conn) == []
+
+
+@FLAVOURS
+async def test_a_connection_that_ended_while_it_was_idle_releases_no_job(
+    app, conn, flavour, monkeypatch
+):
+    """
+    The server ends idle sessions, and a firewall forgets connections. The next job gets another
+    connection: it starts at once, and nothing of it is released.
+    """
+    make_effect_table(conn)
+    monkeypatch.setattr(pools, "_IDLE_SECONDS", 0.0)
+    backends = []
+
+    def body(ctx, number):
+        backends.append(ctx.conn.info.backend_pid)
+
+    work = declare(app, flavour, body)
+    async with running(app) as worker:
+        for number in range(5):
+            job = work.enqueue(conn, number)
+            await wait_for_async(lambda job=job: state(conn, job) == "done", 20)
+            conn.execute("select pg_terminate_backend(%s, 5000)", [backends[-1]])
+    assert len(set(backends)) == 5
+    assert worker.stats.released == 0
+
+
+async def test_only_an_idle_connection_is_checked(app, conn, monkeypatch):
+    """
+    Jobs that follow each other pay no round trip for it.
+    """
+    make_effect_table(conn)
+    monkeypatch.setattr(pools, "_IDLE_SECONDS", 60.0)
+    checked = []
+    check = AsyncConnectionPool.check_connection
+    monkeypatch.setattr(
+        AsyncConnectionPool,
+        "check_connection",
+        staticmethod(lambda conn: checked.append(conn) or check(conn)),
+    )
+    work = declare(app, "async", lambda ctx, number: None)
+    for number in range(10):
+        work.enqueue(conn, number)
+    await run_until_idle(app, concurrency=1)
+    assert len(checked) <= 1

@@ -19,6 +19,7 @@ from forebay.db.pools import (
     async_pool,
     handler_transaction,
     handler_transaction_sync,
+    record_use,
     settle_and_commit_on,
     settle_and_commit_plain,
     settle_on,
@@ -203,6 +204,7 @@ class _PsycopgHandlerConnections:
             if connection.has_begun and conn.pgconn.transaction_status == _INTRANS:
                 self._begun.append(conn)
             else:
+                record_use(conn)
                 self._pool.putconn(conn)
 
     def end_begun(self) -> None:
@@ -268,6 +270,7 @@ class _AsyncPsycopgHandlerConnections:
             if connection.has_begun and conn.pgconn.transaction_status == _INTRANS:
                 self._begun.append(conn)
             else:
+                record_use(conn)
                 await self._pool.putconn(conn)
 
     async def end_begun(self) -> None:

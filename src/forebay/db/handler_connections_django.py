@@ -18,7 +18,7 @@ import psycopg.pq
 from django.db import connections, transaction
 
 from forebay.db.errors import translate
-from forebay.db.pools import connect_options
+from forebay.db.pools import connect_options, record_use, was_idle
 from forebay.errors import ConfigError
 from forebay.ops.protocol import settle_job
 
@@ -73,8 +73,13 @@ class _HandlerConnections:
         close_old_connections()
         try:
             connection = connections[self._alias]
+            kept = connection.connection
+            if kept is not None and was_idle(kept) and not connection.is_usable():
+                connection.close()
             connection.ensure_connection()
             yield _HandlerConnection(connection, self._alias)
+            if connection.connection is not None:
+                record_use(connection.connection)
         finally:
             close_old_connections()
 

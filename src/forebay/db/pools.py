@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import time
+import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 import psycopg
@@ -28,6 +30,13 @@ _IDLE: Final = psycopg.pq.TransactionStatus.IDLE
 #: timeout keeps its connection, cut off from the server; later handlers must still get one.
 _CONNECTIONS_MAX: Final = 20_000
 
+#: A handler connection that was idle for this long is checked by one round trip before its next
+#: use: the server may end idle sessions, and a firewall may forget idle connections.
+_IDLE_SECONDS: Final = 0.2
+
+#: When a handler connection was last known to work.
+_used_at: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+
 
 def async_pool(
     dsn: str, *, name: str, is_pooled: bool = False, size: int = _CONNECTIONS_MAX
@@ -43,6 +52,7 @@ def async_pool(
         min_size=0,
         max_size=size,
         open=False,
+        check=_check,
         timeout=30,
         max_idle=60,
         reconnect_timeout=5,
@@ -62,12 +72,37 @@ def sync_pool(
         min_size=0,
         max_size=size,
         open=True,
+        check=_check_plain,
         timeout=30,
         max_idle=60,
         reconnect_timeout=5,
         kwargs=connect_options(name, is_pooled=is_pooled),
         name=name,
     )
+
+
+def record_use(conn: Any) -> None:
+    """Record that a connection worked until now; call it when a handler gives it back."""
+    _used_at[conn] = time.monotonic()
+
+
+def was_idle(conn: Any) -> bool:
+    """Return whether a connection must be checked before it is used."""
+    return time.monotonic() - _used_at.get(conn, 0.0) >= _IDLE_SECONDS
+
+
+async def _check(conn: psycopg.AsyncConnection[Any]) -> None:
+    if was_idle(conn):
+        from psycopg_pool import AsyncConnectionPool  # noqa: PLC0415 - it is loaded
+
+        await AsyncConnectionPool.check_connection(conn)
+
+
+def _check_plain(conn: psycopg.Connection[Any]) -> None:
+    if was_idle(conn):
+        from psycopg_pool import ConnectionPool  # noqa: PLC0415 - it is loaded
+
+        ConnectionPool.check_connection(conn)
 
 
 def connect_options(name: str, *, is_pooled: bool) -> dict[str, Any]:
