@@ -18,6 +18,8 @@ import redis
 from aiohttp import web
 
 import forebay
+from forebay.config import DeliverySettings, WorkerSettings
+from forebay.sending import Deliverer
 from forebay.sinks import ENTRY_POINTS, Accepted, FromRow, Message, Sink
 from tests.support.delivering import (
     LOCAL,
@@ -30,6 +32,7 @@ from tests.support.delivering import (
 )
 from tests.support.engine import connect, one
 from tests.support.waiting import wait_for_async
+from tests.support.worker_process import FAST
 
 pytestmark = pytest.mark.anyio
 
@@ -266,6 +269,21 @@ async def test_an_endpoint_that_keeps_responses_has_them_as_results(database, co
     async with delivering(database, permissions=shown) as worker:
         await wait_for_async(lambda: worker.stats.done == 1)
     assert client.result(job_id)["response"] == "HTTP status 200: ok"
+
+
+async def test_a_deliverer_that_ends_when_idle_waits_for_what_the_rate_holds_back(
+    database, conn, shop, requests
+):
+    """Not for an open breaker or a pause, which nothing ends in time."""
+    shop(rate=20.0, burst=1)
+    shop(name="paused", rate=1.0)
+    send(conn, "shop", 10)
+    send(conn, "paused", 2)
+    one(conn, "select forebay.pause_key('forebay.deliver', limit_key => 'paused')")
+    deliverer = Deliverer(permissions=DeliverySettings(**LOCAL))
+    async with asyncio.timeout(30):
+        await deliverer.worker(database, WorkerSettings(**FAST)).run(until_idle=True)
+    assert len(requests) == 10
 
 
 # --- endpoints side by side ---

@@ -19,7 +19,12 @@ def deliver(
         int, option("--concurrency N", "Deliveries in hand at once: 1 to 10,000.")
     ] = 500,
     until_idle: Annotated[
-        bool, option("--until-idle", "Exit when all events are expanded and sent.")
+        bool,
+        option(
+            "--until-idle",
+            "Exit when all events are expanded and sent, also those that limits held back; not"
+            " those that wait for a retry, an open breaker or a pause.",
+        ),
     ] = False,
     log_level: LogLevel = "info",
     log_format: LogForm = "text",

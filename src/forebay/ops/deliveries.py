@@ -100,6 +100,11 @@ def endpoint_settings(since: int) -> Operation[ChangedSettings]:
     )
 
 
+def deliveries_wait() -> Operation[bool]:
+    """Return whether deliveries wait behind limits of endpoints, and can run soon."""
+    return Operation("select forebay.deliveries_wait_v1()", lambda rows: bool(rows[0][0]))
+
+
 def event_payloads(
     keys: Sequence[tuple[int, datetime]],
 ) -> Operation[dict[tuple[int, datetime], PublishedEvent]]:

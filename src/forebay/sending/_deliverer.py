@@ -33,7 +33,7 @@ from forebay.sending._sink_types import record_sink_types
 from forebay.sinks import Accepted, EndpointGone, Permissions, Refused, Rejected, TryLater
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from forebay.config import DeliverySettings
     from forebay.model import Job
@@ -85,6 +85,7 @@ class Deliverer(QueueService):
         self._permissions = Permissions(permissions)
         self._endpoints: Endpoints
         self._payloads: Payloads
+        self._read_waits: Callable[[], Awaitable[bool]]
 
         async def deliver(context: Context) -> Any:
             return await self._deliver(context.job)
@@ -106,6 +107,7 @@ class Deliverer(QueueService):
         End all, the calls, and the sinks at the end.
         """
         facts, events = self._session(), self._session()
+        self._read_waits = lambda: facts.run(deliveries.deliveries_wait())
         stack.push_async_callback(facts.close)
         stack.push_async_callback(events.close)
         reports = Reports(
@@ -124,6 +126,10 @@ class Deliverer(QueueService):
         for service in (record_sink_types(facts.run), reports.run(), self._endpoints.run()):
             stack.push_async_callback(_end, asyncio.create_task(service))
         return {}
+
+    async def has_more(self) -> bool:
+        """Return whether deliveries wait behind the rate or concurrency of an endpoint only."""
+        return await self._read_waits()
 
     # --- the handler ---
 

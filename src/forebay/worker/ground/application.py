@@ -108,6 +108,13 @@ class OneHandlerApplication:
         """Return None: the workers of applications decide the instants."""
         return
 
+    async def has_more(self) -> bool:
+        """Return whether jobs wait that no claim can take now and that can run soon.
+
+        A worker that ends when it is idle waits for them.
+        """
+        return False
+
     def location(self) -> None:
         """Return None: its jobs run in this process, also after the death of a worker that had
         them.

@@ -39,6 +39,7 @@ from forebay.ops.maintenance import DUE
 from forebay.policy.leadership import LEADER_IDS, MAINTENANCE, SCHEDULES
 from forebay.worker.claim.claimer import Claimer
 from forebay.worker.claim.polling import PollLeadership
+from forebay.worker.ground.application import OneHandlerApplication
 from forebay.worker.ground.common import Common
 from forebay.worker.ground.job_log import JobLog
 from forebay.worker.lease.heartbeat import Heartbeat, Held
@@ -392,7 +393,12 @@ class Worker:
             return False
         promoted = await self._maintenance.run_once()
         lanes = await self._claims.run(protocol.ready(list(self._leases.groups)))
-        return not promoted and not lanes and self._is_quiet() and self._settler.is_idle
+        if promoted or lanes or not (self._is_quiet() and self._settler.is_idle):
+            return False
+        if isinstance(self._app, OneHandlerApplication) and await self._app.has_more():
+            await self._signals.sleep(self._settings.poll_seconds)
+            return False
+        return True
 
     async def _finish(self) -> None:
         """Finish running jobs within the grace time, release the rest, close the leases."""
