@@ -49,6 +49,11 @@ def count(conn):
     return conn.execute("select count(*) from forebay.log").fetchone()[0]
 
 
+def _each(rows):
+    for (number,) in rows:
+        yield {"user_id": number}
+
+
 def test_items_may_be_written_in_several_ways(conn):
     """
     A call, a dict, a tuple and a single value are the same job.
@@ -325,3 +330,39 @@ async def test_the_asynchronous_form_says_it_too(database):
         assert await app.aenqueue_many(conn, keyed(1, 1), ids=ids) == 2
         assert await send.aenqueue_many(conn, [7], ids=ids) == 1
     assert [one.is_new for one in ids] == [True, False, True]
+
+
+STREAM = "select n from generate_series(1, 5) n"
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [iter, lambda rows: (row[0] for row in rows), lambda rows: map(len, rows), _each],
+    ids=["itself", "expression", "map", "generator"],
+)
+def test_items_of_a_stream_of_the_connection_are_refused(conn, wrapped):
+    """
+    The connection is busy until the stream ends: the next statement would wait for ever.
+    """
+    with pytest.raises(InvalidJob, match="items come from stream"):
+        send.enqueue_many(conn, wrapped(conn.cursor().stream(STREAM)), chunk=2)
+
+
+def test_items_of_a_stream_of_another_connection_are_taken(conn, database):
+    """
+    So are those of a stream that ends before the first statement.
+    """
+    with psycopg.connect(database) as other:
+        assert send.enqueue_many(conn, other.cursor().stream(STREAM), chunk=2) == 5
+    assert send.enqueue_many(conn, conn.cursor().stream(STREAM)) == 5
+
+
+@pytest.mark.anyio
+async def test_items_of_an_asynchronous_stream_are_refused(database):
+    """
+    As those of a synchronous one.
+    """
+    async with await psycopg.AsyncConnection.connect(database) as conn:
+        rows = (row[0] async for row in conn.cursor().stream(STREAM))
+        with pytest.raises(InvalidJob, match="items come from stream"):
+            await send.aenqueue_many(conn, rows, chunk=2)

@@ -477,6 +477,21 @@ def test_an_unknown_kind_names_the_known_ones():
     assert "plain" in caught.value.detail
 
 
+@pytest.mark.parametrize("hint", [datetime | str, UUID | str], ids=str)
+def test_a_union_that_json_cannot_tell_apart_is_refused_with_advice(hint):
+    """
+    The text of a date is a text: the handler could not know which of the two was enqueued.
+    """
+
+    def handler(it): ...
+
+    handler.__annotations__ = {"it": hint}
+    with pytest.raises(ConfigError) as caught:
+        Kind.declare(handler)
+
+    assert "convert it in the handler" in str(caught.value.hint)
+
+
 def test_a_parameter_whose_name_cannot_be_used_is_refused():
     """
     A declaration fails with an error of this library, also for names that Python itself mangles.

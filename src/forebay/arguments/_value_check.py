@@ -103,7 +103,13 @@ def value_check(hint: Any, where: str) -> ValueCheck:
     try:
         found = _types_within(msgspec.inspect.type_info(hint))
     except TypeError as error:
-        raise ConfigError(where, f"has a type that cannot be checked: {error}") from None
+        hint = None
+        if "union" in str(error):
+            hint = (
+                "JSON has one form for all of them, and the handler could not know which was meant."
+                " Declare one of them, or str, and convert it in the handler."
+            )
+        raise ConfigError(where, f"has a type that cannot be checked: {error}", hint=hint) from None
     for info in found:
         if isinstance(info, msgspec.inspect.CustomType | msgspec.inspect.ExtType):
             name = getattr(info, "cls", type(info)).__name__

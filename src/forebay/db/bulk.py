@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import psycopg
 
 from forebay.db.drivers import AsyncConnection, SyncConnection, run, run_async
-from forebay.errors import EnqueueError
+from forebay.errors import EnqueueError, InvalidJob
 from forebay.ops.enqueue import Call, Chunks, database_clock, shifted, with_written
 
 if TYPE_CHECKING:
@@ -46,14 +47,17 @@ def enqueue_all(
         EnqueueError: an item was refused; ``index`` counts from 0 over all items.
     """
     chunks = Chunks(size, ids)
+    items = iter(items)
     with _Sender(conn) as sender:
         for index, item in enumerate(items):
             call = _checked(as_call, item, index, chunks)
             if chunks.needs_clock(call):
+                _refuse_own_stream(conn, items)
                 chunks.now = run(conn, database_clock())
             operation = chunks.add(call)
             if operation is not None:
                 sender.wait()
+                _refuse_own_stream(conn, items)
                 sender.send(operation, chunks.handed_out - chunks.last_size)
         sender.wait()
         rest = chunks.rest()
@@ -137,6 +141,7 @@ async def enqueue_all_async(
         if operation is None:
             return 0
         before = chunks.handed_out - chunks.last_size
+        await _refuse_own_stream_async(conn, items)
         try:
             return await run_async(conn, operation)
         except EnqueueError as error:
@@ -145,10 +150,64 @@ async def enqueue_all_async(
     async for item in _each(items):
         call = _checked(as_call, item, index, chunks)
         if chunks.needs_clock(call):
+            await _refuse_own_stream_async(conn, items)
             chunks.now = await run_async(conn, database_clock())
         count += await sent(chunks.add(call))
         index += 1
     return count + await sent(chunks.rest())
+
+
+def _refuse_own_stream(conn: SyncConnection, items: object) -> None:
+    """Refuse items that ``stream()`` of a cursor of the same connection yields, and end it.
+
+    The connection is busy until the last row: a statement on it would wait for ever, also the one
+    that ends the transaction.
+
+    Raises:
+        InvalidJob: there is such a stream among the iterators that ``items`` reads.
+    """
+    stream = _own_stream(conn, items)
+    if stream is not None:
+        stream.close()
+        raise _own_stream_refused()
+
+
+async def _refuse_own_stream_async(conn: AsyncConnection, items: object) -> None:
+    """Do as ``_refuse_own_stream``."""
+    stream = _own_stream(conn, items)
+    if stream is not None:
+        await stream.aclose()
+        raise _own_stream_refused()
+
+
+def _own_stream_refused() -> InvalidJob:
+    return InvalidJob(
+        "items",
+        "come from stream() on the same connection, which is busy until the last row",
+        hint="Read them with a named cursor, or on another connection.",
+    )
+
+
+def _own_stream(conn: Any, items: object) -> Any:
+    lock = getattr(conn, "lock", None)
+    if lock is None or not lock.locked():
+        return None
+    waiting, seen = [items], set[int]()
+    while waiting:
+        each: Any = waiting.pop()
+        seen.add(id(each))
+        frame = getattr(each, "gi_frame", None) or getattr(each, "ag_frame", None)
+        if frame is not None and frame.f_code.co_name == "stream":
+            if getattr(frame.f_locals.get("self"), "connection", None) is conn:
+                return each
+            continue
+        # Also what a generator holds in the middle of a loop, which no local variable names.
+        waiting += (
+            inner
+            for inner in gc.get_referents(each)
+            if isinstance(inner, Iterator | AsyncIterator | tuple) and id(inner) not in seen
+        )
+    return None
 
 
 def _checked(as_call: Callable[[Any], Call], item: Any, index: int, chunks: Chunks) -> Call:
