@@ -48,7 +48,7 @@ def test_the_rows_that_were_named_become_jobs(
     """
     (tmp_path / "some.txt").write_text("8\n\n 9\n")
     monkeypatch.setattr("sys.stdin", io.StringIO("1\n2\n"))
-    answer = forebay("backfill", "index", *arguments, "--json")
+    answer = forebay("backfill", "index", *arguments, "--yes", "--json")
     assert answer.json == {"enqueued": len(expected)}
     assert answer.code == 0
     assert answer.err.startswith(
@@ -83,7 +83,7 @@ def test_chunks_tell_how_far_they_are_and_how_to_go_on(forebay, conn):
     On stderr, after each; what stopped goes on from there.
     """
     one(conn, "select forebay.limit_queue('default', max_waiting => 50)")
-    answer = forebay("backfill", "index", "--table", "page", "--chunk", "30")
+    answer = forebay("backfill", "index", "--table", "page", "--chunk", "30", "--yes")
     assert answer.code == 2
     assert "30 of 100 (30 %)" in answer.err
     number = one(conn, "select backfill_id from forebay.backfill")
@@ -101,6 +101,7 @@ def test_all_options_of_the_jobs_can_be_given(forebay, conn):
     forebay(
         "backfill",
         "index",
+        "--yes",
         "--table",
         "page",
         "--column",
@@ -130,6 +131,19 @@ def test_all_options_of_the_jobs_can_be_given(forebay, conn):
     assert row == ({"page": 7, "site": 7, "force": True}, "t", 3, True)
 
 
+@pytest.mark.parametrize("answer", [True, False])
+def test_it_counts_and_asks(forebay, conn, monkeypatch, answer):
+    """
+    Without --yes and --token: on a terminal the jobs are those of the question, else it is refused.
+    """
+    refused = forebay("backfill", "index", "--table", "page")
+    assert (refused.code, ids(conn)) == (2, [])
+    assert "Enqueue 100 jobs in queue default? Pass --yes." in refused.err
+    monkeypatch.setattr("forebay.cli._backfill.confirmed", lambda question: answer)
+    done = forebay("backfill", "index", "--table", "page")
+    assert (done.code, len(ids(conn))) == ((0, 100) if answer else (1, 0))
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -151,7 +165,7 @@ def test_wrong_usage_ends_with_2(forebay, conn, arguments):
     """
     With one line that says what is wrong, and nothing enqueued.
     """
-    answer = forebay("backfill", *arguments)
+    answer = forebay("backfill", *arguments, "--yes")
     assert (answer.code, answer.out) == (2, "")
     assert answer.err.startswith("error: ")
     assert ids(conn) == []

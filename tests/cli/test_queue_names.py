@@ -109,7 +109,7 @@ def test_a_kind_without_a_queue_goes_where_its_workers_serve_it(forebay, conn, s
     token = planned.json["token"]
     assert forebay("backfill", "send_welcome", "--table", "page", "--token", token).err == ""
     assert one(conn, "select ready from forebay.depth('mail') where priority = 1000") == 3
-    assert forebay("backfill", "send_welcome", "--table", "page", "--app", shop).code == 0
+    assert forebay("backfill", "send_welcome", "--table", "page", "--app", shop, "--yes").code == 0
     assert one(conn, "select ready from forebay.depth('mail') where priority = 1000") == 6
 
     warned = forebay("enqueue", "send_welcome", "--queue", "mial", "--json")

@@ -6,16 +6,19 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from forebay.cli._change import Yes
 from forebay.cli._commands import Together, argument, option
 from forebay.cli._database import client_of
 from forebay.cli._served import client_for, warn
-from forebay.cli.options import Dsn, Json, duration, json_object, pair
+from forebay.cli.exit import ExitCode
+from forebay.cli.options import Dsn, Json, confirmed, duration, json_object, pair
 from forebay.cli.output import facts_table, print_json
 from forebay.cli.text import Text, console
 from forebay.errors import ConfigError, shown
 from forebay.model import JobOptionChanges
 from forebay.model.backfill import Rows
 from forebay.model.checks import PRIORITY_BULK
+from forebay.model.text import counted
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
@@ -148,6 +151,7 @@ def backfill(
         option("--key COLUMN", "The column that chunks are formed by. Default: --id-column."),
     ] = None,
     resume: Annotated[int | None, option("--resume ID", "Continue a backfill in chunks.")] = None,
+    yes: Yes = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -156,6 +160,7 @@ def backfill(
     One statement enqueues all jobs. With --chunk, each chunk is committed, and the backfill can be
     resumed. --query and --where are SQL that runs with your privileges. Without --app and --queue,
     the jobs go to the queue that the workers of their kind have declared in the database.
+    Without --token and --yes, the command counts the jobs and asks.
     """
     watch = _Progress(as_json=as_json)
     if resume is not None:
@@ -177,12 +182,19 @@ def backfill(
         options["max_attempts"] = max_attempts
     common = json_object(args, "--args")
     ends = duration(expires_in, "--expires-in")
-    if dry_run:
-        _print_plan(
-            client.plan_backfill(kind, rows, args=common, expires_in=ends, **options), as_json
-        )
+    if dry_run or not (yes or token):
+        plan = client.plan_backfill(kind, rows, args=common, expires_in=ends, **options)
+        if dry_run:
+            _print_plan(plan, as_json)
+            warn(doubt)
+            return
         warn(doubt)
-        return
+        doubt = None
+        if plan.jobs and not confirmed(
+            f"Enqueue {counted(plan.jobs, 'job')} in queue {plan.queue}?"
+        ):
+            raise SystemExit(ExitCode.FAILED)
+        token = plan.token
     count = client.backfill(
         kind, rows, args=common, expires_in=ends, token=token, chunk=chunk, key=key,
         progress=watch, **options,
