@@ -252,7 +252,7 @@ def test_dead_letters_answer_to_the_id_of_the_job(forebay, database, conn):
     for neither_or_both in ((), (1, "--job", 1)):
         assert forebay("dead", "show", *neither_or_both).code == 2
 
-    assert forebay("dead", "redrive", "--job", second, "--json").json == {"redriven": 1}
+    assert forebay("dead", "redrive", "--job", second, "--yes", "--json").json == {"redriven": 1}
     (letter,) = forebay("dead", "list", "--json").json
     assert letter["job_id"] == first
     assert "new job" not in forebay("dead", "list").out
@@ -273,12 +273,12 @@ def test_dead_letters_are_redriven_by_filter_and_all(forebay, database, conn):
     for kind in ("a", "b", "b"):
         write_dead_letter(database, conn, kind=kind)
 
-    assert forebay("dead", "redrive", "--kind", "b", "--json").json == {"redriven": 2}
-    assert forebay("dead", "redrive", "--died-before", "2020-01-01", "--json").json == {
+    assert forebay("dead", "redrive", "--kind", "b", "--yes", "--json").json == {"redriven": 2}
+    assert forebay("dead", "redrive", "--died-before", "2020-01-01", "--yes", "--json").json == {
         "redriven": 0
     }
-    assert forebay("dead", "redrive", "--all", "--json").json == {"redriven": 1}
-    assert forebay("dead", "redrive", "--all", "--json").json == {"redriven": 0}
+    assert forebay("dead", "redrive", "--all", "--yes", "--json").json == {"redriven": 1}
+    assert forebay("dead", "redrive", "--all", "--yes", "--json").json == {"redriven": 0}
 
 
 # --- queues ---

@@ -8,12 +8,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from forebay.cli._change import Conditions, DryRun, Token, Yes
+from forebay.cli._change import Conditions
 from forebay.cli._commands import argument, option
 from forebay.cli._database import client_of
 from forebay.cli._export_files import Format, JsonLines, Writer, check_format, complete_file, writer
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import Dsn, Json, Kind, Queue, confirmed, instant, instant_or_age
+from forebay.cli.options import (
+    DryRun,
+    Dsn,
+    Json,
+    Kind,
+    Queue,
+    Token,
+    Yes,
+    confirmed,
+    instant,
+    instant_or_age,
+)
 from forebay.cli.output import ago, facts_table, moment, print_json, state_text, table
 from forebay.cli.text import Text, console
 from forebay.errors import ConfigError

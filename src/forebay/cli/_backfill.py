@@ -6,12 +6,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from forebay.cli._change import Yes
 from forebay.cli._commands import Together, argument, option
 from forebay.cli._database import client_of
 from forebay.cli._served import client_for, warn
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import Dsn, Json, confirmed, duration, json_object, pair
+from forebay.cli.options import Dsn, Json, Yes, confirmed, duration, json_object, pair
 from forebay.cli.output import facts_table, print_json
 from forebay.cli.text import Text, console
 from forebay.errors import ConfigError, shown

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from forebay.cli._commands import Given, Together, argument, option
 from forebay.cli._database import client_of
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
-    Dsn,
     Group,
-    Json,
+    How,
     confirmed,
     duration,
     instant,
@@ -63,36 +62,7 @@ _CONDITIONS: Final[dict[str, Given]] = {
 }
 _TIMES: Final = ("enqueued_after", "enqueued_before")
 
-DryRun = Annotated[bool, option("--dry-run", "Change nothing; count the jobs, and show a token.")]
-Token = Annotated[
-    str | None, option("--token TOKEN", "The token of the dry run: act on its jobs only.")
-]
 Queue = Annotated[str, argument("QUEUE", "The queue.")]
-Yes = Annotated[bool, option("--yes", "Do not ask for confirmation.")]
-
-
-class _How(NamedTuple):
-    """How an act is done on many jobs."""
-
-    dry_run: bool
-    token: str | None
-    yes: bool
-    dsn: str | None
-    as_json: bool
-
-
-def _how(
-    *,
-    dry_run: DryRun = False,
-    token: Token = None,
-    yes: Yes = False,
-    dsn: Dsn = None,
-    as_json: Json = False,
-) -> _How:
-    return _How(dry_run, token, yes, dsn, as_json)
-
-
-How = Annotated[_How, Together(_how)]
 
 JobIds = Annotated[list[int] | None, argument("[JOB_ID...]", "The jobs; or give a filter.")]
 
@@ -219,7 +189,7 @@ def _filter_of(conditions: Mapping[str, str | None], **others: Any) -> JobFilter
 def _act(
     act: ChangeAct,
     which: JobFilter,
-    how: _How,
+    how: How,
     run: Callable[..., ChangeResult],
     **wanted: Any,
 ) -> None:

@@ -13,6 +13,7 @@ from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
     Dsn,
     Group,
+    How,
     Json,
     Kind,
     Limit,
@@ -36,9 +37,10 @@ from forebay.cli.output import (
 )
 from forebay.cli.text import Table, Text, console
 from forebay.errors import ConfigError, DeadLetterNotFound
+from forebay.model.text import counted
 
 if TYPE_CHECKING:
-    from forebay.model.status import DeadLetter
+    from forebay.model.status import DeadLetter, RedrivePlan
 
 commands = Commands()
 
@@ -353,8 +355,10 @@ def redrive(
         str | None, option("--died-before TIME", "Only those that died before.")
     ] = None,
     limit: Annotated[int | None, option("--limit N", "Maximum number.")] = None,
-    dsn: Dsn = None,
-    as_json: Json = False,
+    to_group: Annotated[
+        str | None, option("--to-group GROUP", "This consumer group gets the new jobs.")
+    ] = None,
+    how: How,
 ) -> None:
     """Enqueue new jobs from dead letters: by id, by filter, or all.
 
@@ -372,20 +376,44 @@ def redrive(
             "takes ids, --all or filters: exactly one of them",
             hint="`forebay dead redrive --kind send_mail`, or `forebay dead redrive 7 8`.",
         )
-    client = client_of(dsn)
+    client = client_of(how.dsn)
     if dead_ids:
-        made = {dead_id: client.redrive(dead_id) for dead_id in dead_ids}
-        if as_json:
+        if how.dry_run or how.token:
+            raise ConfigError("dead redrive", "takes --dry-run and --token with a filter only")
+        made = {dead_id: client.redrive(dead_id, to_group=to_group) for dead_id in dead_ids}
+        if how.as_json:
             print_json([{"dead_id": dead, "job_id": new} for dead, new in made.items()])
             return
         for dead, new in made.items():
             console().print(f"redriven dead letter {dead} as job {new}")
         return
-    count = client.redrive_matching(**filters)
-    if as_json:
+    filters["to_group"] = to_group
+    token = how.token
+    if how.dry_run or not (how.yes or token):
+        plan = client.plan_redrive(**filters)
+        if how.dry_run:
+            _print_redrive_plan(plan, how.as_json)
+            return
+        if plan.jobs and not confirmed(f"Redrive {counted(plan.jobs, 'dead letter')}?"):
+            raise SystemExit(ExitCode.FAILED)
+        token = plan.token
+    count = client.redrive_matching(**filters, token=token)
+    if how.as_json:
         print_json({"redriven": count})
     else:
         console().print(f"redriven dead letters: {count:,}")
+
+
+def _print_redrive_plan(plan: RedrivePlan, as_json: bool) -> None:
+    if as_json:
+        print_json(plan)
+        return
+    rows = facts_table()
+    rows.add_row("would redrive", Text(counted(plan.jobs, "dead letter"), "bold"))
+    if plan.jobs:
+        rows.add_row("died", f"{ago(plan.oldest_at)} to {ago(plan.newest_at)}")
+    rows.add_row("token", plan.token)
+    console().print(rows)
 
 
 @commands.add("skip")

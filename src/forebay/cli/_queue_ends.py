@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Final
 
-from forebay.cli._change import DryRun, Token, Yes
 from forebay.cli._commands import argument, option
 from forebay.cli._database import client_of
 from forebay.cli._groups import are_closed
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import Dsn, Json, confirmed, instant_or_age
+from forebay.cli.options import DryRun, Dsn, Json, Token, Yes, confirmed, instant_or_age
 from forebay.cli.output import facts_table, print_json
 from forebay.cli.text import console
 from forebay.model.change import JobFilter

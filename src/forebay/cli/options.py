@@ -8,7 +8,7 @@ import sys
 from dataclasses import fields
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, NamedTuple
 
 import click
 
@@ -25,7 +25,37 @@ Dsn = Annotated[
 AppDir = Annotated[
     Path | None, option("--app-dir FOLDER", "Look for MODULE here first (default: current folder).")
 ]
+DryRun = Annotated[bool, option("--dry-run", "Change nothing; count the jobs, and show a token.")]
+Token = Annotated[
+    str | None, option("--token TOKEN", "The token of the dry run: act on its jobs only.")
+]
+Yes = Annotated[bool, option("--yes", "Do not ask for confirmation.")]
 Json = Annotated[bool, option("--json", "Print one line of JSON.")]
+
+
+class _How(NamedTuple):
+    """How an act is done on many jobs."""
+
+    dry_run: bool
+    token: str | None
+    yes: bool
+    dsn: str | None
+    as_json: bool
+
+
+def _how(
+    *,
+    dry_run: DryRun = False,
+    token: Token = None,
+    yes: Yes = False,
+    dsn: Dsn = None,
+    as_json: Json = False,
+) -> _How:
+    return _How(dry_run, token, yes, dsn, as_json)
+
+
+How = Annotated[_How, Together(_how)]
+
 Queue = Annotated[str | None, option("--queue QUEUE", "Only this queue.")]
 Kind = Annotated[str | None, option("--kind KIND", "Only this kind.")]
 Tag = Annotated[str | None, option("--tag TAG", "Only this tag.")]

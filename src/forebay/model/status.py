@@ -220,6 +220,23 @@ class DeadGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RedrivePlan:
+    """What a redrive would do; nothing was redriven.
+
+    Attributes:
+        token: pass it to the redrive: exactly these dead letters are redriven, or none.
+        jobs: the number of dead letters.
+        oldest_at: when the first of them died; None for none.
+        newest_at: when the last of them died; None for none.
+    """
+
+    token: str
+    jobs: int
+    oldest_at: datetime | None
+    newest_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeadSummary:
     """Dead letters of one queue, kind, reason and error.
 

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, get_args
 
 from forebay.errors import DeadLetterNotFound, InvalidJob, shown
 from forebay.model import checks
-from forebay.model.status import DeadGroup, DeadLetter, DeadSummary
+from forebay.model.status import DeadGroup, DeadLetter, DeadSummary, RedrivePlan
 from forebay.ops.jobs import LIST_MAX, checked_id
 from forebay.ops.operation import Operation, ResultRows, number, scalar, scalar_or_none
 from forebay.ops.records import rows_as
@@ -47,12 +47,15 @@ where (%(queue)s::text is null or d.queue = %(queue)s)
 order by d.dead_id desc
 limit %(limit)s::integer"""
 
-_REDRIVE_MATCHING: Final = """\
-select forebay.redrive_matching(
+_FILTER: Final = """\
     queue => %(queue)s, kind => %(kind)s, reason => %(reason)s, tag => %(tag)s,
     group_name => %(group)s, died_after => %(died_after)s::timestamptz,
     died_before => %(died_before)s::timestamptz, most => %(limit)s::integer,
-    job_id => %(job_id)s::bigint, cause => %(cause)s)"""
+    job_id => %(job_id)s::bigint, cause => %(cause)s, to_group => %(to_group)s"""
+
+_REDRIVE_MATCHING: Final = f"select forebay.redrive_matching({_FILTER}, token => %(token)s)"
+
+_PLAN_REDRIVE: Final = f"select to_jsonb(p)::text from forebay.plan_redrive({_FILTER}) p"
 
 
 def dead_letters(
@@ -102,12 +105,12 @@ def dead_letter(dead_id: int) -> Operation[DeadLetter]:
     return Operation(_ONE, decode, {"dead_id": checked_id(dead_id, "dead_id")})
 
 
-def redrive(dead_id: int) -> Operation[int]:
+def redrive(dead_id: int, to_group: str | None = None) -> Operation[int]:
     """Return the call that enqueues a new job from a dead letter and returns its id."""
     return Operation(
-        "select forebay.redrive(%(dead_id)s::bigint)",
+        "select forebay.redrive(%(dead_id)s::bigint, %(to_group)s)",
         number,
-        {"dead_id": checked_id(dead_id, "dead_id")},
+        {"dead_id": checked_id(dead_id, "dead_id"), "to_group": to_group},
     )
 
 
@@ -120,7 +123,7 @@ def skip_dead(dead_id: int) -> Operation[bool]:
     )
 
 
-def redrive_matching(
+def redrive_filter(
     *,
     queue: str | None = None,
     kind: str | None = None,
@@ -132,11 +135,10 @@ def redrive_matching(
     limit: int | None = None,
     job_id: int | None = None,
     cause: str | None = None,
-) -> Operation[int]:
-    """Return the call that redrives all matching dead letters, in the original order of the
-    jobs.
-    """
-    params: dict[str, Any] = {
+    to_group: str | None = None,
+) -> dict[str, Any]:
+    """Return which dead letters are redriven, checked."""
+    return {
         "queue": queue,
         "kind": kind,
         "reason": _checked_reason(reason),
@@ -151,8 +153,18 @@ def redrive_matching(
         ),
         "job_id": None if job_id is None else checked_id(job_id, "job_id"),
         "cause": cause,
+        "to_group": None if to_group is None else checks.checked_name(to_group, "to_group"),
     }
-    return Operation(_REDRIVE_MATCHING, number, params)
+
+
+def redrive_matching(which: dict[str, Any], token: str | None) -> Operation[int]:
+    """Return the call that redrives matching dead letters, in the original order of the jobs."""
+    return Operation(_REDRIVE_MATCHING, number, {**which, "token": token})
+
+
+def plan_redrive(which: dict[str, Any]) -> Operation[RedrivePlan]:
+    """Return the call that tells what that would redrive."""
+    return Operation(_PLAN_REDRIVE, lambda rows: rows_as(RedrivePlan, rows)[0], which)
 
 
 def purge_dead(

@@ -7,7 +7,7 @@ from typing import Literal
 
 from forebay.client._async.base import AsyncClientBase
 from forebay.db.drivers import AsyncConnection
-from forebay.model.status import DeadGroup, DeadLetter, DeadSummary
+from forebay.model.status import DeadGroup, DeadLetter, DeadSummary, RedrivePlan
 from forebay.ops import dead
 
 
@@ -72,8 +72,10 @@ class AsyncDeadLetters(AsyncClientBase):
         """
         return await self._run(conn, dead.dead_letter(dead_id))
 
-    async def redrive(self, dead_id: int, *, conn: AsyncConnection | None = None) -> int:
-        """Enqueue a new job from a dead letter, for its group; return the new job's id.
+    async def redrive(
+        self, dead_id: int, *, to_group: str | None = None, conn: AsyncConnection | None = None
+    ) -> int:
+        """Enqueue a new job from a dead letter, for its group or ``to_group``; return its id.
 
         The new job keeps arguments, priority, tag, correlation id and headers; attempts and expiry
         start again. Job and dead letter refer to each other. If the dead letter holds its ordering
@@ -83,7 +85,7 @@ class AsyncDeadLetters(AsyncClientBase):
             DeadLetterNotFound: no dead letter has this id.
             AlreadyRedriven: the dead letter was redriven before.
         """
-        return await self._run(conn, dead.redrive(dead_id))
+        return await self._run(conn, dead.redrive(dead_id, to_group))
 
     async def skip_dead(self, dead_id: int, *, conn: AsyncConnection | None = None) -> bool:
         """Free the ordering key that a dead letter holds, without running its job.
@@ -111,6 +113,8 @@ class AsyncDeadLetters(AsyncClientBase):
         limit: int | None = None,
         job_id: int | None = None,
         cause: str | None = None,
+        to_group: str | None = None,
+        token: str | None = None,
         conn: AsyncConnection | None = None,
     ) -> int:
         """Redrive all matching dead letters in the original order of their jobs.
@@ -128,23 +132,60 @@ class AsyncDeadLetters(AsyncClientBase):
             limit: maximum number. Default: all.
             job_id: only the dead letters of this job, one for each group in which it died.
             cause: only this cause, from ``dead_groups``.
+            to_group: this group of their queues gets the jobs, not the one in which they died.
+            token: of ``plan_redrive``: exactly these dead letters are redriven, or none.
             conn: the connection whose transaction to use.
+
+        Raises:
+            JobsChanged: other dead letters match than those of the token; none was redriven.
+            GroupNotFound: a queue has no group ``to_group``; none was redriven.
         """
-        return await self._run(
-            conn,
-            dead.redrive_matching(
-                queue=queue,
-                kind=kind,
-                reason=reason,
-                tag=tag,
-                group=group,
-                died_after=died_after,
-                died_before=died_before,
-                limit=limit,
-                job_id=job_id,
-                cause=cause,
-            ),
+        which = dead.redrive_filter(
+            queue=queue,
+            kind=kind,
+            reason=reason,
+            tag=tag,
+            group=group,
+            died_after=died_after,
+            died_before=died_before,
+            limit=limit,
+            job_id=job_id,
+            cause=cause,
+            to_group=to_group,
         )
+        return await self._run(conn, dead.redrive_matching(which, token))
+
+    async def plan_redrive(
+        self,
+        *,
+        queue: str | None = None,
+        kind: str | None = None,
+        reason: dead.Reason | None = None,
+        tag: str | None = None,
+        group: str | None = None,
+        died_after: datetime | None = None,
+        died_before: datetime | None = None,
+        limit: int | None = None,
+        job_id: int | None = None,
+        cause: str | None = None,
+        to_group: str | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> RedrivePlan:
+        """Return what ``redrive_matching`` would redrive, and its token; change nothing."""
+        which = dead.redrive_filter(
+            queue=queue,
+            kind=kind,
+            reason=reason,
+            tag=tag,
+            group=group,
+            died_after=died_after,
+            died_before=died_before,
+            limit=limit,
+            job_id=job_id,
+            cause=cause,
+            to_group=to_group,
+        )
+        return await self._run(conn, dead.plan_redrive(which))
 
     async def purge_dead(
         self,

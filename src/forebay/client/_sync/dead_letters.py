@@ -8,7 +8,7 @@ from typing import Literal
 
 from forebay.client._sync.base import ClientBase
 from forebay.db.drivers import SyncConnection
-from forebay.model.status import DeadGroup, DeadLetter, DeadSummary
+from forebay.model.status import DeadGroup, DeadLetter, DeadSummary, RedrivePlan
 from forebay.ops import dead
 
 
@@ -73,8 +73,10 @@ class DeadLetters(ClientBase):
         """
         return self._run(conn, dead.dead_letter(dead_id))
 
-    def redrive(self, dead_id: int, *, conn: SyncConnection | None = None) -> int:
-        """Enqueue a new job from a dead letter, for its group; return the new job's id.
+    def redrive(
+        self, dead_id: int, *, to_group: str | None = None, conn: SyncConnection | None = None
+    ) -> int:
+        """Enqueue a new job from a dead letter, for its group or ``to_group``; return its id.
 
         The new job keeps arguments, priority, tag, correlation id and headers; attempts and expiry
         start again. Job and dead letter refer to each other. If the dead letter holds its ordering
@@ -84,7 +86,7 @@ class DeadLetters(ClientBase):
             DeadLetterNotFound: no dead letter has this id.
             AlreadyRedriven: the dead letter was redriven before.
         """
-        return self._run(conn, dead.redrive(dead_id))
+        return self._run(conn, dead.redrive(dead_id, to_group))
 
     def skip_dead(self, dead_id: int, *, conn: SyncConnection | None = None) -> bool:
         """Free the ordering key that a dead letter holds, without running its job.
@@ -112,6 +114,8 @@ class DeadLetters(ClientBase):
         limit: int | None = None,
         job_id: int | None = None,
         cause: str | None = None,
+        to_group: str | None = None,
+        token: str | None = None,
         conn: SyncConnection | None = None,
     ) -> int:
         """Redrive all matching dead letters in the original order of their jobs.
@@ -129,23 +133,60 @@ class DeadLetters(ClientBase):
             limit: maximum number. Default: all.
             job_id: only the dead letters of this job, one for each group in which it died.
             cause: only this cause, from ``dead_groups``.
+            to_group: this group of their queues gets the jobs, not the one in which they died.
+            token: of ``plan_redrive``: exactly these dead letters are redriven, or none.
             conn: the connection whose transaction to use.
+
+        Raises:
+            JobsChanged: other dead letters match than those of the token; none was redriven.
+            GroupNotFound: a queue has no group ``to_group``; none was redriven.
         """
-        return self._run(
-            conn,
-            dead.redrive_matching(
-                queue=queue,
-                kind=kind,
-                reason=reason,
-                tag=tag,
-                group=group,
-                died_after=died_after,
-                died_before=died_before,
-                limit=limit,
-                job_id=job_id,
-                cause=cause,
-            ),
+        which = dead.redrive_filter(
+            queue=queue,
+            kind=kind,
+            reason=reason,
+            tag=tag,
+            group=group,
+            died_after=died_after,
+            died_before=died_before,
+            limit=limit,
+            job_id=job_id,
+            cause=cause,
+            to_group=to_group,
         )
+        return self._run(conn, dead.redrive_matching(which, token))
+
+    def plan_redrive(
+        self,
+        *,
+        queue: str | None = None,
+        kind: str | None = None,
+        reason: dead.Reason | None = None,
+        tag: str | None = None,
+        group: str | None = None,
+        died_after: datetime | None = None,
+        died_before: datetime | None = None,
+        limit: int | None = None,
+        job_id: int | None = None,
+        cause: str | None = None,
+        to_group: str | None = None,
+        conn: SyncConnection | None = None,
+    ) -> RedrivePlan:
+        """Return what ``redrive_matching`` would redrive, and its token; change nothing."""
+        which = dead.redrive_filter(
+            queue=queue,
+            kind=kind,
+            reason=reason,
+            tag=tag,
+            group=group,
+            died_after=died_after,
+            died_before=died_before,
+            limit=limit,
+            job_id=job_id,
+            cause=cause,
+            to_group=to_group,
+        )
+        return self._run(conn, dead.plan_redrive(which))
 
     def purge_dead(
         self,

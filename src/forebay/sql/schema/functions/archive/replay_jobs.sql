@@ -12,7 +12,8 @@
 --   filter     as that of forebay.search_jobs(). Jobs that wait or run match too: bound it by
 --              `enqueued_before`, or by a state
 --   options    `group`: only this group gets the new jobs; without it, each group of the queue.
---              `state`: only jobs in this state in a group, or in that group. `unfinished_at`, a
+--              `state`: only jobs in this state in a group, or in that group; `dead`: those
+--              that have a dead letter. `unfinished_at`, a
 --              time: only jobs that had been enqueued and had not ended then
 --   token      from forebay.plan_replay(): copy exactly the jobs that it counted, or nothing. It
 --              begins one replay: the call that begins it and each later one with this token mean
@@ -173,8 +174,10 @@ language sql stable
 as $$
     select forebay._first_rows_filter_sql(p_filter)
         || case when p_options ->> 'state' is null and p_options ->> 'unfinished_at' is null then ''
-                else format(' and exists (select from forebay.job(coalesce(j.job_id, j.seq)) s where (%1$L is null or s.state = %1$L)
-                                          and (%2$L is null or s.ended_at is null and s.state not in (''done'', ''dead'', ''cancelled'', ''expired'') or s.ended_at > %2$L))',
+                else format(' and case when ' || case when p_options ->> 'state' = 'dead'
+                                                   then 'exists (select from forebay.dead_letter d where d.job_id = coalesce(j.job_id, j.seq))' else 'true' end
+                            || ' then exists (select from forebay.job(coalesce(j.job_id, j.seq)) s where (%1$L is null or s.state = %1$L)
+                                          and (%2$L is null or s.ended_at is null and s.state not in (''done'', ''dead'', ''cancelled'', ''expired'') or s.ended_at > %2$L)) end',
                             p_options ->> 'state', p_options ->> 'unfinished_at') end
         || case when p_options ->> 'unfinished_at' is null then '' else format(' and j.enqueued_at <= %L', p_options ->> 'unfinished_at') end
         || case when p_snapshot is null then '' else format(' and pg_visible_in_snapshot(j.xid, %L)', p_snapshot) end

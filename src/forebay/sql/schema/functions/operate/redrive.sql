@@ -1,30 +1,32 @@
 -- grant: operator
 
--- Make a new job from a dead letter, for its group; returns the new job's id. The job keeps queue,
+-- Make a new job from a dead letter, for its group or, with `to_group`, for another group of its
+-- queue; returns the new job's id. The job keeps queue,
 -- priority, tag, correlation id, headers and `max_attempts`; attempts and expiry start again. It
 -- does not take the unique key, which may belong to another job by now. The dead letter stays, and
 -- both refer to each other. If it holds its ordering key, the new job takes its place before the
 -- later jobs of the key.
 --
--- Errors: JQ014 its group was closed, JQ015 no such dead letter, JQ016 redriven before. If the
+-- Errors: JQ001 it belongs to its group, since it is the run of a subject or holds its ordering key;
+--   JQ014 its group was closed, or there is no group `to_group`, JQ015 no such dead letter, JQ016 redriven before. If the
 --   number is the id of a job that died, the hint names its dead letters.
 -- Locks: the dead letter's row, and its group's row (SHARE).
-create function forebay.redrive(dead_id bigint) returns bigint
+create function forebay.redrive(dead_id bigint, to_group text default null) returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 as $$
 declare
-    d forebay.dead_letter := forebay._redrive(dead_id);
+    d forebay.dead_letter := forebay._redrive(dead_id, to_group);
 begin
     perform forebay._record_event('dead.redrive', d.queue, forebay._group_name(d.group_id), d.kind, d.dead_id,
-                                  p_new => jsonb_build_object('job_id', d.redriven_as), p_count => 1);
+                                  p_new => jsonb_strip_nulls(jsonb_build_object('job_id', d.redriven_as, 'to_group', to_group)), p_count => 1);
     return d.redriven_as;
 end
 $$;
 
 
 -- Redrive a dead letter without an event; returns it with the id of the new job.
-create function forebay._redrive(p_dead_id bigint) returns forebay.dead_letter
+create function forebay._redrive(p_dead_id bigint, p_to_group text default null) returns forebay.dead_letter
 language plpgsql volatile
 -- planner: in order
 as $$
@@ -33,6 +35,7 @@ declare
     d        forebay.dead_letter;
     v_job_id bigint;
     v_lane   bigint;
+    v_group  bigint;
 begin
     select i.* into d from forebay.dead_letter i where i.dead_id = p_dead_id for update;
     if not found then
@@ -49,14 +52,22 @@ begin
             hint = 'Look at that job; if it died too, redrive its own dead letter.';
     end if;
     -- A group that begins to close waits for this transaction, or is seen here.
-    perform from forebay.queue_group g where g.group_id = d.group_id and g.closing_at is null for share;
-    if not found then
+    select g.group_id into v_group from forebay.queue_group g
+    where g.queue = d.queue and g.closing_at is null and case when p_to_group is null then g.group_id = d.group_id else g.name = p_to_group end
+    for share;
+    if not found and p_to_group is not null then
+        raise exception using errcode = 'JQ014', message = format('queue %s has no group %s', d.queue, p_to_group),
+            detail = jsonb_build_object('queue', d.queue, 'group', p_to_group), hint = 'Nothing was redriven. Open the group first.';
+    elsif v_group <> d.group_id and (d.holds_key or d.headers ? 'forebay-subject') then
+        raise exception using errcode = 'JQ001', column = 'to_group', message = format('dead letter %s belongs to its group', d.dead_id),
+            hint = 'Nothing was redriven. It is the run of a subject, or later jobs of its ordering key wait for it: redrive it for its own group.';
+    elsif not found then
         raise exception using errcode = 'JQ014',
             message = format('the group of dead letter %s was closed', d.dead_id),
             detail = jsonb_build_object('queue', d.queue, 'group', forebay._group_name(d.group_id)),
             hint = 'The dead letter can be read. To run the job again, enqueue it with the arguments that the dead letter shows.';
     end if;
-    v_lane := forebay._record_private_lane(d.queue, d.priority, d.group_id, d.ordering_key, d.limit_key);
+    v_lane := forebay._record_private_lane(d.queue, d.priority, v_group, d.ordering_key, d.limit_key);
     v_job_id := case when pg_current_xact_id() is not null then nextval('forebay.log_seq') end;
     if d.headers ? 'forebay-subject' then
         d.headers := forebay._redrive_subject(d, v_job_id, v_lane);

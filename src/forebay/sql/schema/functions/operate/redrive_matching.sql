@@ -11,52 +11,102 @@
 --   most                     the maximum number of dead letters
 --   job_id                   only those of this job
 --   cause                    only those of this cause, from forebay.dead_groups()
+--   to_group                 for this group of their queues, not for the one in which they died
+--   token                    from forebay.plan_redrive(): exactly those, or none. Newer ones are left
 --
+-- Errors: as forebay.redrive(); JQ042 other dead letters than those of the token.
 -- Locks: the dead letters' rows; rows that another session is redriving are skipped.
 create function forebay.redrive_matching(
     queue text default null, kind text default null, reason text default null, tag text default null,
     group_name text default null, died_after timestamptz default null, died_before timestamptz default null,
     most integer default null, job_id bigint default null,
-    cause text default null)
+    cause text default null, to_group text default null, token text default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
 -- planner: in order
 as $$
-#variable_conflict use_column
 declare
-    v_id    bigint;
-    v_count bigint := 0;
+    v_filter constant jsonb := forebay._dead_filter(queue, kind, reason, tag, group_name, died_after, died_before, most, job_id, cause, to_group);
+    v_last   constant bigint := substring(token from '^\d{1,18}-(\d{1,18})-')::bigint;
+    v_found  record;
+    v_id     bigint;
+    v_count  bigint := 0;
 begin
+    select m.* into v_found from forebay._matching_dead(v_filter, coalesce(v_last, 9223372036854775807)) m;
+    if token is not null and forebay._token(v_found.jobs, v_last::text, jsonb_build_array('redrive', v_filter, v_found.digest)) is distinct from token then
+        perform forebay._refuse_token(token);
+    end if;
     for v_id in
-        select d.dead_id
-        from forebay.dead_letter d
-        join forebay.queue_group g on g.group_id = d.group_id
-        where d.redriven_at is null and g.closing_at is null
-          and (redrive_matching.queue is null or d.queue = redrive_matching.queue)
-          and (redrive_matching.kind is null or d.kind = redrive_matching.kind)
-          and (redrive_matching.reason is null or d.reason = redrive_matching.reason)
-          and (redrive_matching.tag is null or d.tag = redrive_matching.tag)
-          and (redrive_matching.group_name is null or g.name = redrive_matching.group_name)
-          and (redrive_matching.cause is null or d.cause = redrive_matching.cause)
-          and (redrive_matching.job_id is null or d.job_id = redrive_matching.job_id)
-          and (redrive_matching.died_after is null or d.died_at >= redrive_matching.died_after)
-          and (redrive_matching.died_before is null or d.died_at < redrive_matching.died_before)
-        order by d.enqueued_at, d.job_id
-        limit redrive_matching.most
-        for update of d skip locked
+        select d.dead_id from forebay.dead_letter d
+        where d.dead_id = any (v_found.dead_ids) and d.redriven_at is null order by d.enqueued_at, d.job_id for update of d skip locked
     loop
-        perform forebay._redrive(v_id);
+        perform forebay._redrive(v_id, to_group);
         v_count := v_count + 1;
     end loop;
     if v_count > 0 then
-        perform forebay._record_event(
-            'dead.redrive', redrive_matching.queue, redrive_matching.group_name, redrive_matching.kind,
-            p_new => jsonb_strip_nulls(jsonb_build_object(
-                'reason', redrive_matching.reason, 'tag', redrive_matching.tag, 'died_after', redrive_matching.died_after,
-                'died_before', redrive_matching.died_before, 'most', redrive_matching.most, 'job_id', redrive_matching.job_id, 'cause', redrive_matching.cause)),
-            p_count => v_count);
+        perform forebay._record_event('dead.redrive', queue, group_name, kind, p_new => v_filter - '{queue,group_name,kind}'::text[], p_count => v_count);
     end if;
     return v_count;
 end
+$$;
+
+
+-- What forebay.redrive_matching() would redrive: the token, the number of dead letters, and when the
+-- first and the last of them died. Changes nothing.
+create function forebay.plan_redrive(
+    queue text default null, kind text default null, reason text default null, tag text default null,
+    group_name text default null, died_after timestamptz default null, died_before timestamptz default null,
+    most integer default null, job_id bigint default null,
+    cause text default null, to_group text default null, out token text, out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz)
+language plpgsql stable security definer
+set search_path = pg_catalog, pg_temp
+-- planner: in order
+as $$
+declare
+    v_filter constant jsonb := forebay._dead_filter(queue, kind, reason, tag, group_name, died_after, died_before, most, job_id, cause, to_group);
+    v_last   constant bigint := coalesce((select max(d.dead_id) from forebay.dead_letter d), 0);
+    v_digest numeric;
+begin
+    select m.jobs, m.oldest_at, m.newest_at, m.digest into jobs, oldest_at, newest_at, v_digest from forebay._matching_dead(v_filter, v_last) m;
+    token := forebay._token(jobs, v_last::text, jsonb_build_array('redrive', v_filter, v_digest));
+end
+$$;
+
+
+-- The conditions of dead letters, and to which group they go, without nulls.
+create function forebay._dead_filter(
+    queue text, kind text, reason text, tag text, group_name text, died_after timestamptz, died_before timestamptz, most integer, job_id bigint,
+    cause text, to_group text)
+returns jsonb
+language sql stable
+as $$
+    select jsonb_strip_nulls(jsonb_build_object(
+        'queue', queue, 'kind', kind, 'reason', reason, 'tag', tag, 'group_name', group_name, 'died_after', died_after, 'died_before', died_before,
+        'most', most, 'job_id', job_id, 'cause', cause, 'to_group', to_group))
+$$;
+
+
+-- The dead letters up to a number that match a filter and can be redriven, the oldest jobs first; and a digest of them.
+create function forebay._matching_dead(
+    p_filter jsonb, p_last bigint, out dead_ids bigint[], out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz, out digest numeric)
+language sql stable
+-- planner: in order
+as $$
+    select coalesce(array_agg(m.dead_id), '{}'), count(*), min(m.died_at), max(m.died_at), coalesce(sum(hashint8extended(m.dead_id, 0)), 0)
+    from (select d.dead_id, d.died_at
+          from forebay.dead_letter d
+          join forebay.queue_group g on g.group_id = d.group_id
+          where d.redriven_at is null and g.closing_at is null and d.dead_id <= p_last
+            and (p_filter ->> 'queue' is null or d.queue = p_filter ->> 'queue')
+            and (p_filter ->> 'kind' is null or d.kind = p_filter ->> 'kind')
+            and (p_filter ->> 'reason' is null or d.reason = p_filter ->> 'reason')
+            and (p_filter ->> 'tag' is null or d.tag = p_filter ->> 'tag')
+            and (p_filter ->> 'group_name' is null or g.name = p_filter ->> 'group_name')
+            and (p_filter ->> 'cause' is null or d.cause = p_filter ->> 'cause')
+            and (p_filter ->> 'job_id' is null or d.job_id = (p_filter ->> 'job_id')::bigint)
+            and (p_filter ->> 'died_after' is null or d.died_at >= (p_filter ->> 'died_after')::timestamptz)
+            and (p_filter ->> 'died_before' is null or d.died_at < (p_filter ->> 'died_before')::timestamptz)
+          order by d.enqueued_at, d.job_id
+          limit (p_filter ->> 'most')::bigint) m
 $$;
