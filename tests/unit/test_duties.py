@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from forebay.errors import DatabaseUnavailable
 from forebay.worker.maintain import _duties
 from forebay.worker.maintain._duties import Duty, Schedule
 
@@ -151,3 +152,24 @@ def test_a_duty_that_may_have_work_is_due_after_its_shortest_pause():
     plain = Duty("retain", 30.0, doing([]), due_at=now + 30, well_at=now)
     plain.hasten()
     assert (failed.due_at, plain.due_at) == (now + 30, now + 30)
+
+
+async def test_a_duty_that_fails_by_an_outage_is_no_line_of_the_log(caplog):
+    """
+    The outage is logged once for all parts of the worker.
+    """
+    caplog.set_level("INFO")
+    fails = [True]
+
+    async def step(duty):
+        if fails[0]:
+            raise DatabaseUnavailable("gone")
+        return False
+
+    duty = Duty("a", 1, step, 5000)
+    schedule = made(duty)
+    for _ in range(5):
+        await schedule.run_step(duty)
+    fails[0] = False
+    await schedule.run_step(duty)
+    assert not caplog.records

@@ -54,20 +54,28 @@ async def test_a_part_that_never_failed_wakes_no_other():
     await asyncio.wait_for(pause, 5)
 
 
-async def test_each_state_is_reported_once(caplog):
-    """Not at each attempt, not by each part, and not again if the same outage begins a moment
-    later.
+async def test_an_outage_is_a_line_when_it_begins_and_one_when_it_ends(caplog):
+    """Not at each attempt, not by each part, and not for each wording. One that follows within a
+    minute is two lines if it lasts longer than two seconds, else none.
     """
+    caplog.set_level("INFO")
     clock = Clock()
     found = outage(clock)
     for problem in ("gone", "gone", "starts up", "gone"):
         for part in ("claims", "heartbeat"):
             found.failed(part, DatabaseUnavailable(problem))
-    assert len(caplog.records) == 2
+    assert len(caplog.records) == 1
     found.answered("claims")
-    found.failed("settlements", DatabaseUnavailable("gone"))
     assert len(caplog.records) == 2
+    found.failed("settlements", DatabaseUnavailable("gone"))
+    found.answered("settlements")
+    assert len(caplog.records) == 2
+    found.failed("settlements", DatabaseUnavailable("gone"))
+    clock.now += 3
+    found.failed("settlements", DatabaseUnavailable("gone"))
+    assert len(caplog.records) == 3
     found.answered("settlements")
     clock.now += 120
     found.failed("claims", DatabaseUnavailable("gone"))
-    assert len(caplog.records) == 3
+    found.answered("claims")
+    assert len(caplog.records) == 6

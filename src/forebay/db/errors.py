@@ -104,6 +104,22 @@ def translate_own(error: BaseException) -> ForebayError | None:
     return None
 
 
+def shorten_context(error: BaseException) -> None:
+    """Cut the text of a driver's exception after the first line of the server's context, which
+    repeats the text of Forebay's function that ran: up to a page of SQL.
+    """
+    places = [found for found in _below(error) if isinstance(found, BaseException)]
+    for place in places:
+        context = getattr(getattr(place, "diag", None), "context", None) or ""
+        if "\n" not in context:
+            continue
+        for found in places:
+            text = found.args[0] if found.args else None
+            if isinstance(text, str) and context in text:
+                first = context.partition("\n")[0]
+                found.args = (text.partition(context)[0] + first, *found.args[1:])
+
+
 def refuses_settings(error: BaseException) -> bool:
     """Whether a pooler refused a connection because its address contains session settings."""
     return _REFUSED_BY_POOLER in str(error)

@@ -24,7 +24,7 @@ from forebay.db.drivers._adapters import (
     sync_runner,
 )
 from forebay.db.drivers._types import AsyncConnection, SyncConnection
-from forebay.db.errors import translate_ours
+from forebay.db.errors import shorten_context, translate_ours
 from forebay.errors import InvalidJob
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ def run(conn: SyncConnection, operation: Operation[T]) -> T:
     except Exception as error:
         ours = _ours(error)
         if ours is None:
+            shorten_context(error)
             raise
         raise ours from error
     return operation.decode(rows)
@@ -63,6 +64,7 @@ async def run_async(conn: AsyncConnection, operation: Operation[T]) -> T:
     except Exception as error:
         ours = _ours(error)
         if ours is None:
+            shorten_context(error)
             raise
         raise ours from error
     return operation.decode(rows)

@@ -24,8 +24,10 @@ log = logger("forebay.worker")
 #: not come together.
 _SPREAD_SECONDS: Final = 0.1
 
-#: An outage that begins this soon after an equal one is not reported again.
+#: An outage that begins this soon after one that was logged is logged only if it lasts longer than
+#: the second time.
 _QUIET_SECONDS: Final = 60.0
+_BRIEF_SECONDS: Final = 2.0
 
 
 class Outage:
@@ -33,8 +35,8 @@ class Outage:
 
     Owns the set of parts that cannot use the database. It guarantees that the first of them that
     reaches the database again wakes the others, that no part tries more often than its pauses allow
-    unless it is woken so, and that a state of the database is reported once and not at each
-    attempt.
+    unless it is woken so, and that an outage is two lines of the log, one when it begins and one
+    when it ends, however many parts notice it in whatever words.
 
     Belongs to the worker's loop. Leaves nothing behind.
 
@@ -52,7 +54,8 @@ class Outage:
         self._draw = draw
         self._without: set[str] = set()
         self._since = 0.0
-        self._reported: dict[str, float] = {}
+        self._logged_at: float | None = None
+        self._is_logged = False
         self._wake = asyncio.Event()
         #: The longest pause between two attempts, in seconds.
         self.pause_seconds_max = RECONNECT_SECONDS_MAX
@@ -68,13 +71,11 @@ class Outage:
         """Record that a part of the worker cannot use the database."""
         now = self._clock()
         if not self._without:
-            self._since = now
-            self._reported = {
-                text: at for text, at in self._reported.items() if now - at < _QUIET_SECONDS
-            }
+            self._since, self._is_logged = now, False
         self._without.add(part)
-        if str(error) not in self._reported:
-            self._reported[str(error)] = now
+        is_news = self._logged_at is None or now - self._logged_at >= _QUIET_SECONDS
+        if not self._is_logged and (is_news or now - self._since >= _BRIEF_SECONDS):
+            self._is_logged, self._logged_at = True, now
             log.warning("%s; the worker tries again until it works", error)
 
     def answered(self, part: str) -> None:
@@ -86,7 +87,8 @@ class Outage:
         if part not in self._without:
             return
         self._without.clear()
-        log.info("the database is back after %.1f s", self._clock() - self._since)
+        if self._is_logged:
+            log.info("the database is back after %.1f s", self._clock() - self._since)
         self.wake()
         self.on_end()
 

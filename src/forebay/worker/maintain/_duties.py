@@ -10,6 +10,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay._dataclass import dataclass
+from forebay.errors import DatabaseUnavailable
 from forebay.policy.backoff import reconnect_seconds
 from forebay.policy.retry import human_duration
 
@@ -67,6 +68,7 @@ class Duty:
     well_at: float = field(default_factory=time.monotonic)
     reported_at: float | None = None
     is_behind: bool = False
+    is_logged: bool = False  # That it fails.
     is_clear: bool = False  # The database has no report about it.
     #: Set by a step: the pause after its pass, without jitter.
     next_seconds: float | None = None
@@ -154,7 +156,8 @@ class Schedule:
             duty.rows = max(1, duty.rows // 2)
         elif now - began_at < _STEP_SECONDS / 4:
             duty.rows = min(duty.most, duty.rows * 2)
-        if duty.failures >= _REPORT_FAILURES:
+        if duty.is_logged:
+            duty.is_logged = False
             self._log.info("%s works again", duty.name)
         duty.failures = 0
         if has_more:
@@ -193,7 +196,9 @@ class Schedule:
     async def _failed(self, duty: Duty, error: Exception) -> None:
         duty.failures += 1
         duty.rows = max(1, duty.rows // 2)
-        if duty.failures in _LOG_FAILURES:
+        # The outage is logged once for all parts of the worker.
+        if duty.failures in _LOG_FAILURES and not isinstance(error, DatabaseUnavailable):
+            duty.is_logged = True
             self._log.warning("%s failed %s times: %s", duty.name, duty.failures, error)
         pause = reconnect_seconds(duty.failures, random.random(), cap_seconds=_FAILED_SECONDS_MAX)
         now = time.monotonic()
