@@ -342,6 +342,23 @@ async def test_the_last_report_is_written_when_the_worker_ends_at_once(app, conn
     assert handle.progress().note == "last"
 
 
+async def test_a_job_that_has_reported_progress_is_running(app, conn):
+    """
+    A page shows "4 of 16" and the state at once: the report does not wait for the next heartbeat.
+    """
+    seen = []
+
+    @app.job
+    async def work(ctx: forebay.Context) -> None:
+        ctx.progress(0.25, "page 4 of 16")
+        await wait_for_async(handle.progress)
+        seen.append(state(conn, handle.job_id))
+
+    handle = app.handle(work.enqueue(conn))
+    await run_until_idle(app)
+    assert seen == ["running"]
+
+
 async def test_progress_must_be_a_share(app, conn):
     """
     Anything else is a mistake of the handler, and fails the attempt.

@@ -59,7 +59,8 @@ $$;
 --              was there
 --   ready      can be claimed
 --   claimed    a worker has it, and has not reported that its handler runs
---   running    its handler runs, by the last heartbeat of its worker. A job shorter than
+--   running    its handler runs, by the last heartbeat of its worker, or by progress that it
+--              reported. A job shorter than
 --              `heartbeat_seconds` may be claimed until it ends; of one process 1,000 jobs are
 --              running at most, the others claimed
 --   retrying   its last attempt failed, and it waits for the next one
@@ -213,6 +214,8 @@ begin
             state := case v_end.code when 'd' then 'done' when 'c' then 'cancelled' else 'dead' end;
         elsif v_batch.seqs is not null and v_end.code is distinct from 'k' then
             state := case when v_id = any (forebay._running_jobs(v_batch.lease_id, v_batch.claimed_at))
+                               or exists (select from forebay.progress p where p.job_id = v_id and p.group_id = v_group.group_id
+                                          and p.recorded_at >= v_batch.claimed_at)
                           then 'running' else 'claimed' end;
         else  -- In no batch, or requeued in its last one: skipped in a later key run.
             state := case when exists (select from forebay.dead_letter d
