@@ -12,6 +12,7 @@ from forebay.cli._change import Conditions
 from forebay.cli._commands import argument, option
 from forebay.cli._database import client_of
 from forebay.cli._export_files import Format, JsonLines, Writer, check_format, complete_file, writer
+from forebay.cli._patience import patience
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
     DryRun,
@@ -92,7 +93,8 @@ def replay(
         "unfinished_at": instant(unfinished_at, "--unfinished-at"),
     }
     if dry_run or not (yes or token or job_ids):
-        plan = client.plan_replay(wanted, **options)  # type: ignore[arg-type]
+        with patience("counting"):
+            plan = client.plan_replay(wanted, **options)  # type: ignore[arg-type]
         if dry_run:
             _print_plan(plan, as_json)
             return

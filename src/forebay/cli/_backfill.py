@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from forebay.cli._commands import Together, argument, option
 from forebay.cli._database import client_of
+from forebay.cli._patience import patience
 from forebay.cli._served import client_for, warn
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import Dsn, Json, Yes, confirmed, duration, json_object, pair
@@ -182,7 +183,8 @@ def backfill(
     common = json_object(args, "--args")
     ends = duration(expires_in, "--expires-in")
     if dry_run or not (yes or token):
-        plan = client.plan_backfill(kind, rows, args=common, expires_in=ends, **options)
+        with patience("counting"):
+            plan = client.plan_backfill(kind, rows, args=common, expires_in=ends, **options)
         if dry_run:
             _print_plan(plan, as_json)
             warn(doubt)

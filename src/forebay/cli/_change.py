@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from forebay.cli._commands import Given, Together, argument, option
 from forebay.cli._database import client_of
+from forebay.cli._patience import patience
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
     Group,
@@ -196,10 +197,13 @@ def _act(
     """Do an act on many jobs, or plan it; ``wanted`` is the time or priority that it gives them."""
     client, token, as_json = client_of(how.dsn), how.token, how.as_json
     if how.dry_run:
-        _print_plan(act, client.plan_change(act, which, **wanted), as_json)
+        with patience("counting"):
+            plan = client.plan_change(act, which, **wanted)
+        _print_plan(act, plan, as_json)
         return
     if which.ids is None and token is None and not how.yes:
-        plan = client.plan_change(act, which, **wanted)
+        with patience("counting"):
+            plan = client.plan_change(act, which, **wanted)
         if plan.jobs and not confirmed(f"{act.capitalize()} {counted(plan.jobs, 'job')}?"):
             raise SystemExit(ExitCode.FAILED)
         token = plan.token

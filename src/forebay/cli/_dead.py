@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from forebay.cli._commands import Commands, Together, argument, option
 from forebay.cli._database import client_of
+from forebay.cli._patience import patience
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
     Dsn,
@@ -235,7 +236,7 @@ def groups(
         message = (each.message or "").strip().partition("\n")[0]
         parts = (f"in {each.place}" if each.place else "", message, muted)
         line = one_line(": ".join(part for part in parts if part) or each.reason)
-        out.print(f"{each.cause}  {line}", cut=True)
+        out.print(f"{each.cause}  {line.plain}", cut=True)
 
 
 @commands.add("mute")
@@ -390,7 +391,8 @@ def redrive(
     filters["to_group"] = to_group
     token = how.token
     if how.dry_run or not (how.yes or token):
-        plan = client.plan_redrive(**filters)
+        with patience("counting"):
+            plan = client.plan_redrive(**filters)
         if how.dry_run:
             _print_redrive_plan(plan, how.as_json)
             return

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 from forebay.cli._commands import argument, option
 from forebay.cli._database import client_of
 from forebay.cli._groups import are_closed
+from forebay.cli._patience import patience
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import DryRun, Dsn, Json, Token, Yes, confirmed, instant_or_age
 from forebay.cli.output import facts_table, print_json
@@ -43,7 +44,8 @@ def drop(
     """
     client = client_of(dsn)
     if dry_run or not (yes or token):
-        plan = client.plan_change("truncate", JobFilter(queue=queue))
+        with patience("counting"):
+            plan = client.plan_change("truncate", JobFilter(queue=queue))
         report = client.drop_queue(queue, force=force, dry_run=True)
         if dry_run:
             _print_plan(queue, report, plan.token, as_json)
