@@ -160,7 +160,7 @@ async def enqueue_all_async(
 def _refuse_own_stream(conn: SyncConnection, items: object) -> None:
     """Refuse items that ``stream()`` of a cursor of the same connection yields, and end it.
 
-    The connection is busy until the last row: a statement on it would wait without end, also the one
+    The connection is busy until the last row: a statement on it would never end, also the one
     that ends the transaction.
 
     Raises:
