@@ -14,7 +14,7 @@ from forebay.worker.maintain._duties import Duty, Schedule
 
 pytestmark = pytest.mark.anyio
 
-LOG = logging.getLogger("forebay.test")
+LOG = logging.getLogger("tests.duties")
 
 
 class Report:

@@ -30,11 +30,18 @@ handlers=h
 
 @pytest.fixture(autouse=True)
 def root():
-    """Restores what a configuration changes."""
+    """Restores what a configuration changes, for the loggers of other libraries, too."""
     before, level = list(logging.root.handlers), logging.root.level
+    enabled = [
+        made
+        for made in logging.root.manager.loggerDict.values()
+        if isinstance(made, logging.Logger) and not made.disabled
+    ]
     yield
     logging.root.handlers[:] = before
     logging.root.setLevel(level)
+    for made in enabled:
+        made.disabled = False
 
 
 @pytest.mark.parametrize(
