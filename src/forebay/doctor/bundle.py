@@ -26,7 +26,7 @@ segments, duties, events, dead letters by kind, sessions by application, and sta
 tables. Names of queues, kinds, groups, workers and hosts are in it.
 Not in it: arguments, headers, tags, keys, correlation ids and results of jobs{errors}.
 """
-_PACKAGES: Final = ("forebay", "psycopg", "psycopg-binary", "msgspec", "typer", "rich", "django")
+_PACKAGES: Final = ("forebay", "psycopg", "psycopg-binary", "msgspec", "click", "rich", "django")
 
 
 async def collect(dsn: str, settings: Mapping[str, Any], *, with_errors: bool) -> dict[str, object]:
