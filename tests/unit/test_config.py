@@ -1,6 +1,8 @@
 from dataclasses import fields
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forebay.config import (
     GROUPS,
@@ -15,6 +17,7 @@ from forebay.config import (
     resolve_address,
     resolve_settings,
 )
+from forebay.db.address import parsed_address
 from forebay.errors import ConfigError
 from forebay.policy.backoff import STRATEGIES
 
@@ -404,3 +407,32 @@ def test_a_password_that_libpq_would_misread_is_refused_before_libpq_prints_it(p
     assert "s3cr3t" not in str(caught.value)
     assert "%2F" in caught.value.hint
     assert resolve_address("postgresql://db:5432/shop?application_name=a@b", {})
+
+
+_PASSWORDS = st.text("ab1%/@?#:'\\\\ =0", max_size=8).map(lambda text: f"s3{text}cr")
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "postgresql://ann:{}@db/shop",
+        "postgresql://ann:{}@db:5432/shop?x=1",
+        "postgresql://db/shop?user=ann&password={}",
+        "host=db password={} user=ann",
+        "host=db password='{}' user=ann",
+    ],
+)
+@given(password=_PASSWORDS)
+def test_an_address_is_refused_or_libpq_reads_it(form, password):
+    """
+    Whatever stands in an unescaped password: libpq takes no part of it for a host, and complains
+    about none.
+    """
+    said = ""
+    host = "db"
+    try:
+        host = parsed_address(resolve_address(form.format(password), {}).dsn)["host"]
+    except ConfigError as error:
+        said = str(error)
+    assert password not in said
+    assert host == "db"

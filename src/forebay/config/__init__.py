@@ -8,7 +8,7 @@ from forebay.config._address import (
     EMBEDDED,
     Address,
     masked_dsn,
-    require_address_text,
+    require_address,
     resolve_address,
 )
 from forebay.config._resolve import (
@@ -57,7 +57,7 @@ __all__ = [
     "load_settings",
     "masked_dsn",
     "parse_queue_weights",
-    "require_address_text",
+    "require_address",
     "resolve_address",
     "resolve_settings",
 ]

@@ -33,6 +33,12 @@ _WORD: Final = re.compile(
     r"(\w+)(\s*=\s*)('(?:[^'\\]|\\.)*(?:'|\\?$)|(?:[^\s'\\]|\\.?)*)\S*", re.DOTALL
 )
 _IS_WORDS: Final = re.compile(r"\s*\w+\s*=")
+#: A whole connection string, as libpq reads it.
+_WORDS: Final = re.compile(
+    r"\s*(?:\w+\s*=\s*(?:'(?:[^'\\]|\\.)*'|(?!')(?:[^\s\\]|\\.)*\\?)(?:\s+|$))*", re.DOTALL
+)
+#: What libpq cannot decode in a URL.
+_BAD_ESCAPE: Final = re.compile(r"%(?![0-9A-Fa-f]{2})|%00")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +110,9 @@ def masked_dsn(dsn: str) -> str:
     user, colon, _ = credentials.partition(":")
     if colon:
         credentials = f"{user}:{_MASK}"
-    path, question, query = rest.partition("?")
-    fields = "&".join(_masked_field(field) for field in query.split("&"))
-    return f"{scheme}{separator}{credentials}{at}{path}{question}{fields}"
+    # The @ may stand in a value of the query.
+    path, question, query = f"{credentials}{at}{rest}".partition("?")
+    return f"{scheme}{separator}{path}{question}{_masked_fields(query)}"
 
 
 def _masked_word(found: re.Match[str]) -> str:
@@ -114,22 +120,33 @@ def _masked_word(found: re.Match[str]) -> str:
     return f"{name}{equals}{_MASK}" if _SECRET_NAME.search(name) and value else found[0]
 
 
-def _masked_field(field: str) -> str:
-    name, equals, _ = field.partition("=")
-    # libpq decodes names too: pass%77ord is a password.
-    return f"{name}={_MASK}" if equals and _SECRET_NAME.search(unquote(name)) else field
+def _masked_fields(query: str) -> str:
+    fields = []
+    is_secret = False
+    for field in query.split("&"):
+        name, equals, _ = field.partition("=")
+        if equals:
+            # libpq decodes names too: pass%77ord is a password.
+            is_secret = bool(_SECRET_NAME.search(unquote(name)))
+        # What has no name may be the rest of a value with an unescaped &.
+        fields.append(f"{name}={_MASK}" if is_secret and equals else _MASK if is_secret else field)
+    return "&".join(fields)
 
 
-def require_address_text(dsn: object, source: str | None = None) -> None:
-    """Refuse an address that is no text."""
+def require_address(dsn: object, source: str | None = None) -> None:
+    """Refuse an address that is no text, or that libpq would misread, and then print in part."""
     if not isinstance(dsn, str):
         raise ConfigError(
             "database address", f"is {shown(dsn)}, not text", source=source, hint=_HINT
         )
+    if url := _URL.fullmatch(dsn):
+        _check_url(url["rest"], dsn, source)
+    elif "=" in dsn:
+        _check_words(dsn, source)
 
 
 def _checked(dsn: str, source: str) -> Address:
-    require_address_text(dsn, source)
+    require_address(dsn, source)
     dsn = dsn.strip()
     if dsn == EMBEDDED:
         return Address(dsn, source)
@@ -138,7 +155,6 @@ def _checked(dsn: str, source: str) -> Address:
         # A SQLAlchemy URL names a driver: postgresql+psycopg://
         scheme = url["scheme"].lower().partition("+")[0]
         if scheme in ("postgresql", "postgres"):
-            _check_credentials(url["rest"], dsn, source)
             return Address(f"postgresql://{url['rest']}", source)
     elif "=" in dsn:
         return Address(dsn, source)
@@ -150,16 +166,31 @@ def _checked(dsn: str, source: str) -> Address:
     )
 
 
-def _check_credentials(rest: str, dsn: str, source: str) -> None:
-    """Refuse a password with an unescaped slash: libpq would take a part of it for a port, and
-    print that.
+def _check_url(rest: str, dsn: str, source: str | None) -> None:
+    """Refuse a URL with an unescaped character: libpq would take a part of the password for a host,
+    a port or a database, and print that; or it would print what it cannot decode.
+
+    libpq's credentials end at the first @, and a slash before it says that there are none.
     """
-    before_path, slash, path = rest.partition("/")
-    port = before_path.rpartition(":")[2] if ":" in before_path else ""
-    if slash and "@" not in before_path and "@" in path and not port.isdecimal() and port:
+    credentials, _, after = rest.partition("@")
+    address = rest if "/" in credentials else after
+    if "@" in address.partition("?")[0] or _BAD_ESCAPE.search(rest):
         raise ConfigError(
             "database address",
-            f"has an unescaped character in its password: {masked_dsn(dsn)}",
+            f"has an unescaped character: {masked_dsn(dsn)}",
             source=source,
-            hint="Write / as %2F, @ as %40, ? as %3F and # as %23.",
+            hint="Write % as %25, / as %2F, @ as %40, ? as %3F and # as %23.",
+        )
+
+
+def _check_words(dsn: str, source: str | None) -> None:
+    """Refuse a connection string that libpq cannot read: it would print a word of it, which may be
+    a part of the password.
+    """
+    if not _WORDS.fullmatch(dsn):
+        raise ConfigError(
+            "database address",
+            f"is malformed: {masked_dsn(dsn)}",
+            source=source,
+            hint=r"Quote values with spaces: password='a b'. Write ' as \' and \ as \\.",
         )

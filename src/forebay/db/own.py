@@ -12,14 +12,12 @@ import time
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import psycopg
-import psycopg.conninfo
 from psycopg.rows import tuple_row
 
-from forebay.config import masked_dsn
+from forebay.db.address import parsed_address
 from forebay.db.errors import translate_own
 from forebay.db.server_settings import ENCODING, OF_CALLS, for_one_transaction
 from forebay.db.session import KEEPALIVE
-from forebay.errors import ConfigError
 from forebay.ops.enqueue import Chunks, database_clock
 from forebay.ops.events import with_actor
 
@@ -297,17 +295,7 @@ def _in_one_message(
 
 
 def _options(dsn: str) -> dict[str, Any]:
-    try:
-        given = psycopg.conninfo.conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError:
-        # Not libpq's message: it repeats what it cannot read, which may be a part of the password.
-        raise ConfigError(
-            "database address",
-            f"is malformed: {masked_dsn(dsn)}",
-            hint=(
-                "Quote values with spaces: password='a b'. In a URL, write such characters as %20."
-            ),
-        ) from None
+    given = parsed_address(dsn)
     options = {
         "application_name": "forebay client",
         "connect_timeout": _CONNECT_SECONDS,

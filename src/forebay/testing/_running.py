@@ -12,7 +12,7 @@ from forebay.config import (
     WorkerSettings,
     checked_group,
     parse_queue_weights,
-    require_address_text,
+    require_address,
 )
 from forebay.db.own import run_own_async
 from forebay.errors import ConfigError, shown
@@ -158,7 +158,7 @@ async def run_until_idle_async(
     if concurrency is not None:
         settings = replace(settings, concurrency=concurrency)
     address = dsn if dsn is not None else app.dsn
-    require_address_text(address)
+    require_address(address)
     checked_group(group)
     if with_scheduled and not await run_own_async(address, IS_INSTALLED):
         raise no_clock()

@@ -21,6 +21,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
+from forebay.db.address import parsed_address
 from forebay.db.errors import translate
 from forebay.db.server_settings import ENCODING
 from forebay.errors import ConfigError, DatabaseUnavailable, TransactionStateError, shown
@@ -161,6 +162,7 @@ def connection_to(target: str | psycopg.Connection[Any]) -> Iterator[psycopg.Con
     if isinstance(target, psycopg.Connection):
         yield target
     elif isinstance(target, str):
+        parsed_address(target)  # It raises if libpq would print a part of it.
         with psycopg.connect(
             target,
             autocommit=True,

@@ -28,8 +28,8 @@ from forebay.config import (
     WorkerSettings,
     checked_group,
     parse_queue_weights,
-    require_address_text,
 )
+from forebay.db.address import parsed_address
 from forebay.db.session import Session
 from forebay.errors import ConfigError
 from forebay.forks import worker_runs
@@ -114,7 +114,7 @@ class Worker:
         group: str = "default",
         location: tuple[str, str, bool] | None = None,
     ) -> None:
-        require_address_text(dsn)
+        parsed_address(dsn)
         settings = settings or WorkerSettings()
         self._app = app
         self._settings = settings
