@@ -30,6 +30,7 @@ from forebay.worker.ground.lock_warnings import LockWatch
 from forebay.worker.ground.outage import Outage
 from forebay.worker.maintain._duties import Duty, Schedule
 from forebay.worker.maintain._looks import Looks
+from forebay.worker.maintain._lost import LostLeases
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -47,6 +48,10 @@ _REVOKE_SECONDS: Final = 1.0
 
 #: Jobs promoted by one call; after a full call the next one follows at once.
 _PROMOTE_ROWS = 5000
+#: How often a worker that would end looks after a silent lease.
+_LOST_SECONDS: Final = 0.2
+#: Longer than any lease.
+_EVER: Final = 1e9
 _EXTEND_SEGMENTS = 64  # most segments created by one call
 _SWEEP_ROWS = 1000  # most jobs that a step of the sweep looks at
 _SWEEP_LANES = 50  # most lanes that it looks at
@@ -194,7 +199,6 @@ class Maintenance:
         self._outage = outage or Outage()
         self._session = session
         self._on_work = on_work
-        self._on_worker_lost = on_worker_lost
         self._leader_id = None if leading is None else leading.leader_id
         self._leadership = Leadership(
             [MAINTENANCE, *(() if leading is None else leading.duties)],
@@ -207,6 +211,7 @@ class Maintenance:
         self._is_over = False
         self._hint = asyncio.Event()
         self._server_clock = ServerClock()
+        self._lost_leases = LostLeases(session, self._server_clock, on_worker_lost)
         self._swept_at: datetime | None = None
         self._lock_watch = LockWatch(log)
         self.counts: dict[str, int] = {}
@@ -344,9 +349,28 @@ class Maintenance:
                 await self._hint.wait()
         self._hint.clear()
 
-    async def run_once(self) -> int:
-        """Promote due jobs once; return how many became claimable."""
-        return await self._session.run(maintenance.promote(_PROMOTE_ROWS))
+    async def run_once(self) -> bool:
+        """Promote due jobs once, and take over from a lost worker.
+
+        Return whether something was done or is still to be done.
+
+        Invariant "a short run recovers": a worker that ends when it is idle does not end while a
+        lease is silent. It stays until it has observed the server's clock for long enough to revoke
+        the lease, or until its worker was heard again.
+        """
+        answer = await self._session.run(
+            maintenance.maintain(
+                _PROMOTE_ROWS,
+                leader_id=0,
+                duties=[],
+                seconds=self._leadership.seconds,
+                observed_seconds=_EVER,  # Only what may revoke a lease asks what was observed.
+                sleep_millis=None,
+            )
+        )
+        if answer.has_lost and not await self._revoke(self._revocation):
+            await asyncio.sleep(_LOST_SECONDS)
+        return answer.promoted > 0 or answer.has_lost
 
     async def _report(self, name: str, seconds: float | None, error: str | None) -> None:
         await self._session.run(maintenance.record_duty(name, seconds, error))
@@ -416,30 +440,9 @@ class Maintenance:
         self._observed = observed, answered_at
 
     async def _revoke(self, _: Duty) -> bool:
-        asked_at = time.monotonic()
-        clock = await self._session.run(protocol.now())
-        observed = self._server_clock.observe(clock, asked_at, time.monotonic())
-        if observed is None:
-            return False
-        revoked = await self._session.run(maintenance.revoke_lost(observed, clock))
-        if revoked is None:
+        if not await self._lost_leases.revoke():
             return False
         self._record("revoked", 1)
-        log.warning(
-            (
-                "lease %s of %s revoked after %.1f s without a heartbeat: %s jobs returned to "
-                "the queue"
-            ),
-            revoked.lease_id,
-            revoked.worker,
-            revoked.silent_seconds,
-            revoked.jobs,
-        )
-        self._on_worker_lost(
-            LostWorker(
-                worker=revoked.worker, jobs=revoked.jobs, silent_seconds=revoked.silent_seconds
-            )
-        )
         self._on_work()
         return True
 

@@ -158,8 +158,8 @@ class Worker:
         """Work until stopped, or until there is nothing left to do.
 
         Args:
-            until_idle: return when no job is ready, claimed or running; scheduled and retrying jobs
-                that are not due stay.
+            until_idle: return when no job is ready, claimed or running, after taking over what
+                lost workers held; scheduled and retrying jobs that are not due stay.
 
         Raises:
             SchemaError: the schema is too new; or it is missing or too old, and the setting
@@ -391,9 +391,9 @@ class Worker:
             return False
         if not await self._settler.drained(5.0):
             return False
-        promoted = await self._maintenance.run_once()
+        has_more = await self._maintenance.run_once()
         lanes = await self._claims.run(protocol.ready(list(self._leases.groups)))
-        if promoted or lanes or not (self._is_quiet() and self._settler.is_idle):
+        if has_more or lanes or not (self._is_quiet() and self._settler.is_idle):
             return False
         if isinstance(self._app, OneHandlerApplication) and await self._app.has_more():
             await self._signals.sleep(self._settings.poll_seconds)
