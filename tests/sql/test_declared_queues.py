@@ -301,7 +301,7 @@ def test_without_the_lock_the_second_version_compares_with_what_is_gone(database
         "lock table forebay.applied_setting, forebay.queue_limits, forebay.queue_shards, "
         "forebay.dead_retention in share row exclusive mode;"
     )
-    break_function(database, "apply_queues", (lock, ""))
+    break_function(database, "apply_queues", (lock, ""), ("perform forebay._lock_settings();", ""))
     found, _ = apply_at_the_same_time(database)
     assert found == {
         ("q", "concurrency"): "set",

@@ -42,8 +42,8 @@ begin
             return v_id;
         end if;
         -- Look again under the locks, in a later statement. The sweep moves the cursors of groups without workers, and opens groups.
-        perform forebay._lock_settings();
-        if open_group.start = 'now' then
+        if open_group.start = 'now' then  -- Others do not wait for changes of settings: workers open groups.
+            perform forebay._lock_settings();
             lock table only forebay.lock_sweep in share update exclusive mode;
         end if;
         lock table forebay.queue_group in share row exclusive mode;
