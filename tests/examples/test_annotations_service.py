@@ -375,6 +375,7 @@ def test_a_token_indexes_exactly_what_was_counted_or_nothing(service):
         202,
         {"jobs": 1},
     )
+    _, plan = service.ask("POST", "/api/reindex", choice | {"dry_run": True})
     service.note("y", user="eve")
     assert service.ask("POST", "/api/reindex", choice | {"token": plan["token"]})[0] == 409
     assert service.ask("POST", "/api/reindex", choice | {"token": "what"})[0] == 409

@@ -538,6 +538,7 @@ def test_without_the_lock_it_would(database):
             "perform from forebay.queue_limits l where l.queue = limit_key.queue for update;",
             "",
         ),
+        ("perform forebay._lock_settings();", ""),
         (
             "update forebay.queue_limits l set",
             "perform pg_sleep(0); update forebay.queue_limits l set",

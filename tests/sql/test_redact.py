@@ -97,7 +97,7 @@ def test_ended_jobs_lose_their_arguments_and_others_keep_them(database, conn):
         problem = "select value, problem from forebay.result(%s)"
         assert conn.execute(problem, [done]).fetchall() == [(None, "it was redacted")]
         assert [state(conn, i) for i in (done, dead, cancelled, scheduled, running)] == [
-            "done", "dead", "cancelled", "scheduled", "claimed",
+            "done", "dead", "cancelled", "scheduled", "running",
         ]  # fmt: skip
         assert [b.jobs[0]["args"] for b in reader.claim_all()] == [{"n": 6}]
         assert one(conn, "select args from forebay.job(%s)", waiting) == {"n": 6}
