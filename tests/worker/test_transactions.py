@@ -305,6 +305,7 @@ async def test_a_transaction_block_that_a_handler_leaves_open_fails_its_job(app,
     assert entries(conn) == []
 
 
+@pytest.mark.direct  # The server ends the pooler's connections, not the worker's.
 @FLAVOURS
 async def test_a_connection_that_ended_while_it_was_idle_releases_no_job(
     app, conn, flavour, monkeypatch
