@@ -25,6 +25,8 @@ from forebay.db.pools import (
     settle_on,
     settle_on_sync,
     sync_pool,
+    take,
+    take_plain,
 )
 from forebay.ops.protocol import settle_job
 
@@ -196,7 +198,7 @@ class _PsycopgHandlerConnections:
         try:
             conn = self._begun.pop()
         except IndexError:
-            conn = self._pool.getconn()
+            conn = take_plain(self._pool)
         connection = _Psycopg(conn, may_begin=self._may_begin)
         try:
             yield connection
@@ -262,7 +264,7 @@ class _AsyncPsycopgHandlerConnections:
             if self._pool.closed:
                 # Several calls may arrive here at once; opening an open pool does nothing.
                 await self._pool.open(wait=False)
-            conn = await self._pool.getconn()
+            conn = await take(self._pool)
         connection = _AsyncPsycopg(conn, may_begin=self._may_begin)
         try:
             yield connection

@@ -52,7 +52,6 @@ def async_pool(
         min_size=0,
         max_size=size,
         open=False,
-        check=_check,
         timeout=30,
         max_idle=60,
         reconnect_timeout=5,
@@ -72,7 +71,6 @@ def sync_pool(
         min_size=0,
         max_size=size,
         open=True,
-        check=_check_plain,
         timeout=30,
         max_idle=60,
         reconnect_timeout=5,
@@ -91,18 +89,45 @@ def was_idle(conn: Any) -> bool:
     return time.monotonic() - _used_at.get(conn, 0.0) >= _IDLE_SECONDS
 
 
-async def _check(conn: psycopg.AsyncConnection[Any]) -> None:
-    if was_idle(conn):
-        from psycopg_pool import AsyncConnectionPool  # noqa: PLC0415 - it is loaded
+async def take(pool: AsyncConnectionPool[Any]) -> psycopg.AsyncConnection[Any]:
+    """Take a connection that works. One that ended while it was idle costs a round trip.
 
-        await AsyncConnectionPool.check_connection(conn)
+    The pool's own check waits for a second after each connection that had ended. Where the server
+    ends idle sessions sooner, the next one has ended too.
+
+    Raises:
+        PoolTimeout: no connection came in time.
+    """
+    while True:
+        conn: psycopg.AsyncConnection[Any] = await pool.getconn()
+        if not was_idle(conn):
+            return conn
+        try:
+            await pool.check_connection(conn)
+        except psycopg.Error:
+            await pool.putconn(conn)
+        except BaseException:
+            await pool.putconn(conn)
+            raise
+        else:
+            return conn
 
 
-def _check_plain(conn: psycopg.Connection[Any]) -> None:
-    if was_idle(conn):
-        from psycopg_pool import ConnectionPool  # noqa: PLC0415 - it is loaded
-
-        ConnectionPool.check_connection(conn)
+def take_plain(pool: ConnectionPool[Any]) -> psycopg.Connection[Any]:
+    """Take a connection that works; see ``take``."""
+    while True:
+        conn: psycopg.Connection[Any] = pool.getconn()
+        if not was_idle(conn):
+            return conn
+        try:
+            pool.check_connection(conn)
+        except psycopg.Error:
+            pool.putconn(conn)
+        except BaseException:
+            pool.putconn(conn)
+            raise
+        else:
+            return conn
 
 
 def connect_options(name: str, *, is_pooled: bool) -> dict[str, Any]:
