@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-NAMED = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+NAMED = re.compile(r"`(tests/[\w/]+\.py)((?:::\w+)*)`")
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)(?:#([^)\s]+))?\)")
 FENCED = re.compile(r"^ *```.*?^ *```", re.MULTILINE | re.DOTALL)
 
@@ -40,10 +40,10 @@ def test_every_test_that_a_page_names_exists():
     Evidence that was renamed or removed is noticed.
     """
     missing = [
-        f"{page.relative_to(ROOT)}: {file}::{name}" if name else f"{page.relative_to(ROOT)}: {file}"
+        f"{page.relative_to(ROOT)}: {file}{names}"
         for page in PAGES
-        for file, name in NAMED.findall(page.read_text(encoding="utf-8"))
-        if not (ROOT / file).is_file() or (name and name not in names_in(ROOT / file))
+        for file, names in NAMED.findall(page.read_text(encoding="utf-8"))
+        if not (ROOT / file).is_file() or set(names.split("::")[1:]) - names_in(ROOT / file)
     ]
     assert not missing, "\n".join(missing)
 
@@ -56,6 +56,17 @@ def test_every_guarantee_names_a_test():
     sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
     assert len(sections) > 9
     assert [s.splitlines()[0] for s in sections if not NAMED.search(s)] == []
+
+
+@pytest.mark.parametrize("name", ["what-we-got-wrong.md"])
+def test_every_row_of_a_page_of_evidence_names_a_test(name):
+    """
+    A defect that is told has the test that holds it down.
+    """
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .*$(?!\n\|---)", text, re.MULTILINE)
+    assert len(rows) > 9
+    assert [row for row in rows if not NAMED.search(row)] == []
 
 
 def test_every_page_is_in_the_navigation_of_the_site():
