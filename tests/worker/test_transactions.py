@@ -11,7 +11,7 @@ from psycopg_pool import AsyncConnectionPool
 import forebay
 from forebay import Cancel, Dead, Retry, RetryPolicy, Snooze
 from forebay.db import pools
-from tests.support.engine import connect, depth, one, state
+from tests.support.engine import depth, one, state
 from tests.support.fix_worker import make_effect_table, run_until_idle, running
 from tests.support.waiting import wait_for_async
 
@@ -308,7 +308,7 @@ async def test_a_transaction_block_that_a_handler_leaves_open_fails_its_job(app,
 @pytest.mark.direct  # The server ends the pooler's connections, not the worker's.
 @FLAVOURS
 async def test_a_connection_that_ended_while_it_was_idle_releases_no_job(
-    app, database, conn, flavour, monkeypatch
+    app, conn, flavour, monkeypatch
 ):
     """
     The server ends idle sessions, and a firewall forgets connections. The next job gets another
@@ -326,8 +326,7 @@ async def test_a_connection_that_ended_while_it_was_idle_releases_no_job(
         for number in range(5):
             job = work.enqueue(conn, number)
             await wait_for_async(lambda job=job: state(conn, job) == "done", 20)
-            with connect(database) as same_role:  # Only a role of its own may end a session.
-                same_role.execute("select pg_terminate_backend(%s, 5000)", [backends[-1]])
+            conn.execute("select pg_terminate_backend(%s, 5000)", [backends[-1]])
     assert len(set(backends)) == 5
     assert worker.stats.released == 0
 
