@@ -37,7 +37,7 @@ _SILENT: Final = {
 }  # fmt: skip
 _FUNCTION: Final = re.compile(r"^create (?:or replace )?function \w+\.(\w+)", re.MULTILINE)
 _TAG: Final = re.compile(r"\$\w*\$")
-_COMPLEXITY_MAX: Final = 20
+COMPLEXITY_MAX: Final = 20
 
 
 def files(root: Path, *patterns: str) -> list[Path]:
@@ -93,13 +93,14 @@ def sql_functions(text: str) -> dict[str, int]:
 def complexity(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
     """Return the cyclomatic complexity: one, and one for each decision.
 
-    Nested functions count by themselves.
+    Decisions are conditions, loops, handlers of exceptions, cases, `and` and `or`. An assertion
+    decides nothing. Nested functions count by themselves, also those of a nested class.
     """
     total = 1
     waiting: list[ast.AST] = list(ast.iter_child_nodes(function))
     while waiting:
         node = waiting.pop()
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             continue
         match node:
             case ast.BoolOp():
@@ -108,8 +109,7 @@ def complexity(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
                 total += 1 + len(node.ifs)
             case (
                 ast.If() | ast.IfExp() | ast.For() | ast.AsyncFor() | ast.While()
-                | ast.ExceptHandler()
-                | ast.Assert() | ast.match_case()
+                | ast.ExceptHandler() | ast.match_case()
             ):  # fmt: skip
                 total += 1
         waiting += ast.iter_child_nodes(node)
@@ -132,7 +132,7 @@ def measured(root: Path) -> list[tuple[str, int, int, str]]:
         for path, tree in trees.items()
         for node in ast.walk(tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        and (found := complexity(node)) > _COMPLEXITY_MAX
+        and (found := complexity(node)) > COMPLEXITY_MAX
     }
     parameters = {
         f"{path.name}:{made.name}": len(
