@@ -150,6 +150,23 @@ def test_the_record_of_an_ordinary_error_tells_where_and_why():
     assert record.traceback.index("KeyError") < record.traceback.index("RuntimeError: cannot")
 
 
+def test_a_traceback_has_no_values_of_variables():
+    """
+    What a handler had in its hands is not stored with its error: lines of code are, values are not.
+    """
+
+    def handler(card: str) -> None:
+        copies = [card, {"card": card}]
+        raise RuntimeError(f"{len(copies)} charges failed")
+
+    try:
+        handler("4929" + "1234")
+    except RuntimeError as error:
+        record = describe_exception(error)
+    assert "charges failed" in record.traceback
+    assert "49291234" not in f"{record}"
+
+
 def test_a_suppressed_context_stays_suppressed():
     """
     ``raise ... from None`` hides what the author hid.

@@ -17,7 +17,7 @@ import forebay
 import forebay.watch.metrics
 from forebay.watch.metrics import CONTENT_TYPE, Exporter, Family
 from forebay.watch.metrics._families import text_of
-from tests.support.engine import Reader, enqueue, shift_clock
+from tests.support.engine import Reader, enqueue, one, shift_clock
 from tests.support.mutant import break_function, violation
 from tests.support.probe import ANYWHERE, address_of
 from tests.support.waiting import wait_for
@@ -109,6 +109,29 @@ def test_labels_are_names_only():
         "code", "endpoint", "group", "kind", "mirror", "name", "outcome", "queue", "reason",
         "schedule", "severity", "sort", "state", "subject",
     }  # fmt: skip
+
+
+def test_a_scrape_shows_no_text_of_a_job_and_no_password(database, conn):
+    """With jobs that have it everywhere, one of them dead; and of a database that is away."""
+    secret = "zzsecret"
+    options = {
+        "args": {"card": secret}, "headers": json.dumps({"h": secret}),
+        "tag": secret, "ordering_key": secret, "correlation_id": secret,
+    }  # fmt: skip
+    for _ in range(2):
+        enqueue(conn, **options.copy())
+    error = {"type": "ValueError", "message": secret, "traceback": secret}
+    dead = {"offset": 1, "outcome": "dead", "reason": "permanent", "error": error}
+    with Reader(database) as reader:
+        batch = reader.claim_all()[0]
+        reader.settle(batch.claim_no, ended=[dead])
+    assert one(conn, "select count(*) from forebay.dead_letter") == 1
+    text = Exporter(database).text()
+    assert values(text)["forebay_up"] == 1
+    assert secret not in text
+    away = Exporter(f"postgresql://ann:{secret}@127.0.0.1:1/none?connect_timeout=1").text()
+    assert values(away)["forebay_up"] == 0
+    assert [part for part in (secret, "127.0.0.1", "ann@", "ann:") if part in away] == []
 
 
 def test_values_of_a_label_are_capped():
