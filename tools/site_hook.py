@@ -5,11 +5,14 @@
 - Comments that steer the test of code blocks are left out, except for the name of a file, which
   becomes the title of its block.
 - The page `reference/api.md` is made from the docstrings of the public names.
+- The search finds guides before design pages and decisions, and by the words of Celery: those in
+  the table `Words` of `coming-from.md` are tags of the guides that their rows link to.
 - Each link to another server is checked for its form, and each list for the empty line that
   Markdown wants before it: problems are warnings, which end the build.
 """
 
 import ast
+import functools
 import logging
 import re
 import tomllib
@@ -24,6 +27,20 @@ _ROOT = Path(__file__).resolve().parents[1]
 _DOCS = _ROOT / "docs"
 _PAGES = {"CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 _log = logging.getLogger("mkdocs.hooks.site")
+
+#: How much a page counts in the search, by the beginning of its address; 1 where none fits.
+_BOOSTS = {
+    "howto/": 4.0,
+    "tutorial/": 4.0,
+    "coming-from": 2.0,
+    "faq": 2.0,
+    "benchmarks": 0.2,
+    "changelog": 0.2,
+    "contributing": 0.2,
+    "decisions/": 0.1,
+    "design/": 0.1,
+    "what-we-got-wrong": 0.1,
+}
 
 _FENCE = re.compile(r"(^[ ]*(?P<fence>```+).*?^[ ]*(?P=fence)[ ]*$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<=\]\()(?P<target>[^)\s]+)(?=\))")
@@ -47,6 +64,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     source = page.file.src_uri
     if source == "index.md":
         page.meta["hide"] = ["toc"]
+    for beginning, boost in _BOOSTS.items():
+        if source.startswith(beginning):
+            page.meta["search"] = {"boost": boost}
+    if source in _words():
+        page.meta["tags"] = _words()[source]
     markdown = _FILE.sub(r'\g<fence>\g<language> title="\g<name>"', markdown)
     # What looks like a link or a comment in a code block is code.
     parts = _FENCE.split(markdown)
@@ -57,6 +79,19 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         parts[index] = _LINK.sub(lambda found: _address(found["target"], source), text)
     del parts[2::3]  # the fences themselves
     return "".join(parts)
+
+
+@functools.cache
+def _words() -> dict[str, list[str]]:
+    """Return the words of Celery by the page that explains what is used instead."""
+    text = (_DOCS / "coming-from.md").read_text(encoding="utf-8").partition("\n## Words\n")[2]
+    found: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        cells = line.split(" | ")
+        if link := _LINK.search(cells[-1]):
+            page = link["target"].partition("#")[0]
+            found.setdefault(page, []).extend(re.findall(r"`(\w+)`", cells[0]))
+    return found
 
 
 def _address(target: str, source: str) -> str:

@@ -83,6 +83,44 @@ def test_a_page_loads_nothing_from_elsewhere_and_fits_a_phone(site, page, name):
     assert page.problems == []
 
 
+#: What people look for, and the guide that answers.
+QUESTIONS = {
+    "acks_late": "guarantees",
+    "beat": "howto/schedules",
+    "canvas": "howto/fan-in",
+    "chord": "howto/fan-in",
+    "countdown": "howto/scheduling",
+    "cron": "howto/schedules",
+    "dead letter": "howto/dead-letters",
+    "disk full": "howto/troubleshooting",
+    "eager": "howto/testing",
+    "eta": "howto/scheduling",
+    "flower": "howto/monitoring",
+    "frozen worker": "howto/troubleshooting",
+    "inspect": "howto/run-workers",
+    "kubernetes": "howto/deployment",
+    "link_error": "howto/middleware",
+    "pgbouncer": "howto/poolers",
+    "rate_limit": "howto/limits",
+    "revoke": "howto/cancellation",
+    "too many connections": "howto/troubleshooting",
+}
+
+
+def test_the_first_hit_is_the_guide(site, page):
+    """
+    Guides come before decisions and design pages, also for words of Celery.
+    """
+    page.resize(1280, 900)
+    found = {}
+    for question in QUESTIONS:
+        page.go(f"{site}/index.html?q={question.replace(' ', '+')}")
+        page.wait("document.querySelector('.md-search-result__link') !== null")
+        first = page.value("document.querySelector('.md-search-result__link').href")
+        found[question] = first.removeprefix(f"{site}/").partition(".html")[0]
+    assert found == QUESTIONS
+
+
 def test_search_finds_a_page_by_a_word_of_its_text(site, page):
     """
     The search runs in the browser.
