@@ -64,11 +64,14 @@ def pg_bin(pytestconfig: pytest.Config) -> str | None:
 @pytest.fixture(scope="session")
 def server(pg_bin: str | None, hostile: Hostile | None) -> Iterator[EmbeddedServer]:
     """The server of the session. Its databases come and go, the server stays."""
-    with temporary_server(
-        pg_bin,
-        parent=fast_folder(),
-        extra_settings=_SETTINGS | _LOSSY_SETTINGS | ({} if hostile is None else LOGICAL),
-    ) as server:
+    with (
+        temporary_server(
+            pg_bin,
+            parent=fast_folder(),
+            extra_settings=_SETTINGS | _LOSSY_SETTINGS | ({} if hostile is None else LOGICAL),
+        ) as server,
+        _administered(server),
+    ):
         yield server
 
 
@@ -208,17 +211,26 @@ def fresh_database(
         _admin(server, sql.SQL("drop database {} with (force)").format(sql.Identifier(name)))
 
 
-#: By the data folder of a server: a session of ours. Each test would make two.
+def _admin(server: EmbeddedServer, statement: sql.Composable) -> None:
+    if server.data_dir in _admins:
+        _admins[server.data_dir].execute(statement)
+        return
+    with psycopg.connect(server.dsn(), autocommit=True) as conn:
+        conn.execute(statement)
+
+
+#: By the data folder of a server that never restarts: a session of ours. Each test would make two.
 _admins: dict[Path, psycopg.Connection] = {}
 
 
-def _admin(server: EmbeddedServer, statement: sql.Composable) -> None:
-    conn = _admins.get(server.data_dir)
-    if conn is None or conn.closed:
-        conn = _admins[server.data_dir] = psycopg.connect(server.dsn(), autocommit=True)
+@contextmanager
+def _administered(server: EmbeddedServer) -> Iterator[None]:
+    with psycopg.connect(server.dsn(), autocommit=True) as conn:
         if conn.info.server_version >= 180_000:
             conn.execute("set file_copy_method = 'clone'")  # a quarter faster
-    conn.execute(statement)
+        _admins[server.data_dir] = conn
+        yield
+        del _admins[server.data_dir]
 
 
 def fast_folder() -> Path | None:
