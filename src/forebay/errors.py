@@ -452,7 +452,7 @@ class ResultError(ForebayError):
 class NoResult(ResultError):
     """The result was not kept, too large or of another type.
 
-    Or the job was cancelled or expired.
+    The error is also raised if the job was cancelled or expired.
     """
 
     template = "job {job_id} is {state} and has no result[: {reason}]"

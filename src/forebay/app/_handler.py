@@ -98,7 +98,7 @@ class Handler(Generic[P, Q, R_co]):
         def __getattr__(self, attribute: str) -> Any:
             """Refuse an attribute.
 
-            For the verbs of other libraries, name the call that does the same.
+            The error for a verb of another library names the call that does the same.
             """
             raise missing_attribute(self.__dict__.get("__name__", "?"), attribute)
 

@@ -122,7 +122,7 @@ class Internals:
     def options_of(self, kind: str) -> tuple[JobOptions, float | None] | None:
         """Return the options of a kind's jobs and the seconds after which they expire.
 
-        None if it is not declared.
+        The result is None if the kind is not declared.
         """
         return self._options.get(kind)
 
@@ -302,7 +302,7 @@ class Internals:
     def location(self) -> tuple[str, str, bool] | None:
         """Return where another process finds the app: module or script, attribute, is a script.
 
-        None if the app is not a global of the module that created it.
+        The result is None if the app is not a global of the module that created it.
         """
         if self.found_at is not None:
             return self.found_at

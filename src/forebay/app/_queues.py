@@ -26,7 +26,7 @@ class AppQueues:
     def name(self) -> str:
         """The name of the app among those that apply declarations to one database.
 
-        By default ``module:attribute``.
+        The default is ``module:attribute``.
         """
         return self._internals.name
 

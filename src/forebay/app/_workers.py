@@ -57,7 +57,7 @@ class AppWorkers:
     ) -> Stats:
         """Run a worker in this thread until it is stopped.
 
-        With ``until_idle``, until no job is ready or running.
+        With ``until_idle`` it also stops when no job is ready or running.
 
         ``forebay worker`` does the same and handles signals.
         """

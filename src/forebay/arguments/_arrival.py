@@ -140,7 +140,7 @@ def _changed(sent: Any, arrived: Any) -> str:
 def _shape(cls: type) -> tuple[str, ...] | None:
     """Return the names of the fields of a class of structs, dataclasses or models.
 
-    None for any other.
+    The result is None for any other type.
     """
     if issubclass(cls, msgspec.Struct):
         return cls.__struct_fields__
@@ -163,7 +163,7 @@ def _cached_properties(cls: type) -> frozenset[str]:
 def _parts(value: Any) -> dict[str, Any]:
     """Return everything that an object holds, also what is no field.
 
-    Not what a cached property keeps.
+    The value of a cached property is left out.
     """
     cls: Any = type(value)
     parts: dict[str, Any] = getattr(value, "__dict__", _NOTHING)

@@ -235,7 +235,7 @@ def _plain(value: Any) -> Any:
 def _annotated(one: inspect.Parameter) -> tuple[Any, Given | Together]:
     """Return the type of a parameter and how it is given.
 
-    Without a declaration as its name says.
+    A parameter without a declaration is given as its name says.
     """
     kind, *declared = (
         (one.annotation.__origin__, *one.annotation.__metadata__)

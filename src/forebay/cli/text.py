@@ -268,7 +268,7 @@ class Table:
 def _fitting(widths: Sequence[int], may_shrink: Sequence[bool], most: int) -> list[int]:
     """Return widths that fit together: the widest of those that may shrink become equal first.
 
-    Then all are cut.
+    After that all are cut.
     """
     fitting = list(widths)
     for chosen, least in ((may_shrink, _NARROW), ([True] * len(fitting), 1)):

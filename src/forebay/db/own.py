@@ -1,7 +1,7 @@
 """One operation on a new connection: opened, committed, closed.
 
-For callers without a transaction, such as the command line. Producers that enqueue often should
-keep a pool and pass its connections.
+It is for callers without a transaction, such as the command line. Producers that enqueue often
+should keep a pool and pass its connections.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ _PAUSE_SECONDS: Final = (0.02, 2.0, 0.25)
 class _Pauses:
     """The pauses between calls, and the deadline. ``is_notified``: whether notifications arrive.
 
-    None means unknown.
+    The value None means that this is unknown.
     """
 
     def __init__(self, seconds: float | None) -> None:

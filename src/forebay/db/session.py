@@ -1,6 +1,6 @@
 """A connection of Forebay that runs operations one at a time, each with a deadline.
 
-For the services of a worker process. A session connects when first used, and again after its
+The services of a worker process use it. A session connects when first used, and again after its
 connection was lost. A call that fails because of the connection raises ``DatabaseUnavailable``. It
 is not repeated here, because only the caller knows whether that is safe.
 

@@ -114,7 +114,7 @@ class ScheduleAdmin(LogAdmin):
 def _next_instants(found: ScheduleStatus, most: int) -> list[datetime]:
     """Return the next instants by the clock of the database.
 
-    None of a schedule that is paused or cannot be used.
+    A schedule that is paused or cannot be used has none.
     """
     if found.paused_at is not None:
         return []

@@ -207,7 +207,7 @@ def _identity(holder: Holder) -> dict[str, object]:
 def rollback_statement(holder: Holder) -> Operation[str | None]:
     """Return the query for the statement that rolls back a prepared transaction.
 
-    None when it is over.
+    The result is None when the transaction is over.
     """
     return Operation(
         "select format('rollback prepared %%L', p.gid) from pg_prepared_xacts p"

@@ -308,7 +308,7 @@ class Auditor:
     ) -> list[Id] | None:
         """Return the list for a suspect.
 
-        None when it is right, or has changed since and has a job.
+        The result is None when the item is right, or has changed since and has a job.
         """
         if isinstance(entry, Gone):
             return self._drift.orphaned if seen is not None and version is None else None

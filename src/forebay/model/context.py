@@ -177,7 +177,7 @@ class Context:
     def wait_cancelled(self, seconds: float | None = None) -> bool:
         """Wait until the handler should stop, or for the given seconds.
 
-        Only for handlers in threads.
+        Only handlers in threads may call it.
         """
         with _waiting:
             if self._stop is None:

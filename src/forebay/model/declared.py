@@ -34,7 +34,7 @@ _INTEGERS: Final = {
 class QueueSettings:
     """The settings that an application declares for a queue.
 
-    None for those that it does not declare.
+    A setting that it does not declare is None.
 
     Attributes:
         max_waiting: see ``Limits``, also for the following ones.

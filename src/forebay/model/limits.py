@@ -25,7 +25,7 @@ UNSET: Final = Unset.UNSET
 class Limits:
     """Maximum numbers of waiting jobs, starts per second and running jobs of a queue.
 
-    None for no limit.
+    None means that there is no limit.
 
     Attributes:
         max_waiting: waiting jobs: ready, scheduled or retrying ones; further jobs are refused.

@@ -127,7 +127,7 @@ def around_attempts(
 ) -> tuple[Callable[[Attempt], Iterator[None] | AsyncIterator[None]], ...]:
     """Return the methods to run around coroutine functions, or around plain functions.
 
-    Outermost first.
+    The outermost comes first.
     """
     found: list[Callable[[Attempt], Iterator[None] | AsyncIterator[None]]] = []
     for each in middleware:

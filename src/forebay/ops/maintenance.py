@@ -190,7 +190,7 @@ def trim(part: str, after: str | None, most: int) -> Operation[tuple[int, str | 
 def record_duty(name: str, seconds: float | None, error: str | None) -> Operation[None]:
     """Record for how long a duty of maintenance fails or is behind.
 
-    Without seconds, that it is well.
+    Without seconds the call records that it is well.
     """
     return Operation(
         "select forebay.record_duty_v1(%(name)s, %(seconds)s, %(error)s)",

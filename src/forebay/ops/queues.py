@@ -174,7 +174,7 @@ def _dropped(rows: ResultRows) -> DroppedQueue:
 def continue_closing() -> Operation[int]:
     """Return the call that continues to close groups, in steps.
 
-    0 when nothing is left to do now.
+    The result is 0 when nothing is left to do now.
     """
     return Operation("select forebay.close_groups()", number)
 

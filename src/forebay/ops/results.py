@@ -85,7 +85,7 @@ class JobResult:
 def kept(value: Any, seconds: float) -> Kept:
     """Return a handler's result for the settlement.
 
-    Or why it cannot be kept, which does not fail the job.
+    If it cannot be kept, return the reason instead; the job does not fail.
     """
     dump = getattr(value, "model_dump", None)
     try:

@@ -67,7 +67,7 @@ class Breaker:
     def unused_seconds(self) -> float:
         """For how long a trial call could have been made.
 
-        0 while calls are blocked or made without limit.
+        The result is 0 while calls are blocked or made without limit.
         """
         until = self._open_until
         return 0.0 if until is None else max(0.0, self._clock() - until)

@@ -48,7 +48,7 @@ def cause_of(kind: str, *parts: str) -> str:
 def place_of(handler: TracebackType | None) -> str | None:
     """Return the innermost function of the application in a traceback that begins with the handler.
 
-    None without a traceback.
+    The result is None without a traceback.
 
     The package of the handler belongs to the application, wherever it is installed.
     """

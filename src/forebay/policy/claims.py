@@ -186,7 +186,7 @@ class LaneSizes:
     def mean(self, lane: int) -> int:
         """Return the mean size of the jobs in the last claim from a lane.
 
-        0 if they were small, or are not known.
+        The result is 0 if they were small, or if their size is not known.
         """
         return self._means.get(lane, 0)
 

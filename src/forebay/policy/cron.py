@@ -82,7 +82,7 @@ class Timing:
     def after(self, instant: datetime) -> Iterator[datetime]:
         """Return the instants after this one, ascending, in UTC.
 
-        Those of an expression are endless unless none comes for 50 years.
+        The instants of an expression are endless unless none comes for 50 years.
         """
         instant = _within_calendar(instant)
         starts_at = self._starts_at

@@ -15,7 +15,7 @@ _NAMED_MAX: Final = 3
 def key_answer(info: KeyInfo, now: datetime) -> str:
     """Return why the next job of a key does not run, and whether a pause is planned.
 
-    Times are local.
+    The times in it are local.
 
     Args:
         info: the key.

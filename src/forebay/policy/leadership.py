@@ -1,6 +1,6 @@
 """Leadership: duties that one worker at a time does for all.
 
-Which ones this process holds, and when it must call again.
+This module knows which ones this process holds, and when it must call again.
 
 The flag sequence of a duty is in the database (``forebay.lead_v1``); this module keeps the last
 answer.

@@ -239,7 +239,7 @@ class RetryPolicy:
 def _chosen(delay: Delay, attempt: int, error: BaseException | None) -> float | None:
     """Return the wait that a function chose.
 
-    None if it leaves it to the strategy, or its answer cannot be used.
+    The result is None if the function leaves it to the strategy, or if its answer cannot be used.
     """
     try:
         answer = delay(attempt, error)

@@ -104,7 +104,7 @@ class Deliverer(QueueService):
     async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:
         """Record the types of the sinks, begin to read settings and to report.
 
-        End all, the calls, and the sinks at the end.
+        At the end, end the calls and then the sinks.
         """
         facts, events = self._session(), self._session()
         self._read_waits = lambda: facts.run(deliveries.deliveries_wait())

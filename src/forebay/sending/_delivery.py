@@ -113,7 +113,7 @@ class Delivery:
     def problem(self) -> str | None:
         """Return why no message is sent.
 
-        None if messages are sent, or would be if there were any.
+        The result is None if messages are sent, or would be if there were any.
         """
         if self._failed_since is None or self._breaker.unused_seconds > _IDLE_SECONDS:
             return None

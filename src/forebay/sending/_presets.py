@@ -60,7 +60,7 @@ class Retries:
         return f"{self.tries} tries over {_exact_duration(self.total)}"
 
     def delay_seconds(self, attempt: int, draw: float, after: float | None = None) -> float | None:
-        """Return how long to wait after a failed try; None: it was the last one.
+        """Return how long to wait after a failed try, or None if it was the last one.
 
         Args:
             attempt: the number of the failed try, from 1.

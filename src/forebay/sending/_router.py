@@ -181,7 +181,7 @@ def _ending(job: Job, routed: routing.Routed) -> Outcome | Release | None:
 def _step_of(job: Job) -> Operation[bool] | Dead | None:
     """Return the call for an activation or a replay, or Dead if its arguments are wrong.
 
-    None for an event.
+    The result is None for an event.
     """
     if job.kind not in _STEPS:
         return None

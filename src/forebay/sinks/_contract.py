@@ -251,7 +251,7 @@ class Sink:
     async def seen(self, sent: Sequence[Sent]) -> Sequence[bool | None]:
         """Read back: return for each message whether the far side has it.
 
-        None if that cannot be known.
+        The result is None if that cannot be known.
 
         False means a proved loss: the message is sent again, with the next generation. A message
         that was consumed and removed is no loss; answer None where both look the same.

@@ -13,7 +13,7 @@ RETRY_AFTER_SECONDS_MAX: Final = 86_400.0
 def retry_after_seconds(value: str | None, now: datetime) -> float | None:
     """Return how long to wait: at most a day.
 
-    None if the header is missing, malformed or in the past.
+    The result is None if the header is missing, malformed or in the past.
 
     Args:
         value: the header: a number of seconds, or a date.

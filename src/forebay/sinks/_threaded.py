@@ -55,7 +55,7 @@ class ThreadedSink(Sink):
     def _interrupt(self, client: Any) -> None:
         """Make the call that uses a client fail soon.
 
-        Must not close a descriptor that the call waits for.
+        It must not close a descriptor that the call waits for.
         """
 
     def _as_unavailable(self, error: Exception) -> SinkUnavailable | None:
@@ -149,7 +149,7 @@ class ThreadedSink(Sink):
 class _Call:
     """A call in a thread, which its caller may give up at any time.
 
-    Then its thread ends the client.
+    A call that was given up ends the client in its thread.
     """
 
     def __init__(

@@ -122,7 +122,7 @@ class ForebayDatabase(Sink):
     async def send(self, messages: Sequence[Message]) -> list[Answer]:
         """Enqueue the messages in one transaction.
 
-        In several if some are refused, or if their ids do not ascend.
+        Several transactions are used if some are refused, or if their ids do not ascend.
         """
         answers: list[Answer] = []
         start = 0

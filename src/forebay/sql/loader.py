@@ -161,7 +161,7 @@ def required_version() -> int:
 def roles_by_object() -> Mapping[str, tuple[str, ...]]:
     """Return the roles that may call each function or read each table of the schema.
 
-    None if only its owner may.
+    The value is None if only the owner may.
     """
     texts = [found for step in migrations() if (found := _GRANT.search(step.text))]
     roles: dict[str, list[str]] = {}
@@ -182,7 +182,7 @@ def roles_by_object() -> Mapping[str, tuple[str, ...]]:
 class _Composed:
     """The first migration in a checkout before its release.
 
-    Composed when it is read, so never out of date.
+    It is composed when it is read, so it is never out of date.
     """
 
     name: Final = "0001_initial.sql"

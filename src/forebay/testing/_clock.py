@@ -35,7 +35,7 @@ $$""",
 def install_clock(conn: Any) -> None:
     """Make the clock of a test database one that ``travel`` can move.
 
-    For databases that no fixture made.
+    Use it for databases that no fixture made.
 
     Args:
         conn: a psycopg connection of the schema's owner; commit it, or roll it back to undo this.

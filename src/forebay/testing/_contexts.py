@@ -118,7 +118,7 @@ def job_for(
 ) -> Job:
     """Return a job of a handler, as its first attempt would see it, with some facts changed.
 
-    A run of a subject for a handler of those.
+    For a handler of subjects the job is a run of a subject.
     """
     known: dict[str, Any] = {"queue": "default", "priority": PRIORITY_DEFAULT, "max_attempts": 20}
     kind = of

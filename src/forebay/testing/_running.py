@@ -202,7 +202,7 @@ def _require_app(app: object) -> None:
 async def _next_due(app: App, dsn: str, group: str, queues: Collection[str]) -> datetime | None:
     """Return when the next job that waits for its time is due.
 
-    None if no job of these queues waits for it.
+    The result is None if no job of these queues waits for its time.
     """
     times = []
     for state in (JobState.SCHEDULED, JobState.RETRYING):

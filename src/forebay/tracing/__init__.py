@@ -20,7 +20,7 @@ __all__ = ["Tracing", "middleware"]
 def middleware() -> Sequence[Middleware]:
     """Return the middleware that creates spans.
 
-    Nothing if the application has set no tracer provider.
+    The result is empty if the application has set no tracer provider.
 
     Call it after the provider was set. Without OpenTelemetry, or without a provider, nothing is
     imported and nothing runs.

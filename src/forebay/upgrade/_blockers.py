@@ -39,7 +39,7 @@ def holder_of(
 ) -> LockHolder | None:
     """Return the session that has locked our tables, or their partitions, for longest.
 
-    None when there is none.
+    The result is None when there is no such session.
     """
     if not tables:
         return None
@@ -85,7 +85,7 @@ def session_running_since(
 ) -> str | None:
     """Return the session whose statement has been running since before a moment.
 
-    None when all have ended.
+    The result is None when all have ended.
 
     Such a statement may run a function from before the last migration, and use what the next one
     removes.

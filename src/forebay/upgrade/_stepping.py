@@ -149,7 +149,7 @@ class Stepper:
     def run(self) -> Upgraded:
         """Apply pending migrations, each in a separate transaction.
 
-        A first installation in one transaction.
+        A first installation is one transaction.
         """
         applied: list[Migration] = []
         while steps := pending_migrations(self._conn):
@@ -240,7 +240,7 @@ class Stepper:
     def _apply(self, step: Migration) -> bool:
         """Apply one migration once its locks are granted.
 
-        False when another migrator applied it.
+        The result is False when another migrator applied it.
         """
         until = time.monotonic() + self._lock_policy.patience_seconds
         reported_at = -_REPORT_SECONDS
@@ -315,7 +315,7 @@ class Stepper:
 def without_timeout(conn: psycopg.Connection[Any]) -> Iterator[None]:
     """Read in a transaction without the role's statement timeout.
 
-    In an open transaction, with what is set there.
+    An open transaction keeps what is set there.
     """
     if conn.info.transaction_status != TransactionStatus.IDLE:
         yield
@@ -441,7 +441,7 @@ def migrator_lock(conn: psycopg.Connection[Any], *, roll_back: bool = False) -> 
 def _has_migrator_lock(conn: psycopg.Connection[Any]) -> bool:
     """Take the lock of a migrator if no other session has it.
 
-    True as well before the first migration, which makes it.
+    The result is also True before the first migration, which makes the lock.
     """
     (exists,) = _row(conn, f"select to_regclass('{MIGRATOR_LOCK}') is not null")
     if not exists:

@@ -53,7 +53,7 @@ def alerts_of(name: str, queue: str, facts: MirrorFacts, thresholds: Thresholds)
 def above_since(facts: MirrorFacts, thresholds: Thresholds) -> datetime | None:
     """Return since when, without a break, more jobs are due than the threshold.
 
-    None if the number is below it now.
+    The result is None if the number is below it now.
 
     Two sources show this: the due times of the jobs that wait now, and the samples, if all of them
     are above the threshold and no two are further apart than ``GAP_MAX``.

@@ -100,7 +100,7 @@ class Watched:
     ) -> bool:
         """Whether a value is above a threshold.
 
-        For an alert that fires, above the level at which it clears.
+        For an alert that fires, the level at which it clears counts instead.
         """
         if (code, subject, group) in self._open:
             return value > threshold * CLEAR_SHARE

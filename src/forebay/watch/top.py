@@ -86,7 +86,7 @@ class _Read:
 def percentile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
     """Return the value below which a share of a histogram lies, linear within its bucket.
 
-    None for an empty one.
+    The result is None for an empty histogram.
 
     Args:
         bounds: upper bounds of the buckets.

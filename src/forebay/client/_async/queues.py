@@ -39,7 +39,7 @@ class AsyncQueues(AsyncClientBase):
     async def queue_of(self, kind: str, *, conn: AsyncConnection | None = None) -> str | None:
         """Return the queue of a kind, as the worker that started last declares it.
 
-        None if no worker has declared the kind.
+        The result is None if no worker has declared the kind.
 
         An enqueue by name without a queue goes there, or to the queue ``default``.
 

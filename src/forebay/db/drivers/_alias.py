@@ -1,7 +1,7 @@
 """A string that names one of Django's databases: ``enqueue("default", ...)``.
 
-Only in a process that uses Django, and only if DATABASES has the name. Type checkers refuse a
-string, because it is usually a mistake: they expect ``connections[alias]``.
+This works only in a process that uses Django, and only if DATABASES has the name. Type checkers
+refuse a string, because it is usually a mistake: they expect ``connections[alias]``.
 """
 
 from __future__ import annotations

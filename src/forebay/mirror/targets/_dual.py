@@ -56,7 +56,7 @@ class DualTarget:
     async def read(self, ids: Sequence[Id]) -> dict[Id, Seen]:
         """Return the versions of items in either target.
 
-        -1 for items that are right in one target at most.
+        The version is -1 for items that are right in one target at most.
         """
         if not ids:
             return {}

@@ -80,7 +80,7 @@ class LaneClaims:
     def set_queue_attempts(self, attempts: Mapping[str, int]) -> None:
         """Set the maximum attempts by queue, as of the last heartbeat.
 
-        The database decides by its own.
+        The database decides by the numbers that it has.
         """
         self._calls.queue_attempts = attempts
 

@@ -68,7 +68,7 @@ class Linger:
     def pause_seconds(self, lanes: Iterable[ReadyLane], default: float) -> float:
         """Return how long to pause after no ready lane gave a job.
 
-        ``default`` unless all are delayed.
+        The result is ``default`` unless all are delayed.
         """
         now = self._clock()
         return min(
@@ -93,7 +93,7 @@ class Linger:
     def record(self, lane: ReadyLane, *, asked: int, rows: Sequence[ClaimedJob]) -> None:
         """Record a claim that returned jobs.
 
-        With fewer than it asked for, and not ended by their size, it emptied the lane.
+        A claim that got fewer than it wanted, and not because of their size, emptied the lane.
         """
         if not self._applies(lane):
             return

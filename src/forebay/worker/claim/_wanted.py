@@ -71,7 +71,8 @@ class Wanted:
 def _slowest(means: Collection[float]) -> float | None:
     """Return the mean duration that decides.
 
-    Of very many queues the 5 % with the highest ones, which may be accidents, do not count.
+    If there are very many queues, the 5 % with the highest means do not count: they may be
+    accidents.
     """
     if len(means) <= _FEW_QUEUES:
         return max(means, default=None)

@@ -261,8 +261,8 @@ class Claimer:
 
         Return whether that took all their jobs.
 
-        Only if there are free slots and the queue has one known public lane, and for at most half
-        of the queue's share: retries, other lanes and other queues get theirs from the call of
+        It claims only if there are free slots and the queue has one known public lane, and at most
+        half of the queue's share: retries, other lanes and other queues get theirs from the call of
         ``ready_v1`` that follows. Where the last poll found nothing, the slots are shared by the
         notified queues alone. Only a leader does this, because a notification wakes every worker
         and claims from one lane run one after another.
@@ -292,7 +292,8 @@ class Claimer:
 
         Return whether any job was claimed.
 
-        Only shortly after a poll that found no other lane; the next poll serves all other lanes.
+        It claims only shortly after a poll that found no other lane; the next poll serves all
+        others.
         """
         freed, self._freed = self._freed, {}
         taken = 0

@@ -143,7 +143,7 @@ class PollLeadership:
     def sleep_millis(self) -> int | None:
         """For how long producers must notify if no lane is ready.
 
-        None where notifications do not arrive.
+        The result is None where notifications do not arrive.
         """
         if self.without_notifications:
             return None

@@ -32,7 +32,7 @@ class Intake(Protocol):
     def problem(self) -> str | None:
         """Return why the handlers make no progress, for the readiness of the worker.
 
-        None if they do.
+        The result is None if they do.
         """
 
 
@@ -67,7 +67,7 @@ class Application(Protocol):
     def location(self) -> tuple[str, str, bool] | None:
         """Return module or script, attribute, and whether it is a script.
 
-        None when the app cannot be imported.
+        The result is None when the app cannot be imported.
         """
 
     async def open_resources(self, stack: contextlib.AsyncExitStack) -> Mapping[str, Any]:

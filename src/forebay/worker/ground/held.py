@@ -54,7 +54,7 @@ class Lease:
     def next_claim_nos(self, count: int) -> list[int]:
         """Return the numbers of the batches of one call, in order.
 
-        Those that give no jobs stay unused.
+        The numbers of those that give no jobs stay unused.
         """
         return [self.next_claim_no() for _ in range(count)]
 
@@ -226,7 +226,7 @@ _NO_KIND: Final = RetryPolicy()
 def job_of(held: HeldJob, kind: Kind | None, group: str) -> Job:
     """Return the job as a handler sees it, or as its listeners do without a handler.
 
-    Without arguments if they are not decoded, as for a handler in a child process.
+    It has no arguments if they are not decoded, as for a handler in a child process.
     """
     row = held.row
     return Job(

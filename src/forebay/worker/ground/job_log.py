@@ -215,7 +215,7 @@ def _exception(
 ) -> tuple[_ExcInfo | None, str | None]:
     """Return the exception for the record, and its text.
 
-    None for an outcome without one, such as ``Dead``.
+    The result is None for an outcome without an exception, such as ``Dead``.
     """
     if raised is None:
         if not error.get("traceback"):

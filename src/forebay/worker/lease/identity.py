@@ -53,7 +53,7 @@ def identity(
 def resident_kb() -> int | None:
     """Return the resident memory of this process in kibibytes.
 
-    None where the system does not tell.
+    The result is None where the system does not report it.
     """
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])

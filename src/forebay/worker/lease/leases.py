@@ -237,7 +237,7 @@ class LeaseKeeper:
     async def watch(self) -> None:
         """Lose leases without a heartbeat confirmed in time, until cancelled.
 
-        Depends on the clock only.
+        It depends on the clock only.
         """
         while True:
             await asyncio.sleep(_CHECK_SECONDS)

@@ -51,7 +51,7 @@ class Looks:
     def begin(self, *, is_announced: bool) -> int | None:
         """Begin a look. Return for how many milliseconds the leader will sleep if nothing is due.
 
-        None if it needs no notification.
+        The result is None if the leader needs no notification.
 
         Args:
             is_announced: whether this process is notified of what others add, as far as it knows.

@@ -110,7 +110,7 @@ class LoopWatch:
     def _blocker(self) -> tuple[Call | None, str | None]:
         """Return the call that blocks the loop and where.
 
-        No call for another task, no place for one of this library.
+        There is no call if another task blocks it, and no place if it is a task of this library.
         """
         task = asyncio.current_task(self._loop)
         call = next((call for call in self._calls() if call.task is task), None)

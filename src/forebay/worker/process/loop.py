@@ -1,6 +1,6 @@
 """The event loop around a worker, for a thread or process that does nothing else.
 
-At its end ``asyncio.run`` waits for every task, indefinitely for a handler that ignores its
+At its end ``asyncio.run`` waits for every task, and without a limit for a handler that ignores its
 cancellation: the process would not exit, and no supervisor would restart it.
 """
 

@@ -136,7 +136,7 @@ class CallQueue:
     def is_next(self, kind: Kind, more_than: int) -> bool:
         """Whether the next call is of a kind, and more calls wait than a number.
 
-        From any thread, where it may be a little out of date.
+        Any thread may call it; the answer may be a little out of date there.
         """
         try:
             return len(self._quick) > more_than and self._quick.first[0] is kind
@@ -196,7 +196,7 @@ class CallQueue:
     def pop_passing(self) -> WaitingCall:
         """Remove the first call that may pass those whose arguments are text, and return it.
 
-        There must be one.
+        The queue must have such a call.
         """
         call = self._quick.pop()
         if call is self._last:

@@ -83,7 +83,7 @@ class KeyQueues:
     def next_after(self, held: HeldJob, ended: Ended | None) -> HeldJob | None:
         """A job of a key ended: return the next job of the key, which may start.
 
-        None if there is none.
+        The result is None if there is no such job.
 
         If the ended job will run again, or holds its key as a dead letter, release all jobs that
         wait for it.

@@ -45,7 +45,7 @@ def _set(which: int, soft: int | None) -> None:
 def _used_bytes() -> int:
     """Return the bytes that the kernel counts for RLIMIT_DATA now.
 
-    0 where it does not report them.
+    The result is 0 where the kernel does not report them.
     """
     with contextlib.suppress(OSError):
         for line in _STATUS.read_text(encoding="ascii").splitlines():

@@ -165,7 +165,7 @@ class Slots:
     def release_all(self) -> int:
         """Interrupt every call and release its jobs without using an attempt.
 
-        Return how many jobs.
+        Return how many jobs were released.
         """
         count = 0
         for call, helds in list(self.calls.items()):

@@ -19,10 +19,10 @@ _FRAMES_MAX: Final = 1000
 def stack_of(call: Call) -> TracebackType | None:
     """Return the frames of the handler, the innermost one last.
 
-    None if it does not run here or has not begun.
+    The result is None if it does not run here or has not begun.
 
-    Of a coroutine these are the functions that wait, from the handler on. A thread may have gone on
-    meanwhile.
+    The frames of a coroutine are the functions that wait, from the handler on. A thread may have
+    run meanwhile.
     """
     if call.in_child:
         return None

@@ -189,7 +189,7 @@ class Executor:
     def _one_raw_kind(self, helds: list[HeldJob]) -> Kind | None:
         """Return the handler of all these jobs if it takes their arguments as text and runs here.
 
-        None otherwise.
+        The result is None otherwise.
         """
         if not helds:
             return None

@@ -58,7 +58,7 @@ class RawWork(Work):
 def decode_work(message: bytes, raw_kinds: Collection[str] = ()) -> Work:
     """Decode a message with jobs; arguments of raw kinds stay text.
 
-    In others a number beyond the range of floats becomes infinite.
+    In arguments of other kinds a number beyond the range of floats becomes infinite.
     """
     if raw_kinds:
         work = msgspec.json.decode(message, type=RawWork)
@@ -74,9 +74,9 @@ def decode_work(message: bytes, raw_kinds: Collection[str] = ()) -> Work:
 class ChildReport(msgspec.Struct):
     """How the job at an offset ended: done, or as ``ended`` says; or an error of the child.
 
-    With ``settled`` its handler's transaction has settled it so.
+    If ``settled`` is true, the transaction of its handler has settled it.
 
-    With ``progress`` the job still runs, and this is its progress.
+    If ``progress`` is set, the job still runs, and this is its progress.
     """
 
     offset: int = 0
