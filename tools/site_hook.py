@@ -39,6 +39,7 @@ _BOOSTS = {
     "contributing": 0.2,
     "decisions/": 0.1,
     "design/": 0.1,
+    "guards": 0.1,
     "what-we-got-wrong": 0.1,
 }
 

@@ -935,7 +935,11 @@ def claimed_while_retention_looks(database: str) -> None:
 
 
 def held_between_its_looks(database: str) -> None:
-    """Let retention wait for a lock between the batches and the jobs that wait."""
+    """Let retention wait for a lock between the batches and the jobs that wait, for as long as a
+    busy machine needs.
+    """
+    limit = "SET lock_timeout TO '{}'"
+    break_function(database, "retain_v1", (limit.format("100ms"), limit.format("30s")))
     look = "return query\n    select distinct s.segment_id"
     brake = "perform pg_advisory_xact_lock(4711);"
     break_function(database, "_segment_holders", (look, f"{brake} {look}"))

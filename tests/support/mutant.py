@@ -4,12 +4,28 @@ A test of a protocol shows something only if it fails without the guard. So each
 time, in a database where the guard is missing, and there it has to fail.
 """
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import pytest
 
 from tests.support.engine import connect
+
+
+class Removed(NamedTuple):
+    """A guard that the running test has taken out."""
+
+    function: str
+    guard: str
+    instead: str
+    #: When it was taken out, by ``time.perf_counter``.
+    at: float
+
+
+#: What the running test has taken out; fix_guards.py empties and records it.
+removed: list[Removed] = []
 
 
 def break_function(dsn: str, name: str, *substitutions: tuple[str, str]) -> None:
@@ -20,6 +36,12 @@ def break_function(dsn: str, name: str, *substitutions: tuple[str, str]) -> None
         substitutions: pairs of a piece of the source and what it becomes; a piece that is not
             there any more fails the test, since its mutant would prove nothing.
     """
+    _substitute(dsn, name, substitutions)
+    at = time.perf_counter()
+    removed.extend(Removed(name, old, new, at) for old, new in substitutions)
+
+
+def _substitute(dsn: str, name: str, substitutions: tuple[tuple[str, str], ...]) -> None:
     with connect(dsn) as conn:
         (source,) = conn.execute(
             "select pg_get_functiondef(p.oid) from pg_proc p"
@@ -34,7 +56,7 @@ def break_function(dsn: str, name: str, *substitutions: tuple[str, str]) -> None
 
 def without_shortcut(dsn: str) -> None:
     """Let every claim go through ``forebay._take``, so that a guard taken out of it is missed."""
-    break_function(dsn, "claim_v1", ("if v_segment is not null then", "if false then"))
+    _substitute(dsn, "claim_v1", (("if v_segment is not null then", "if false then"),))
 
 
 def break_shortcut(dsn: str, *substitutions: tuple[str, str]) -> None:
