@@ -475,7 +475,7 @@ def test_whatever_happens_each_key_runs_in_order(database, seed):
 
 
 GUARDS = {
-    "a job behind another of its batch is kept back": ("_requeued", "n.place > f.place or", ""),
+    "a job behind another of its batch is requeued": ("_requeued", "n.place > f.place or", ""),
     "so is one behind another of an earlier batch": ("_requeued", "or b.key is not null", ""),
     "a lost lease gives back the first of a key only": (
         "_revoke",
