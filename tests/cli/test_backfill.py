@@ -139,7 +139,7 @@ def test_it_counts_and_asks(forebay, conn, monkeypatch, answer):
     refused = forebay("backfill", "index", "--table", "page")
     assert (refused.code, ids(conn)) == (2, [])
     assert "Enqueue 100 jobs in queue default? Pass --yes." in refused.err
-    monkeypatch.setattr("forebay.cli._backfill.confirmed", lambda question: answer)
+    monkeypatch.setattr("forebay.cli._acts.confirmed", lambda question: answer)
     done = forebay("backfill", "index", "--table", "page")
     assert (done.code, len(ids(conn))) == ((0, 100) if answer else (1, 0))
 

@@ -55,11 +55,11 @@ def test_a_preview_shows_instants_in_the_interval(forebay, nightly):
 
 def test_a_backfill_begins_with_a_dry_run(forebay, nightly, conn):
     place = ("--from", "2026-01-01T00:00:00Z", "--to", "2026-01-04T00:00:00Z")
-    plan = forebay("schedules", "backfill", "nightly", *place).out
+    plan = forebay("schedules", "backfill", "nightly", *place, "--dry-run").out
     assert plan.startswith("3 jobs; ")
     done = forebay("schedules", "backfill", "nightly", *place, "--token", plan.split()[-1])
     assert done.out == "enqueued 3 jobs of schedule nightly\n"
-    assert forebay("schedules", "backfill", "nightly", *place).out.startswith("0 jobs")
+    assert forebay("schedules", "backfill", "nightly", *place, "--dry-run").out.startswith("0 jobs")
     assert one(conn, "select count(*) from forebay.log where headers ? 'forebay-schedule'") == 3
 
 

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from forebay import Client
+from forebay.ops import dead
 from tests.support.engine import (
     Reader,
     connect,
@@ -29,17 +31,19 @@ def die(database, conn, number: int, **options) -> list[int]:
     with Reader(database, "mail") as reader:
         jobs = [enqueue(conn, queue="mail", **options) for _ in range(number)]
         for batch in reader.claim_all():
-            dead = [
+            letters = [
                 {"offset": at + 1, "outcome": "dead", "reason": "permanent"}
                 for at in range(len(batch.jobs))
             ]
-            reader.settle(batch.claim_no, ended=dead)
+            reader.settle(batch.claim_no, ended=letters)
     return jobs
 
 
 def test_a_token_redrives_exactly_the_counted_dead_letters(database, conn):
     """
-    Newer ones are left; if one of them is gone, nothing is redriven; a repeated call does nothing.
+    Newer ones are left, and what was redriven since; if one was deleted, nothing is redriven.
+
+    A repeated call does nothing.
     """
     die(database, conn, 3)
     token, jobs = conn.execute(PLAN).fetchone()
@@ -48,12 +52,47 @@ def test_a_token_redrives_exactly_the_counted_dead_letters(database, conn):
     other = REDRIVE.replace("'mail'", "'mail', kind => 'work'")
     assert sqlstate(conn, other, token) == "JQ042"
     with conn.transaction(force_rollback=True):
-        conn.execute("select forebay.redrive((select min(dead_id) from forebay.dead_letter))")
+        conn.execute(
+            "delete from forebay.dead_letter "
+            "where dead_id = (select min(dead_id) from forebay.dead_letter)"
+        )
         assert sqlstate(conn, f"savepoint s; {REDRIVE}".replace("%s", f"'{token}'")) == "JQ042"
-    assert one(conn, REDRIVE, token) == 3
-    assert sqlstate(conn, REDRIVE, token) == "JQ042"
+    conn.execute("select forebay.redrive((select min(dead_id) from forebay.dead_letter))")
+    assert one(conn, REDRIVE, token) == 2
+    assert one(conn, REDRIVE, token) == 0
     redriven = "select count(*) from forebay.dead_letter where redriven_at is not null"
     assert one(conn, redriven) == 3
+
+
+def test_an_interrupted_redrive_is_finished_by_the_same_call(database, conn, monkeypatch):
+    """
+    It works in steps, each committed, that are one event. A repeated token takes what is left.
+    """
+    monkeypatch.setattr(dead, "_STEP", 2)
+    die(database, conn, 5)
+    client = Client(database)
+
+    def stop(done: int) -> None:
+        raise KeyboardInterrupt
+
+    token = client.plan_redrive(queue="mail").token
+    with pytest.raises(KeyboardInterrupt):
+        client.redrive_matching(queue="mail", token=token, progress=stop)
+    seen: list[int] = []
+    assert client.redrive_matching(queue="mail", token=token, progress=seen.append) == 3
+    assert seen == [2, 3]
+    assert one(conn, "select count from forebay.event where act = 'dead.redrive'") == 5
+    assert client.redrive_matching(queue="mail") == 0
+    die(database, conn, 2)
+    die(database, conn, 1)
+    late = client.dead_letters(queue="mail")[0]
+    assert client.redrive_matching(died_before=late.died_at, limit=1) == 1
+    assert client.redrive_matching(died_after=late.died_at) == 1
+    assert [x.dead_id for x in client.dead_letters(died_after=late.died_at, redriven=True)] == [
+        late.dead_id
+    ]
+    with pytest.raises(TypeError, match="tags"):
+        client.dead_letters(tags="a")
 
 
 def test_dead_letters_go_to_another_group(database, conn):
@@ -94,3 +133,27 @@ def test_a_replay_of_dead_jobs_reads_the_dead_letters(database, conn):
         plan = 'select jobs from forebay.plan_replay(\'{"queue": "mail"}\', %s)'
         assert one(conn, plan, options) == len(jobs)
         assert one(conn, calls) <= 10
+
+
+def test_a_replay_of_dead_jobs_reads_around_them_only(database, conn):
+    """
+    It looks at the rows of jobs with a dead letter; by the time of death at those of that time.
+    """
+    enqueue_many(conn, [{"kind": "work", "queue": "mail"}] * 9000)
+    with Reader(database, "mail") as reader:
+        while batches := reader.claim_all():
+            for batch in batches:
+                reader.finish(batch)
+    jobs = die(database, conn, 1) + die(database, conn, 1)
+    enqueue_many(conn, [{"kind": "work", "queue": "mail"}] * 9000)
+    pieces = "select sum(hi - lo) from forebay._archive_pieces(%s, %s, 1, 9223372036854775807)"
+    queue = json.dumps({"queue": "mail"})
+    assert one(conn, pieces, queue, json.dumps({"state": "dead"})) == jobs[1] - jobs[0] + 1
+    assert one(conn, pieces, json.dumps({"ids": [jobs[0], jobs[0] + 9000]}), "{}") == 2
+    died = one(conn, "select max(died_at)::text from forebay.dead_letter")
+    plan = "select jobs from forebay.plan_replay(%s, %s)"
+    for option, found in (("died_after", 1), ("died_before", 1)):
+        options = json.dumps({"state": "dead", option: died})
+        assert one(conn, plan, queue, options) == found
+    assert sqlstate(conn, plan, queue, json.dumps({"died_after": died})) == "JQ001"
+    assert sqlstate(conn, plan, queue, json.dumps({"state": "dead", "died_after": "x"})) == "JQ001"

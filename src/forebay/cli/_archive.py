@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from forebay.cli._acts import agreed
 from forebay.cli._change import Conditions
 from forebay.cli._commands import argument, option
 from forebay.cli._database import client_of
 from forebay.cli._export_files import Format, JsonLines, Writer, check_format, complete_file, writer
 from forebay.cli._patience import patience
-from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
-    DryRun,
+    AGE,
     Dsn,
+    How,
     Json,
     Kind,
     Queue,
-    Token,
-    Yes,
-    confirmed,
-    instant,
+    ToGroup,
     instant_or_age,
 )
 from forebay.cli.output import ago, facts_table, moment, print_json, state_text, table
@@ -34,7 +34,8 @@ from forebay.model.text import counted
 
 if TYPE_CHECKING:
     from forebay.client import Client
-    from forebay.model.archive import Replay
+    from forebay.model.archive import Replay, ReplayPlan
+    from forebay.ops.archive import ReplayOptions
 
 State = Annotated[str | None, option("--state STATE", "Only jobs in this state; slow.")]
 
@@ -57,17 +58,17 @@ def replay(
         str | None,
         option("--unfinished-at TIME", "Only jobs that had not ended at this time; slow."),
     ] = None,
-    to_group: Annotated[
-        str | None, option("--to-group GROUP", "Only this consumer group gets the new jobs.")
+    died_after: Annotated[
+        str | None, option("--died-after TIME", f"Only dead jobs that died since: {AGE}.")
     ] = None,
+    died_before: Annotated[
+        str | None, option("--died-before TIME", f"Only dead jobs that died before: {AGE}.")
+    ] = None,
+    to_group: ToGroup = None,
     continue_: Annotated[
         int | None, option("--continue REPLAY", "Finish an interrupted replay.")
     ] = None,
-    dry_run: DryRun = False,
-    token: Token = None,
-    yes: Yes = False,
-    dsn: Dsn = None,
-    as_json: Json = False,
+    how: How,
     which: Conditions,
 ) -> None:
     """Enqueue jobs of the past again, oldest first.
@@ -76,48 +77,52 @@ def replay(
     Jobs that wait or run match, too: give --enqueued-before or --state. A replay works in steps;
     after an interruption, --continue finishes it.
     """
-    client = client_of(dsn)
+    client = client_of(how.dsn)
     wanted = _filter(which, queue=queue, kind=kind, ids=job_ids or None)
     if continue_ is not None:
-        if wanted is not None or token is not None or dry_run:
+        if wanted is not None or how.token is not None or how.dry_run:
             raise ConfigError("--continue", "takes no filter, token or dry run")
-        _print_replay(client.continue_replay(continue_, progress=_watch(as_json)), as_json)
+        with _watched() as note:
+            done = client.continue_replay(continue_, progress=note)
+        _print_replay(done, how.as_json)
         return
+    options: ReplayOptions = {
+        "group": to_group,
+        "state": "dead" if state is None and (died_after or died_before) else state,
+        "unfinished_at": instant_or_age(unfinished_at, "--unfinished-at"),
+        "died_after": instant_or_age(died_after, "--died-after"),
+        "died_before": instant_or_age(died_before, "--died-before"),
+    }
     if wanted is None:
-        if state is None and unfinished_at is None:
+        if options["state"] is None and unfinished_at is None:
             raise ConfigError("JOB_ID", "or a filter is needed")
         wanted = JobFilter(all=True)
-    options = {
-        "group": to_group,
-        "state": state,
-        "unfinished_at": instant(unfinished_at, "--unfinished-at"),
-    }
-    if dry_run or not (yes or token or job_ids):
-        with patience("counting"):
-            plan = client.plan_replay(wanted, **options)  # type: ignore[arg-type]
-        if dry_run:
-            _print_plan(plan, as_json)
-            return
-        if plan.jobs and not confirmed(f"Enqueue {counted(plan.jobs, 'job')} again?"):
-            raise SystemExit(ExitCode.FAILED)
-        token = plan.token
-    done = client.replay_jobs(wanted, token=token, progress=_watch(as_json), **options)  # type: ignore[arg-type]
-    _print_replay(done, as_json)
+    token = agreed(
+        how,
+        lambda: client.plan_replay(wanted, **options),
+        lambda plan: f"Enqueue {counted(plan.jobs, 'job')} again?",
+        _print_plan,
+        named=bool(job_ids),
+    )
+    with _watched() as note:
+        done = client.replay_jobs(wanted, token=token, progress=note, **options)
+    _print_replay(done, how.as_json)
 
 
-def _watch(as_json: bool) -> Any:
-    def note(replay_id: int, jobs: int) -> None:
-        console(stderr=True).print(
-            f"replay {replay_id}: {counted(jobs, 'job')} so far", style="dim"
-        )
+@contextmanager
+def _watched() -> Iterator[Callable[[int, int], None]]:
+    """Show the progress of a replay, and how an interrupted one is finished."""
+    with patience("replay", "run the same command again") as progress:
 
-    return None if as_json else note
+        def note(replay_id: int, jobs: int) -> None:
+            progress.what = f"replay {replay_id}"
+            progress.note(jobs)
+            progress.again = f"forebay jobs replay --continue {replay_id} continues it"
+
+        yield note
 
 
-def _print_plan(plan: Any, as_json: bool) -> None:
-    if as_json:
-        print_json(plan)
-        return
+def _print_plan(plan: ReplayPlan) -> None:
     rows = facts_table()
     rows.add_row("would replay", Text(counted(plan.jobs, "job"), style="bold"))
     if plan.jobs:

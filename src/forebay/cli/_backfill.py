@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from forebay.cli._acts import agreed
 from forebay.cli._commands import Together, argument, option
 from forebay.cli._database import client_of
 from forebay.cli._patience import patience
 from forebay.cli._served import client_for, warn
-from forebay.cli.exit import ExitCode
-from forebay.cli.options import Dsn, Json, Yes, confirmed, duration, json_object, pair
+from forebay.cli.options import How, duration, json_object, pair
 from forebay.cli.output import facts_table, print_json
 from forebay.cli.text import Text, console
 from forebay.errors import ConfigError, shown
@@ -137,12 +139,6 @@ def backfill(
     max_attempts: Annotated[
         int | None, option("--max-attempts N", "Default: the handler's.")
     ] = None,
-    dry_run: Annotated[
-        bool, option("--dry-run", "Enqueue nothing; show what would be enqueued, and a token.")
-    ] = False,
-    token: Annotated[
-        str | None, option("--token TOKEN", "Enqueue exactly the jobs of this dry run, or none.")
-    ] = None,
     chunk: Annotated[
         int | None, option("--chunk N", "Number of jobs per transaction; default: all in one.")
     ] = None,
@@ -151,9 +147,7 @@ def backfill(
         option("--key COLUMN", "The column that chunks are formed by. Default: --id-column."),
     ] = None,
     resume: Annotated[int | None, option("--resume ID", "Continue a backfill in chunks.")] = None,
-    yes: Yes = False,
-    dsn: Dsn = None,
-    as_json: Json = False,
+    how: How,
 ) -> None:
     """Enqueue a job for each row of a table or query, in the database.
 
@@ -162,19 +156,20 @@ def backfill(
     the jobs go to the queue that the workers of their kind have declared in the database.
     Without --token and --yes, the command counts the jobs and asks.
     """
-    watch = _Progress(as_json=as_json)
     if resume is not None:
         if kind is not None or rows is not None:
             raise ConfigError(
                 "--resume", "continues an existing backfill: name no kind and no rows"
             )
-        _enqueued(client_of(dsn).resume_backfill(resume, progress=watch), as_json)
+        with _watched() as note:
+            count = client_of(how.dsn).resume_backfill(resume, progress=note)
+        _enqueued(count, how.as_json)
         return
     if kind is None:
         raise ConfigError("KIND", "is missing", hint="Name the handler: forebay backfill reindex.")
     if rows is None:
         raise ConfigError("--query", "or --table is needed: give exactly one of them")
-    client, name, doubt = client_for(kind, queue=queue, app=app, dsn=dsn)
+    client, name, doubt = client_for(kind, queue=queue, app=app, dsn=how.dsn)
     options: JobOptionChanges = {"queue": name, "priority": priority, "tag": tag}
     if delay is not None:
         options["delay"] = duration(delay, "--delay")
@@ -182,43 +177,41 @@ def backfill(
         options["max_attempts"] = max_attempts
     common = json_object(args, "--args")
     ends = duration(expires_in, "--expires-in")
-    if dry_run or not (yes or token):
-        with patience("counting"):
-            plan = client.plan_backfill(kind, rows, args=common, expires_in=ends, **options)
-        if dry_run:
-            _print_plan(plan, as_json)
-            warn(doubt)
-            return
+
+    def plan() -> BackfillPlan:
+        found = client.plan_backfill(kind, rows, args=common, expires_in=ends, **options)
         warn(doubt)
-        doubt = None
-        if plan.jobs and not confirmed(
-            f"Enqueue {counted(plan.jobs, 'job')} in queue {plan.queue}?"
-        ):
-            raise SystemExit(ExitCode.FAILED)
-        token = plan.token
-    count = client.backfill(
-        kind, rows, args=common, expires_in=ends, token=token, chunk=chunk, key=key,
-        progress=watch, **options,
-    )  # fmt: skip
-    _enqueued(count, as_json)
-    warn(doubt)
+        return found
+
+    is_planned = not (how.yes or how.token)
+    token = agreed(
+        how,
+        plan,
+        lambda plan: f"Enqueue {counted(plan.jobs, 'job')} in queue {plan.queue}?",
+        _print_plan,
+    )
+    with _watched() as note:
+        count = client.backfill(
+            kind, rows, args=common, expires_in=ends, token=token, chunk=chunk, key=key,
+            progress=note, **options,
+        )  # fmt: skip
+    _enqueued(count, how.as_json)
+    if not is_planned:
+        warn(doubt)
 
 
-class _Progress:
-    """Reports progress on stderr."""
+@contextmanager
+def _watched() -> Iterator[Callable[[BackfillProgress], None]]:
+    """Show the progress of a backfill, and how an interrupted one is finished."""
+    with patience("backfill", "without --chunk, nothing is enqueued: run it again") as progress:
 
-    def __init__(self, *, as_json: bool) -> None:
-        self._out = None if as_json else console(stderr=True)
+        def note(step: BackfillProgress) -> None:
+            share = 100.0 * step.jobs_done / step.jobs_all if step.jobs_all else 100.0
+            progress.what = f"backfill {step.backfill_id}"
+            progress.reached = f"{step.jobs_done:,} of {step.jobs_all:,} ({share:.0f} %)"
+            progress.again = f"forebay backfill --resume {step.backfill_id} continues it"
 
-    def __call__(self, step: BackfillProgress) -> None:
-        if self._out is None:
-            return
-        share = 100.0 * step.jobs_done / step.jobs_all if step.jobs_all else 100.0
-        self._out.print(
-            f"backfill {step.backfill_id}: {step.jobs_done:,} of {step.jobs_all:,} ({share:.0f} %),"
-            f" {step.seconds:.1f} s; --resume {step.backfill_id} continues it",
-            style="dim",
-        )
+        yield note
 
 
 def _enqueued(count: int, as_json: bool) -> None:
@@ -228,10 +221,7 @@ def _enqueued(count: int, as_json: bool) -> None:
         console().print(f"{count:,} jobs enqueued")
 
 
-def _print_plan(plan: BackfillPlan, as_json: bool) -> None:
-    if as_json:
-        print_json(plan)
-        return
+def _print_plan(plan: BackfillPlan) -> None:
     facts = facts_table()
     facts.add_row("jobs", Text(f"{plan.jobs:,}", "bold"))
     facts.add_row("queue", plan.queue)

@@ -6,18 +6,12 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
+from forebay.cli._acts import agreed
 from forebay.cli._commands import Given, Together, argument, option
 from forebay.cli._database import client_of
 from forebay.cli._patience import patience
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import (
-    Group,
-    How,
-    confirmed,
-    duration,
-    instant,
-    instant_or_age,
-)
+from forebay.cli.options import AGE, Group, How, duration, instant, instant_or_age
 from forebay.cli.output import ago, facts_table, print_json
 from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
@@ -45,8 +39,6 @@ _MEANINGS: Final[dict[str, str]] = {
 }
 
 
-_AGE: Final = "an age such as 2h, or ISO 8601"
-
 #: The conditions of a filter, as options of the commands.
 _CONDITIONS: Final[dict[str, Given]] = {
     "queue": option("--queue QUEUE", "Only this queue."),
@@ -58,8 +50,8 @@ _CONDITIONS: Final[dict[str, Given]] = {
     "unique_key": option("--unique-key KEY", "Only this unique key."),
     "correlation_id": option("--correlation-id ID", "Only this correlation id."),
     "subject": option("--subject SUBJECT", "Only runs of this subject."),
-    "enqueued_after": option("--enqueued-after TIME", f"Only jobs enqueued since: {_AGE}."),
-    "enqueued_before": option("--enqueued-before TIME", f"Only jobs enqueued before: {_AGE}."),
+    "enqueued_after": option("--enqueued-after TIME", f"Only jobs enqueued since: {AGE}."),
+    "enqueued_before": option("--enqueued-before TIME", f"Only jobs enqueued before: {AGE}."),
 }
 _TIMES: Final = ("enqueued_after", "enqueued_before")
 
@@ -195,20 +187,16 @@ def _act(
     **wanted: Any,
 ) -> None:
     """Do an act on many jobs, or plan it; ``wanted`` is the time or priority that it gives them."""
-    client, token, as_json = client_of(how.dsn), how.token, how.as_json
-    if how.dry_run:
-        with patience("counting"):
-            plan = client.plan_change(act, which, **wanted)
-        _print_plan(act, plan, as_json)
-        return
-    if which.ids is None and token is None and not how.yes:
-        with patience("counting"):
-            plan = client.plan_change(act, which, **wanted)
-        if plan.jobs and not confirmed(f"{act.capitalize()} {counted(plan.jobs, 'job')}?"):
-            raise SystemExit(ExitCode.FAILED)
-        token = plan.token
-    watch = None if as_json or which.ids is not None else _note
-    result = run(client, token=token, progress=watch)
+    client, as_json = client_of(how.dsn), how.as_json
+    token = agreed(
+        how,
+        lambda: client.plan_change(act, which, **wanted),
+        lambda plan: f"{act.capitalize()} {counted(plan.jobs, 'job')}?",
+        lambda plan: _print_plan(act, plan),
+        named=which.ids is not None,
+    )
+    with patience(act, "run the same command again to finish it") as progress:
+        result = run(client, token=token, progress=progress.note)
     if as_json:
         print_json(result if result.jobs else {"answers": result.answers})
     elif result.jobs:
@@ -226,14 +214,7 @@ def _act(
         raise SystemExit(ExitCode.FAILED)
 
 
-def _note(taken: int) -> None:
-    console(stderr=True).print(f"{counted(taken, 'job')} so far", style="dim")
-
-
-def _print_plan(act: ChangeAct, plan: ChangePlan, as_json: bool) -> None:
-    if as_json:
-        print_json(plan)
-        return
+def _print_plan(act: ChangeAct, plan: ChangePlan) -> None:
     rows = facts_table()
     rows.add_row(f"would {act}", Text(counted(plan.jobs, "job"), style="bold"))
     for state, count in sorted(plan.states.items()):

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from forebay.cli._acts import agreed
 from forebay.cli._commands import Commands, Together, argument, option
 from forebay.cli._database import client_of
 from forebay.cli._patience import patience
 from forebay.cli.exit import ExitCode
 from forebay.cli.options import (
+    AGE,
     Dsn,
     Group,
     How,
@@ -20,9 +22,11 @@ from forebay.cli.options import (
     Limit,
     Queue,
     Tag,
+    ToGroup,
+    Yes,
     confirmed,
     duration,
-    instant,
+    instant_or_age,
 )
 from forebay.cli.output import (
     ago,
@@ -63,6 +67,12 @@ def _filters(
     group: Group = None,
     job: Job = None,
     cause: Cause = None,
+    died_after: Annotated[
+        str | None, option("--died-after TIME", f"Only those that died since: {AGE}.")
+    ] = None,
+    died_before: Annotated[
+        str | None, option("--died-before TIME", f"Only those that died before: {AGE}.")
+    ] = None,
 ) -> dict[str, Any]:
     return {
         "queue": queue,
@@ -72,6 +82,8 @@ def _filters(
         "group": group,
         "job_id": job,
         "cause": cause,
+        "died_after": instant_or_age(died_after, "--died-after"),
+        "died_before": instant_or_age(died_before, "--died-before"),
     }
 
 
@@ -349,27 +361,16 @@ def redrive(
     *,
     all_: Annotated[bool, option("--all", "All that are not redriven yet.")] = False,
     filters: Filters,
-    died_after: Annotated[
-        str | None, option("--died-after TIME", "Only those that died since.")
-    ] = None,
-    died_before: Annotated[
-        str | None, option("--died-before TIME", "Only those that died before.")
-    ] = None,
     limit: Annotated[int | None, option("--limit N", "Maximum number.")] = None,
-    to_group: Annotated[
-        str | None, option("--to-group GROUP", "This consumer group gets the new jobs.")
-    ] = None,
+    to_group: ToGroup = None,
     how: How,
 ) -> None:
     """Enqueue new jobs from dead letters: by id, by filter, or all.
 
-    Jobs are enqueued in their original order. A dead letter can be redriven once.
+    Jobs are enqueued in their original order. A dead letter can be redriven once. A filter works
+    in steps; after an interruption, the same command finishes.
     """
-    filters |= {
-        "died_after": instant(died_after, "died_after"),
-        "died_before": instant(died_before, "died_before"),
-        "limit": limit,
-    }
+    filters["limit"] = limit
     given = any(value is not None for value in filters.values())
     if bool(dead_ids) + all_ + (given and not all_) != 1:
         raise ConfigError(
@@ -389,27 +390,23 @@ def redrive(
             console().print(f"redriven dead letter {dead} as job {new}")
         return
     filters["to_group"] = to_group
-    token = how.token
-    if how.dry_run or not (how.yes or token):
-        with patience("counting"):
-            plan = client.plan_redrive(**filters)
-        if how.dry_run:
-            _print_redrive_plan(plan, how.as_json)
-            return
-        if plan.jobs and not confirmed(f"Redrive {counted(plan.jobs, 'dead letter')}?"):
-            raise SystemExit(ExitCode.FAILED)
-        token = plan.token
-    count = client.redrive_matching(**filters, token=token)
+    token = agreed(
+        how,
+        lambda: client.plan_redrive(**filters),
+        lambda plan: f"Redrive {counted(plan.jobs, 'dead letter')}?",
+        _print_redrive_plan,
+    )
+    with patience("redrive", "run the same command again to finish it") as progress:
+        count = client.redrive_matching(
+            **filters, token=token, progress=lambda done: progress.note(done, "dead letter")
+        )
     if how.as_json:
         print_json({"redriven": count})
     else:
         console().print(f"redriven dead letters: {count:,}")
 
 
-def _print_redrive_plan(plan: RedrivePlan, as_json: bool) -> None:
-    if as_json:
-        print_json(plan)
-        return
+def _print_redrive_plan(plan: RedrivePlan) -> None:
     rows = facts_table()
     rows.add_row("would redrive", Text(counted(plan.jobs, "dead letter"), "bold"))
     if plan.jobs:
@@ -448,7 +445,7 @@ def purge(
     ] = None,
     queue: Queue = None,
     cause: Cause = None,
-    yes: Annotated[bool, option("--yes", "Do not ask for confirmation.")] = False,
+    yes: Yes = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -465,7 +462,8 @@ def purge(
     which += f" older than {older_than}" if older_than else ""
     if not yes and not confirmed(f"Delete dead letters{which}?"):
         raise SystemExit(ExitCode.FAILED)
-    count = client_of(dsn).purge_dead(age, queue=queue, cause=cause)
+    with patience("purge", "nothing is deleted: run the same command again"):
+        count = client_of(dsn).purge_dead(age, queue=queue, cause=cause)
     if as_json:
         print_json({"purged": count})
     else:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from dataclasses import asdict
+from typing import Annotated
 
+from forebay._dataclass import dataclass
+from forebay.cli._acts import agreed
 from forebay.cli._commands import argument, option
 from forebay.cli._database import client_of
 from forebay.cli._groups import are_closed
 from forebay.cli._patience import patience
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import DryRun, Dsn, Json, Token, Yes, confirmed, instant_or_age
+from forebay.cli.options import Dsn, How, Json, Yes, confirmed, instant_or_age
 from forebay.cli.output import facts_table, print_json
 from forebay.cli.text import console
 from forebay.model.change import JobFilter
 from forebay.model.groups import DroppedQueue
 from forebay.model.text import counted
-
-#: A line of progress each time that this many rows more were erased.
-_SHOWN_EVERY: Final = 10_000
 
 Name = Annotated[str, argument("QUEUE", "The queue.")]
 
@@ -29,11 +29,7 @@ def drop(
     wait: Annotated[
         float, option("--wait SECONDS", "How long to wait for its running jobs.", min=0)
     ] = 30.0,
-    dry_run: DryRun = False,
-    token: Token = None,
-    yes: Yes = False,
-    dsn: Dsn = None,
-    as_json: Json = False,
+    how: How,
 ) -> None:
     """Drop a queue: cancel what waits, close its consumer groups, remove its settings.
 
@@ -42,22 +38,25 @@ def drop(
     Running jobs finish. A job that is enqueued later makes the queue anew. Without workers, the
     command does all steps itself. If it is interrupted, the workers continue.
     """
-    client = client_of(dsn)
-    if dry_run or not (yes or token):
-        with patience("counting"):
-            plan = client.plan_change("truncate", JobFilter(queue=queue))
+    client = client_of(how.dsn)
+
+    def count() -> _Drop:
+        plan = client.plan_change("truncate", JobFilter(queue=queue))
         report = client.drop_queue(queue, force=force, dry_run=True)
-        if dry_run:
-            _print_plan(queue, report, plan.token, as_json)
-            return
-        what = f"Drop queue {queue} and cancel {counted(plan.jobs, 'job')}?"
-        if not confirmed(what):
-            raise SystemExit(ExitCode.FAILED)
-        token = plan.token
-    report = client.drop_queue(queue, token=token, force=force)
-    is_closed = are_closed(queue, report.groups, dsn, wait)
-    if as_json:
-        print_json({"queue": queue, "dropped": is_closed, **_facts(report)})
+        return _Drop(queue=queue, token=plan.token, **asdict(report))
+
+    token = agreed(
+        how,
+        count,
+        lambda plan: f"Drop queue {queue} and cancel {counted(plan.jobs, 'job')}?",
+        _print_plan,
+        if_none=True,
+    )
+    with patience(f"drop {queue}", "run it again; if the queue is gone, it is dropped"):
+        report = client.drop_queue(queue, token=token, force=force)
+        is_closed = are_closed(queue, report.groups, how.dsn, wait)
+    if how.as_json:
+        print_json({"queue": queue, "dropped": is_closed, **asdict(report)})
     elif is_closed:
         console().print(f"dropped queue {queue}: {counted(report.cancelled, 'job')} cancelled")
     else:
@@ -93,15 +92,10 @@ def redact(
     before = instant_or_age(older_than, "--older-than")
     if not yes and not confirmed(f"Erase what ended jobs of queue {queue} have brought with them?"):
         raise SystemExit(ExitCode.FAILED)
-    shown = 0
-
-    def progress(redacted: int) -> None:
-        nonlocal shown
-        if redacted >= shown + _SHOWN_EVERY and not as_json:
-            shown = redacted
-            console(stderr=True).print(f"{counted(redacted, 'row')} so far", style="dim")
-
-    redacted = client_of(dsn).redact_queue(queue, before=before, dead=dead, progress=progress)
+    with patience("redact", "run the same command again to finish it") as progress:
+        redacted = client_of(dsn).redact_queue(
+            queue, before=before, dead=dead, progress=lambda done: progress.note(done, "row")
+        )
     if as_json:
         print_json({"queue": queue, "redacted": redacted})
         return
@@ -117,24 +111,22 @@ def redact(
         )
 
 
-def _facts(report: DroppedQueue) -> dict[str, object]:
-    return {
-        "cancelled": report.cancelled,
-        "running": report.running,
-        "groups": report.groups,
-        "settings": report.settings,
-    }
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Drop(DroppedQueue):
+    queue: str
+    token: str
+
+    @property
+    def jobs(self) -> int:
+        return self.cancelled
 
 
-def _print_plan(queue: str, report: DroppedQueue, token: str, as_json: bool) -> None:
-    if as_json:
-        print_json({"queue": queue, "token": token, **_facts(report)})
-        return
+def _print_plan(plan: _Drop) -> None:
     rows = facts_table()
-    rows.add_row("would drop", queue)
-    rows.add_row("would cancel", counted(report.cancelled, "job"))
-    rows.add_row("running", counted(report.running, "job"))
-    rows.add_row("groups", ", ".join(report.groups) or "none")
-    rows.add_row("settings", ", ".join(report.settings) or "none")
-    rows.add_row("token", token)
+    rows.add_row("would drop", plan.queue)
+    rows.add_row("would cancel", counted(plan.cancelled, "job"))
+    rows.add_row("running", counted(plan.running, "job"))
+    rows.add_row("groups", ", ".join(plan.groups) or "none")
+    rows.add_row("settings", ", ".join(plan.settings) or "none")
+    rows.add_row("token", plan.token)
     console().print(rows)

@@ -6,13 +6,16 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
+from forebay.cli._acts import agreed
 from forebay.cli._commands import Commands, argument, option
 from forebay.cli._database import client_of
-from forebay.cli.options import Dsn, Json, duration, instant, instant_or_age, json_object
+from forebay.cli._patience import patience
+from forebay.cli.options import Dsn, How, Json, duration, instant, instant_or_age, json_object
 from forebay.cli.output import ago, facts_table, moment, one_line, print_json, table
 from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
 from forebay.model.schedules import ScheduleDifference
+from forebay.model.text import counted
 from forebay.policy.retry import human_duration
 
 if TYPE_CHECKING:
@@ -220,22 +223,26 @@ def backfill(
     *,
     start: Annotated[str, option("--from TIME", "ISO 8601.")],
     end: Annotated[str, option("--to TIME", "ISO 8601; before it.")],
-    token: Annotated[
-        str | None, option("--token TOKEN", "Of the dry run: enqueue what it counted.")
-    ] = None,
-    dsn: Dsn = None,
-    as_json: Json = False,
+    how: How,
 ) -> None:
-    """Enqueue jobs for past instants that have none. Without a token: a dry run."""
-    done = client_of(dsn).backfill_schedule(
-        name, _required(start, "--from"), _required(end, "--to"), token=token
+    """Enqueue jobs for past instants that have none."""
+    client, begin, until = client_of(how.dsn), _required(start, "--from"), _required(end, "--to")
+    token = agreed(
+        how,
+        lambda: client.backfill_schedule(name, begin, until),
+        lambda plan: f"Enqueue {counted(plan.jobs, 'job')} of schedule {name}?",
+        lambda plan: console().print(
+            f"{plan.jobs:,} jobs; to enqueue them, add --token {plan.token}"
+        ),
     )
-    if as_json:
+    with patience("backfill", "nothing is enqueued: run the same command again"):
+        # Without a token it counts.
+        token = token or client.backfill_schedule(name, begin, until).token
+        done = client.backfill_schedule(name, begin, until, token=token)
+    if how.as_json:
         print_json(done)
-    elif done.is_done:
-        console().print(f"enqueued {done.jobs:,} jobs of schedule {name}")
     else:
-        console().print(f"{done.jobs:,} jobs; to enqueue them, add --token {done.token}")
+        console().print(f"enqueued {done.jobs:,} jobs of schedule {name}")
 
 
 def print_schedules(differences: list[ScheduleDifference], *, dry_run: bool) -> None:

@@ -60,7 +60,13 @@ Queue = Annotated[str | None, option("--queue QUEUE", "Only this queue.")]
 Kind = Annotated[str | None, option("--kind KIND", "Only this kind.")]
 Tag = Annotated[str | None, option("--tag TAG", "Only this tag.")]
 Group = Annotated[str | None, option("--group GROUP", "Only this consumer group.")]
+ToGroup = Annotated[
+    str | None, option("--to-group GROUP", "Only this consumer group gets the new jobs.")
+]
 Limit = Annotated[int, option("--limit N", "Maximum number of rows.")]
+
+#: What a time may be, in help texts.
+AGE: Final = "an age such as 2h, or ISO 8601"
 
 _UNITS: Final = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, TypedDict, cast
 
 import msgspec
 
@@ -17,7 +18,6 @@ from forebay.ops.records import rows_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from datetime import datetime
 
     from forebay.model.change import JobFilter
     from forebay.ops.operation import ResultRows
@@ -134,18 +134,39 @@ class ReplaySteps:
         return self.jobs
 
 
-def replay_options(
-    group: str | None, state: JobState | str | None, unfinished_at: datetime | None
-) -> dict[str, str]:
+class ReplayOptions(TypedDict, total=False):
+    """What a replay takes besides its filter, and who gets the jobs.
+
+    Attributes:
+        group: only this consumer group of their queue gets the new jobs. None: each group.
+        state: only jobs in this state in a consumer group.
+        unfinished_at: only jobs that had been enqueued and had not ended at this time.
+        died_after: only jobs that died since this instant; the state is ``"dead"``.
+        died_before: only jobs that died before this instant; the state is ``"dead"``.
+    """
+
+    group: str | None
+    state: JobState | str | None
+    unfinished_at: datetime | None
+    died_after: datetime | None
+    died_before: datetime | None
+
+
+def replay_options(options: ReplayOptions) -> dict[str, str]:
     """Return the options of a replay, checked."""
-    given = {
-        "group": None if group is None else checks.checked_name(group, "group"),
-        "state": checked_state(state),
-        "unfinished_at": None
-        if unfinished_at is None
-        else checks.instant_text(unfinished_at, "unfinished_at"),
-    }
-    return {name: value for name, value in given.items() if value is not None}
+    given: dict[str, str] = {}
+    for name, value in options.items():
+        if name not in ReplayOptions.__annotations__:
+            raise TypeError(f"{name!r} is no option of a replay")
+        if value is None:
+            continue
+        if name == "group":
+            given[name] = checks.checked_name(value, name)
+        elif name == "state":
+            given[name] = str(checked_state(cast("str", value)))
+        else:
+            given[name] = str(checks.instant_text(cast("datetime", value), name))
+    return given
 
 
 def plan_replay(which: JobFilter, options: dict[str, str]) -> Operation[ReplayPlan]:

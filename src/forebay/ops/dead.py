@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, TypedDict, Unpack, get_args
 
+from forebay._dataclass import dataclass
 from forebay.errors import DeadLetterNotFound, InvalidJob, shown
 from forebay.model import checks
 from forebay.model.status import DeadGroup, DeadLetter, DeadSummary, RedrivePlan
@@ -12,9 +13,42 @@ from forebay.ops.jobs import LIST_MAX, checked_id
 from forebay.ops.operation import Operation, ResultRows, number, scalar, scalar_or_none
 from forebay.ops.records import rows_as
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 Reason = Literal["exhausted", "permanent", "expired", "worker lost"]
 
 REASONS: Final[tuple[str, ...]] = get_args(Reason)
+
+#: Dead letters of one step of a redrive.
+_STEP: Final = 1000
+
+
+class DeadFilter(TypedDict, total=False):
+    """Which dead letters: those for which every given condition holds.
+
+    Attributes:
+        queue: only this queue.
+        kind: only this kind.
+        reason: exhausted, permanent, expired or worker lost.
+        tag: only this tag.
+        group: only this consumer group.
+        job_id: only those of this job, one for each group in which it died.
+        cause: only this cause, from ``dead_groups``.
+        died_after: only those that died since this instant.
+        died_before: only those that died before this instant.
+    """
+
+    queue: str | None
+    kind: str | None
+    reason: Reason | None
+    tag: str | None
+    group: str | None
+    job_id: int | None
+    cause: str | None
+    died_after: datetime | None
+    died_before: datetime | None
+
 
 _LETTER: Final = """\
 select (to_jsonb(d) || jsonb_build_object(
@@ -42,6 +76,8 @@ where (%(queue)s::text is null or d.queue = %(queue)s)
   and (%(group)s::text is null or g.name = %(group)s)
   and (%(job_id)s::bigint is null or d.job_id = %(job_id)s)
   and (%(cause)s::text is null or d.cause = %(cause)s)
+  and (%(died_after)s::timestamptz is null or d.died_at >= %(died_after)s)
+  and (%(died_before)s::timestamptz is null or d.died_at < %(died_before)s)
   and (%(redriven)s::boolean is null or (d.redriven_at is not null) = %(redriven)s)
   and (%(before)s::bigint is null or d.dead_id < %(before)s)
 order by d.dead_id desc
@@ -53,34 +89,23 @@ _FILTER: Final = """\
     died_before => %(died_before)s::timestamptz, most => %(limit)s::integer,
     job_id => %(job_id)s::bigint, cause => %(cause)s, to_group => %(to_group)s"""
 
-_REDRIVE_MATCHING: Final = f"select forebay.redrive_matching({_FILTER}, token => %(token)s)"
+_REDRIVE_MATCHING: Final = f"""\
+select forebay.redrive_matching({_FILTER}, token => %(token)s, step => %(step)s::integer)"""
 
 _PLAN_REDRIVE: Final = f"select to_jsonb(p)::text from forebay.plan_redrive({_FILTER}) p"
 
 
 def dead_letters(
     *,
-    queue: str | None = None,
-    kind: str | None = None,
-    reason: Reason | str | None = None,
-    tag: str | None = None,
-    group: str | None = None,
-    job_id: int | None = None,
     redriven: bool | Literal["any"] | None = None,
-    cause: str | None = None,
     limit: int = 50,
     before: int | None = None,
+    **which: Unpack[DeadFilter],
 ) -> Operation[list[DeadLetter]]:
     """Return the call that lists dead letters, newest first."""
     params = {
-        "queue": queue,
-        "kind": kind,
-        "reason": _checked_reason(reason),
-        "tag": tag,
-        "group": group,
-        "job_id": None if job_id is None else checked_id(job_id, "job_id"),
-        "redriven": _checked_redriven(redriven, job_id),
-        "cause": cause,
+        **_checked(which),
+        "redriven": _checked_redriven(redriven, which.get("job_id")),
         "limit": checks.checked_integer(limit, "limit", least=1, most=LIST_MAX),
         "before": before,
     }
@@ -123,48 +148,47 @@ def skip_dead(dead_id: int) -> Operation[bool]:
     )
 
 
-def redrive_filter(
-    *,
-    queue: str | None = None,
-    kind: str | None = None,
-    reason: Reason | str | None = None,
-    tag: str | None = None,
-    group: str | None = None,
-    died_after: datetime | None = None,
-    died_before: datetime | None = None,
-    limit: int | None = None,
-    job_id: int | None = None,
-    cause: str | None = None,
-    to_group: str | None = None,
-) -> dict[str, Any]:
-    """Return which dead letters are redriven, checked."""
-    return {
-        "queue": queue,
-        "kind": kind,
-        "reason": _checked_reason(reason),
-        "tag": tag,
-        "group": group,
-        "died_after": checks.instant_text(died_after, "died_after"),
-        "died_before": checks.instant_text(died_before, "died_before"),
-        "limit": (
-            None
-            if limit is None
-            else checks.checked_integer(limit, "limit", least=1, most=2**31 - 1)
-        ),
-        "job_id": None if job_id is None else checked_id(job_id, "job_id"),
-        "cause": cause,
-        "to_group": None if to_group is None else checks.checked_name(to_group, "to_group"),
-    }
+def plan_redrive(
+    which: DeadFilter, limit: int | None, to_group: str | None
+) -> Operation[RedrivePlan]:
+    """Return the call that tells what a redrive would take."""
+    params = _redrive_params(which, limit, to_group)
+    return Operation(_PLAN_REDRIVE, lambda rows: rows_as(RedrivePlan, rows)[0], params)
 
 
-def redrive_matching(which: dict[str, Any], token: str | None) -> Operation[int]:
-    """Return the call that redrives matching dead letters, in the original order of the jobs."""
-    return Operation(_REDRIVE_MATCHING, number, {**which, "token": token})
+@dataclass(slots=True)
+class RedriveSteps:
+    """The steps of a redrive, each a separate transaction: run each operation of ``operations()``.
 
+    Args:
+        which: the dead letters.
+        limit: maximum number; None for all.
+        to_group: the group that gets the jobs; None for that in which they died.
+        token: of the plan; None for none.
+        at_once: one step takes all dead letters.
+    """
 
-def plan_redrive(which: dict[str, Any]) -> Operation[RedrivePlan]:
-    """Return the call that tells what that would redrive."""
-    return Operation(_PLAN_REDRIVE, lambda rows: rows_as(RedrivePlan, rows)[0], which)
+    which: DeadFilter
+    limit: int | None
+    to_group: str | None
+    token: str | None
+    at_once: bool
+    redriven: int = 0
+
+    def operations(self) -> Iterator[Operation[int]]:
+        """Yield the call of each step; its result is the number of dead letters so far."""
+        params = _redrive_params(self.which, self.limit, self.to_group)
+        step = None if self.at_once else _STEP
+        call = {**params, "token": self.token, "step": step}
+        while True:
+            before = self.redriven
+            yield Operation(_REDRIVE_MATCHING, self._note, call)
+            if step is None or self.redriven - before < step:
+                return
+
+    def _note(self, rows: ResultRows) -> int:
+        self.redriven += number(rows)
+        return self.redriven
 
 
 def purge_dead(
@@ -245,6 +269,30 @@ def dead_summary(queue: str | None = None) -> Operation[list[DeadSummary]]:
         lambda rows: rows_as(DeadSummary, rows),
         {"queue": queue},
     )
+
+
+def _checked(which: DeadFilter) -> dict[str, Any]:
+    for name in which.keys() - DeadFilter.__annotations__.keys():
+        raise TypeError(f"{name!r} is no condition of dead letters")
+    job_id = which.get("job_id")
+    return {
+        **dict.fromkeys(DeadFilter.__annotations__),
+        **which,
+        "reason": _checked_reason(which.get("reason")),
+        "job_id": None if job_id is None else checked_id(job_id, "job_id"),
+        "died_after": checks.instant_text(which.get("died_after"), "died_after"),
+        "died_before": checks.instant_text(which.get("died_before"), "died_before"),
+    }
+
+
+def _redrive_params(which: DeadFilter, limit: int | None, to_group: str | None) -> dict[str, Any]:
+    if limit is not None:
+        checks.checked_integer(limit, "limit", least=1, most=2**31 - 1)
+    return {
+        **_checked(which),
+        "limit": limit,
+        "to_group": None if to_group is None else checks.checked_name(to_group, "to_group"),
+    }
 
 
 def _checked_reason(value: str | None) -> str | None:

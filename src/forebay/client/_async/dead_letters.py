@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, Unpack
 
 from forebay.client._async.base import AsyncClientBase
 from forebay.db.drivers import AsyncConnection
@@ -17,49 +18,27 @@ class AsyncDeadLetters(AsyncClientBase):
     async def dead_letters(
         self,
         *,
-        queue: str | None = None,
-        kind: str | None = None,
-        reason: dead.Reason | None = None,
-        tag: str | None = None,
-        group: str | None = None,
-        job_id: int | None = None,
         redriven: bool | Literal["any"] | None = None,
-        cause: str | None = None,
         limit: int = 50,
         before: int | None = None,
         conn: AsyncConnection | None = None,
+        **which: Unpack[dead.DeadFilter],
     ) -> list[DeadLetter]:
         """Return dead letters, newest first; those that were redriven only on request.
 
         Args:
-            queue: only this queue.
-            kind: only this kind.
-            reason: exhausted, permanent, expired or worker lost.
-            tag: only this tag.
-            group: only this consumer group.
-            job_id: only this job, with its redriven dead letters.
             redriven: True for only redriven dead letters, False for only the others, ``"any"`` for
                 both. Default: False; with ``job_id``, any.
-            cause: only this cause, from ``dead_groups``.
             limit: maximum number of entries, 1 to 1000.
             before: the ``dead_id`` of the last entry of the previous page.
             conn: the connection to use.
+            which: which dead letters: ``queue``, ``kind``, ``tag``, ``group``, ``job_id``;
+                ``reason``: exhausted, permanent, expired or worker lost; ``cause``, from
+                ``dead_groups``; ``died_after`` and ``died_before``, instants of which the first is
+                included.
         """
-        return await self._run(
-            conn,
-            dead.dead_letters(
-                queue=queue,
-                kind=kind,
-                reason=reason,
-                tag=tag,
-                group=group,
-                job_id=job_id,
-                redriven=redriven,
-                cause=cause,
-                limit=limit,
-                before=before,
-            ),
-        )
+        operation = dead.dead_letters(redriven=redriven, limit=limit, before=before, **which)
+        return await self._run(conn, operation)
 
     async def dead_letter(self, dead_id: int, *, conn: AsyncConnection | None = None) -> DeadLetter:
         """Return one dead letter with every error of its job.
@@ -103,89 +82,57 @@ class AsyncDeadLetters(AsyncClientBase):
     async def redrive_matching(
         self,
         *,
-        queue: str | None = None,
-        kind: str | None = None,
-        reason: dead.Reason | None = None,
-        tag: str | None = None,
-        group: str | None = None,
-        died_after: datetime | None = None,
-        died_before: datetime | None = None,
         limit: int | None = None,
-        job_id: int | None = None,
-        cause: str | None = None,
         to_group: str | None = None,
         token: str | None = None,
+        progress: Callable[[int], object] | None = None,
         conn: AsyncConnection | None = None,
+        **which: Unpack[dead.DeadFilter],
     ) -> int:
         """Redrive all matching dead letters in the original order of their jobs.
 
-        Return their number.
+        Return their number. It works in steps, each a separate transaction. After an error the dead
+        letters of earlier steps are redriven; call again to finish.
 
         Args:
-            queue: only this queue.
-            kind: only this kind.
-            reason: exhausted, permanent, expired or worker lost.
-            tag: only this tag.
-            group: only this consumer group.
-            died_after: only those that died since this instant.
-            died_before: only those that died before this instant.
             limit: maximum number. Default: all.
-            job_id: only the dead letters of this job, one for each group in which it died.
-            cause: only this cause, from ``dead_groups``.
             to_group: this group of their queues gets the jobs, not the one in which they died.
-            token: of ``plan_redrive``: exactly these dead letters are redriven, or none.
-            conn: the connection whose transaction to use.
+            token: of ``plan_redrive``: only those that it counted and that are left are redriven.
+                A repeated call finishes the first.
+            progress: called after each step with the number of dead letters so far.
+            conn: the connection whose transaction to use, for all dead letters at once.
+            which: see ``dead_letters``.
 
         Raises:
-            JobsChanged: other dead letters match than those of the token; none was redriven.
-            GroupNotFound: a queue has no group ``to_group``; none was redriven.
+            JobsChanged: dead letters of the token were deleted, or others match; none was redriven.
+            GroupNotFound: a queue has no group ``to_group``; nothing of this step was redriven.
         """
-        which = dead.redrive_filter(
-            queue=queue,
-            kind=kind,
-            reason=reason,
-            tag=tag,
-            group=group,
-            died_after=died_after,
-            died_before=died_before,
-            limit=limit,
-            job_id=job_id,
-            cause=cause,
-            to_group=to_group,
-        )
-        return await self._run(conn, dead.redrive_matching(which, token))
+        if token is None and conn is None:
+            token = (await self._run(None, dead.plan_redrive(which, limit, to_group))).token
+        steps = dead.RedriveSteps(which, limit, to_group, token, at_once=conn is not None)
+        for operation in steps.operations():
+            redriven = await self._run(conn, operation)
+            if progress is not None:
+                progress(redriven)
+        return steps.redriven
 
     async def plan_redrive(
         self,
         *,
-        queue: str | None = None,
-        kind: str | None = None,
-        reason: dead.Reason | None = None,
-        tag: str | None = None,
-        group: str | None = None,
-        died_after: datetime | None = None,
-        died_before: datetime | None = None,
         limit: int | None = None,
-        job_id: int | None = None,
-        cause: str | None = None,
         to_group: str | None = None,
         conn: AsyncConnection | None = None,
+        **which: Unpack[dead.DeadFilter],
     ) -> RedrivePlan:
-        """Return what ``redrive_matching`` would redrive, and its token; change nothing."""
-        which = dead.redrive_filter(
-            queue=queue,
-            kind=kind,
-            reason=reason,
-            tag=tag,
-            group=group,
-            died_after=died_after,
-            died_before=died_before,
-            limit=limit,
-            job_id=job_id,
-            cause=cause,
-            to_group=to_group,
-        )
-        return await self._run(conn, dead.plan_redrive(which))
+        """Return what ``redrive_matching`` would redrive, and its token; change nothing.
+
+        Args:
+            limit: as there.
+            to_group: as there.
+            conn: the connection to use.
+            which: see ``dead_letters``.
+        """
+        return await self._run(conn, dead.plan_redrive(which, limit, to_group))
 
     async def purge_dead(
         self,

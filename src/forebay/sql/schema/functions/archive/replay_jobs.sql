@@ -13,7 +13,8 @@
 --              `enqueued_before`, or by a state
 --   options    `group`: only this group gets the new jobs; without it, each group of the queue.
 --              `state`: only jobs in this state in a group, or in that group; `dead`: those
---              that have a dead letter. `unfinished_at`, a
+--              that have a dead letter. `died_after`, `died_before`: only those that died from the
+--              first time to before the second. `unfinished_at`, a
 --              time: only jobs that had been enqueued and had not ended then
 --   token      from forebay.plan_replay(): copy exactly the jobs that it counted, or nothing. It
 --              begins one replay: the call that begins it and each later one with this token mean
@@ -154,14 +155,21 @@ language plpgsql stable
 as $$
 declare
     v_filter constant jsonb := forebay._checked_filter(p_filter);
+    v_name   text;
 begin
     if v_filter ? 'state' then
         raise exception using errcode = 'JQ001', column = 'filter', message = 'the filter of a replay has no state', hint = 'Nothing was enqueued. Use the option state.';
-    elsif p_options is null or jsonb_typeof(p_options) <> 'object' or jsonb_strip_nulls(p_options) - '{group,state,unfinished_at}'::text[] <> '{}' then
-        raise exception using errcode = 'JQ001', column = 'options', message = 'options are group, state and unfinished_at', hint = 'Nothing was enqueued.';
-    elsif p_options ->> 'unfinished_at' is not null and forebay._as_instant(p_options ->> 'unfinished_at') is null then
-        raise exception using errcode = 'JQ001', column = 'options', message = 'unfinished_at must be a time', hint = 'Nothing was enqueued.';
+    elsif p_options is null or jsonb_typeof(p_options) <> 'object'
+          or jsonb_strip_nulls(p_options) - '{group,state,unfinished_at,died_after,died_before}'::text[] <> '{}' then
+        raise exception using errcode = 'JQ001', column = 'options', message = 'options are group, state, unfinished_at, died_after and died_before', hint = 'Nothing was enqueued.';
+    elsif jsonb_strip_nulls(p_options) ?| '{died_after,died_before}' and p_options ->> 'state' is distinct from 'dead' then
+        raise exception using errcode = 'JQ001', column = 'options', message = 'died_after and died_before need the state dead', hint = 'Nothing was enqueued.';
     end if;
+    foreach v_name in array '{unfinished_at,died_after,died_before}'::text[] loop
+        if p_options ->> v_name is not null and forebay._as_instant(p_options ->> v_name) is null then
+            raise exception using errcode = 'JQ001', column = 'options', message = v_name || ' must be a time', hint = 'Nothing was enqueued.';
+        end if;
+    end loop;
     perform forebay._check_state(p_options ->> 'state');
     return v_filter;
 end
@@ -175,7 +183,8 @@ as $$
     select forebay._first_rows_filter_sql(p_filter)
         || case when p_options ->> 'state' is null and p_options ->> 'unfinished_at' is null then ''
                 else format(' and case when ' || case when p_options ->> 'state' = 'dead'
-                                                   then 'exists (select from forebay.dead_letter d where d.job_id = coalesce(j.job_id, j.seq))' else 'true' end
+                                                   then 'exists (select from forebay.dead_letter d where d.job_id = coalesce(j.job_id, j.seq)'
+                                                        || forebay._died_sql(p_options) || ')' else 'true' end
                             || ' then exists (select from forebay.job(coalesce(j.job_id, j.seq)) s where (%1$L is null or s.state = %1$L)
                                           and (%2$L is null or s.ended_at is null and s.state not in (''done'', ''dead'', ''cancelled'', ''expired'') or s.ended_at > %2$L)) end',
                             p_options ->> 'state', p_options ->> 'unfinished_at') end
@@ -184,14 +193,55 @@ as $$
 $$;
 
 
--- The parts of the log between two numbers that may have rows of a filter, oldest first: blocks, and what is not summarized.
+-- The condition on the death of a dead letter d, as SQL.
+create function forebay._died_sql(p_options jsonb) returns text
+language sql immutable
+as $$
+    select concat(' and d.died_at >= ' || quote_literal(p_options ->> 'died_after'), ' and d.died_at < ' || quote_literal(p_options ->> 'died_before'))
+$$;
+
+
+-- The jobs that a replay can only take, known by their ids or by their dead letters; null: any.
+create function forebay._jobs_of_replay(p_filter jsonb, p_options jsonb) returns bigint[]
+language plpgsql stable
+-- planner: indexed
+as $$
+declare
+    v_jobs bigint[];
+begin
+    if p_filter ? 'ids' then
+        v_jobs := translate(p_filter ->> 'ids', '[]', '{}');
+    elsif p_options ->> 'state' = 'dead' then
+        execute 'select coalesce(array_agg(distinct d.job_id), ''{}'') from forebay.dead_letter d where ($1 is null or d.queue = $1)'
+                || forebay._died_sql(p_options)
+            into v_jobs using p_filter ->> 'queue';
+    end if;
+    return v_jobs;
+end
+$$;
+
+
+-- The parts of the log between two numbers that may have rows of a filter, oldest first: around the rows of jobs that are known; else blocks, and
+-- what is not summarized.
 create function forebay._archive_pieces(p_filter jsonb, p_options jsonb, p_lo bigint, p_hi bigint) returns table (lo bigint, hi bigint)
 language plpgsql stable
 -- planner: indexed
 as $$
 declare
     v_position constant bigint := forebay._archived_up_to();
+    v_jobs     constant bigint[] := forebay._jobs_of_replay(p_filter, p_options);
 begin
+    if v_jobs is not null then
+        return query
+            select min(r.seq), max(r.seq) + 1
+            from (select u.seq from unnest(v_jobs) u (seq)
+                  union
+                  select l.seq from forebay.log l where l.job_id = any (v_jobs)) r
+            where r.seq >= p_lo and r.seq < p_hi
+            group by r.seq / 4096
+            order by 1;
+        return;
+    end if;
     return query
         select greatest(b.lo, p_lo), least(b.hi, p_hi)
         from forebay._blocks_with('@>', forebay._terms_of(p_filter), p_lo, p_hi, (p_filter ->> 'enqueued_after')::timestamptz,

@@ -12,15 +12,22 @@
 --   job_id                   only those of this job
 --   cause                    only those of this cause, from forebay.dead_groups()
 --   to_group                 for this group of their queues, not for the one in which they died
---   token                    from forebay.plan_redrive(): exactly those, or none. Newer ones are left
+--   token                    from forebay.plan_redrive(): only those. Newer ones are left
+--   step                     the maximum number in this call. With a token: call again until fewer
+--                            come back. A repeated call takes those that are left
 --
 -- Errors: as forebay.redrive(); JQ042 other dead letters than those of the token.
 -- Locks: the dead letters' rows; rows that another session is redriving are skipped.
+-- See: docs/design/engine.md
+--
+-- Inside: Invariant "a token is a set": the token has a digest of the dead letters that the dry run
+-- counted. Those that were redriven since belong to it and are left alone; if one was deleted, or
+-- another one came, the token is refused.
 create function forebay.redrive_matching(
     queue text default null, kind text default null, reason text default null, tag text default null,
     group_name text default null, died_after timestamptz default null, died_before timestamptz default null,
     most integer default null, job_id bigint default null,
-    cause text default null, to_group text default null, token text default null)
+    cause text default null, to_group text default null, token text default null, step integer default null)
 returns bigint
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -28,24 +35,32 @@ set search_path = pg_catalog, pg_temp
 as $$
 declare
     v_filter constant jsonb := forebay._dead_filter(queue, kind, reason, tag, group_name, died_after, died_before, most, job_id, cause, to_group);
-    v_last   constant bigint := substring(token from '^\d{1,18}-(\d{1,18})-')::bigint;
+    v_seen   constant text[] := regexp_match(token, '^\d{1,18}-((\d{1,18})-(\d{1,18}))-');
     v_found  record;
     v_id     bigint;
     v_count  bigint := 0;
 begin
-    select m.* into v_found from forebay._matching_dead(v_filter, coalesce(v_last, 9223372036854775807)) m;
-    if token is not null and forebay._token(v_found.jobs, v_last::text, jsonb_build_array('redrive', v_filter, v_found.digest)) is distinct from token then
+    select m.* into v_found from forebay._matching_dead(v_filter, coalesce(v_seen[2]::bigint, 9223372036854775807), v_seen[3]::bigint) m;
+    if token is not null and forebay._token(v_found.jobs, v_seen[1], jsonb_build_array('redrive', v_filter, v_found.digest)) is distinct from token then
         perform forebay._refuse_token(token);
     end if;
     for v_id in
         select d.dead_id from forebay.dead_letter d
-        where d.dead_id = any (v_found.dead_ids) and d.redriven_at is null order by d.enqueued_at, d.job_id for update of d skip locked
+        where d.dead_id = any (v_found.dead_ids) and d.redriven_at is null order by d.enqueued_at, d.job_id limit step for update of d skip locked
     loop
         perform forebay._redrive(v_id, to_group);
         v_count := v_count + 1;
     end loop;
     if v_count > 0 then
-        perform forebay._record_event('dead.redrive', queue, group_name, kind, p_new => v_filter - '{queue,group_name,kind}'::text[], p_count => v_count);
+        -- The steps of a token are one event.
+        update forebay.event e set count = e.count + v_count
+        where e.event_id = (select max(i.event_id) from forebay.event i
+                            where i.at >= to_timestamp(v_seen[3]::bigint / 1e6) and i.act = 'dead.redrive' and i.role = session_user
+                              and i.new ->> 'token' = token);
+        if not found then
+            perform forebay._record_event('dead.redrive', queue, group_name, kind, p_count => v_count,
+                p_new => jsonb_strip_nulls(v_filter - '{queue,group_name,kind}'::text[] || jsonb_build_object('token', token)));
+        end if;
     end if;
     return v_count;
 end
@@ -66,10 +81,11 @@ as $$
 declare
     v_filter constant jsonb := forebay._dead_filter(queue, kind, reason, tag, group_name, died_after, died_before, most, job_id, cause, to_group);
     v_last   constant bigint := coalesce((select max(d.dead_id) from forebay.dead_letter d), 0);
+    v_at     constant bigint := extract(epoch from forebay._now()) * 1e6;
     v_digest numeric;
 begin
-    select m.jobs, m.oldest_at, m.newest_at, m.digest into jobs, oldest_at, newest_at, v_digest from forebay._matching_dead(v_filter, v_last) m;
-    token := forebay._token(jobs, v_last::text, jsonb_build_array('redrive', v_filter, v_digest));
+    select m.jobs, m.oldest_at, m.newest_at, m.digest into jobs, oldest_at, newest_at, v_digest from forebay._matching_dead(v_filter, v_last, null) m;
+    token := forebay._token(jobs, concat_ws('-', v_last, v_at), jsonb_build_array('redrive', v_filter, v_digest));
 end
 $$;
 
@@ -87,9 +103,10 @@ as $$
 $$;
 
 
--- The dead letters up to a number that match a filter and can be redriven, the oldest jobs first; and a digest of them.
+-- The dead letters up to a number that match a filter and can be redriven, or could at a time in microseconds, the oldest jobs first; and a
+-- digest of them.
 create function forebay._matching_dead(
-    p_filter jsonb, p_last bigint, out dead_ids bigint[], out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz, out digest numeric)
+    p_filter jsonb, p_last bigint, p_at bigint, out dead_ids bigint[], out jobs bigint, out oldest_at timestamptz, out newest_at timestamptz, out digest numeric)
 language sql stable
 -- planner: in order
 as $$
@@ -97,7 +114,7 @@ as $$
     from (select d.dead_id, d.died_at
           from forebay.dead_letter d
           join forebay.queue_group g on g.group_id = d.group_id
-          where d.redriven_at is null and g.closing_at is null and d.dead_id <= p_last
+          where (d.redriven_at is null or d.redriven_at >= to_timestamp(p_at / 1e6)) and g.closing_at is null and d.dead_id <= p_last
             and (p_filter ->> 'queue' is null or d.queue = p_filter ->> 'queue')
             and (p_filter ->> 'kind' is null or d.kind = p_filter ->> 'kind')
             and (p_filter ->> 'reason' is null or d.reason = p_filter ->> 'reason')
