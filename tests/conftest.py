@@ -8,6 +8,7 @@ settings.load_profile("tests")
 
 pytest_plugins = [
     "tests.support.fix_db",
+    "tests.support.fix_disk",
     "tests.support.fix_groonga",
     "tests.support.fix_guards",
     "tests.support.fix_sinks",

@@ -178,21 +178,27 @@ _numbers = count(1)
 
 
 @contextmanager
-def migrated_database(server: EmbeddedServer, template: str) -> Iterator[str]:
-    """Lend a copy of the template in which jobs run."""
-    with fresh_database(server, template, oid=_HOME) as dsn:
+def migrated_database(
+    server: EmbeddedServer, template: str, how: str = "strategy file_copy"
+) -> Iterator[str]:
+    """Lend a copy of the template in which jobs run; ``how`` says how it is made."""
+    with fresh_database(server, template, how, oid=_HOME) as dsn:
         yield dsn
 
 
 @contextmanager
 def fresh_database(
-    server: EmbeddedServer, template: str, *, oid: int | None = None
+    server: EmbeddedServer,
+    template: str,
+    how: str = "strategy file_copy",
+    *,
+    oid: int | None = None,
 ) -> Iterator[str]:
     """Lend a copy of a database, by its address; it has the oid, if that is free."""
     name = f"test_{next(_numbers)}"
     # Copying files is the fastest strategy where files are in memory, and never much slower.
-    create = sql.SQL("create database {} template {} strategy file_copy").format(
-        sql.Identifier(name), sql.Identifier(template)
+    create = sql.SQL("create database {} template {} {}").format(
+        sql.Identifier(name), sql.Identifier(template), sql.SQL(how)
     )
     at_home = sql.SQL("{} oid {}").format(create, oid)
     try:

@@ -27,7 +27,7 @@ def list_(*, queue: Queue = None, dsn: Dsn = None, as_json: Json = False) -> Non
 
     The command reads every waiting job: seconds for millions of jobs.
     """
-    from forebay.doctor import human_bytes
+    from forebay.model.text import human_bytes
 
     found = client_of(dsn).groups(queue)
     if as_json:
@@ -133,7 +133,7 @@ def _note(group: GroupOverview) -> str:
 
 
 def _effects(report: ClosedGroup) -> str:
-    from forebay.doctor import human_bytes
+    from forebay.model.text import human_bytes
 
     size = f", {human_bytes(report.bytes)}" if report.segments else ""
     return (

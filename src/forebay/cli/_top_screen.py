@@ -9,8 +9,7 @@ from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
 from forebay._dataclass import dataclass
-from forebay.doctor import human_bytes
-from forebay.model.text import counted, replaced_controls
+from forebay.model.text import counted, human_bytes, replaced_controls
 from forebay.policy.keys import key_answer
 from forebay.policy.retry import human_duration
 

@@ -98,7 +98,7 @@ def set_(
 
 
 def _facts(worker: WorkerOverview) -> str:
-    from forebay.doctor import human_bytes
+    from forebay.model.text import human_bytes
 
     memory = "" if worker.memory_bytes is None else f"  {human_bytes(worker.memory_bytes)}"
     children = f" in {worker.processes} processes" if worker.processes else ""

@@ -34,10 +34,9 @@ from forebay.django._app import app
 from forebay.django._schedules import ScheduleAdmin
 from forebay.django._subjects import SubjectAdmin
 from forebay.django.models import DeadLetter, Job, Queue, Schedule, Subject, Worker
-from forebay.doctor import human_bytes
 from forebay.errors import ForebayError, InvalidJob, JobNotFound
 from forebay.model import JobState
-from forebay.model.text import call_text
+from forebay.model.text import call_text, human_bytes
 from forebay.ops.dead import REASONS
 from forebay.ops.overview import QueueOverview, known_names, queue_overview
 

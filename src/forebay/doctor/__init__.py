@@ -23,7 +23,6 @@ from forebay.doctor._finding import (
     Check,
     Finding,
     Level,
-    human_bytes,
 )
 from forebay.doctor._locks import without_workers
 from forebay.doctor._schema import catalog, installed, judge_drift, judge_installed
@@ -34,7 +33,6 @@ __all__ = [
     "Finding",
     "Level",
     "catalog",
-    "human_bytes",
     "installed",
     "judge_drift",
     "judge_installed",

@@ -61,16 +61,3 @@ class Check:
     name: str
     operation: Operation[list[Finding]]
     needs: Literal["nothing", "schema", "version"] = "schema"
-
-
-def human_bytes(size: float) -> str:
-    """Return a size in readable units.
-
-    >>> human_bytes(700), human_bytes(21_500_000)
-    ('700 B', '21.5 MB')
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.doctor._finding import Finding, Level, human_bytes
-from forebay.model.text import counted
+from forebay.doctor._finding import Finding, Level
+from forebay.model.text import counted, human_bytes
 from forebay.ops.operation import Operation
 from forebay.policy.retry import human_duration
 from forebay.sql import latest_version

@@ -1,7 +1,7 @@
 """Run the checks of the doctor on a database: each independently, read-only, briefly.
 
-Safe at any time on any database: the doctor writes nothing, waits for a lock for at most a second,
-and runs no statement longer than five seconds.
+Safe at any time on any database: the doctor writes nothing but a row that is undone, waits for a
+lock for at most a second, and runs no statement longer than five seconds.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from forebay.doctor import (
     judge_installed,
     without_workers,
 )
+from forebay.doctor._space import judge_space
 from forebay.doctor._trouble import AFTER_WHICH_TROUBLE_COUNTS, TROUBLES, with_trouble
 from forebay.errors import DatabaseUnavailable, ForebayError
 from forebay.model.explanation import Explanation
+from forebay.watch import operations
 from forebay.watch.explain import explain_job
 
 _STATEMENT_SECONDS: Final = 5
@@ -61,6 +63,8 @@ async def examine(dsn: str) -> list[Finding]:
                 facts = seen[-1].facts
                 if check.name == "schema" and facts.get("version") != facts.get("needed"):
                     there.discard("version")  # the schema of another version is not drift
+        if "schema" in there:
+            found += await _look_at_space(dsn)
         return without_workers(found)
     finally:
         await session.close()
@@ -97,6 +101,29 @@ def read_session(dsn: str) -> Session:
         lock_timeout="1s",
         settings=_SETTINGS,
     )
+
+
+async def _look_at_space(dsn: str) -> list[Finding]:
+    """Try a write, which is undone: on another session, since that of the doctor only reads."""
+    session = Session(
+        dsn,
+        name="forebay doctor",
+        call_seconds=3.0 * _STATEMENT_SECONDS,
+        lock_timeout="1s",
+        settings=_SETTINGS | {"default_transaction_read_only": "off"},
+    )
+    try:
+        data = await session.run(operations.measurements(with_counters=False))
+        data["write_failed"] = await session.run(operations.probe_write())
+        return judge_space(data)
+    except DatabaseUnavailable:
+        raise
+    except ForebayError as error:
+        return [Finding("space", Level.ERROR, error.message, error.hint)]
+    except psycopg.Error as error:
+        return [_unseen("space", error)]
+    finally:
+        await session.close()
 
 
 async def read_catalog(dsn: str) -> dict[str, str]:

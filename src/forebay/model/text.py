@@ -187,3 +187,16 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
     ('1 job', '2,000 jobs')
     """
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def human_bytes(size: float) -> str:
+    """Return a size in readable units.
+
+    >>> human_bytes(700), human_bytes(21_500_000)
+    ('700 B', '21.5 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"

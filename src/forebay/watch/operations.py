@@ -37,6 +37,20 @@ def measurements(*, with_counters: bool = True) -> Operation[dict[str, Any]]:
     )
 
 
+def probe_write() -> Operation[dict[str, str] | None]:
+    """Return the call that finds out whether a write succeeds now.
+
+    Its result is None if it does, else ``sqlstate`` and ``message`` of what failed: the part
+    ``write_failed`` of what the rules judge.
+    """
+    return Operation(
+        "select p.failed_sqlstate, p.failed_message from forebay.probe_write() p",
+        lambda rows: (
+            None if rows[0][0] is None else {"sqlstate": rows[0][0], "message": rows[0][1]}
+        ),
+    )
+
+
 def measurements_with_keys(
     keys: int,
 ) -> Operation[tuple[dict[str, Any], list[KeyInfo] | None]]:

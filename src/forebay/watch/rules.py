@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import ConfigError, InvalidJob
 from forebay.model.alerts import Alert
-from forebay.model.text import counted
+from forebay.model.text import counted, human_bytes
 from forebay.policy.cron import Timing
 from forebay.policy.retry import human_duration
 from forebay.watch.mirror_rules import too_few_completed_text, too_many_wait_text
@@ -55,6 +55,8 @@ THRESHOLDS: Final[Mapping[str, float]] = {
     "schedule_late": 120.0,
     "undecided_for": 60.0,
     "export_late": 3600.0,
+    "database_bytes_most": 0.0,
+    "full_within": 259_200.0,
 }
 
 #: The setting of a worker that leaves schedules to others.
@@ -122,7 +124,7 @@ def alerts_of_all(data: Mapping[str, Any]) -> list[Alert]:
     for queue in data["queues"]:
         found += _of_queue(watched, queue)
     found += _of_dead_letters(watched)
-    for rules in (_of_endpoints, _of_mirrors, _of_schedules, _of_database):
+    for rules in (_of_endpoints, _of_mirrors, _of_schedules, _of_database, _of_space):
         found += rules(watched)
     return found
 
@@ -453,4 +455,51 @@ def _of_export(watched: Watched, export: Mapping[str, Any]) -> Iterator[Alert]:
             f" the oldest is emptied in {human_duration(max(left, 0.0))}",
             hint=f"Run forebay exports run {name} DIRECTORY.",
             since=watched.instant(due_at),
+        )
+
+
+#: What mends a write that fails, by SQLSTATE.
+_WRITE_HINTS: Final = {
+    "53100": "Free room on the disk of the database server, or enlarge it; deleting jobs needs room"
+    " itself. Then see forebay doctor.",
+    "25006": "Connect to the primary, or promote this server.",
+}
+
+
+def _of_space(watched: Watched) -> Iterator[Alert]:
+    """Whether a write succeeds, and the size of the database against its limit, if it has one."""
+    failed = watched.data.get("write_failed")
+    if failed is not None:
+        yield Alert(
+            code="writes",
+            severity="error",
+            problem=f"every write fails: {failed['message']} (SQLSTATE {failed['sqlstate']})",
+            hint=_WRITE_HINTS.get(
+                failed["sqlstate"], "See the log of the database server, and forebay doctor."
+            ),
+        )
+    most, space = watched.threshold("database_bytes_most"), watched.data["space"]
+    size, growth = space["database_bytes"], space["growth_bytes"] or 0.0
+    if not most or size is None:
+        return
+    hint = (
+        "Let retention delete earlier: select forebay.configure('retention_days', N); or enlarge"
+        " the disk, then forebay thresholds set database_bytes_most BYTES."
+    )
+    if watched.exceeds(size, most, "size"):
+        yield Alert(
+            code="size",
+            severity="error",
+            problem=f"the database has {human_bytes(size)}; its limit is {human_bytes(most)}",
+            hint=hint,
+        )
+    elif growth > 0 and (most - size) / growth * 86_400 < watched.threshold("full_within"):
+        yield Alert(
+            code="size",
+            problem=(
+                f"the database has {human_bytes(size)}, grows by {human_bytes(growth)} a day, and"
+                f" reaches its limit of {human_bytes(most)} in"
+                f" {human_duration(max(most - size, 0.0) / growth * 86_400)}"
+            ),
+            hint=hint,
         )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from forebay.db.session import Session
 from forebay.watch import operations
-from forebay.watch.rules import alerts_of_all
+from forebay.watch.problems import judged
 
 if TYPE_CHECKING:
     from forebay.model.alerts import Alert, AlertChange
@@ -35,6 +35,8 @@ class Checked(NamedTuple):
 async def check_session(session: Session, data: dict[str, Any] | None = None) -> Checked:
     """Check on a session; a role that may not record only reads what others recorded.
 
+    Where writes fail, nothing can be recorded: what holds now is returned as it is.
+
     Args:
         session: the connection.
         data: what was measured; None: measure now.
@@ -45,10 +47,14 @@ async def check_session(session: Session, data: dict[str, Any] | None = None) ->
     """
     if data is None:
         data = await session.run(operations.measurements(with_counters=False))
-    changes = []
-    if await session.run(operations.may_record()):
-        changes = await session.run(operations.record_alerts(alerts_of_all(data)))
-    listed = await session.run(operations.alerts(with_pending=True))
+    if "write_failed" not in data:
+        data["write_failed"] = await session.run(operations.probe_write())
+    changes: list[AlertChange] = []
+    listed = judged(data)
+    if data["write_failed"] is None:
+        if await session.run(operations.may_record()):
+            changes = await session.run(operations.record_alerts(listed))
+        listed = await session.run(operations.alerts(with_pending=True))
     return Checked(
         [alert for alert in listed if alert.fired_at is not None],
         [alert for alert in listed if alert.fired_at is None],

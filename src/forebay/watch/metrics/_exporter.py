@@ -26,6 +26,8 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 #: The alerts are checked by a scrape if the last check is this old; then the leader of maintenance
 #: is away.
 _CHECK_SECONDS: Final = 90.0
+#: A check that is younger has written, so writes succeed; after an older one a scrape tries.
+_WRITE_SECONDS: Final = 20.0
 
 
 class Exporter:
@@ -122,7 +124,9 @@ class Exporter:
 
 async def _read(session: Session) -> tuple[dict[str, Any], list[Any]]:
     data = await session.run(operations.measurements())
-    checked_at = data["checked_at"]
-    if checked_at is None or data["at"] - checked_at > _CHECK_SECONDS:
+    age = data["at"] - (data["checked_at"] or 0.0)
+    if age > _WRITE_SECONDS:
+        data["write_failed"] = await session.run(operations.probe_write())
+    if age > _CHECK_SECONDS or data.get("write_failed") is not None:
         return data, (await check_session(session, data)).alerts
     return data, await session.run(operations.alerts())

@@ -108,6 +108,17 @@ def _of_database(name: str) -> Callable[[Mapping[str, Any]], Iterable[Sample]]:
     )
 
 
+def _of_space(name: str) -> Callable[[Mapping[str, Any]], Iterable[Sample]]:
+    return lambda data: [] if data["space"][name] is None else [((), float(data["space"][name]))]
+
+
+def _writable(data: Mapping[str, Any]) -> Iterable[Sample]:
+    """Return what this process tried; without that, what the last check of the alerts found."""
+    if "write_failed" in data:
+        return [((), float(data["write_failed"] is None))]
+    return [((), float(all(alert["code"] != "writes" for alert in data["alerts"])))]
+
+
 def _jobs(data: Mapping[str, Any]) -> Iterable[Sample]:
     for queue in data["queues"]:
         for state in _STATES:
@@ -287,6 +298,17 @@ _DATABASE: Final[tuple[_Definition, ...]] = (
             "Dead rows in the tables of the schema, as the statistics have "
             "them."
             ), (), _of_database("dead_rows")),
+    ("forebay_database_writable", "gauge", "Whether a write succeeds.", (), _writable),
+    ("forebay_database_bytes", "gauge", "Size of the database.", (), _of_space("database_bytes")),
+    ("forebay_database_growth_bytes", "gauge", (
+            "By how much the database grows in a day, as the last day "
+            "shows."
+            ), (), _of_space("growth_bytes")),
+    ("forebay_schema_bytes", "gauge", (
+            "Size of the tables of the schema, with the "
+            "log."
+            ), (), _of_space("schema_bytes")),
+    ("forebay_log_bytes", "gauge", "Size of all segments.", (), _of_space("log_bytes")),
     ("forebay_log_rows_total", "counter", (
             "Numbers of log rows that were "
             "drawn."

@@ -30,3 +30,16 @@ create table forebay.alert_threshold (
     value double precision not null,
     primary key (name, queue, tag)
 );
+
+-- Sizes in bytes, every quarter of an hour for two days: growth comes from them.
+create table forebay.space_sample (
+    at             timestamptz primary key,
+    log_bytes      bigint not null,
+    schema_bytes   bigint not null,
+    database_bytes bigint                   -- null: the owner of the schema may not connect
+);
+
+-- Always empty; see forebay.probe_write().
+create table forebay.write_probe (
+    one boolean primary key default true check (one)
+);

@@ -45,9 +45,11 @@ begin
         'mirrors', forebay._measured_mirrors(v_now),
         'schedules', forebay._measured_schedules(v_since),
         'database', forebay._measured_database(v_now),
+        'space', forebay._measured_space(v_now),
         'alerts', (select coalesce(jsonb_agg(jsonb_build_object(
                               'code', a.code, 'subject', a.subject, 'group', a.group_name, 'severity', a.severity, 'problem', a.problem, 'hint', a.hint,
-                              'since', extract(epoch from a.since), 'fired_at', extract(epoch from a.fired_at))
+                              'since', extract(epoch from a.since), 'seen_at', extract(epoch from a.seen_at),
+                              'fired_at', extract(epoch from a.fired_at))
                           order by a.code, a.subject, a.group_name), '[]') from forebay.alert a),
         'thresholds', (select coalesce(jsonb_agg(jsonb_build_object('name', t.name, 'queue', t.queue, 'tag', t.tag, 'value', t.value)), '[]')
                        from forebay.alert_threshold t));
@@ -332,4 +334,38 @@ as $$
         'duties', (select coalesce(jsonb_agg(jsonb_build_object(
                               'duty', d.name, 'error', d.error, 'since', extract(epoch from d.since), 'recorded_at', extract(epoch from d.recorded_at))
                           order by d.name), '[]') from forebay.duty d))
+$$;
+
+
+-- Sizes now, and the growth of the database in bytes a day, null where no hour of samples shows it. A table that a session holds exclusively is
+-- left out: nothing here waits. Listing the files of a database takes long where there are very many, so its size continues from the last sample.
+create function forebay._measured_space(p_now timestamptz) returns jsonb
+language sql stable
+-- planner: indexed
+as $$
+    select jsonb_build_object(
+               'log_bytes', n.log_bytes, 'schema_bytes', n.schema_bytes, 'database_bytes', n.database_bytes,
+               'growth_bytes', (n.database_bytes - b.database_bytes) / extract(epoch from p_now - b.at) * 86400)
+    from forebay._space(p_now - interval '1 hour') n
+    left join lateral (select i.at, i.database_bytes from forebay.space_sample i
+                       where i.at between p_now - interval '25 hours' and p_now - interval '1 hour' order by i.at limit 1) b on true
+$$;
+
+
+-- The sizes of the log, of the schema with the log, and of the database; the latter continues from a sample that is not older than p_fresh.
+create function forebay._space(p_fresh timestamptz, out log_bytes bigint, out schema_bytes bigint, out database_bytes bigint)
+language sql stable
+-- planner: indexed
+as $$
+    select coalesce(sum(s.bytes) filter (where s.is_log), 0)::bigint, coalesce(sum(s.bytes), 0)::bigint,
+           coalesce((select i.database_bytes - i.schema_bytes from forebay.space_sample i where i.at >= p_fresh order by i.at desc limit 1)
+                        + coalesce(sum(s.bytes), 0)::bigint,
+                    case when has_database_privilege(current_database(), 'connect') then pg_database_size(current_database()) end)
+    from (select pg_total_relation_size(c.oid) as bytes, c.relname ~ '^log_[0-9]+$' as is_log
+          from pg_class c
+          where c.relnamespace = 'forebay'::regnamespace and c.relkind in ('r', 'm')
+            and c.oid <> all (array(select l.relation from pg_locks l
+                                    where l.locktype = 'relation' and l.mode = 'AccessExclusiveLock' and l.granted and l.pid <> pg_backend_pid()))
+          -- So that the size of a table is found once, and not for each sum.
+          offset 0) s
 $$;

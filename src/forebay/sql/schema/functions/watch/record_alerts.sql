@@ -33,6 +33,7 @@ begin
         return;
     end if;
     insert into forebay.alert_check (checked_at) values (v_now) on conflict on constraint alert_check_pkey do update set checked_at = excluded.checked_at;
+    perform forebay._sample_space(v_now);
     insert into forebay.alert as a (code, subject, group_name, severity, problem, hint, since, seen_at)
     select distinct on (f.code, f.subject, f.grp) left(f.code, 100), left(f.subject, 200), left(f.grp, 200), f.severity, left(f.problem, 1000), left(f.hint, 1000),
            least(coalesce(f.since, v_now), v_now), v_now
@@ -95,5 +96,20 @@ exception
         perform forebay._record_event(
             'alerts.' || p_act, p_kind => p_code, p_queue => nullif(p_subject, ''), p_group => nullif(p_group, ''),
             p_new => jsonb_build_object('severity', p_severity, 'since', p_since, 'published', false), p_detail => p_problem);
+end
+$$;
+
+
+-- Append the sizes if the last sample is a quarter of an hour old, and delete those of the day before yesterday.
+create function forebay._sample_space(p_now timestamptz) returns void
+language plpgsql volatile
+as $$
+begin
+    if exists (select from forebay.space_sample i where i.at > p_now - interval '15 minutes') then
+        return;
+    end if;
+    insert into forebay.space_sample (at, log_bytes, schema_bytes, database_bytes)
+    select p_now, n.log_bytes, n.schema_bytes, n.database_bytes from forebay._space('infinity') n;
+    delete from forebay.space_sample i where i.at < p_now - interval '2 days';
 end
 $$;

@@ -1,0 +1,115 @@
+"""The disk of the database is full: each screen says so, and that it is over."""
+
+import psycopg
+import pytest
+
+import forebay
+from forebay.watch.metrics import Exporter
+from tests.support.engine import connect, enqueue, one, sqlstate
+from tests.support.mutant import break_function, violation
+
+pytestmark = pytest.mark.usual("a tablespace of the test's own")
+
+
+def fails(conn):
+    """Return the SQLSTATE of a write, or None."""
+    return one(conn, "select failed_sqlstate from forebay.probe_write()")
+
+
+def enqueue_until_refused(conn):
+    """Use up the room in pages that exist."""
+    with pytest.raises(psycopg.errors.DiskFull):
+        for _ in range(10_000):
+            enqueue(conn)
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_probe_needs_a_new_page_and_leaves_nothing(small_disk, guarded):
+    """A row in a page that exists would succeed: the control writes no page."""
+
+    def probe():
+        with connect(small_disk.dsn) as conn:
+            conn.execute("insert into forebay.write_probe values (true)")
+            conn.execute("delete from forebay.write_probe")
+            assert fails(conn) is None
+            small_disk.fill()
+            assert fails(conn) == "53100"
+            small_disk.free()
+            assert fails(conn) is None
+            assert one(conn, "select count(*) from forebay.write_probe") == 0
+
+    if guarded:
+        probe()
+        return
+    break_function(small_disk.dsn, "probe_write", ("truncate forebay.write_probe;", ""))
+    with violation():
+        probe()
+
+
+def test_doctor_alerts_and_metrics_name_a_full_disk_and_its_end(small_disk, command):
+    dsn = small_disk.dsn
+    answer = command("doctor", "-v", "--dsn", dsn)
+    assert "a write succeeds; the log has " in answer.out
+    with connect(dsn) as conn:
+        assert command("alerts", "--dsn", dsn).code == 0
+        # A scrape trusts a check of the last seconds.
+        conn.execute("update forebay.alert_check set checked_at = checked_at - interval '1 min'")
+        small_disk.fill()
+        enqueue_until_refused(conn)
+        answer = command("doctor", "--dsn", dsn)
+        assert answer.code == 1, answer.out + answer.err
+        assert "every write fails: could not extend file" in " ".join(answer.out.split())
+        assert "(SQLSTATE 53100)" in answer.out
+        assert "Free room on the disk" in answer.out
+        answer = command("alerts", "--dsn", dsn)
+        assert answer.code == 1
+        assert "✗ writes: every write fails" in answer.out
+        text = Exporter(dsn).text()
+        assert "\nforebay_database_writable 0\n" in text
+        assert 'forebay_alert{code="writes",subject="",group="",severity="error"} 1' in text
+        small_disk.free()
+        enqueue(conn)
+    assert command("alerts", "--dsn", dsn).code == 0
+    assert "space" not in command("doctor", "--dsn", dsn).out
+    assert "\nforebay_database_writable 1\n" in Exporter(dsn).text()
+
+
+def test_what_a_person_can_do_on_a_full_disk(small_disk, command):
+    """Reads work, and pausing a queue that has been paused before: that changes a row in its page.
+    What appends is refused, and nothing is half done.
+    """
+    dsn = small_disk.dsn
+    with connect(dsn) as conn:
+        enqueue(conn, queue="mail")
+        enqueue(conn, queue="new")
+        one(conn, "select forebay.pause_queue('mail')")
+        one(conn, "select forebay.resume_queue('mail')")
+        small_disk.fill()
+        for words in (["queues", "list"], ["jobs", "list"], ["workers", "list"], ["events", "list"],
+                      ["top", "--once", "--every", "0.1"]):  # fmt: skip
+            answer = command(*words, "--dsn", dsn)
+            assert answer.code == 0, (words, answer.err)
+        assert command("queues", "pause", "mail", "--dsn", dsn).code == 0
+        assert sqlstate(conn, "select forebay.pause_queue('new')") == "53100"
+        assert sqlstate(conn, "select forebay.truncate_queue('new')") == "53100"
+        assert one(conn, "select count(*) from forebay.queue_group where queue = 'new'") == 0
+        small_disk.free()
+        one(conn, "select forebay.truncate_queue('new')")
+        assert one(conn, "select forebay.resume_queue('mail')") == 1
+
+
+def test_the_size_has_a_limit_that_one_can_set(database, conn, command):
+    client = forebay.Client(database)
+    assert command("alerts", "--dsn", database).code == 0
+    size = one(conn, "select forebay.measurements() -> 'space' ->> 'database_bytes'")
+    client.set_threshold("database_bytes_most", float(size) / 2)
+    assert "✗ size: the database has " in command("alerts", "--dsn", database).out
+    assert "its limit is" in command("doctor", "--dsn", database).out
+    # A day ago it had half of that: it will have reached twice its size in two days.
+    conn.execute("delete from forebay.alert")
+    client.set_threshold("database_bytes_most", 2.0 * float(size))
+    conn.execute("update forebay.space_sample set at = forebay._now() - interval '1 day',"
+                 " database_bytes = database_bytes / 2")  # fmt: skip
+    answer = command("alerts", "--dsn", database)
+    assert "reaches its limit of" in answer.out
+    assert " in 48 h" in answer.out
