@@ -16,7 +16,7 @@ _SLOTS_MAX: Final = 10_000
 def deliver(
     *,
     concurrency: Annotated[
-        int, option("--concurrency N", "Deliveries in hand at once: 1 to 10,000.")
+        int, option("--concurrency N", "Deliveries that this process holds: 1 to 10,000.")
     ] = 500,
     until_idle: Annotated[
         bool,

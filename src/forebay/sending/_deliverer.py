@@ -74,7 +74,7 @@ class Deliverer(QueueService):
     again under the same ids.
 
     Args:
-        slots: how many deliveries are in hand at once in this process, 1 to 10,000.
+        slots: how many deliveries this process holds, 1 to 10,000.
         permissions: what the settings of endpoints may make this process do; None: call
             public addresses by https.
     """

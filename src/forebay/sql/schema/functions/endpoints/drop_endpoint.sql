@@ -1,7 +1,7 @@
 -- grant: operator
 
 -- Drop an endpoint, with its subscriptions. With `discard` also if deliveries wait: they become
--- dead letters when a deliverer comes to them. Deliveries that wait for a retry, or that no
+-- dead letters when a deliverer claims them. Deliveries that wait for a retry, or that no
 -- deliverer has met yet, are not seen here.
 --
 -- Errors: JQ050 no such endpoint, JQ053 deliveries wait.
