@@ -77,8 +77,8 @@ class ValueCheck:
         if self.adapter is None:
             return convert(wire, self.hint, name)
         try:
-            # As JSON text: only then does strict mode refuse text for a number but accept it for a
-            # date.
+            # The value is checked as JSON text: only then does strict mode refuse text for a number
+            # but accept it for a date.
             return self.adapter.validate_json(msgspec.json.encode(wire), strict=True)
         except ValueError as error:
             raise _pydantic_problem(error, name) from None

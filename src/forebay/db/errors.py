@@ -57,9 +57,9 @@ _UNDEFINED_FUNCTION: Final = "42883"
 _UNDEFINED_TABLE: Final = "42P01"
 
 #: SQLSTATE classes of errors in a query itself: names and rights, values, unsupported features.
-#: Then the functions that run a query of the caller, as the server's context names them.
 _OF_A_QUERY: Final = ("0A", "22", "3F", "42")
 _NAME: Final = re.compile(r"\w+")
+#: The functions that run a query of the caller, as the server's context names them.
 _RUNS_A_QUERY: Final = re.compile(r"backfill(?:_run_v1|_count_v1|_begin)\(")  # in any language
 
 
@@ -213,7 +213,7 @@ def _is_connection_trouble(error: psycopg.Error) -> bool:
     sqlstate = error.sqlstate
     if sqlstate is not None:
         return sqlstate.startswith("08") or sqlstate in _UNAVAILABLE
-    # Without a SQLSTATE the client raised the error: the socket closed, no host answered, no
+    # An error without a SQLSTATE comes from the client: the socket closed, no host answered, no
     # connection became free in time. An aborted pipeline only repeats an error that has been
     # reported already.
     return isinstance(error, psycopg.OperationalError) and not isinstance(

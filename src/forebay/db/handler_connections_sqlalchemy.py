@@ -107,8 +107,8 @@ class _HandlerConnection:
         if self._session is not None:
             self._session.flush()
         _require_transaction(self._conn)
-        # In SQLAlchemy's transaction, which is the driver's: one message, which also clears the
-        # session.
+        # The settlement is part of SQLAlchemy's transaction, which is the driver's: one message,
+        # which also clears the session.
         result = settle_on_sync(self.raw, operation)
         self._conn.info[_SETTLED] = True
         return result

@@ -263,8 +263,8 @@ class Session:
             self._lost()
 
     def _unwatch(self) -> None:
-        # By its number: a connection that was lost no longer tells it, and the loop would take the
-        # next socket with this number for the old one.
+        # The reader is removed by the number of its socket: a lost connection no longer has it, and
+        # the loop would take the next socket with this number for the old one.
         if self._watched is not None:
             asyncio.get_running_loop().remove_reader(self._watched)
             self._watched = None

@@ -179,8 +179,8 @@ class Auditor:
             if not is_equal:
                 is_dense = await self._compare_pages(after, until)
                 if is_dense and until is not None:
-                    # Where most pages differ, checksums only add reads: scan the next block without
-                    # them.
+                    # If most pages differ, checksums only add reads, so the next block is scanned
+                    # without them.
                     until = await self._compare(until, None, pages=self._block // self._page)
             if until is None:
                 return

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from forebay.mirror._loop_thread import LoopThread
     from forebay.ops.operation import Operation
 
-#: From the first count to its record, so that one record holds many counts; longer after each
-#: failure.
+#: The time from the first count to its record, so that one record holds many counts; it is longer
+#: after each failure.
 _EVERY_SECONDS: Final = 5.0
 _EVERY_SECONDS_MAX: Final = 60.0
 

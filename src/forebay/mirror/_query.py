@@ -40,8 +40,8 @@ class QuerySource:
     def __init__(
         self, dsn: str | Callable[[], str], *, read: str, scan: str, timeout: float = 30.0
     ) -> None:
-        # As JSON the columns come with their names, and dates and similar values in a form that a
-        # document can have.
+        # The rows are read as JSON: columns have their names, and dates and similar values a form
+        # that a document can have.
         self._read = f"select to_jsonb(found)::text from (\n{read.rstrip().rstrip(';')}\n) found"
         rows = f"(\n{scan.rstrip().rstrip(';')}\n) found"
         self._scan = f"select id, version from {rows}"

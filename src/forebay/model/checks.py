@@ -32,7 +32,7 @@ PRIORITY_MAX: Final = 32767
 #: A lower number runs first: ``forebay.policy.claims`` decides, ``forebay.django.tasks`` turns
 #: Django's numbers round.
 PRIORITY_DEFAULT: Final = 100
-#: Of work that may wait: backfills, repairs. As a number also in SQL:
+#: The priority of work that may wait: backfills, repairs. SQL has the same number in
 #: functions/backfill/options.sql, mirror/bulk.sql, mirror/status.sql.
 PRIORITY_BULK: Final = 1000
 

@@ -92,8 +92,8 @@ def kept(value: Any, seconds: float) -> Kept:
         plain = dump(mode="json", by_alias=True) if callable(dump) else value
         text = encode_json(plain, bytes_max=_SENT_BYTES_MAX)
     except InvalidJob as error:
-        # Without the value and its place: others can read the problem, and keys of a dict may be
-        # data too.
+        # The problem leaves out the value and its place: others can read it, and keys of a dict may
+        # be data too.
         place = "" if error.field == "args" else "a part of "
         problem = str(error.problem).partition(":")[0]
         return Kept(seconds, problem=f"{place}what the handler returned {problem}")

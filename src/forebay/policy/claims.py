@@ -28,8 +28,8 @@ CLAIM_ROWS_MAX: Final = 1000
 #: be idle.
 AHEAD_SECONDS: Final = 0.1
 
-#: Where claims of a lane wait for each other: how many times the duration of a claim may be claimed
-#: in advance, and most of it in time.
+#: How many times the duration of a claim may be claimed in advance where claims of a lane wait for
+#: each other, and the most of it in seconds.
 _CONTENDED_FACTOR: Final = 3.0
 _CONTENDED_SECONDS_MAX: Final = 1.0
 
@@ -111,8 +111,8 @@ def claim_size(
     if mean_seconds is not None and buffered_size < AHEAD_SIZE_MAX:
         if waiting_for_key and waiting_for_key * mean_seconds <= ahead_seconds:
             free_slots = 0
-        # At most two claims: one that runs, and one that arrives meanwhile. Below a microsecond
-        # rows_max decides anyway.
+        # Two claims at most are held: one that runs, and one that arrives while it runs. Below a
+        # microsecond rows_max decides anyway.
         mean = max(mean_seconds, 1e-6)
         ahead = int(min(concurrency * ahead_seconds / mean, 2.0 * rows_max))
         if ahead_seconds > 0:

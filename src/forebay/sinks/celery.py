@@ -27,8 +27,8 @@ from forebay.sinks._threaded import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: Of brokers, by the transport of kombu: how a call gives up, and what an acknowledgement has to
-#: mean.
+#: Options of brokers, by the transport of kombu: how a call gives up, and what an acknowledgement
+#: has to mean.
 _TRANSPORT_OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "redis": {"socket_timeout": ANSWER_SECONDS},
     "sentinel": {"socket_timeout": ANSWER_SECONDS},
@@ -110,8 +110,8 @@ class Celery(ThreadedSink):
         self._connect_seconds = checked_number(
             self.type, "connect_timeout", connect_timeout, least=0.1, most=60
         )
-        # Not the given app itself: send_task() of an app with a result backend connects to it too,
-        # for every task.
+        # A new app sends, not the given one: send_task() of an app with a result backend connects
+        # to that too, for every task.
         self._app = celery.Celery("forebay", set_as_current=False, fixups=[])
         if app is not None:
             self._app.conf.update(app.conf.table(with_defaults=False, censored=False))

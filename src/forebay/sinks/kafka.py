@@ -335,8 +335,8 @@ class Kafka(Sink):
         while call.left:
             if client.producer is None:
                 raise self._unavailable("closed during the call")
-            # In this thread: one that reads reports would ask for the lock of the interpreter once
-            # a message.
+            # Reports are read in this thread: a thread for them would need the lock of the
+            # interpreter once for each message.
             try:
                 client.producer.poll(0)
             except (

@@ -447,8 +447,8 @@ def _has_migrator_lock(conn: psycopg.Connection[Any]) -> bool:
     if not exists:
         return True
     try:
-        # Without waiting: the other migrator's concurrent index build would wait for the snapshot
-        # of a waiting statement.
+        # The lock is not waited for: the other migrator's concurrent index build would wait for the
+        # snapshot of a waiting statement.
         with conn.transaction():
             conn.execute(f"lock table only {MIGRATOR_LOCK} in share update exclusive mode nowait")
     except psycopg.errors.LockNotAvailable:

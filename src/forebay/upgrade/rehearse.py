@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from forebay.sql import Migration
 
-#: Which sessions a lock stops. PostgreSQL manual, section 13.3.1; a missing mode stops no working
-#: session.
+#: Which sessions a lock stops, after the PostgreSQL manual, section 13.3.1; a missing mode stops no
+#: working session.
 Stops = Literal["all", "writers", "maintenance"]
 _STOPS: Final[Mapping[str, Stops]] = {
     "AccessExclusiveLock": "all",

@@ -82,8 +82,8 @@ class Outage:
         """Record that a part used the database, and if it could not before, wake all parts that
         wait.
         """
-        # Only then: otherwise a part that gets no connection would be woken at every call of
-        # another one.
+        # A part is woken only then: otherwise one that gets no connection would be woken at every
+        # call of another one.
         if part not in self._without:
             return
         self._without.clear()

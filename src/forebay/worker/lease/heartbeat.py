@@ -176,7 +176,7 @@ class Heartbeat:
                 except RuntimeError:
                     return
                 except Exception as error:
-                    # For example a lock on the table. The next heartbeat may succeed.
+                    # The cause may be a lock on the table. The next heartbeat may succeed.
                     log.warning("no heartbeat: %s", error)
             pause = self._heartbeat_seconds if self._snapshot.is_busy else self._idle_seconds
             if was_down:

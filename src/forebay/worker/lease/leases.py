@@ -207,7 +207,7 @@ class LeaseKeeper:
             if lease.lease_id in answer.open_leases:
                 lease.trusted_until = max(lease.trusted_until, sent_at + self._trusted_seconds)
             elif lease.lease_id in lease_ids:
-                # Only for leases of the heartbeat: one opened after it was sent is not in the
+                # Only leases of the heartbeat count: one opened after it was sent is not in the
                 # answer either.
                 self.lose(lease)
 

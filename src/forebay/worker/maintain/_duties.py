@@ -147,7 +147,7 @@ class Schedule:
         try:
             has_more = await duty.step(duty)
         except Exception as error:
-            # For example a lock of another session. Every step is safe to repeat, and one that
+            # The cause may be a lock of another session. Every step is safe to repeat, and one that
             # fails must not stop the others.
             await self._failed(duty, error)
             return

@@ -30,8 +30,8 @@ class _Line:
     def __init__(self) -> None:
         #: The queues in the order of their turns, with the number of the call that came.
         self._turns: deque[tuple[int, str]] = deque()
-        #: By queue, heaps of priorities, numbers and calls. A heap of calls that came in order is
-        #: one already.
+        #: A heap of priorities, numbers and calls for each queue. Calls that came in order are
+        #: a heap already.
         self._calls: dict[str, list[tuple[int, int, WaitingCall]]] = {}
 
     def __len__(self) -> int:

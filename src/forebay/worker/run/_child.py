@@ -253,9 +253,9 @@ def _watch_and_run(descriptor: int, parent: int, crash: int | None = None) -> No
 
 
 def _end_with_parent(descriptor: int, parent: int, check: _LoopCheck) -> None:
-    # In a thread: a handler that blocks the loop must not outlive the worker. The check of the
-    # parent's id is needed because a process forked in the worker may hold a copy of the other end,
-    # so the socket may stay open.
+    # A thread watches the worker: a handler that blocks the loop must not outlive it. The check of
+    # the parent's id is needed because a process forked in the worker may hold a copy of the other
+    # end, so the socket may stay open.
     poll = select.poll()
     poll.register(descriptor, select.POLLHUP | getattr(select, "POLLRDHUP", 0))
     while os.getppid() == parent and not poll.poll(_PARENT_CHECK_MILLIS) and check.is_well():

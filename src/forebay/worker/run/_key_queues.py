@@ -40,12 +40,12 @@ class KeyQueues:
 
     def __init__(self, release: Callable[[HeldJob], None]) -> None:
         self._release = release
-        #: By key, the job that runs or waits for a slot. Jobs do not refer to their key: cycles
+        #: The job of each key that runs or waits for a slot. Jobs do not refer to their key: cycles
         #: would wait for the collector.
         self._first: dict[Key, HeldJob] = {}
-        #: By key, the jobs that wait for the first one, in order; only for keys with such jobs.
+        #: The jobs of each key that wait for the first one, in order; only keys with such jobs.
         self._behind: dict[Key, deque[HeldJob]] = {}
-        #: By key, the last job that will run again, while jobs that were claimed before the
+        #: The last job of each key that will run again, while jobs that were claimed before the
         #: database knew this can arrive.
         self._continuing: dict[Key, HeldJob] = {}
         #: The number of jobs that wait for the first one of their key.

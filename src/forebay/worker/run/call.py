@@ -147,8 +147,8 @@ def call_plainly(call: Call) -> Any:
     """Call a plain handler in this thread; return its result."""
     positional, named = call.arguments()
     if call.around:
-        # In its own context: what a middleware sets there does not reach the next job of this
-        # thread.
+        # The call has a separate context: what a middleware sets there does not reach the next job
+        # of this thread.
         return contextvars.copy_context().run(_within, call, positional, named)
     try:
         return ran(call.kind.function(*positional, **named), call.kind.name)

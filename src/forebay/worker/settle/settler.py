@@ -196,8 +196,8 @@ class Settler:
             flush = batch.take_flush()
             if flush is not None:
                 flushes.append((batch, flush))
-        # In execution order: the database must learn that a job ended before it learns that the
-        # next job of its key will run again, or it would requeue that job.
+        # The order is that of execution: the database must learn that a job ended before it learns
+        # that the next job of its key will run again, or it would requeue that job.
         return sorted([*flushes, *solo], key=lambda item: item[1].claim_no)
 
     async def _write(self) -> None:
