@@ -336,6 +336,39 @@ def a_group_whose_resumption_commits_late_is_found(dsn: str) -> None:
             assert len(groups.ready()) == count
 
 
+def resumptions_that_overlap_are_found(dsn: str) -> None:
+    """Whichever began first, drew its transaction id first, or ends first."""
+    for count in (1, 12):
+        for ends in (0, 1):
+            names = [f"both_{count}_{ends}_{n}" for n in range(2)]
+            with ExitStack() as stack:
+                both = [stack.enter_context(Groups(dsn, count, name)) for name in names]
+                operators = [stack.enter_context(psycopg.connect(dsn)) for _ in names]
+                for operator, groups in zip(operators, both, strict=True):
+                    one(groups.conn, "select forebay.pause_queue(%s)", groups.queue)
+                    enqueue(groups.conn, queue=groups.queue)
+                    one(operator, "select pg_current_xact_id()")
+                for operator, groups in zip(operators, both, strict=True):
+                    one(operator, "select forebay.resume_queue(%s)", groups.queue)
+                for place in (ends, 1 - ends):
+                    assert both[place].ready() == set()
+                    operators[place].commit()
+                    assert len(both[place].ready()) == count
+
+
+def a_resumption_of_an_old_transaction_is_found(dsn: str) -> None:
+    """Its transaction id is below that of a resumption that polls have seen."""
+    for count in (1, 12):
+        with Groups(dsn, count, f"old_{count}") as groups, psycopg.connect(dsn) as operator:
+            one(operator, "select pg_current_xact_id()")
+            one(groups.conn, "select forebay.pause_queue(%s)", groups.queue)
+            enqueue(groups.conn, queue=groups.queue)
+            assert groups.ready() == set()
+            one(operator, "select forebay.resume_queue(%s)", groups.queue)
+            operator.commit()
+            assert len(groups.ready()) == count
+
+
 def a_limit_key_is_found(dsn: str) -> None:
     """The first one of the queue."""
     for count in (1, 12):
@@ -438,9 +471,25 @@ GUARDS = [
     ),
     pytest.param(
         a_group_whose_resumption_commits_late_is_found,
-        "_remember_poll",
-        ("if not pg_visible_in_snapshot(v.horizon::text::xid8, v.snap) then", "if false then"),
+        "ready_v1",
+        ("if not forebay._may_remember() then", "if false then"),
         id="resumptions that commit late",
+    ),
+    pytest.param(
+        resumptions_that_overlap_are_found,
+        "_forget_polls",
+        ("lock table only forebay.lock_polls in row exclusive mode;", "null;"),
+        id="resumptions that overlap",
+    ),
+    pytest.param(
+        a_resumption_of_an_old_transaction_is_found,
+        "_forget_polls",
+        (
+            "perform nextval('forebay.poll_horizon');",
+            "perform setval('forebay.poll_horizon', greatest(pg_current_xact_id()::text::bigint,"
+            " pg_sequence_last_value('forebay.poll_horizon')));",
+        ),
+        id="resumptions of old transactions",
     ),
     pytest.param(
         a_cursor_far_behind_is_found,

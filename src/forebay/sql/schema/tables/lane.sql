@@ -48,5 +48,5 @@ create type forebay._idle_poll as (
     queues     text[],       -- of the groups; null: too many to remember
     flags      oid[]);       -- the wake-up sequences of these queues
 
--- Flag sequence: the transaction that last made a lane ready without a row of the log.
+-- Flag sequence: counts the transactions that make a lane ready without a row of the log, open ones too.
 create sequence forebay.poll_horizon as bigint cache 1;

@@ -175,7 +175,7 @@ begin
     delete from forebay.limiter;
     -- Transaction ids of the other cluster.
     update forebay.lane l set state = 'used' where l.state = 'retired';
-    perform setval('forebay.lane_horizon', 1), setval('forebay.lane_barrier', 1), setval('forebay.poll_horizon', 1);
+    perform setval('forebay.lane_horizon', 1), setval('forebay.lane_barrier', 1);
 
     -- Deferred and not yet promoted: written again, with xids of this cluster.
     select * into v_position from forebay.promotion p order by p.no desc limit 1;

@@ -1,10 +1,10 @@
 -- Idle polls: what a session remembers of its last poll that found no ready lane, so that the next one reads only what is newer.
 --
 -- Invariant "commit decides": the memory of a poll at the snapshot S is that everything S shows has been claimed. Later only a newer
--- row of the log makes a lane ready, or a transaction that sets forebay.poll_horizon. A row is newer when S does not show its
--- transaction: that began after S, or was in progress at S. So a poll with the same answer reads no cursor. Time alone makes a lane
--- ready too, so that its cursor moves (forebay._should_move()), and the horizon names one of two resumptions that overlap: after five
--- seconds the memory is not used.
+-- row of the log makes a lane ready, or a transaction that advances forebay.poll_horizon. A row is newer when S does not show its
+-- transaction: that began after S, or was in progress at S. So a poll with the same answer reads no cursor. A memory with another horizon
+-- is not used, and none begins while such a transaction is open, so S shows what they all did. Time alone makes a lane ready too, so that
+-- its cursor moves (forebay._should_move()): after five seconds the memory is not used.
 --
 -- It is a parameter of the session without any effect, not a table: it costs no write, and a crash, which may take back the claims
 -- that it relies on, ends the session. A pooler may pass it to another client; it says the same to each.
@@ -123,10 +123,6 @@ declare
     v      forebay._idle_poll := p_new;
     v_last constant bigint := coalesce(pg_sequence_last_value('forebay.log_seq'), 0);
 begin
-    -- The transaction that set the horizon is open: a group is paused until it commits.
-    if not pg_visible_in_snapshot(v.horizon::text::xid8, v.snap) then
-        return;
-    end if;
     -- A segment was begun during the poll: the snapshot may show rows of it that were not looked for.
     if v_last <> v.last_seq then
         if exists (select from forebay.segment s where s.lo > v.last_seq and s.lo <= v_last) then
@@ -149,9 +145,29 @@ $$;
 
 -- Let no session rely on an idle poll from before this transaction's commit: it makes lanes ready without a row of the log.
 create function forebay._forget_polls() returns void
-language sql volatile
+language plpgsql volatile
 as $$
-    select setval('forebay.poll_horizon', greatest(pg_current_xact_id()::text::bigint, pg_sequence_last_value('forebay.poll_horizon')))
+begin
+    lock table only forebay.lock_polls in row exclusive mode;
+    perform nextval('forebay.poll_horizon');
+end
+$$;
+
+
+-- May a memory begin? Only when each transaction that called forebay._forget_polls() before this call has ended: a later snapshot shows
+-- what it did, and one that calls it from now on advances the horizon. The lock is free again when this returns.
+create function forebay._may_remember() returns boolean
+language plpgsql volatile
+as $$
+begin
+    lock table only forebay.lock_polls in share mode nowait;
+    raise exception 'free';  -- The end of the block gives the lock back.
+exception
+    when lock_not_available then
+        return false;
+    when raise_exception then
+        return true;
+end
 $$;
 
 

@@ -50,6 +50,9 @@ begin
         v_idle := forebay._recall_poll(v_poll.hash);
         if (v_idle.horizon = v_poll.horizon and v_poll.checked_at between v_idle.checked_at and v_idle.checked_at + 5000) is not true then
             v_idle := null;
+            if not forebay._may_remember() then
+                v_poll.hash := null;
+            end if;
         elsif forebay._is_still_idle(v_idle, v_last) then
             perform forebay._announce_sleep(v_idle.flags, p_sleep_millis);
             return;
