@@ -37,7 +37,8 @@ _ROW: Final = re.compile(
     re.MULTILINE,
 )
 _TABLE: Final = re.compile(
-    r"^(## ([^\n]+)\n\n<!-- table: guards -->\n).*?^(<!-- end of table -->\n)", re.MULTILINE | re.DOTALL
+    r"^(## ([^\n]+)\n\n<!-- table: guards -->\n).*?^(<!-- end of table -->\n)",
+    re.MULTILINE | re.DOTALL,
 )
 _SHOWN: Final = 100
 #: In what only slows a function down, to test a race.
