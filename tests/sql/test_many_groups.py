@@ -486,8 +486,11 @@ GUARDS = [
         "_forget_polls",
         (
             "perform nextval('forebay.poll_horizon');",
-            "perform setval('forebay.poll_horizon', greatest(pg_current_xact_id()::text::bigint,"
-            " pg_sequence_last_value('forebay.poll_horizon')));",
+            (
+                "perform setval('forebay.poll_horizon', greatest("
+                "pg_current_xact_id()::text::bigint,"
+                " pg_sequence_last_value('forebay.poll_horizon')));"
+            ),
         ),
         id="resumptions of old transactions",
     ),
