@@ -296,6 +296,7 @@ async def test_no_job_ends_before_its_copy_was_shown_by_a_target_that_drops(app,
     await ends_right(app, conn, 10_000 if is_long else 1_000)
 
 
+@pytest.mark.slow
 async def test_without_the_read_back_jobs_end_before(app, conn, monkeypatch):
     """
     The test above notices it.

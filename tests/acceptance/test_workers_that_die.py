@@ -35,6 +35,7 @@ def put(conn, kind: str, entry: int, **args) -> int:
     )
 
 
+@pytest.mark.slow
 def test_committed_jobs_run_and_rolled_back_ones_never(conn, database, workers, effects):
     """
     With nothing but a driver and ``select forebay.enqueue(...)``: a job exists exactly if its

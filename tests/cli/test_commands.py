@@ -465,6 +465,7 @@ def test_defaults_do_not_undo_what_another_process_stored(forebay, conn):
     assert one(conn, "select value from forebay.setting where name = 'retention_days'") == 3
 
 
+@pytest.mark.slow
 def test_the_printed_script_makes_the_same_schema(command, empty_database):
     """
     A DBA may run what `forebay sql` prints; afterwards nothing is left to migrate.

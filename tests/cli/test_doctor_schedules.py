@@ -20,6 +20,7 @@ def finding(command, database):
     return call
 
 
+@pytest.mark.slow
 def test_schedules_that_no_worker_decides(finding, conn, app):
     """No worker, or only workers that leave schedules to others."""
     assert finding("schedules") == [("ok", "no schedule")]

@@ -164,6 +164,7 @@ def test_a_job_shows_its_facts_and_titles(screen, busy_queue):
     assert "\narguments\n{" in text
 
 
+@pytest.mark.slow
 def test_the_other_lists_fit(screen, busy_queue):
     """
     Queues, groups, dead letters, the doctor, and the reason why a job does not run.
@@ -181,6 +182,7 @@ def test_the_other_lists_fit(screen, busy_queue):
     assert answer[-1].endswith("--queue notifications_europe")
 
 
+@pytest.mark.slow
 def test_keys_fit(screen, database):
     """
     The list and one key, with a long name of the worker.
@@ -206,6 +208,7 @@ def test_keys_fit(screen, database):
         assert "waiting       2, first job 2" in [line.rstrip() for line in lines]
 
 
+@pytest.mark.slow
 def test_an_endpoint_fits(database, screen):
     """
     The list, and one endpoint with all its facts.
@@ -251,6 +254,7 @@ def test_an_endpoint_fits(database, screen):
     assert len(screen("endpoints", "show", "a-rather-long-name-of-an-endpoint.example")) <= ROWS
 
 
+@pytest.mark.slow
 def test_empty_lists_say_what_there_is_none_of(screen):
     """
     An empty table would look like an error.

@@ -141,6 +141,7 @@ def test_jobs_behind_a_job_are_not_read(database, conn):
     assert before(first) > 2000
 
 
+@pytest.mark.slow
 def test_jobs_of_a_faulty_run_are_answered_right(database, conn, request):
     """
     `where` gives the state, the attempts and the errors that a ledger of the run has.

@@ -217,6 +217,7 @@ def test_outcomes_are_counted_apart(database, conn):
     assert found.released == found.postponed == found.expired == 0
 
 
+@pytest.mark.slow
 def test_delays_and_retries_run_without_waiting(clocked):
     """
     With ``with_scheduled`` the clock moves from one due job to the next, until none is left.

@@ -272,6 +272,7 @@ def test_the_truth_table_holds_at_every_sampled_instant(
     print(mode, f"{run.made=} {run.found=} {run.runs=} {run.samples=} {run.most_live=}")
 
 
+@pytest.mark.slow
 def test_the_stress_run_sees_a_second_holder(database, seed):
     """
     Without the primary key of the generations two producers make one each, and the sampler says so.

@@ -42,6 +42,7 @@ def events(request):
     sentry_sdk.get_global_scope().set_client(None)
 
 
+@pytest.mark.slow
 def test_log_sentry_mail_and_listeners_report_it(project, outbox, events, caplog):  # noqa: F811
     """
     A warning for the first attempt and an error for the last one; one event and one mail, for the

@@ -141,6 +141,7 @@ async def test_what_the_log_has_no_longer_is_lost_and_said_to_be(
         assert (found.lost, found.resent) == (3, 2)
 
 
+@pytest.mark.slow
 async def test_many_pages(app, database, conn, stream, redis_server, far_name):
     enqueue_many(conn, [{"kind": "many", "queue": "orders", "args": {}} for _ in range(2_500)])
     async with draining(declared(app, stream), database):

@@ -69,6 +69,7 @@ def test_drain_runs_the_drains_of_an_application(run, conn, far, far_name):
     assert "3 done" in done.stderr
 
 
+@pytest.mark.slow
 def test_worker_runs_handlers_and_drains(run, conn, far, far_name):
     enqueue(conn, 3)
     enqueue(conn, 2, queue="mail", kind="send")
@@ -77,12 +78,14 @@ def test_worker_runs_handlers_and_drains(run, conn, far, far_name):
     assert sorted(done.stdout.split("\n")) == ["", "sent 0", "sent 1"]
 
 
+@pytest.mark.slow
 def test_worker_of_one_queue_runs_no_drains(run, conn, far, far_name):
     enqueue(conn, 3)
     run("worker", "shop:app", "--until-idle", "--queue", "mail")
     assert far.xlen(far_name) == 0
 
 
+@pytest.mark.slow
 def test_a_drain_without_an_application(run, conn, far, far_name, redis_server):
     enqueue(conn, 3)
     settings = ["--set", f"url=redis://{redis_server}", "--set", f"stream={far_name}"]
@@ -91,6 +94,7 @@ def test_a_drain_without_an_application(run, conn, far, far_name, redis_server):
     assert far.xlen(far_name) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
@@ -107,6 +111,7 @@ def test_mistakes_are_refused(run, arguments, problem):
     assert problem in " ".join(run(*arguments, code=2).stderr.split())
 
 
+@pytest.mark.slow
 def test_handlers_and_a_drain_must_not_share_a_group(run):
     more = """
 @app.job(queue="orders")
@@ -116,6 +121,7 @@ def ship(n: int) -> None: ...
     assert "reads queue orders in group default, as the handlers do" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_process_stops_at_a_signal(database, redis_server, far_name, conn, far):
     command = [sys.executable, "-m", "forebay", "drain", "--queue", "orders", "--sink"]
     command += ["redis-list", "--set", f"url=redis://{redis_server}", "--set", f"key={far_name}"]
@@ -132,6 +138,7 @@ def test_a_process_stops_at_a_signal(database, redis_server, far_name, conn, far
     assert "5 done" in errors
 
 
+@pytest.mark.slow
 def test_an_audit_sends_again_what_is_lost(run, conn, far, far_name):
     more = """
 kept = forebay.Drain(app, "kept", sink=sink, queue="kept", keep_proofs=3600.0)

@@ -151,6 +151,7 @@ def test_an_interrupt_at_the_terminal_does_not_reach_the_server(folder, pg_bin):
         server.stop()
 
 
+@pytest.mark.slow
 def test_only_its_owner_can_reach_the_server(started):
     """
     The socket is in a folder nobody else may enter, and there is no network address.

@@ -238,6 +238,7 @@ async def test_an_endpoint_that_is_gone_is_disabled(
         await wait_for_async(lambda: worker.stats.done >= 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["seconds", "date"])
 async def test_retry_after_pauses_the_endpoint(
     database, conn, shop, requests, http_endpoint, far_name, form
@@ -352,6 +353,7 @@ async def test_what_a_deliverer_refuses_waits_for_one_that_allows_it(
     assert letters(database) == []
 
 
+@pytest.mark.slow
 async def test_a_delivery_of_a_dropped_endpoint_is_dead(database, conn, shop):
     shop()
     send(conn, "shop")
@@ -364,6 +366,7 @@ async def test_a_delivery_of_a_dropped_endpoint_is_dead(database, conn, shop):
 # --- the breaker ---
 
 
+@pytest.mark.slow
 async def test_the_breaker_opens_over_all_deliverers_and_one_probe_closes_it(
     database, conn, shop, requests, http_endpoint, far_name
 ):

@@ -102,6 +102,7 @@ async def test_jobs_that_are_no_events_are_dead_letters_and_stop_nothing(databas
     assert [event for _, event in deliveries(conn)] == [event]
 
 
+@pytest.mark.slow
 async def test_an_event_that_cannot_be_expanded_holds_up_no_other(database, conn):
     subscribed(conn)
     conn.execute(
@@ -119,6 +120,7 @@ async def test_an_event_that_cannot_be_expanded_holds_up_no_other(database, conn
     assert {event for _, event in deliveries(conn)} == set(events)
 
 
+@pytest.mark.slow
 async def test_a_long_backfill_is_done_in_steps_while_events_are_expanded(database, conn):
     subscribed(conn)
     events = [{"event_type": "order.paid", "payload": {"n": n}} for n in range(3500)]
@@ -146,6 +148,7 @@ async def test_a_disabled_endpoint_gets_nothing_new(database, conn):
     assert len(deliveries(conn)) == 1
 
 
+@pytest.mark.slow
 async def test_a_call_writes_a_bounded_number_of_deliveries(database, conn):
     subscribed(conn, 300)
     async with routing(database) as worker:

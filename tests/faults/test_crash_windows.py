@@ -98,6 +98,7 @@ def settlements_as_done(conn, workers, effects) -> int:
 DONE = "select count(*) from forebay.settlement where outcomes is null"
 
 
+@pytest.mark.slow
 def test_the_fence_is_in_the_database(conn, workers, effects):
     """
     A thawed worker that does not notice that its lease is gone is refused all the same, and told

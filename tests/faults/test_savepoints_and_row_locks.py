@@ -58,6 +58,7 @@ def test_a_producer_with_hundreds_of_savepoints_slows_no_claim(database, conn):
         assert sorted(handed) == kept
 
 
+@pytest.mark.slow
 def test_a_lease_under_which_forty_transactions_have_settled_claims_as_fast(database, conn):
     """
     Handlers in transactions share the lock of their lease's row until they commit. However many do

@@ -60,6 +60,7 @@ class Client(threading.Thread):
                 self.ledger.record_ended("default", [entry[o] for o in part])
 
 
+@pytest.mark.slow
 def test_server_killed_under_load(own_server, own_database, seed):
     """
     Eight clients enqueue, claim (asynchronously) and settle when every process of the server is

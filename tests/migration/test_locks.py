@@ -111,6 +111,7 @@ def test_without_the_look_at_who_holds_a_lock_they_would(database, release, monk
         assert stranger_and_producer(database, release) < 0.2
 
 
+@pytest.mark.slow
 def test_a_migration_that_gets_no_lock_gives_up_and_says_who_holds_it(database, release):
     """
     After its patience the error names the session, its lock and its transaction's age; nothing was
@@ -218,6 +219,7 @@ def maintenance_meanwhile(dsn: str, release) -> None:
         assert not missing
 
 
+@pytest.mark.slow
 def test_maintenance_pauses_and_does_not_wait(database, release):
     """
     Maintenance that would make or empty segments while a migration is at work returns at once, and

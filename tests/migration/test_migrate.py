@@ -103,6 +103,7 @@ def test_only_what_is_missing_is_applied(database, one_more):
         assert conn.execute("select * from forebay.added_later").fetchall() == []
 
 
+@pytest.mark.slow
 def test_a_failing_migration_leaves_nothing_and_those_before_it_stay(database, release):
     """
     Each migration of an upgrade is a transaction. The next call goes on where the last one failed.

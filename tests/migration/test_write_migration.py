@@ -63,6 +63,7 @@ def checkout(tmp_path: Path) -> Checkout:
     return Checkout(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_release_writes_down_the_first_migration(checkout: Checkout):
     """
     From then on it is frozen, whatever the sources say; before, there is nothing to bring an older
@@ -91,6 +92,7 @@ def test_a_release_writes_down_the_first_migration(checkout: Checkout):
     assert checkout.first.read_text() == composed
 
 
+@pytest.mark.slow
 def test_without_an_edit_there_is_nothing_to_migrate(checkout: Checkout):
     """
     The migrations that were released end in what the sources say.

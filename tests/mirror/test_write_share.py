@@ -163,6 +163,7 @@ class Counting(LyingTarget):
             self.running -= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("share", "calls", "side_by_side"), [(0.5, False, 1), (1, True, 4)])
 async def test_a_backlog_is_written_in_short_calls_one_after_another(
     app, share, calls, side_by_side

@@ -103,6 +103,7 @@ def test_the_parts_of_the_nightly_run_are_known_to_the_tests():
     assert ["checks", *done.stderr.rpartition(":")[2].split()] == listed
 
 
+@pytest.mark.slow
 def test_a_run_of_the_tests_leaves_a_record(tmp_path):
     """
     A test counts once, by its worst phase; those that failed are named.

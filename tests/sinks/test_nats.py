@@ -438,6 +438,7 @@ class TestJetStream(SinkContract):
             await wait_for_async(have, 10, "the stream has the messages")
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_drain_loses_nothing_while_its_connection_is_cut_and_answers_are_swallowed(
     app, database, conn, nats_server, far_name

@@ -205,6 +205,7 @@ def test_a_malformed_setting_is_refused_by_its_name(name, value):
     assert caught.value.field == name
 
 
+@pytest.mark.slow
 def test_rows_reach_a_sink_through_one_door_only():
     """Nothing that reads endpoints makes a sink by itself."""
     root = Path(forebay.sinks.__file__).parents[1]

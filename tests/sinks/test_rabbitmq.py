@@ -45,6 +45,7 @@ async def ended(sink, *calls):
         await sink.close()
 
 
+@pytest.mark.slow
 class TestRabbitMQ(SinkContract):
     @pytest.fixture(autouse=True)
     def _server(self, rabbitmq_server, far_name):
@@ -373,6 +374,7 @@ class TestRabbitMQ(SinkContract):
             await wait_for_async(have, 10, "the queue has the messages")
 
 
+@pytest.mark.slow
 @pytest.mark.anyio
 async def test_a_drain_loses_nothing_while_its_connection_is_cut_and_answers_are_swallowed(
     app, database, conn, rabbitmq_server, far_name

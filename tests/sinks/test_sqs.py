@@ -82,6 +82,7 @@ class _Queue(SinkContract):
             await sink.close()
 
 
+@pytest.mark.slow
 class TestSqs(_Queue):
     bulk = 200
 
@@ -248,6 +249,7 @@ class TestSqs(_Queue):
         assert not ids & {make_message(number).id for number in range(11, 31)}
 
 
+@pytest.mark.slow
 class TestFifo(_Queue):
     bulk = 100
     suffix = ".fifo"
@@ -301,6 +303,7 @@ def test_the_region_is_that_of_the_address():
     assert sink.place == "orders at sqs.eu-west-3.amazonaws.com"
 
 
+@pytest.mark.slow
 def test_missing_credentials_are_unavailable(monkeypatch, sqs_server, tmp_path):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)

@@ -419,6 +419,7 @@ def test_a_moved_job_expires_and_is_cancelled_once(database, conn):
         assert found == [(expiring, "expired")]
 
 
+@pytest.mark.slow
 def test_a_unique_key_follows_a_moved_job(database, conn):
     """Its key is taken while the job waits or runs, wherever its old row is, and free when it
     has ended.

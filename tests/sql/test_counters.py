@@ -82,6 +82,7 @@ def is_full(conn, **options) -> bool:
     return found is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("renew", [False, True])
 def test_a_count_follows_the_jobs_of_ordering_keys(database, conn, renew):
     """
@@ -290,6 +291,7 @@ def test_a_clock_that_is_set_back_does_not_bring_back_withdrawn_jobs(conn):
     agree(conn, jobs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", ["plain", "scheduled", "keyed", "retrying"])
 def test_depth_visits_no_job_that_waits(database, conn, shape):
     """It reads as few pages with 30,000 waiting jobs as with 3,000, also while a snapshot is

@@ -34,6 +34,7 @@ def test_each_guard_of_the_page_stands_in_its_function(conn):
     assert not missing, "\n".join(missing)
 
 
+@pytest.mark.slow
 def test_each_test_of_the_page_exists():
     """
     By file and name.

@@ -144,6 +144,7 @@ def test_an_emptied_registry_makes_what_was_known_unknown(database, conn):
     assert_found(database, enqueue(conn))
 
 
+@pytest.mark.slow
 def test_a_flag_sequence_of_another_database_says_nothing(server, database, conn):
     """
     A dump takes sequences as they are when it comes to them, and the registry as it was when it

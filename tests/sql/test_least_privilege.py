@@ -29,6 +29,7 @@ def revoked(conn) -> list[int]:
     return [lease for (lease,) in conn.execute("select lease_id from forebay.revoke_lost_v1()")]
 
 
+@pytest.mark.slow
 def test_a_new_session_revokes_no_lease_where_the_owner_cannot_see_its_age(least, admin):
     """
     After a restart of the server every session is new, and every lease looks silent: a session that
@@ -58,6 +59,7 @@ def test_a_new_session_revokes_no_lease_where_the_owner_cannot_see_its_age(least
         assert wait_for(lambda: revoked(worker)) == [reader.lease_id]
 
 
+@pytest.mark.slow
 def test_the_time_that_a_session_watched_cannot_come_from_a_default(least, admin):
     """A default of the role would make a new session look old."""
     with connect(as_login(least, "least_worker")) as worker:
@@ -74,6 +76,7 @@ def test_the_time_that_a_session_watched_cannot_come_from_a_default(least, admin
         admin.execute("alter role least_worker reset all")
 
 
+@pytest.mark.slow
 def test_a_migration_waits_for_statements_that_its_role_cannot_see(least, admin):
     """
     What a post migration removes may be in use by a statement that began before; PostgreSQL hides
@@ -102,6 +105,7 @@ def test_a_migration_waits_for_statements_that_its_role_cannot_see(least, admin)
         assert session_running_since(owner, since) is None
 
 
+@pytest.mark.slow
 def test_the_owner_upgrades_its_schema_while_workers_are_connected(least, admin, release):
     """
     A migration takes the locks of maintenance and of tables, alters what belongs to the owner, and

@@ -140,6 +140,7 @@ def test_an_advisory_lock_of_a_stranger_stops_no_unique_join(database, conn):
             assert reader.claim(10).job_ids == [made.job_id]
 
 
+@pytest.mark.slow
 def test_an_advisory_lock_of_a_stranger_stops_no_migration(database, conn, release, monkeypatch):
     """Neither alone nor in a transaction of the caller."""
     owner = one(conn, "select nspowner::regrole::text from pg_namespace where nspname = 'forebay'")
@@ -157,6 +158,7 @@ def test_an_advisory_lock_of_a_stranger_stops_no_migration(database, conn, relea
             assert migrate(caller) == [third]
 
 
+@pytest.mark.slow
 def test_an_advisory_lock_of_a_stranger_stops_no_installation(
     empty_database, monkeypatch, server: EmbeddedServer
 ):

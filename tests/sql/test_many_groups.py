@@ -137,6 +137,7 @@ def test_an_idle_poll_for_a_hundred_groups_reads_few_pages(database):
                 enqueue(stack.enter_context(psycopg.connect(database)), queue="busy")
 
 
+@pytest.mark.slow
 def test_an_idle_poll_for_a_hundred_groups_with_retries(database):
     """Each group has a lane of retries: they are read only when the log has new rows, and then
     no cursor is.
@@ -264,6 +265,7 @@ def polls_agree(dsn: str, seed: int, steps: int) -> None:
             assert many == single, (seed, step, act)
 
 
+@pytest.mark.slow
 def test_one_poll_for_all_groups_agrees_with_a_poll_for_each(database, seed):
     """Random jobs, claims, retries, pauses, late commits and seals."""
     polls_agree(database, seed, 150)

@@ -24,6 +24,7 @@ def test_quick(): ...
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("late", "last", "said"),
     [

@@ -322,6 +322,7 @@ def run(code):
     ).stdout.strip()
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_without_a_provider():
     """Nor is there a middleware, so an enqueue and an attempt cost what they cost without
     tracing.

@@ -214,6 +214,7 @@ async def test_the_jobs_of_a_batch_show_their_traceback_once(app, conn, caplog):
     assert "this one" in dead[apart[1]].exc_text
 
 
+@pytest.mark.slow
 def test_a_failure_in_a_process_and_its_death_are_logged(conn, workers, effects):
     """
     With the traceback of the child; a death with its cause. Both are logged once.
@@ -229,6 +230,7 @@ def test_a_failure_in_a_process_and_its_death_are_logged(conn, workers, effects)
     assert worker.log.count(f"job {died} ") == 1
 
 
+@pytest.mark.slow
 def test_a_suspect_that_fails_is_logged(conn, workers, effects):
     """
     A suspect takes another way through the worker; its end is logged and counted all the same.
@@ -246,6 +248,7 @@ def test_a_suspect_that_fails_is_logged(conn, workers, effects):
     worker.wait_for_log("stopped: 0 done, 0 retried, 1 dead")
 
 
+@pytest.mark.slow
 def test_jobs_of_one_key_in_processes_with_transactions_all_run(conn, workers, effects):
     """
     The end of each job, which its own transaction settles, starts the next one of its ordering key.

@@ -387,6 +387,7 @@ async def test_jobs_that_arrive_during_the_linger_share_a_call(app, conn):
     assert len(calls) <= 3, calls  # a slow machine may need more than one second for the enqueues
 
 
+@pytest.mark.slow
 async def test_the_maximum_attempts_of_a_queue_change_while_a_worker_runs(app, conn):
     """Lowered, the next failure is final; raised, it is retried.
 

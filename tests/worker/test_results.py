@@ -305,6 +305,7 @@ async def test_every_end_without_a_result_has_its_error(app, conn):
 # --- progress ---
 
 
+@pytest.mark.slow
 async def test_progress_can_be_watched_and_is_written_seldom(app, conn):
     """
     A handler that says it a thousand times costs a row a second; the newest is what is seen.

@@ -81,6 +81,7 @@ async def test_a_traceback_without_the_handler_is_kept_whole(app, conn):
     assert "deferred_violation" not in frames(conn, job)
 
 
+@pytest.mark.slow
 def test_the_traceback_from_a_child_process_begins_with_the_handler(conn, workers):
     """
     The child describes the error, with the same rule.
