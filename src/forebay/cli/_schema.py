@@ -13,6 +13,7 @@ from forebay.cli.options import AppDir, Dsn, Json, confirmed, duration, setting_
 from forebay.cli.output import print_json, table
 from forebay.cli.text import Text, console
 from forebay.errors import ConfigError
+from forebay.model.text import counted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +68,13 @@ def migrate(
             "Apply with all locks, roll back, and print what was locked and for how long.",
         ),
     ] = False,
+    repair: Annotated[
+        bool,
+        option(
+            "--repair",
+            "Restore functions, grants and comments that were changed by hand, and no table.",
+        ),
+    ] = False,
     pre: OnlyPre = False,
     app: Annotated[
         str | None,
@@ -103,6 +111,9 @@ def migrate(
     if rehearse:
         _print_rehearsal(run_rehearsal(address, lock_policy=lock_policy), as_json=as_json)
         return
+    if repair:
+        _repair(address, dry_run=dry_run, as_json=as_json)
+        return
     wait_seconds = _seconds(wait, "wait")
     if dry_run:
         done = Upgraded(apply_migrations(address, dry_run=True, only_pre=pre))
@@ -133,6 +144,33 @@ def migrate(
         if found is not None and differences is not None:
             print_differences(found, differences, dry_run=dry_run)
     if done.held_back and not pre and wait is not None:
+        raise SystemExit(ExitCode.FAILED)
+
+
+def _repair(address: str, *, dry_run: bool, as_json: bool) -> None:
+    from forebay.doctor.repair import repair
+
+    done = repair(address, dry_run=dry_run)
+    if as_json:
+        print_json({"dry_run": dry_run, "mended": done.mended, "left": done.left})
+    else:
+        out = console()
+        verb = "would mend" if dry_run else "mended"
+        for name in done.mended:
+            out.print(Text(f"{verb} ", style="dim").append(name, "default"), soft_wrap=True)
+        for finding in done.left:
+            out.print(Text("left ", style="yellow").append(finding.what, "default"), soft_wrap=True)
+        out.print(
+            f"schema forebay: {verb} {counted(len(done.mended), 'object')}; "
+            + ("something is left" if done.left else "it is as the migrations make it")
+        )
+        if done.left:
+            out.print(
+                "→ compare what is left with the output of `forebay sql`: a repair changes no "
+                "table, column, index, type or sequence",
+                soft_wrap=True,
+            )
+    if any(finding.level == "error" for finding in done.left):
         raise SystemExit(ExitCode.FAILED)
 
 

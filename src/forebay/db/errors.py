@@ -150,8 +150,8 @@ def translate_ours(error: BaseException) -> ForebayError | None:
             ),
             detail=message.message,
             hint=(
-                "Run `forebay migrate`; if it reports that the schema is too new, upgrade the "
-                "library."
+                "Run `forebay migrate`. If it has nothing to do, `forebay migrate --repair` "
+                "restores functions; if the schema is too new, upgrade the library."
             ),
         )
     return error_from_sqlstate(

@@ -25,7 +25,7 @@ from forebay.doctor._finding import (
     Level,
 )
 from forebay.doctor._locks import without_workers
-from forebay.doctor._schema import catalog, installed, judge_drift, judge_installed
+from forebay.doctor._schema import catalog, installed, judge_drift, judge_installed, not_compared
 
 __all__ = [
     "CHECKS",
@@ -36,6 +36,7 @@ __all__ = [
     "installed",
     "judge_drift",
     "judge_installed",
+    "not_compared",
     "without_workers",
 ]
 

@@ -158,6 +158,12 @@ def drift() -> Operation[list[Finding]]:
     return Operation(CATALOG_SQL, lambda rows: judge_drift(_read_catalog(rows), expected_catalog()))
 
 
+def not_compared() -> Finding:
+    """The finding instead of drift where another version made the schema."""
+    what = "the schema was not compared with the migrations: it is not of this library's version"
+    return Finding("drift", Level.NOTICE, what, "Run the doctor of that version of the library.")
+
+
 def judge_drift(found: Mapping[str, str], expected: Mapping[str, str]) -> list[Finding]:
     """Return which objects of a catalog are missing, changed or added.
 
@@ -203,7 +209,8 @@ def _together(
 
 
 _DRIFT_REMEDY: Final = (
-    "The schema was changed by hand. Compare it with the output of `forebay sql` and restore it."
+    "The schema was changed by hand. `forebay migrate --repair` restores functions and grants; "
+    "compare the rest with the output of `forebay sql`."
 )
 
 

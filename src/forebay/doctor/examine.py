@@ -22,6 +22,7 @@ from forebay.doctor import (
     catalog,
     installed,
     judge_installed,
+    not_compared,
     without_workers,
 )
 from forebay.doctor._space import judge_space
@@ -63,6 +64,7 @@ async def examine(dsn: str) -> list[Finding]:
                 facts = seen[-1].facts
                 if check.name == "schema" and facts.get("version") != facts.get("needed"):
                     there.discard("version")  # the schema of another version is not drift
+                    found.append(not_compared())
         if "schema" in there:
             found += await _look_at_space(dsn)
         return without_workers(found)
