@@ -49,6 +49,20 @@ def test_every_name_is_a_file_or_a_folder():
     assert [(c, name) for c, name in found if not exists(COLUMNS[c], name)] == []
 
 
+#: Modules that several capabilities share.
+SHARED = {"__init__", "base", "locks", "operation", "records"}
+
+
+def test_every_operation_and_part_of_the_client_belongs_to_a_capability():
+    """
+    So a newcomer finds what only operators see, too.
+    """
+    for column in ("`ops`", "client"):
+        named = {name for row in rows() for name in row[column]} | SHARED
+        modules = {each.stem for each in COLUMNS[column].glob("*.py")}
+        assert modules - named == set(), f"CONTRIBUTING.md, column {column}: name them in a row"
+
+
 def test_every_folder_of_functions_belongs_to_a_capability():
     """
     A new folder of SQL functions gets its place in the table.

@@ -108,7 +108,13 @@ def test_the_types_of_sinks_in_the_database_are_those_of_the_library(conn):
             "select name, settings, required from forebay.sink_type where is_ours"
         )
     }
-    assert recorded == {name: row_settings(name) for name in _OWN}
+    wanted = {name: row_settings(name) for name in _OWN}
+    rows = [
+        f"    ('{name}', '{{{','.join(settings)}}}', '{{{','.join(required)}}}', true),"
+        for name, (settings, required) in sorted(wanted.items())
+        if recorded.get(name) != (settings, required)
+    ]
+    assert recorded == wanted, "\n".join(["sql/schema/first_rows.sql needs the rows:", *rows])
 
 
 def test_an_endpoint_has_what_it_was_created_with(conn):

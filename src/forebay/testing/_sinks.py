@@ -62,8 +62,8 @@ class SinkContract:
     bulk: ClassVar[int] = 1_000
 
     def make_sink(self, address: str | None = None) -> Sink:
-        """Return a sink to the empty far side of this test; ``address``: host:port of something
-        else than its server.
+        """Return a sink to the empty far side of this test; ``address``: host:port where no
+        server is. A sink without addresses then leads to a place where it cannot send.
         """
         raise NotImplementedError(address)
 
@@ -150,7 +150,9 @@ class SinkContract:
                 return str(error)
             finally:
                 await sink.close()
-            assert isinstance(answers[0], SinkUnavailable), answers
+            assert isinstance(answers[0], SinkUnavailable), (
+                f"make_sink({_UNREACHABLE!r}) must lead to where nothing can be sent: {answers}"
+            )
             return str(answers[0])
 
         assert asyncio.run(use())
