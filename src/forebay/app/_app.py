@@ -33,12 +33,12 @@ from forebay.app._mistakes import refuse_unknown_options
 from forebay.app._queues import AppQueues
 from forebay.app._schedules import AppSchedules
 from forebay.app._subjects import AppSubjects
-from forebay.app._unique_by import unique_by as made_unique_by
 from forebay.app._workers import AppWorkers
+from forebay.arguments.keys import KindOptions
 from forebay.arguments.kinds import QUEUE_DEFAULT, Kind, Kinds
 from forebay.config import Settings
 from forebay.errors import ConfigError, InvalidJob, shown
-from forebay.model import Job, JobId, JobOptions, Once, Unique, checks
+from forebay.model import Job, JobId, JobOptions, Unique, checks
 from forebay.model.context import Context, TransactionContext
 from forebay.ops.enqueue import CHUNK_DEFAULT, Call, checked_expires_in
 from forebay.policy.retry import RetryPolicy
@@ -184,7 +184,9 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         transaction: bool = False,
         expires_in: float | timedelta | None = None,
         unique_by: Sequence[str] = (),
-        unique: Callable[[str], Unique] = Once,
+        unique: Callable[[str], Unique] | None = None,
+        limit_by: Sequence[str] = (),
+        order_by: Sequence[str] = (),
         keep_result: bool | float | timedelta = False,
         on_dead: Literal["skip", "hold"] = "skip",
         executor: Literal["process"] | None = None,
@@ -217,8 +219,12 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
             expires_in: a job expires if it has not started within this time after it was due.
             unique_by: names of arguments that make the unique key of each job;
                 ``using(unique=...)`` replaces it.
-            unique: the uniqueness mode of these keys: ``Once``, ``Coalesce``, or ``lambda key:
-                Debounce(key, wait=10)``.
+            unique: the uniqueness mode of these keys: ``Once``, the default, ``Coalesce``, or
+                ``lambda key: Debounce(key, wait=10)``.
+            limit_by: names of arguments that make the limit key of each job, the argument itself if
+                it is one: ``("host",)``. ``using(limit_key=...)`` replaces it. If all are None, the
+                job has none.
+            order_by: as ``limit_by``, for the ordering key.
             keep_result: keep what the handler returns, as JSON, for this time; True for a week.
                 Read it with ``handle(job_id).result()``.
             on_dead: what a dead letter means for later jobs of its ordering key: "skip" lets them
@@ -254,7 +260,9 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         transaction: bool = False,
         expires_in: float | timedelta | None = None,
         unique_by: Sequence[str] = (),
-        unique: Callable[[str], Unique] = Once,
+        unique: Callable[[str], Unique] | None = None,
+        limit_by: Sequence[str] = (),
+        order_by: Sequence[str] = (),
         on_dead: Literal["skip", "hold"] = "skip",
         executor: Literal["process"] | None = None,
         memory_bytes: int | None = None,
@@ -289,6 +297,8 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
             expires_in: ...
             unique_by: ...
             unique: ...
+            limit_by: ...
+            order_by: ...
             on_dead: ...
             executor: ...
             memory_bytes: ...
@@ -315,6 +325,8 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
                 expires_in=expires_in,
                 unique_by=unique_by,
                 unique=unique,
+                limit_by=limit_by,
+                order_by=order_by,
                 on_dead=on_dead,
                 executor=executor,
                 memory_bytes=memory_bytes,
@@ -445,7 +457,8 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
         soft_timeout: float | timedelta | None = None,
         expires_in: float | timedelta | None = None,
         unique_by: Sequence[str] = (),
-        unique: Callable[[str], Unique] = Once,
+        limit_by: Sequence[str] = (),
+        order_by: Sequence[str] = (),
         made: type[Handler[..., ..., Any]] = Handler,
         **declared: Any,
     ) -> Handler[..., ..., Any]:
@@ -472,14 +485,14 @@ class App(AppQueues, AppSchedules, AppSubjects, AppEvents, AppWorkers):
             retry=policy,
             hard_timeout_seconds=_seconds(timeout),
             soft_timeout_seconds=_seconds(soft_timeout),
+            keys_by={"unique_by": unique_by, "limit_by": limit_by, "order_by": order_by},
             **declared,
         )
-        keys = made_unique_by(kind, unique_by, unique)
         self._internals.add_kind(kind)
         if retry is None:
             self._internals.leave_retry_to_settings(kind.name, max_attempts)
-        handler = made(self, kind, expires_in=expires, unique_by=keys)
-        self._internals.add_options(kind.name, handler.options, expires)
+        handler = made(self, kind, expires_in=expires)
+        self._internals.add_options(kind.name, KindOptions(handler.options, expires, kind.keys))
         return handler
 
 

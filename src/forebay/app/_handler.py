@@ -17,7 +17,7 @@ from forebay.app._middleware import (
     enqueue_one_async,
 )
 from forebay.app._mistakes import connection_first, likelier, missing_attribute
-from forebay.app._unique_by import UniqueBy, as_request
+from forebay.arguments.keys import as_request
 from forebay.arguments.kinds import Kind
 from forebay.arguments.results import result_type
 from forebay.db.drivers import AsyncConnection, SyncConnection, run, run_async
@@ -68,14 +68,7 @@ class Handler(Generic[P, Q, R_co]):
     options: JobOptions
     expires_in_seconds: float | None
 
-    def __init__(
-        self,
-        app: Producer,
-        kind: Kind,
-        *,
-        expires_in: float | None = None,
-        unique_by: UniqueBy | None = None,
-    ) -> None:
+    def __init__(self, app: Producer, kind: Kind, *, expires_in: float | None = None) -> None:
         functools.update_wrapper(self, kind.function)
         self.kind = kind
         self.options = JobOptions(queue=kind.queue, priority=kind.priority).merged(
@@ -83,7 +76,8 @@ class Handler(Generic[P, Q, R_co]):
         )
         self._app = app
         self.expires_in_seconds = expires_in
-        self._unique_by = unique_by
+        #: Whether ``using`` chose a uniqueness mode, or none.
+        self._chose_unique = False
 
     def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """Call the function directly."""
@@ -123,7 +117,7 @@ class Handler(Generic[P, Q, R_co]):
         other.options = self.options.merged(**changes)
         other.expires_in_seconds = expires_in
         if "unique" in options:
-            other._unique_by = None  # noqa: SLF001 - of a copy of this object
+            other._chose_unique = True  # noqa: SLF001 - of a copy of this object
         return other
 
     def call(self, /, *args: Q.args, **kwargs: Q.kwargs) -> Call:
@@ -136,8 +130,9 @@ class Handler(Generic[P, Q, R_co]):
         """
         encoded = self._app._internals.encoder(self.kind)(*args, **kwargs)
         options = self.options
-        if self._unique_by is not None:
-            options = options.merged(unique=self._unique_by.of(encoded))
+        keys = self.kind.keys
+        if keys is not None:
+            options = keys.options(encoded, options, with_unique=not self._chose_unique)
         unique = options.unique
         if isinstance(unique, Idempotent) and unique.request is None:
             unique = as_request(unique, encoded, self.kind.arguments.defaults())
@@ -147,6 +142,7 @@ class Handler(Generic[P, Q, R_co]):
             args=encoded,
             options=options,
             expires_in_seconds=self.expires_in_seconds,
+            not_unique=self._chose_unique and unique is None,
         )
 
     @connection_first

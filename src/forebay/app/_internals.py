@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from forebay.app._middleware import Middlewares
 from forebay.app._resources import Resources
 from forebay.arguments.json_guard import ArgumentLimits
+from forebay.arguments.keys import KindOptions
 from forebay.arguments.kinds import Kind, Kinds
 from forebay.client import address_of
 from forebay.config import Settings, load_settings
 from forebay.errors import ConfigError, InvalidJob, shown
-from forebay.model import JobOptions, checks
+from forebay.model import checks
 from forebay.policy.retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -104,8 +105,7 @@ class Internals:
         #: the rest.
         self._without_retry: dict[str, int | None] = {}
         self._retries_known = False
-        #: The options of a kind's jobs, and the seconds after which they expire.
-        self._options: dict[str, tuple[JobOptions, float | None]] = {}
+        self._options: dict[str, KindOptions] = {}
         self._encoders: dict[str, Callable[..., str]] = {}
 
     # --- declaring ---
@@ -115,15 +115,12 @@ class Internals:
         self._kinds.add(kind)
         self._encoders.pop(kind.name, None)
 
-    def add_options(self, kind: str, options: JobOptions, expires_in: float | None) -> None:
+    def add_options(self, kind: str, options: KindOptions) -> None:
         """Remember the options of a kind's jobs, for jobs that are enqueued by name."""
-        self._options[kind] = options, expires_in
+        self._options[kind] = options
 
-    def options_of(self, kind: str) -> tuple[JobOptions, float | None] | None:
-        """Return the options of a kind's jobs and the seconds after which they expire.
-
-        The result is None if the kind is not declared.
-        """
+    def options_of(self, kind: str) -> KindOptions | None:
+        """Return the options of a kind's jobs; None if it is not declared."""
         return self._options.get(kind)
 
     def leave_retry_to_settings(self, kind: str, max_attempts: int | None) -> None:

@@ -107,7 +107,13 @@ class AppSchedules:
                 "expires_in": handler.expires_in_seconds,
             }
             try:
-                call = handler.call(**(args or {}))
+                handler.call(**(args or {}))
+                keys = handler.kind.keys
+                if overlap == "queue" and keys is not None and "order_by" in keys.by:
+                    raise InvalidJob(
+                        "overlap",
+                        "'queue' orders the jobs of the schedule, and order_by of the kind does",
+                    )
                 declared = Schedule(
                     name=chosen,
                     kind=kind,
@@ -131,7 +137,6 @@ class AppSchedules:
                 field = f": {error.field}" if isinstance(error, InvalidJob) else ""
                 text = str(error.problem) if isinstance(error, InvalidJob) else str(error)
                 raise ConfigError(f"schedule {chosen}{field}", text) from None
-            del call
             self._internals.add_schedule(declared)
             return handler  # type: ignore[no-any-return]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import (
     TYPE_CHECKING,
@@ -276,12 +276,13 @@ class SubjectHandler(Handler[P, Q, R_co]):
     ) -> SubjectItem:
         of = self.kind.subject
         assert of is not None
+        encoded = self._app._internals.encoder(self.kind)(*args, **kwargs)
+        if self.kind.keys is not None:
+            made = self.kind.keys.options(encoded, self.options)
+            keys = {"limit_key": made.limit_key, "ordering_key": made.ordering_key}
+            options |= {name: key for name, key in keys.items() if key is not None}
         return subject_item(
-            subject,
-            kind=of.name,
-            version=of.version,
-            args=self._app._internals.encoder(self.kind)(*args, **kwargs),
-            options=options,
+            subject, kind=of.name, version=of.version, args=encoded, options=options
         )
 
     def _items(self, items: Iterable[Any], options: dict[str, Any]) -> list[SubjectItem]:
@@ -349,6 +350,8 @@ class AppSubjects:
         memory_bytes: int | None = None,
         cpu_seconds: float | None = None,
         on_dead: Literal["skip", "hold"] = "skip",
+        limit_by: Sequence[str] = (),
+        order_by: Sequence[str] = (),
     ) -> SubjectDecorator:
         """Declare a function as the handler of subjects: standing jobs, each with a unique name,
         arguments and a state, that come due again.
@@ -378,6 +381,8 @@ class AppSubjects:
             memory_bytes: ...
             cpu_seconds: ...
             on_dead: ...
+            limit_by: ...
+            order_by: ...
 
         Raises:
             ConfigError: the declaration is invalid.
@@ -416,6 +421,8 @@ class AppSubjects:
                 memory_bytes=memory_bytes,
                 cpu_seconds=cpu_seconds,
                 on_dead=on_dead,
+                limit_by=limit_by,
+                order_by=order_by,
             )
 
         return decorate

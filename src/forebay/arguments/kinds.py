@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from forebay._dataclass import dataclass
 from forebay.arguments._signature import Arguments, RawItems, Untyped, arguments_of, innermost
 from forebay.arguments.json_guard import DEFAULT_LIMITS, ArgumentLimits
+from forebay.arguments.keys import DeclaredKeys, declared_keys
 from forebay.errors import ConfigError, InvalidJob, UnknownKind, shown
 from forebay.model import JobOptions, checks
 from forebay.policy.retry import RetryPolicy
@@ -79,6 +80,7 @@ class Kind:
         takes_context: whether its first parameter is a context.
         limits: maximum size and depth of its arguments.
         subject: with a handler of subjects: their kind and version; None for a handler of jobs.
+        keys: which arguments make the keys of its jobs; None if no arguments do.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Kind:
     takes_context: bool = False
     limits: ArgumentLimits = DEFAULT_LIMITS
     subject: SubjectKind | None = None
+    keys: DeclaredKeys | None = None
 
     @classmethod
     def declare(
@@ -126,6 +129,8 @@ class Kind:
         cpu_seconds: float | None = None,
         limits: ArgumentLimits = DEFAULT_LIMITS,
         subject: SubjectKind | None = None,
+        keys_by: Mapping[str, object] | None = None,
+        unique: object = None,
     ) -> Kind:
         """Return the kind of a function; the default name is that of the function.
 
@@ -174,6 +179,7 @@ class Kind:
             takes_context=takes_context,
             limits=limits,
             subject=subject,
+            keys=declared_keys(name, arguments, keys_by or {}, unique),
         )
 
     @property

@@ -51,12 +51,11 @@ select forebay.enqueue(
                  clock_timestamp()
                      + make_interval(secs => coalesce(%(delay)s::double precision, 0)))
         + make_interval(secs => %(expires_in)s::double precision)),
-    {_named(KEPT_OPTION_NAMES)})"""
+    {_named(KEPT_OPTION_NAMES)}, unique_as => %(unique_as)s::jsonb)"""
 
 #: With a unique key; also returns whether the job is new.
-_ENQUEUE_UNIQUE: Final = (
-    _ENQUEUE.replace("select forebay.enqueue(", "select * from forebay.enqueue_unique(")[:-1]
-    + ", unique_as => %(unique_as)s::jsonb)"
+_ENQUEUE_UNIQUE: Final = _ENQUEUE.replace(
+    "select forebay.enqueue(", "select * from forebay.enqueue_unique("
 )
 
 #: For jobs that differ only in their arguments.
@@ -85,12 +84,14 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         options: as sent to the database; None means the default of the schema.
         expires_in_seconds: the job expires this long after the enqueue, or after its start time if
             it is delayed, by the database's clock; ``options.expires_at`` takes precedence.
+        not_unique: it has no unique key, also if its kind declares one.
     """
 
     kind: str
     args: str
     options: JobOptions = _NO_OPTIONS
     expires_in_seconds: float | None = None
+    not_unique: bool = False
 
 
 def enqueue(call: Call) -> Operation[JobId]:
@@ -98,6 +99,7 @@ def enqueue(call: Call) -> Operation[JobId]:
     parameters = _parameters(call.kind, call.options)
     parameters["args"] = call.args
     parameters["expires_in"] = call.expires_in_seconds
+    parameters["unique_as"] = '"none"' if call.not_unique else None
     if call.options.unique is not None:
         parameters["unique_as"] = _json(call.options.unique.as_json())
         return Operation(_ENQUEUE_UNIQUE, _unique_job_id, parameters)
@@ -192,6 +194,7 @@ class Chunks:
             not self._texts
             and self._ids is None
             and call.options.unique is None
+            and not call.not_unique
             and (self._model is None or _are_alike(self._model, call))
         ):
             self._model = call
@@ -246,6 +249,8 @@ class Chunks:
                     options[name] = options[name].isoformat()
             if "unique" in options:
                 options["unique_as"] = options.pop("unique").as_json()
+            elif call.not_unique:
+                options["unique_as"] = "none"
             self._opening = (call, _json({"kind": call.kind, **options})[:-1] + ',"args":')
         return f"{self._opening[1]}{args}}}"
 
@@ -255,6 +260,7 @@ def _are_alike(one: Call, other: Call) -> bool:
         one.kind == other.kind
         and (one.options is other.options or one.options == other.options)
         and one.expires_in_seconds == other.expires_in_seconds
+        and one.not_unique == other.not_unique
     )
 
 

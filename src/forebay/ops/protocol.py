@@ -174,9 +174,12 @@ def open_groups(queues: Sequence[str], name: str) -> Operation[list[int]]:
 
 
 def record_kinds(
-    worker: str, queues: Mapping[str, str], holding: Collection[str] = ()
+    worker: str,
+    queues: Mapping[str, str],
+    holding: Collection[str] = (),
+    keys: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Operation[list[tuple[str, str, str]]]:
-    """Return the call that records the queues of kinds.
+    """Return the call that records the queues of kinds, and which arguments make their keys.
 
     It returns the kinds that had another one, with both queues.
 
@@ -184,16 +187,18 @@ def record_kinds(
         worker: the name of the worker.
         queues: the queue of each kind.
         holding: the kinds whose dead letters hold their ordering key.
+        keys: by kind, which arguments make keys; see ``DeclaredKeys.as_json``.
     """
     return Operation(
         "select kind, queue, previous_queue from forebay.record_kinds_v1("
-        "%(worker)s, %(kinds)s::text[], %(queues)s::text[], %(holding)s::text[])",
+        "%(worker)s, %(kinds)s::text[], %(queues)s::text[], %(holding)s::text[], %(keys)s::jsonb)",
         lambda rows: [(str(kind), str(queue), str(before)) for kind, queue, before in rows],
         {
             "worker": worker,
             "kinds": list(queues),
             "queues": list(queues.values()),
             "holding": list(holding),
+            "keys": msgspec.json.encode(keys or {}).decode(),
         },
     )
 

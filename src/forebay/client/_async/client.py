@@ -71,9 +71,8 @@ class AsyncClient(
         dsn: the database for calls without a connection: a libpq string or URL, or a function that
             returns one on first use. Default: FOREBAY_DATABASE_URL, DATABASE_URL or PG*, looked up
             on first use.
-        declared: what an app declares for a kind, its options and the seconds after which its jobs
-            expire; None for an unknown kind. ``App.client`` passes it, so that jobs enqueued by
-            name get the queue of their kind.
+        declared: what an app declares for the jobs of a kind; None for an unknown kind.
+            ``App.client`` passes it, so that jobs enqueued by name get the queue of their kind.
 
     Every call may raise:
         ConfigError: neither a connection nor an address is given.

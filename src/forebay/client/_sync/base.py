@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from forebay.arguments.json_guard import encode_args
+from forebay.arguments.keys import KindOptions
 from forebay.client._address import address_of
 from forebay.db.drivers import SyncConnection, run
 from forebay.db.own import run_own
-from forebay.model import JobOptionChanges, JobOptions, checks
+from forebay.model import JobOptionChanges, checks
 from forebay.ops.enqueue import Call
 from forebay.ops.events import actor
 from forebay.ops.operation import Operation
@@ -25,7 +26,7 @@ class ClientBase:
         self,
         dsn: str | Callable[[], str] | None = None,
         *,
-        declared: Callable[[str], tuple[JobOptions, float | None] | None] | None = None,
+        declared: Callable[[str], KindOptions | None] | None = None,
     ) -> None:
         self._dsn = dsn
         self._declared = declared or (lambda _kind: None)
@@ -40,17 +41,22 @@ class ClientBase:
         return run_own(self._dsn, operation)
 
     def _call(self, kind: str, args: Mapping[str, Any] | None, options: JobOptionChanges) -> Call:
-        declared, expires_in = self._declared(kind) or (JobOptions(), None)
-        if options.get("expires_at") is not None:
-            expires_in = None
+        declared = self._declared(checks.checked_name(kind, "kind")) or KindOptions()
+        encoded = encode_args({} if args is None else args)
+        chosen = declared.options.merged(**options)
+        if declared.keys is not None:
+            chosen = declared.keys.options(encoded, chosen, with_unique="unique" not in options)
         return Call(
-            kind=checks.checked_name(kind, "kind"),
-            args=encode_args({} if args is None else args),
-            options=declared.merged(**options),
-            expires_in_seconds=expires_in,
+            kind=kind,
+            args=encoded,
+            options=chosen,
+            expires_in_seconds=(
+                None if options.get("expires_at") is not None else declared.expires_in_seconds
+            ),
+            not_unique="unique" in options and chosen.unique is None,
         )
 
     def _in_queue(self, kind: str, options: JobOptionChanges) -> JobOptionChanges:
         """Return the options, with the queue of the kind if none is given."""
         declared = self._declared(kind)
-        return options if declared is None else {"queue": declared[0].queue, **options}
+        return options if declared is None else {"queue": declared.options.queue, **options}

@@ -369,7 +369,7 @@ class Subjects(ClientBase):
         for kind in (kind_of_version(given["kind"], version), given["kind"]):
             declared = self._declared(kind)
             if declared is not None:
-                return declared[0].queue
+                return declared.options.queue
         return None
 
 

@@ -167,6 +167,7 @@ class LeaseKeeper:
                 self._name,
                 {kind.name: kind.queue for kind in kinds},
                 [kind.name for kind in kinds if kind.holds_key],
+                {kind.name: kind.keys.as_json() for kind in kinds if kind.keys is not None},
             )
         ):
             log.info(

@@ -7,5 +7,8 @@ create table forebay.kind_queue (
     recorded_by    text not null,        -- the worker
     previous_queue text,                 -- before it was recorded; null: the kind was not known
     previous_by    text,
-    alternated_at  timestamptz           -- when a worker last recorded the previous queue again; null: never
+    alternated_at  timestamptz,          -- when a worker last recorded the previous queue again; null: never
+    keys           jsonb                 -- which arguments make the keys of its jobs, see forebay._declared_keys(); null: none
 );
+-- Not null once a kind has declared keys: an enqueue that gives a queue reads the table from then on.
+create sequence forebay.kind_keys_seq as bigint cache 1;

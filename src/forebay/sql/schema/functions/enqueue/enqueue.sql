@@ -57,12 +57,13 @@ $$;
 --   correlation_id  kept through retries, dead letters and redrives; same rules as `tag`
 --   headers         a JSON object of strings, at most 64 entries and 8192 bytes
 --   unique_as       a unique key and its uniqueness mode, see forebay.enqueue_unique(); the
---                   returned id may be that of an existing job
+--                   returned id may be that of an existing job; null: what the kind declares;
+--                   `"none"`: none
 --   ordering_key    jobs of the queue with the same key run one at a time, in order; same rules as
---                   `tag`
+--                   `tag`; null: what the kind declares with `order_by`
 --   limit_key       the job's tenant: jobs of the queue with the same key share its limits per key,
---                   and the keys take turns; same rules as `tag`. With `ordering_key` too, both
---                   hold
+--                   and the keys take turns; same rules as `tag`; null: what the kind declares
+--                   with `limit_by`. With `ordering_key` too, both hold
 --
 -- Example:
 --   select forebay.enqueue(
@@ -106,12 +107,18 @@ begin
              and num_nonnulls(enqueue.delay, enqueue.run_at, enqueue.expires_at, enqueue.unique_as, {options of enqueue}) = 0
         then forebay._lane_id(enqueue.queue, enqueue.priority, 0) end;
 
-    -- The lowest bit: a queue was sharded, or has had a max_waiting.
+    -- The lowest bit: a queue was sharded, or has had a max_waiting, or a kind has declared keys.
     if (v_lane is not null and pg_sequence_last_value('forebay.lane_secret') & 1 = 0 and forebay._is_known(v_lane)) is not true then
         v_now := forebay._now();
+        if pg_sequence_last_value('forebay.kind_keys_seq') is not null then
+            select d.* into enqueue.limit_key, enqueue.ordering_key, enqueue.unique_as
+            from forebay._declared_keys(
+                enqueue.kind, enqueue.args, enqueue.queue, enqueue.limit_key, enqueue.ordering_key, enqueue.unique_as) d;
+            v_lane := case when num_nonnulls(enqueue.limit_key, enqueue.ordering_key, enqueue.unique_as) = 0 then v_lane end;
+        end if;
         if v_lane is null then
             enqueue.queue := coalesce(enqueue.queue, forebay.queue_of(enqueue.kind), 'default');
-            if enqueue.unique_as is not null then
+            if nullif(enqueue.unique_as, '"none"') is not null then
                 return (forebay.enqueue_unique(
                     enqueue.kind, enqueue.args, enqueue.unique_as, enqueue.queue, enqueue.priority, enqueue.delay, enqueue.run_at,
                     enqueue.expires_at, {options passed of enqueue})).job_id;

@@ -74,6 +74,7 @@ begin
             hint = 'Nothing was enqueued. The options are ' || array_to_string(v_keys, ', ') || '.';
     end loop;
 
+    p_jobs := forebay._with_declared_keys(p_jobs);
     begin
         select array_agg(
             row(coalesce(r.queue, (select k.queue from forebay.kind_queue k where k.kind = r.kind), 'default'), coalesce(r.priority, 100), r.delay,
@@ -94,7 +95,7 @@ begin
     perform forebay._check_jobs(v_jobs);
     if p_jobs @? '$[*].unique_as ? (@ != null)' then
         select m.ids, m.news into ids, news from forebay._enqueue_mixed(v_jobs, array(
-            select nullif(e.value -> 'unique_as', 'null') from jsonb_array_elements(p_jobs) with ordinality e order by e.ordinality)) m;
+            select nullif(nullif(e.value -> 'unique_as', 'null'), '"none"') from jsonb_array_elements(p_jobs) with ordinality e order by e.ordinality)) m;
         return;
     end if;
     ids := forebay._enqueue_jobs(v_jobs);
@@ -173,6 +174,17 @@ declare
 begin
     if coalesce(cardinality(enqueue_many.args), 0) = 0 then
         return 0;
+    end if;
+    if pg_sequence_last_value('forebay.kind_keys_seq') is not null then
+        perform from forebay.kind_queue k where k.kind = enqueue_many.kind and k.keys is not null;
+        if found then
+            perform forebay._enqueue_json((
+                select jsonb_agg(jsonb_strip_nulls(to_jsonb(o)) || jsonb_build_object('args', a.args) order by a.nr)
+                from unnest(enqueue_many.args) with ordinality a (args, nr),
+                     (select enqueue_many.queue, enqueue_many.priority, extract(epoch from enqueue_many.delay) as delay, enqueue_many.run_at,
+                             enqueue_many.expires_at, {job of enqueue_many but args}) o));
+            return cardinality(enqueue_many.args);
+        end if;
     end if;
     enqueue_many.queue := coalesce(enqueue_many.queue, forebay.queue_of(enqueue_many.kind), 'default');
     select forebay._job_problem(

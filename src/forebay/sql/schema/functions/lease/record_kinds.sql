@@ -3,13 +3,14 @@
 -- Record in which queue the jobs of each kind wait, for forebay.queue_of(); returns the kinds that
 -- had another queue, with both queues. Kinds whose queue is recorded already are not written. Of
 -- two versions of an application that disagree, the last caller is right. `p_holding` names the
--- kinds whose dead letters hold their ordering key.
+-- kinds whose dead letters hold their ordering key; `p_keys` has, by kind, which arguments make the
+-- keys of its jobs.
 --
 -- Errors: JQ001 a bad name.
 -- Transaction: any; meant to be autocommitted.
 -- Locks: the rows of the kinds that change, in their order.
 -- pages: 20 + 5 a kind
-create function forebay.record_kinds_v1(p_worker text, p_kinds text[], p_queues text[], p_holding text[] default '{}')
+create function forebay.record_kinds_v1(p_worker text, p_kinds text[], p_queues text[], p_holding text[] default '{}', p_keys jsonb default '{}')
 returns table (kind text, queue text, previous_queue text)
 language plpgsql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -24,14 +25,18 @@ begin
         raise exception using errcode = 'JQ001', message = 'a kind or its queue is not a name',
             hint = 'Names have letters, digits and _ . : - only, at most 128.';
     end if;
+    if p_keys <> '{}' and pg_sequence_last_value('forebay.kind_keys_seq') is null then
+        perform nextval('forebay.kind_keys_seq'), setval('forebay.lane_secret', pg_sequence_last_value('forebay.lane_secret') | 1);
+    end if;
     with other as materialized (
         select k.kind from forebay.kind_queue k
-        where k.kind = any (p_kinds) and k.holds_key <> (k.kind = any (p_holding)) order by k.kind for update)
-    update forebay.kind_queue k set holds_key = not k.holds_key from other o where k.kind = o.kind;
+        where k.kind = any (p_kinds) and (k.holds_key, k.keys) is distinct from (k.kind = any (p_holding), p_keys -> k.kind)
+        order by k.kind for update)
+    update forebay.kind_queue k set holds_key = k.kind = any (p_holding), keys = p_keys -> k.kind from other o where k.kind = o.kind;
     return query
     with changed as (
-        insert into forebay.kind_queue as k (kind, queue, holds_key, recorded_at, recorded_by)
-        select distinct on (n.kind collate "C") n.kind, n.queue, n.kind = any (p_holding), forebay._now(), left(p_worker, 200)
+        insert into forebay.kind_queue as k (kind, queue, holds_key, keys, recorded_at, recorded_by)
+        select distinct on (n.kind collate "C") n.kind, n.queue, n.kind = any (p_holding), p_keys -> n.kind, forebay._now(), left(p_worker, 200)
         from unnest(p_kinds, p_queues) n (kind, queue)
         where not exists (select from forebay.kind_queue i where i.kind = n.kind and i.queue = n.queue)
         order by n.kind collate "C"

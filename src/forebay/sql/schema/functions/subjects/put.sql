@@ -256,7 +256,7 @@ begin
                         when c.run_state = 'running' then 'running'
                         when forebay._changes_subject(c.new, c.old) then 'updated'
                         else 'unchanged' end)::forebay._subject_change
-        from (select u as new, s.subject_id, n.old,
+        from (select forebay._keyed_subject(u, n.old) as new, s.subject_id, n.old,
                      case when (n.old).lane is not null then forebay._run_state(u.queue, n.old) end as run_state
               from unnest(p_new) u
               left join lateral (select i.subject_id from forebay.subject i where i.queue = u.queue and i.subject = u.subject offset 0) s on true
@@ -315,6 +315,26 @@ begin
         select row((c.new).nr, case when c.answer in ('created', 'updated', 'unchanged') then c.answer else 'skipped' end,
                    case when c.answer not in ('created', 'updated', 'unchanged') then c.answer end)::forebay._subject_put
         from unnest(v_changes) c);
+end
+$$;
+
+
+-- A subject with the keys that its kind declares for the arguments that are given now.
+create function forebay._keyed_subject(p_new forebay._subject_input, p_old forebay.subject_state) returns forebay._subject_input
+language plpgsql volatile
+as $$
+declare
+    v_version constant integer := coalesce(p_new.version, p_old.version, 0);
+    v_keys    record;
+begin
+    if pg_sequence_last_value('forebay.kind_keys_seq') is not null and (p_new.args is not null or p_old.no is null or p_old.state = 'g') then
+        select d.* into v_keys
+        from forebay._declared_keys(
+            coalesce(p_new.kind, p_old.kind) || case when v_version > 0 then '.v' || v_version else '' end, p_new.args, p_new.queue,
+            p_new.options ->> 'limit_key', p_new.options ->> 'ordering_key', '"none"') d;
+        p_new.options := p_new.options || jsonb_strip_nulls(jsonb_build_object('limit_key', v_keys.limit_key, 'ordering_key', v_keys.ordering_key));
+    end if;
+    return p_new;
 end
 $$;
 

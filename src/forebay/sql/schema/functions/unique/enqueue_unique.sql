@@ -51,6 +51,12 @@ declare
     v_problem text;
     v_made    record;
 begin
+    if pg_sequence_last_value('forebay.kind_keys_seq') is not null then
+        select d.limit_key, d.ordering_key into enqueue_unique.limit_key, enqueue_unique.ordering_key
+        from forebay._declared_keys(
+            enqueue_unique.kind, enqueue_unique.args, enqueue_unique.queue, enqueue_unique.limit_key, enqueue_unique.ordering_key,
+            enqueue_unique.unique_as) d;
+    end if;
     enqueue_unique.queue := coalesce(enqueue_unique.queue, forebay.queue_of(enqueue_unique.kind), 'default');
     v_job := row(enqueue_unique.queue, enqueue_unique.priority, null, enqueue_unique.run_at, enqueue_unique.expires_at,
                  {job of enqueue_unique})::forebay._job_input;
