@@ -1,5 +1,6 @@
 """What users test their own code with."""
 
+import asyncio
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -531,3 +532,27 @@ def _test_databases(server) -> list[tuple[str]]:
         return conn.execute(
             "select datname from pg_database where datname ~ '^forebay_t'"
         ).fetchall()
+
+
+def test_the_limits_of_declared_queues_are_in_force(database):
+    """
+    The run applies them, as a deployment does; a limit that the test set itself is kept.
+    """
+    mine = App(database)
+    polite = mine.queue("polite", concurrency=1)
+    own = mine.queue("own", concurrency=1)
+    together: list[int] = []
+
+    @mine.job(queue=polite)
+    async def one_by_one() -> None:
+        together.append(1)
+        assert len(together) == 1
+        await asyncio.sleep(0)
+        together.pop()
+
+    mine.client().limit_queue(own, concurrency=7)
+    with psycopg.connect(database) as conn:
+        one_by_one.enqueue_many(conn, [()] * 5)
+    assert run_until_idle(mine).done == 5
+    limits = {each.queue: each.limits.concurrency for each in mine.client().limits()}
+    assert limits == {"polite": 1, "own": 7}

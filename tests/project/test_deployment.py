@@ -1,6 +1,7 @@
 """The files that the page on deployment shows are accepted by the programs that read them."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -104,12 +105,22 @@ def test_the_manifests_fit_together_and_to_the_defaults():
     assert trigger["metadata"]["connectionFromEnv"] in names
     compose = found["Compose"]["services"]
     assert compose["worker"]["environment"] == compose["migrate"]["environment"]
+    assert compose["migrate"]["command"] == ["forebay", "migrate", "--app", "shop:app"]
     assert int(compose["worker"]["stop_grace_period"].rstrip("s")) > WorkerSettings().grace_seconds
     (dockerfile,) = blocks_of(PAGE, "dockerfile")
     assert f"FOREBAY_HEALTH=:{port}" in dockerfile
     assert f"127.0.0.1:{port}/ready" in compose["worker"]["healthcheck"]["test"][-1]
     command = json.loads(dockerfile.rpartition("CMD ")[2])
     assert command[:2] == arguments[:2] == ["forebay", "worker"]
+
+
+def test_every_migration_of_a_deployment_applies_the_declared_queues():
+    """
+    A step that migrates names the application: otherwise the limits of its queues are not in force.
+    """
+    bare = re.findall(r"`forebay migrate`|\[forebay, migrate\]", PAGE.read_text())
+    assert bare == ["`forebay migrate`"]  # where another role applies
+    assert "`forebay apply shop:app` by a role with `forebay_operator`" in PAGE.read_text()
 
 
 @pytest.mark.slow

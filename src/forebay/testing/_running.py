@@ -17,7 +17,7 @@ from forebay.config import (
 from forebay.db.own import run_own_async
 from forebay.errors import ConfigError, shown
 from forebay.model import JobState
-from forebay.ops import jobs
+from forebay.ops import declared, jobs
 from forebay.ops.operation import Operation, scalar
 from forebay.testing._clock import IS_INSTALLED, NOW, moved, no_clock
 from forebay.testing._failed import JobFailed
@@ -105,7 +105,8 @@ def run_until_idle(
 ) -> IdleRun:
     """Run committed jobs with a new worker until none is ready or running; return what happened.
 
-    Jobs that these jobs enqueue run too.
+    Jobs that these jobs enqueue run too. The queues that the app declares are applied first, so
+    that its limits are in force, as ``forebay apply`` does: what the test changed is kept.
 
     Args:
         app: the application.
@@ -162,6 +163,8 @@ async def run_until_idle_async(
     checked_group(group)
     if with_scheduled and not await run_own_async(address, IS_INSTALLED):
         raise no_clock()
+    if app.queues:
+        await run_own_async(address, declared.apply_queues(app.name, app.queues.values()))
     found = IdleRun()
     expired = await _expired(address)
     for _ in range(_MOVES_MAX):
