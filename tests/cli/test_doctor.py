@@ -78,6 +78,18 @@ def test_the_worst_is_read_last(command, empty_database):
     assert "→ Run `forebay migrate`." in lines[-3]
 
 
+def test_notices_do_not_stand_above_what_is_wrong(command, database):
+    """
+    They are the same in every run, and take a quarter of a small terminal: -v shows them.
+    """
+    answer = command("doctor", "--dsn", database)
+    assert "idle_in_transaction_session_timeout" not in answer.out
+    assert " and " in answer.out.splitlines()[-1]
+    verbose = command("doctor", "-v", "--dsn", database).out
+    assert "· timeouts" in verbose
+    assert "1 notice" in verbose.splitlines()[-1] or "notices" in verbose.splitlines()[-1]
+
+
 def test_without_a_schema_the_server_is_examined_all_the_same(findings, empty_database):
     """
     What does not need the schema is looked at; the rest is not a heap of failures.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 from forebay.cli._commands import Commands, argument, option
 from forebay.cli._database import address_of, client_of
@@ -14,9 +14,13 @@ from forebay.errors import ConfigError
 
 if TYPE_CHECKING:
     from forebay.cli.text import Console
-    from forebay.model.alerts import Alert
+    from forebay.model.problems import Problem
 
 commands = Commands()
+
+#: How a problem that does not hold, or not for long enough, is shown; and one that holds.
+MARKS: Final = {"pending": ("…", "dim"), "ending": ("✓", "dim")}
+SEVERITIES: Final = {"error": "bold red", "warning": "bold yellow"}
 
 
 def alerts(
@@ -92,21 +96,24 @@ def _number(value: str) -> float:
         raise ConfigError("threshold", f"{value} is not a number from 0") from None
 
 
-def _print(out: Console, alerts: list[Alert], pending: list[Alert]) -> None:
+def _print(out: Console, alerts: list[Problem], pending: list[Problem]) -> None:
     if not alerts:
         out.print(Text.assemble(("✓ ", "bold green"), "no alerts"))
-    for alert in alerts:
-        _print_alert(out, alert, "✗", "bold red" if alert.severity == "error" else "bold yellow")
-    for alert in pending:
-        _print_alert(out, alert, "…", "dim")
+    for problem in [*alerts, *pending]:
+        print_problem(out, problem)
 
 
-def _print_alert(out: Console, alert: Alert, mark: str, style: str) -> None:
-    line = Text.assemble((f"{mark} ", style), (alert.code, style))
-    if alert.place:
-        line.append(f" {alert.place}", "bold")
-    line.append(f": {alert.problem}")
-    if alert.since is not None:
-        line.append(f", {ago(alert.since)}", "dim")
+def print_problem(out: Console, problem: Problem) -> None:
+    """Print a problem in two parts: what is wrong since when, and what mends it."""
+    mark, style = MARKS.get(problem.state) or ("✗", SEVERITIES[problem.severity])
+    line = Text.assemble((f"{mark} ", style), (problem.code, style))
+    place = problem.name.removeprefix(problem.code)
+    if place:
+        line.append(place, "bold")
+    line.append(f": {problem.cause}")
+    if problem.since is not None:
+        line.append(f", {ago(problem.since)}", "dim")
+    if problem.state == "ending":
+        line.append("; over, clears after two minutes", "dim")
     out.print(line)
-    out.print(Text(f"→ {alert.hint}", "dim"), indent=5)
+    out.print(Text(f"→ {problem.hint}", "dim"), indent=5)

@@ -32,7 +32,9 @@ _MARKS: Final = {
 def doctor(
     *,
     job: Annotated[int | None, option("--job JOB_ID", "Explain why this job does not run.")] = None,
-    verbose: Annotated[bool, option("-v, --verbose", "Also show the checks that passed.")] = False,
+    verbose: Annotated[
+        bool, option("-v, --verbose", "Also show notices, and the checks that passed.")
+    ] = False,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
@@ -56,7 +58,8 @@ def doctor(
         )
     else:
         out = console()
-        shown = [finding for finding in found if verbose or finding.level is not Level.OK]
+        severe = (Level.ERROR, Level.WARNING)
+        shown = [finding for finding in found if verbose or finding.level in severe]
         if shown:
             out.print(_report(shown))
             out.print()
@@ -126,11 +129,13 @@ def _summary(found: Sequence[Finding], *, verbose: bool) -> Text:
     problems = [
         Text(f"{counts[level]} {level if counts[level] == 1 else f'{level}s'}", _MARKS[level][1])
         for level in reversed(Level)
-        if level is not Level.OK and counts[level]
+        if level is not Level.OK and counts[level] and (verbose or level is not Level.NOTICE)
     ]
     line = Text(", ").join(problems) if problems else Text("no problems found", style="bold green")
     if not verbose:
+        notices = f"{counted(counts[Level.NOTICE], 'notice')} and " * bool(counts[Level.NOTICE])
         line.append(
-            f"; {counted(counts[Level.OK], 'check')} passed, -v shows them", style="dim not bold"
+            f"; {notices}{counted(counts[Level.OK], 'check')} passed, -v shows them",
+            style="dim not bold",
         )
     return line

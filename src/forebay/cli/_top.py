@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 _KEYS_MAX: Final = 100
 #: A read of the keys visits every key. It is repeated after this many times its own duration.
 _KEYS_PAUSE_FACTOR: Final = 20
+#: Seconds between two writes that are tried and undone.
+_WRITE_SECONDS: Final = 10.0
 _SETTINGS: Final = {"statement_timeout": "8s", "jit": "off"}
 
 
@@ -84,6 +86,8 @@ class _Reading:
         self._reads = Reads()
         self._keys: list[KeyInfo] = []
         self._keys_at = 0.0
+        self._write_failed: dict[str, str] | None = None
+        self._write_at = 0.0
 
     async def read(self) -> Overview:
         """Read once."""
@@ -98,7 +102,10 @@ class _Reading:
             # A short read is repeated each time.
             pause = ended_at - began_at
             self._keys_at = ended_at + (_KEYS_PAUSE_FACTOR * pause if pause > 0.05 else 0.0)
-        return self._reads.add(data, self._keys)
+        if began_at >= self._write_at:
+            self._write_failed = await self.session.run(operations.probe_write())
+            self._write_at = began_at + _WRITE_SECONDS
+        return self._reads.add({**data, "write_failed": self._write_failed}, self._keys)
 
 
 async def _twice(reading: _Reading, every: float) -> Overview:

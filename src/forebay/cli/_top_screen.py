@@ -9,6 +9,7 @@ from rich.cells import cell_len, chop_cells
 from rich.text import Text
 
 from forebay._dataclass import dataclass
+from forebay.cli._alerts import MARKS, SEVERITIES
 from forebay.model.text import counted, human_bytes, replaced_controls
 from forebay.policy.keys import key_answer
 from forebay.policy.retry import human_duration
@@ -16,8 +17,8 @@ from forebay.policy.retry import human_duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from forebay.model.alerts import Alert
     from forebay.model.keys import KeyInfo
+    from forebay.model.problems import Problem
     from forebay.watch.screen import Overview, QueueLoad, WorkerLoad
 
 SORTS: Final = ("ready", "rate", "oldest", "dead", "name")
@@ -72,7 +73,7 @@ def screen(
     overview: Overview, view: View, width: int, height: int, *, is_live: bool = False
 ) -> Text:
     """Return a screen; each line ends with a line feed and no line is wider than the terminal."""
-    alerts = _alerts(overview, width, max(2, height // 6))
+    alerts = _problems(overview.problems, width, max(2, height // 6))
     rest = height - len(alerts) - 2 - (1 if is_live else 0)
     queues = _queues(overview, view, width)
     workers = _workers(overview.workers, width)
@@ -126,38 +127,35 @@ def _title(overview: Overview, view: View, width: int) -> Text:
         line.append("  paused", "bold yellow")
     if view.problem:
         line.append(f"  {replaced_controls(view.problem).replace(chr(10), ' ')}", "bold red")
-    running = sum(worker.running for worker in overview.workers)
-    slots = sum(worker.slots or 0 for worker in overview.workers)
+    # A deliverer has hundreds of slots, beside which those of workers would not be seen.
+    others = [worker for worker in overview.workers if not worker.delivers]
+    running = sum(worker.running for worker in others)
+    slots = sum(worker.slots or 0 for worker in others)
     facts = (
         f"{counted(len(overview.queues), 'queue')}, "
-        f"{counted(len(overview.workers), 'worker')}, {running}/{slots} slots"
+        f"{counted(len(others), 'worker')}, {running}/{slots} slots"
     )
     gap = width - line.cell_len - len(facts)
     return line.append(" " * max(2, gap) + facts, "dim")
 
 
-def _alerts(overview: Overview, width: int, most: int) -> list[Text]:
-    found = sorted(overview.alerts, key=lambda alert: (alert.severity != "error", alert.code))
+def _problems(found: Sequence[Problem], width: int, most: int) -> list[Text]:
     shown = found if len(found) <= most else found[: most - 1]
-    lines = [_alert(alert, width) for alert in shown]
+    lines = [_problem(problem, width) for problem in shown]
     if len(found) > len(shown):
-        lines.append(Text((
-                f"  and {counted(len(found) - len(shown), 'more alert')}: forebay "
-                f"alerts"
-                ), "dim"))  # fmt: skip
-    if not found:
-        lines.append(Text.assemble(("✓ ", "bold green"), "no alerts"))
-    if not overview.is_checked:
-        lines.insert(0, Text("No process checks the alerts. These conditions hold now:", "dim"))
-    return lines
+        more = counted(len(found) - len(shown), "more problem")
+        lines.append(Text(f"  and {more}: forebay status", "dim"))
+    return lines or [Text.assemble(("✓ ", "bold green"), "nothing to do")]
 
 
-def _alert(alert: Alert, width: int) -> Text:
-    style = "bold red" if alert.severity == "error" else "bold yellow"
-    line = Text.assemble((f"✗ {alert.code}", style))
-    if alert.place:
-        line.append(f" {cut_middle(alert.place, max(16, width // 3))}", "bold")
-    line.append(f": {replaced_controls(alert.problem).replace(chr(10), ' ')}")
+def _problem(problem: Problem, width: int) -> Text:
+    mark, style = MARKS.get(problem.state) or ("✗", SEVERITIES[problem.severity])
+    line = Text.assemble((f"{mark} {problem.code}", style))
+    place = problem.name.removeprefix(problem.code).lstrip()
+    if place:
+        line.append(f" {cut_middle(place, max(16, width // 3))}", "bold")
+    over = "over: " if problem.state == "ending" else ""
+    line.append(f": {over}{replaced_controls(problem.cause).replace(chr(10), ' ')}")
     return line
 
 

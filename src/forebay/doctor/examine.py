@@ -25,7 +25,7 @@ from forebay.doctor import (
     not_compared,
     without_workers,
 )
-from forebay.doctor._space import judge_space
+from forebay.doctor._space import judge_measured
 from forebay.doctor._trouble import AFTER_WHICH_TROUBLE_COUNTS, TROUBLES, with_trouble
 from forebay.errors import DatabaseUnavailable, ForebayError
 from forebay.model.explanation import Explanation
@@ -37,7 +37,6 @@ _STATEMENT_SECONDS: Final = 5
 _SETTINGS: Final = {
     "statement_timeout": f"{_STATEMENT_SECONDS}s",
     "jit": "off",
-    "default_transaction_read_only": "on",
 }
 
 _QUERY_CANCELED: Final = "57014"
@@ -59,14 +58,14 @@ async def examine(dsn: str) -> list[Finding]:
             if check.name == "schema":
                 found += missing
             if check.needs in there:
-                seen = await _look(session, check)
+                seen = await look(session, check)
                 found += seen
                 facts = seen[-1].facts
                 if check.name == "schema" and facts.get("version") != facts.get("needed"):
                     there.discard("version")  # the schema of another version is not drift
                     found.append(not_compared())
         if "schema" in there:
-            found += await _look_at_space(dsn)
+            found += await _look_at_measured(dsn)
         return without_workers(found)
     finally:
         await session.close()
@@ -88,36 +87,30 @@ async def examine_job(dsn: str, job_id: int) -> list[Explanation]:
         if all(one.cause not in AFTER_WHICH_TROUBLE_COUNTS for one in found):
             return found
         checks = [check for check in CHECKS if check.name in TROUBLES]
-        seen = [finding for check in checks for finding in await _look(session, check)]
+        seen = [finding for check in checks for finding in await look(session, check)]
         return [with_trouble(one, seen) for one in found]
     finally:
         await session.close()
 
 
-def read_session(dsn: str) -> Session:
-    """Return a session that only reads, and briefly."""
+def read_session(dsn: str, *, may_write: bool = False) -> Session:
+    """Return a session that only reads unless it may write, and briefly."""
     return Session(
         dsn,
         name="forebay doctor",
         call_seconds=3.0 * _STATEMENT_SECONDS,
         lock_timeout="1s",
-        settings=_SETTINGS,
+        settings=_SETTINGS | {"default_transaction_read_only": "off" if may_write else "on"},
     )
 
 
-async def _look_at_space(dsn: str) -> list[Finding]:
+async def _look_at_measured(dsn: str) -> list[Finding]:
     """Try a write, which is undone: on another session, since that of the doctor only reads."""
-    session = Session(
-        dsn,
-        name="forebay doctor",
-        call_seconds=3.0 * _STATEMENT_SECONDS,
-        lock_timeout="1s",
-        settings=_SETTINGS | {"default_transaction_read_only": "off"},
-    )
+    session = read_session(dsn, may_write=True)
     try:
         data = await session.run(operations.measurements(with_counters=False))
         data["write_failed"] = await session.run(operations.probe_write())
-        return judge_space(data)
+        return judge_measured(data)
     except DatabaseUnavailable:
         raise
     except ForebayError as error:
@@ -187,7 +180,8 @@ def _libpq(number: int) -> str:
     return f"{number // 10_000}.{number % 10_000}"
 
 
-async def _look(session: Session, check: Check) -> list[Finding]:
+async def look(session: Session, check: Check) -> list[Finding]:
+    """Return what a check finds; one that fails, or may not look, is a finding too."""
     try:
         return await session.run(check.operation)
     except DatabaseUnavailable:

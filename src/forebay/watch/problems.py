@@ -1,38 +1,125 @@
-"""What is wrong now, whether or not a process has recorded it.
+"""What is wrong now, whether or not a process has recorded it: the one list of all screens.
 
-Shown by: tests/cli/test_full_disk.py.
+Shown by: tests/unit/test_problems.py, tests/cli/test_status.py, tests/cli/test_full_disk.py.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from forebay.watch.rules import alerts_of_all
+from forebay.model.alerts import Alert
+from forebay.model.problems import Problem
+from forebay.watch.rules import CLEAR_SECONDS, NEW_SECONDS, alerts_of_all
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from forebay.model.alerts import Alert
+    from collections.abc import Iterable, Mapping
 
 #: A recorded condition that no check saw for this long has begun anew, as record_alerts_v1 says.
 _SEEN_SECONDS: Final = 180.0
+
+#: After this time without a check, the alerts are unchecked, as forebay.alerts() says.
+CHECKED_SECONDS: Final = 180.0
+
+#: The order of the list: the worst first.
+_STATES: Final = ("holds", "ending", "pending")
+
+_COMMAND: Final = re.compile(r"`([^`]+)`")
+
+
+def problems(data: Mapping[str, Any]) -> list[Problem]:
+    """Return what is wrong, the worst first; what only threatens, last.
+
+    Args:
+        data: what ``forebay.measurements(within_seconds => 900)`` returned, with the part
+            ``write_failed`` if a write was tried.
+    """
+    found = judged(data)
+    held = {(one.code, one.subject, one.group) for one in found}
+    listed = [problem_of(one, "pending" if one.fired_at is None else "holds") for one in found]
+    for record in data["alerts"]:
+        is_over = data["at"] - record["seen_at"] > CLEAR_SECONDS
+        key = (record["code"], record["subject"], record["group"])
+        if record["fired_at"] is not None and key not in held and not is_over:
+            listed.append(problem_of(_alert_of(record), "ending"))
+    if _is_unchecked(data):
+        listed.append(problem_of(_unchecked(data)))
+    return in_order(listed)
+
+
+def _is_unchecked(data: Mapping[str, Any]) -> bool:
+    if data["checked_at"] is None:
+        return bool(data["at"] - (data["installed_at"] or data["at"]) > NEW_SECONDS)
+    return bool(data["at"] - data["checked_at"] > CHECKED_SECONDS)
+
+
+def _unchecked(data: Mapping[str, Any]) -> Alert:
+    """Return the alert of forebay.alerts() that no event tells of any alert."""
+    checked_at = data["checked_at"]
+    return Alert(
+        code="unchecked",
+        severity="error",
+        problem="no process checks the alerts, so that no event tells of them",
+        hint="Start a worker, whose maintenance checks them: `forebay worker MODULE:APP`;"
+        " or run forebay alerts regularly.",
+        since=None if checked_at is None else datetime.fromtimestamp(checked_at, UTC),
+    )
+
+
+def in_order(found: Iterable[Problem]) -> list[Problem]:
+    """Return problems with the worst first, and of these the oldest."""
+    return sorted(
+        found,
+        key=lambda one: (
+            _STATES.index(one.state),
+            one.severity != "error",
+            # The cause of others.
+            one.code != "writes",
+            one.since.timestamp() if one.since else 0.0,
+            one.name,
+        ),
+    )
+
+
+def problem_of(alert: Alert, state: Any = "holds") -> Problem:
+    """Return the problem that an alert is about."""
+    return Problem(
+        name=f"{alert.code} {alert.place}".rstrip(),
+        severity=alert.severity,
+        state=state,
+        since=alert.since,
+        cause=alert.problem,
+        command=command_in(alert.hint),
+        hint=alert.hint,
+        code=alert.code,
+        subject=alert.subject,
+        group=alert.group,
+    )
+
+
+def command_in(hint: str) -> str:
+    """Return the first command of an advice; the advice, if it has none.
+
+    >>> command_in("Resume it: `forebay queues resume mail`."), command_in("Wait.")
+    ('forebay queues resume mail', 'Wait.')
+    """
+    found = _COMMAND.search(hint)
+    return found[1] if found else hint
 
 
 def judged(data: Mapping[str, Any]) -> list[Alert]:
     """Return every condition that holds now, with since when, as far as that is recorded.
 
     ``fired_at`` is set for those that have lasted long enough, recorded or not.
-
-    Args:
-        data: what ``forebay.measurements()`` returned, with the part ``write_failed`` if a write
-            was tried.
     """
     at = datetime.fromtimestamp(data["at"], UTC)
     records = {(one["code"], one["subject"], one["group"]): one for one in data["alerts"]}
-    return [_lasting(one, records.get((one.code, one.subject, one.group)), at)
-            for one in alerts_of_all(data)]  # fmt: skip
+    return [
+        _lasting(one, records.get((one.code, one.subject, one.group)), at)
+        for one in alerts_of_all(data)
+    ]
 
 
 def _lasting(alert: Alert, record: Mapping[str, Any] | None, at: datetime) -> Alert:
@@ -47,3 +134,15 @@ def _lasting(alert: Alert, record: Mapping[str, Any] | None, at: datetime) -> Al
             )
     fires = (at - since).total_seconds() >= alert.for_seconds
     return replace(alert, since=since, fired_at=at if fires else None)
+
+
+def _alert_of(record: Mapping[str, Any]) -> Alert:
+    return Alert(
+        code=record["code"],
+        subject=record["subject"],
+        group=record["group"],
+        severity=record["severity"],
+        problem=record["problem"],
+        hint=record["hint"],
+        since=datetime.fromtimestamp(record["since"], UTC),
+    )

@@ -157,7 +157,7 @@ def _of_queue(watched: Watched, facts: Mapping[str, Any]) -> Iterator[Alert]:
             group=group,
             problem=too_many_wait_text(facts["ready"], int(most)),
             hint=(
-                f"More jobs are enqueued than completed: see forebay queues list; add workers "
+                f"More jobs are enqueued than completed: see `forebay queues list`; add workers "
                 f"for queue {queue}."
             ),
             for_seconds=watched.threshold("waiting_for", queue),
@@ -176,7 +176,8 @@ def _of_queue(watched: Watched, facts: Mapping[str, Any]) -> Iterator[Alert]:
             group=group,
             problem=f"the oldest ready job waits for {human_duration(watched.at - oldest)}",
             hint=(
-                f"Add workers for queue {queue}, or see what its workers do: forebay workers list."
+                f"Add workers for queue {queue}, or see what its workers do: "
+                "`forebay workers list`."
             ),
             since=watched.instant(oldest + late),
         )
@@ -197,9 +198,16 @@ def _of_queue(watched: Watched, facts: Mapping[str, Any]) -> Iterator[Alert]:
             group=group,
             severity="error",
             problem=f"{counted(facts['ready'], 'job')} ready, and no worker serves the queue",
-            hint=f"Start a worker: {command}.",
+            hint=f"Start a worker: `{command}`.",
+            # No worker has claimed since, and the queue had a job for one.
+            since=_later(watched, facts["oldest_ready_at"], facts["claimed_at"]),
             for_seconds=watched.threshold("unserved_for", queue),
         )
+
+
+def _later(watched: Watched, *times: float | None) -> datetime | None:
+    """Return the latest of some times; None if the first is unknown."""
+    return watched.instant(max(at or 0.0 for at in times)) if times[0] is not None else None
 
 
 def _few_completed(
@@ -212,11 +220,11 @@ def _few_completed(
     if never_worked or not (completed < least or stalls):
         return
     if facts["paused_at"] is not None:
-        hint = f"Queue {queue} is paused: forebay queues resume {queue}."
+        hint = f"Queue {queue} is paused: `forebay queues resume {queue}`."
     elif facts["ready"]:
         hint = (
             f"{counted(facts['ready'], 'job')} ready: does a worker serve queue {queue}, and "
-            f"do its jobs succeed?"
+            f"do its jobs succeed? See `forebay queues list`."
         )
     else:
         hint = (
@@ -254,7 +262,7 @@ def _of_dead_letters(watched: Watched) -> Iterator[Alert]:
                 code="A3",
                 subject=queue,
                 problem=f"{counted(sum(dead['dead'] for dead in over), 'dead letter')} of {kinds}",
-                hint=f"Run forebay dead list --queue {queue} to see why; redrive or purge them.",
+                hint=f"See why: `forebay dead groups --queue {queue}`; redrive or purge them.",
             )
         lately = sum(dead["lately"] for dead in lines)
         most = watched.threshold("dead_lately_most", queue)
@@ -267,7 +275,7 @@ def _of_dead_letters(watched: Watched) -> Iterator[Alert]:
                     f"{counted(lately, 'job')} died within {human_duration(WITHIN_SECONDS)}, "
                     f"more than {most:,.0f}"
                 ),
-                hint=f"Something fails for good: forebay dead summary --queue {queue}.",
+                hint=f"Something fails for good: `forebay dead groups --queue {queue}`.",
             )
 
 
@@ -283,7 +291,7 @@ def _of_endpoints(watched: Watched) -> Iterator[Alert]:
                 f"{endpoint['error'] or 'no error was recorded'}"
             ),
             hint=(
-                f"See forebay endpoints show {endpoint['endpoint']}; deliveries wait until a "
+                f"See `forebay endpoints show {endpoint['endpoint']}`; deliveries wait until a "
                 f"probe succeeds."
             ),
             since=watched.instant(endpoint["opened_at"]),
@@ -303,7 +311,7 @@ def _of_mirrors(watched: Watched) -> Iterator[Alert]:
                     f"the breaker of mirror {name} is open in {first['who']}: "
                     f"{first['why'] or 'no reason was given'}"
                 ),
-                hint=f"A store is unreachable: forebay mirror status MODULE:APP {name}.",
+                hint=f"A store is unreachable: `forebay mirror status MODULE:APP {name}`.",
                 for_seconds=watched.threshold("breaker_for"),
             )
         left = (mirror["drift"] or 0) - (mirror["repaired"] or 0)
@@ -312,7 +320,7 @@ def _of_mirrors(watched: Watched) -> Iterator[Alert]:
                 code="drift",
                 subject=name,
                 problem=f"the last audit found {counted(left, 'difference')} that no job repairs",
-                hint=f"Run forebay mirror audit MODULE:APP {name} --repair.",
+                hint=f"Run `forebay mirror audit MODULE:APP {name} --repair`.",
                 since=watched.instant(mirror["audited_at"]),
             )
 
@@ -334,7 +342,7 @@ def _of_schedules(watched: Watched) -> Iterator[Alert]:
                 subject=name,
                 severity="error",
                 problem=problem,
-                hint=f"Start a worker, which runs schedules; see forebay schedules show {name}.",
+                hint=f"Start a worker, which runs schedules; see `forebay schedules show {name}`.",
                 since=since,
             )
         elif not is_decided and is_expected:
@@ -343,7 +351,7 @@ def _of_schedules(watched: Watched) -> Iterator[Alert]:
                 subject=name,
                 severity="error",
                 problem="no worker decides this schedule",
-                hint=f"Start a worker that does not have {SCHEDULES_OFF}.",
+                hint=f"Start a worker without {SCHEDULES_OFF}: `forebay worker MODULE:APP`.",
                 for_seconds=watched.threshold("undecided_for"),
             )
 
@@ -387,7 +395,7 @@ def _of_database(watched: Watched) -> Iterator[Alert]:
         yield Alert(
             code="snapshot",
             problem=f"a transaction has been open for {human_duration(held)}",
-            hint="It keeps dead rows of all tables: forebay guard names it, and can end it.",
+            hint="It keeps dead rows of all tables: `forebay guard` names it, and can end it.",
             since=watched.instant(watched.at - held),
         )
     if watched.exceeds(facts["dead_rows"], watched.threshold("dead_rows_most"), "dead-rows"):
@@ -396,7 +404,7 @@ def _of_database(watched: Watched) -> Iterator[Alert]:
             problem=f"{facts['dead_rows']:,} dead rows in the tables of the schema",
             hint=(
                 "Autovacuum does not keep up, or a snapshot keeps it from removing them: "
-                "forebay doctor."
+                "`forebay doctor`."
             ),
         )
     for export in facts["exports"]:
@@ -409,7 +417,7 @@ def _of_database(watched: Watched) -> Iterator[Alert]:
                 f"{duty['duty']} "
                 f"{'is behind' if duty['error'] is None else 'fails: ' + duty['error']}"
             ),
-            hint="See forebay doctor: maintenance, locks and snapshots.",
+            hint="See `forebay doctor`: maintenance, locks and snapshots.",
             since=watched.instant(duty["since"]),
             for_seconds=watched.threshold("maintenance_for"),
         )
@@ -423,7 +431,8 @@ def _of_database(watched: Watched) -> Iterator[Alert]:
                 f"are used up, every enqueue fails"
             ),
             hint=(
-                "Start a worker, which creates segments; or do it now: select forebay.extend_v1();"
+                "Start a worker, which creates segments; or do it now: "
+                "`select forebay.extend_v1();`"
             ),
         )
 
@@ -441,7 +450,7 @@ def _of_export(watched: Watched, export: Mapping[str, Any]) -> Iterator[Alert]:
                 f"written them"
             ),
             hint=(
-                f"Run forebay exports run {name} DIRECTORY more often, or create it with a "
+                f"Run `forebay exports run {name} DIRECTORY` more often, or create it with a "
                 f"longer --hold."
             ),
             since=watched.instant(missed_at),
@@ -453,7 +462,7 @@ def _of_export(watched: Watched, export: Mapping[str, Any]) -> Iterator[Alert]:
             subject=name,
             problem=f"{counted(export['due'], 'segment')} past retention and not written;"
             f" the oldest is emptied in {human_duration(max(left, 0.0))}",
-            hint=f"Run forebay exports run {name} DIRECTORY.",
+            hint=f"Run `forebay exports run {name} DIRECTORY`.",
             since=watched.instant(due_at),
         )
 
@@ -461,8 +470,8 @@ def _of_export(watched: Watched, export: Mapping[str, Any]) -> Iterator[Alert]:
 #: What mends a write that fails, by SQLSTATE.
 _WRITE_HINTS: Final = {
     "53100": "Free room on the disk of the database server, or enlarge it; deleting jobs needs room"
-    " itself. Then see forebay doctor.",
-    "25006": "Connect to the primary, or promote this server.",
+    " itself: `df -h` there.",
+    "25006": "Connect to the primary, or promote this server: `select pg_promote();`",
 }
 
 
@@ -475,7 +484,7 @@ def _of_space(watched: Watched) -> Iterator[Alert]:
             severity="error",
             problem=f"every write fails: {failed['message']} (SQLSTATE {failed['sqlstate']})",
             hint=_WRITE_HINTS.get(
-                failed["sqlstate"], "See the log of the database server, and forebay doctor."
+                failed["sqlstate"], "See the log of the database server, and `forebay doctor`."
             ),
         )
     most, space = watched.threshold("database_bytes_most"), watched.data["space"]
@@ -483,8 +492,8 @@ def _of_space(watched: Watched) -> Iterator[Alert]:
     if not most or size is None:
         return
     hint = (
-        "Let retention delete earlier: select forebay.configure('retention_days', N); or enlarge"
-        " the disk, then forebay thresholds set database_bytes_most BYTES."
+        "Let retention delete earlier: `select forebay.configure('retention_days', N);` or enlarge"
+        " the disk, then `forebay thresholds set database_bytes_most BYTES`."
     )
     if watched.exceeds(size, most, "size"):
         yield Alert(

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forebay._dataclass import dataclass
-from forebay.model.alerts import Alert
 from forebay.model.keys import KeyInfo
+from forebay.model.problems import Problem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +57,7 @@ class WorkerLoad:
     Attributes:
         running: jobs that its last heartbeat named.
         slots: its concurrency; None if unknown.
+        delivers: whether it serves deliveries and events only.
         heartbeat_seconds: age of the last heartbeat; None before the first.
         memory_bytes: of its process; None if unknown.
     """
@@ -66,6 +67,7 @@ class WorkerLoad:
     app: str | None
     running: int
     slots: int | None
+    delivers: bool
     is_alive: bool
     heartbeat_seconds: float | None
     memory_bytes: int | None
@@ -78,15 +80,13 @@ class Overview:
     Attributes:
         at: time of the database, in seconds since 1970.
         rate_seconds: the period of the rates; None for one read only, which has no rates.
-        alerts: those that fire; without a recent check, all conditions that hold.
-        is_checked: whether a process has checked the alerts in the last three minutes.
+        problems: what is wrong, the worst first, as ``forebay status`` lists it.
         keys: keys that jobs wait for, most waiting jobs first, at most 100.
     """
 
     at: float
     rate_seconds: float | None
-    alerts: Sequence[Alert]
-    is_checked: bool
+    problems: Sequence[Problem]
     queues: Sequence[QueueLoad]
     workers: Sequence[WorkerLoad]
     keys: Sequence[KeyInfo]

@@ -7,11 +7,9 @@ Shown by: tests/cli/test_top.py.
 from __future__ import annotations
 
 from collections import deque
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from forebay.model.alerts import Alert
-from forebay.watch.rules import alerts_of_all
+from forebay.watch.problems import problems
 from forebay.watch.screen import Overview, QueueLoad, WorkerLoad
 
 if TYPE_CHECKING:
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
 RATE_SECONDS: Final = 10.0
 #: The period of latencies.
 LATENCY_SECONDS: Final = 60.0
-#: As for the alert ``unchecked``.
-_CHECKED_SECONDS: Final = 180.0
 
 _Place = tuple[str, str]
 
@@ -51,12 +47,10 @@ class Reads:
         old_enough = [read for read in earlier if new.at - read.at >= RATE_SECONDS]
         base = old_enough[-1] if old_enough else earlier[0] if earlier else None
         self._reads.append(new)
-        is_checked, alerts = _alerts(data)
         return Overview(
             at=new.at,
             rate_seconds=None if base is None else new.at - base.at,
-            alerts=alerts,
-            is_checked=is_checked,
+            problems=problems(data),
             queues=_queues(data, new, base, earlier[0] if earlier else None),
             workers=_workers(data),
             keys=keys,
@@ -187,6 +181,7 @@ def _workers(data: Mapping[str, Any]) -> list[WorkerLoad]:
             app=worker["app"],
             running=worker["running"],
             slots=worker["concurrency"],
+            delivers=worker["delivers"],
             is_alive=worker["is_alive"],
             heartbeat_seconds=None
             if worker["heartbeat_at"] is None
@@ -195,29 +190,3 @@ def _workers(data: Mapping[str, Any]) -> list[WorkerLoad]:
         )
         for worker in data["workers"]
     ]
-
-
-def _alerts(data: Mapping[str, Any]) -> tuple[bool, list[Alert]]:
-    """Return whether alerts were checked lately, and what fires."""
-    checked_at = data["checked_at"]
-    if checked_at is None or data["at"] - checked_at > _CHECKED_SECONDS:
-        return False, alerts_of_all(data)
-    found = [
-        Alert(
-            code=one["code"],
-            subject=one["subject"],
-            group=one["group"],
-            severity=one["severity"],
-            problem=one["problem"],
-            hint=one["hint"],
-            since=_instant(one["since"]),
-            fired_at=_instant(one["fired_at"]),
-        )
-        for one in data["alerts"]
-        if one["fired_at"] is not None
-    ]
-    return True, found
-
-
-def _instant(seconds: float | None) -> datetime | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)

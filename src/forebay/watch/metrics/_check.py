@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from forebay.db.session import Session
 from forebay.watch import operations
-from forebay.watch.problems import judged
+from forebay.watch.problems import judged, problems
 
 if TYPE_CHECKING:
-    from forebay.model.alerts import Alert, AlertChange
+    from forebay.model.alerts import AlertChange
+    from forebay.model.problems import Problem
 
 #: A read that takes longer is given up: the next one may find a database that answers.
 CALL_SECONDS: Final = 10.0
@@ -22,20 +23,18 @@ class Checked(NamedTuple):
     """The result of a check.
 
     Attributes:
-        alerts: the alerts that fire, also those recorded before.
+        alerts: the problems that hold, and alerts that are about to clear.
         pending: conditions that have not lasted long enough.
         changes: what fired or cleared with this check.
     """
 
-    alerts: list[Alert]
-    pending: list[Alert]
+    alerts: list[Problem]
+    pending: list[Problem]
     changes: list[AlertChange]
 
 
 async def check_session(session: Session, data: dict[str, Any] | None = None) -> Checked:
-    """Check on a session; a role that may not record only reads what others recorded.
-
-    Where writes fail, nothing can be recorded: what holds now is returned as it is.
+    """Check on a session; the result does not depend on whether it can be recorded.
 
     Args:
         session: the connection.
@@ -50,14 +49,13 @@ async def check_session(session: Session, data: dict[str, Any] | None = None) ->
     if "write_failed" not in data:
         data["write_failed"] = await session.run(operations.probe_write())
     changes: list[AlertChange] = []
-    listed = judged(data)
-    if data["write_failed"] is None:
-        if await session.run(operations.may_record()):
-            changes = await session.run(operations.record_alerts(listed))
-        listed = await session.run(operations.alerts(with_pending=True))
+    if data["write_failed"] is None and await session.run(operations.may_record()):
+        changes = await session.run(operations.record_alerts(judged(data)))
+        data["checked_at"] = data["at"]
+    listed = problems(data)
     return Checked(
-        [alert for alert in listed if alert.fired_at is not None],
-        [alert for alert in listed if alert.fired_at is None],
+        [one for one in listed if one.state != "pending"],
+        [one for one in listed if one.state == "pending"],
         changes,
     )
 

@@ -12,6 +12,7 @@ from forebay.model.text import logger
 from forebay.watch import operations
 from forebay.watch.metrics._check import CALL_SECONDS, check_session, new_session
 from forebay.watch.metrics._families import VALUES_MAX, families_of, text_of
+from forebay.watch.problems import problems
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, MutableMapping
@@ -129,4 +130,4 @@ async def _read(session: Session) -> tuple[dict[str, Any], list[Any]]:
         data["write_failed"] = await session.run(operations.probe_write())
     if age > _CHECK_SECONDS or data.get("write_failed") is not None:
         return data, (await check_session(session, data)).alerts
-    return data, await session.run(operations.alerts())
+    return data, [one for one in problems(data) if one.state != "pending"]

@@ -242,6 +242,7 @@ language sql stable
 as $$
     select coalesce(jsonb_agg(jsonb_build_object(
                'worker', l.worker, 'group', l.details ->> 'group', 'app', l.details ->> 'app', 'concurrency', l.details -> 'concurrency',
+               'delivers', coalesce(l.details -> 'queues' <@ '["forebay.publish", "forebay.deliver"]', false),
                'is_alive', coalesce(h.heartbeat_at > p_now - make_interval(secs => l.lease_seconds), false), 'heartbeat_at', extract(epoch from h.heartbeat_at),
                'memory_bytes', h.memory_kb * 1024::bigint, 'running', coalesce(cardinality(h.running_jobs), 0),
                -- Workers of an older release do not say it.

@@ -1,0 +1,93 @@
+"""forebay status: whether there is something to do, and what."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final
+
+from forebay.cli._alerts import MARKS, SEVERITIES
+from forebay.cli._database import address_of
+from forebay.cli.exit import ExitCode, is_database_error
+from forebay.cli.options import Dsn, Json
+from forebay.cli.output import ago, print_json
+from forebay.cli.text import Text, console
+from forebay.errors import ForebayError
+from forebay.model.text import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from forebay.cli.text import Console
+    from forebay.model.problems import Problem
+
+#: Exit code where the database is unreachable, or has no schema.
+_UNKNOWN: Final = 2
+
+#: Problems that are shown; each takes at least three of 24 rows.
+_SHOWN_MAX: Final = 7
+
+
+def status(*, dsn: Dsn = None, as_json: Json = False) -> None:
+    """Tell whether there is something to do: the worst problems, and what mends each.
+
+    The exit code is 0 if there is nothing to do, 1 if there is a problem, and 2 if this cannot be
+    told, as the database is unreachable or has no schema. No worker needs to be alive.
+    """
+    from forebay.doctor.status import current_problems
+
+    try:
+        found = asyncio.run(current_problems(address_of(dsn)))
+    except Exception as error:
+        if not (isinstance(error, ForebayError) or is_database_error(error)):
+            raise
+        _print_unknown(error, as_json)
+        raise SystemExit(_UNKNOWN) from None
+    now = [one for one in found if one.state == "holds"]
+    if as_json:
+        print_json({"verdict": "problem" if now else "fine", "problems": found})
+    else:
+        _print(console(), now, [one for one in found if one.state != "holds"])
+    if now:
+        raise SystemExit(ExitCode.FAILED)
+
+
+def _print(out: Console, now: Sequence[Problem], others: Sequence[Problem]) -> None:
+    out.print(_verdict(now))
+    for problem in now[:_SHOWN_MAX]:
+        line = Text.assemble(("✗ ", SEVERITIES[problem.severity]), (problem.name, "bold"))
+        if problem.since is not None:
+            line.append(f", {ago(problem.since).replace(' ago', '')}", "dim")
+        out.print(line)
+        out.print(Text(problem.cause), indent=2)
+        is_ours = problem.command.startswith("forebay ")
+        out.print(Text(f"→ {problem.command if is_ours else problem.hint}", "cyan"), indent=2)
+    if len(now) > _SHOWN_MAX:
+        out.print(Text(f"and {len(now) - _SHOWN_MAX} more: forebay status --json", "dim"))
+    for problem in others[:3]:
+        mark, style = MARKS[problem.state]
+        text = "over" if problem.state == "ending" else f"not for long enough: {problem.cause}"
+        out.print(Text(f"{mark} {problem.name}: {text}", style))
+
+
+def _verdict(now: Sequence[Problem]) -> Text:
+    if not now:
+        return Text("✓ nothing to do", "bold green")
+    errors = sum(one.severity == "error" for one in now)
+    warnings = len(now) - errors
+    parts = [counted(errors, "error")] * bool(errors)
+    parts += [counted(warnings, "warning")] * bool(warnings)
+    return Text(f"✗ {', '.join(parts)}", "bold red" if errors else "bold yellow")
+
+
+def _print_unknown(error: Any, as_json: bool) -> None:
+    if isinstance(error, ForebayError):
+        message, hint = error.message, error.hint
+    else:
+        message, hint = error.diag.message_primary or str(error), error.diag.message_hint
+    if as_json:
+        print_json({"verdict": "unknown", "problems": [], "error": message, "hint": hint})
+        return
+    out = console()
+    out.print(Text(f"? cannot tell: {message}", "bold red"))
+    if hint:
+        out.print(Text(f"→ {hint}", "cyan"), indent=2)

@@ -1,0 +1,58 @@
+"""``forebay status``: what is wrong now, as one list.
+
+The problems are those of ``forebay.watch.problems``. A few checks of the doctor add what stops jobs
+and is no alert.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from forebay.doctor import CHECKS, Level, without_workers
+from forebay.doctor.examine import look, read_session
+from forebay.model.problems import Problem
+from forebay.watch.metrics import check_session
+from forebay.watch.problems import command_in, in_order
+
+if TYPE_CHECKING:
+    from forebay.doctor import Finding
+
+#: Checks of what stops jobs, each bounded: none visits waiting or ended jobs.
+_OPERATION: Final = ("server", "schema", "cluster", "locks", "workers", "notifications")
+
+
+async def current_problems(dsn: str) -> list[Problem]:
+    """Return what is wrong, the worst first, and record the alerts if this role may.
+
+    Raises:
+        DatabaseUnavailable: the database cannot be reached.
+        SchemaError: it has no schema, or an old one.
+    """
+    session = read_session(dsn, may_write=True)
+    try:
+        checked = await check_session(session)
+        found: list[Finding] = []
+        for check in CHECKS:
+            if check.name in _OPERATION:
+                found += await look(session, check)
+    finally:
+        await session.close()
+    return in_order([
+        *checked.alerts, *checked.pending,
+        *(_problem(one) for one in without_workers(found) if one.level in _LEVELS),
+    ])  # fmt: skip
+
+
+_LEVELS: Final = (Level.ERROR, Level.WARNING)
+
+
+def _problem(finding: Finding) -> Problem:
+    hint = finding.remedy or "See `forebay doctor`."
+    return Problem(
+        name=finding.check,
+        severity="error" if finding.level is Level.ERROR else "warning",
+        cause=finding.what,
+        command=command_in(hint),
+        hint=hint,
+        code=finding.check,
+    )

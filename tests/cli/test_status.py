@@ -1,0 +1,100 @@
+"""forebay status: one verdict, and the same list on all screens, by the same code."""
+
+import json
+
+import pytest
+
+from tests.support.delivering import create_endpoint, send
+from tests.support.engine import Reader, enqueue, one, shift_clock
+
+
+@pytest.fixture
+def stuck(conn):
+    """An installation in use, whose workers went away minutes ago."""
+    enqueue(conn, queue="mail")
+    with Reader(conn.info.dsn, "mail") as reader:
+        reader.finish(reader.claim(1))
+    enqueue(conn, queue="mail")
+    shift_clock(conn, 300)
+
+
+def test_nothing_to_do(forebay):
+    answer = forebay("status")
+    assert (answer.code, answer.out) == (0, "✓ nothing to do\n"), answer
+    assert forebay("status", "--json").json == {"verdict": "fine", "problems": []}
+
+
+def test_a_queue_without_a_worker_is_named_at_the_first_look(forebay, conn, stuck):
+    """Nobody has checked before: no worker is alive, and none needs to be."""
+    assert one(conn, "select count(*) from forebay.alert_check") == 0
+    answer = forebay("status")
+    assert answer.code == 1
+    lines = answer.out.splitlines()
+    assert lines[0].startswith("✗ 1 error")
+    assert lines[1].startswith("✗ unserved mail, "), answer.out
+    assert "1 job ready, and no worker serves the queue" in lines[2]
+    assert "→ forebay worker MODULE:APP --queue mail" in lines[3]
+
+
+def test_all_screens_have_the_same_list(forebay, conn, stuck):
+    conn.execute("select forebay.configure('reserve_rows', 1000000000)")
+    names = [one["name"] for one in forebay("status", "--json").json["problems"]]
+    assert "reserve" in names
+    assert "unserved mail" in names
+    assert [one["name"] for one in forebay("alerts", "--json").json["alerts"]] == names
+    top = forebay("top", "--json", "--every", "0.1").json
+    assert [one["name"] for one in top["problems"]] == names
+    screen = forebay("top", "--once", "--every", "0.1").out
+    assert "✗ unserved mail" in screen
+    assert "nothing to do" not in screen
+    metrics = forebay("metrics").out
+    for labels in ('code="unserved",subject="mail",group="default"',
+                   'code="reserve",subject="",group=""'):  # fmt: skip
+        assert f'forebay_alert{{{labels},severity="error"}} 1' in metrics
+
+
+def test_a_problem_that_is_over_is_not_one_any_more(forebay, conn, stuck):
+    """The alert clears after two minutes; that it is over is told at once."""
+    assert forebay("status").code == 1
+    with Reader(conn.info.dsn, "mail") as reader:
+        reader.finish(reader.claim(1))
+    answer = forebay("status")
+    assert (answer.code, answer.out) == (0, "✓ nothing to do\n✓ unserved mail: over\n"), answer
+    assert "over" in forebay("alerts").out
+
+
+def test_an_open_breaker_is_named_with_its_command(forebay, conn):
+    endpoint = create_endpoint(conn, "shop", "http", {"url": "https://example.com/"})
+    send(conn, "shop", 2)
+    report = {"endpoint_id": endpoint, "failures": 10, "answered": False, "error": "HTTP 500"}
+    conn.execute("select forebay.report_deliveries_v1('w', %s::jsonb)", [json.dumps([report])])
+    forebay("thresholds", "set", "breaker_for", "0")
+    answer = forebay("status")
+    assert answer.code == 1
+    assert "✗ breaker shop" in answer.out
+    assert "HTTP 500" in answer.out
+    assert "→ forebay endpoints show shop" in answer.out
+
+
+def test_a_reader_is_told_without_recording(forebay, conn, stuck, monkeypatch):
+    """Its role may not record; the list is the same."""
+    names = [one["name"] for one in forebay("status", "--json").json["problems"]]
+    conn.execute("delete from forebay.alert")
+    conn.execute("create role status_reader login in role forebay_reader")
+    try:
+        dsn = f"{conn.info.dsn} user=status_reader"
+        found = forebay("status", "--json", "--dsn", dsn).json["problems"]
+        assert [one["name"] for one in found if one["code"] == "unserved"] == ["unserved mail"]
+        assert names
+        assert one(conn, "select count(*) from forebay.alert") == 0
+    finally:
+        conn.execute("drop role status_reader")
+
+
+def test_what_cannot_be_told_has_a_code_of_its_own(command, empty_database):
+    answer = command("status", "--dsn", empty_database)
+    assert answer.code == 2
+    assert answer.out.startswith("? cannot tell: ")
+    assert "forebay migrate" in answer.out
+    answer = command("status", "--json", "--dsn", "host=/nowhere dbname=x")
+    assert (answer.code, answer.json["verdict"]) == (2, "unknown")
