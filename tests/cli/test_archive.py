@@ -187,3 +187,26 @@ def test_a_replay_that_begins_anew_is_seen(forebay, database, conn):
     with violation():
         jobs, origins = killed_and_run_again(forebay, database, conn, "after", 2)
         assert origins == jobs
+
+
+def test_an_export_says_how_the_attempts_ended(forebay, database, conn, jobs):
+    """Outcome, error and duration of the last attempt, the duration of all, and the result."""
+    with Reader(database) as reader:
+        batch = reader.claim(3)
+        error = {"type": "ValueError", "message": "not yet"}
+        retried = {"offset": 1, "outcome": "retried", "after": 60, "error": error}
+        kept = {"offset": 3, "outcome": "done", "kept": {"value": {"n": 1}, "seconds": 60}}
+        flush = {"claim_no": batch.claim_no, "flush_no": 1, "done": [2], "millis": [40]}
+        flushes = json.dumps([flush | {"ended": [retried, kept]}])
+        settle = "select status from forebay.settle_v1(%s, %s)"
+        assert one(reader.conn, settle, reader.lease_id, flushes) == "settled"
+    lines = [json.loads(line) for line in forebay("jobs", "export").out.splitlines()]
+    ends = ("outcome", "error_type", "error", "seconds", "seconds_all", "result")
+    found = {line["job_id"]: tuple(line[name] for name in ends) for line in lines}
+    assert found == {
+        jobs[0]: ("dead", "ValueError", "no such mailbox", None, None, None),
+        jobs[1]: ("done", None, None, None, None, None),
+        jobs[2]: ("retried", "ValueError", "not yet", None, None, None),
+        jobs[3]: ("done", None, None, 0.04, 0.04, None),
+        jobs[4]: ("done", None, None, None, None, {"n": 1}),
+    }

@@ -29,6 +29,7 @@ def drift(forebay) -> list[dict]:
     return [each for each in found["findings"] if each["check"] == "drift"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", MENDED)
 def test_functions_and_grants_are_mended(forebay, conn, change):
     """A dry run lists the same and changes nothing. Jobs stay; producers may call what is back."""
@@ -48,6 +49,7 @@ def test_functions_and_grants_are_mended(forebay, conn, change):
     assert forebay("migrate", "--repair").out.startswith("schema forebay: mended 0 objects")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", LEFT)
 def test_tables_and_what_hangs_on_them_are_left(forebay, conn, change):
     """The repair names what it leaves; an error that is left is its exit code."""

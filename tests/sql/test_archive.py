@@ -602,3 +602,19 @@ def test_a_moment_that_retention_has_taken_is_refused(conn, database):
         waits = enqueue(conn)
         query = "select job_id from forebay.jobs_at(clock_timestamp())"
         assert one(conn, query) == waits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_search_reads_the_pages_of_its_blocks_only(database, conn, guarded):
+    """Also before a vacuum, and with statistics. Mutant: the index does not know the pages."""
+    if not guarded:
+        break_function(database, "_know_pages", ("brin_summarize_new_values", "pg_relation_size"))
+    job = {"kind": "send", "args": {"a": "x" * 100}}
+    enqueue_many(conn, [job] * 10_000 + [job | {"tag": "rare"}] + [job] * 10_000)
+    summarize(conn)
+    conn.execute("analyze")
+    query = 'select forebay.search_jobs(\'{"tag": "rare"}\')'
+    size = one(conn, "select pg_relation_size('forebay.log_0') / 8192")
+    conn.execute(query)  # now the session knows the catalog
+    assert (pages(conn, query, []) < size) == guarded

@@ -182,7 +182,7 @@ def export(
 def _export(client: Client, which: JobFilter | None, state: str | None, out: Writer) -> int:
     count, before = 0, None
     while True:
-        page = client.search_jobs(which, state=state, limit=1000, before=before)
+        page = client.find_to_export(which, state=state, before=before)
         out.add(page.jobs)
         count += len(page.jobs)
         before = page.next

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, Literal, Protocol
 import msgspec
 
 from forebay.errors import ConfigError
-from forebay.model.status import JobStatus
+from forebay.model.exports import ExportedJob
 from forebay.model.text import escaped_json
 
 if TYPE_CHECKING:
@@ -30,13 +30,14 @@ _TYPES: Final = {
     "JobState": "text",
     "datetime": "time",
     "bool": "bool",
+    "float": "real",
 }
 
-#: The columns of a Parquet file: the attributes of ``JobStatus`` and their types. Objects are JSON
+#: The columns of a Parquet file: the attributes of ``ExportedJob``, with types. Objects are JSON
 #: texts.
 _COLUMNS: Final = {
     field.name: _TYPES.get(str(field.type).removesuffix(" | None"), "json")
-    for field in fields(JobStatus)
+    for field in fields(ExportedJob)
     if field.name != "place"
 }
 
@@ -44,7 +45,7 @@ _COLUMNS: Final = {
 class Writer(Protocol):
     """Writes jobs to an open file."""
 
-    def add(self, jobs: Sequence[JobStatus]) -> None:
+    def add(self, jobs: Sequence[ExportedJob]) -> None:
         """Write some jobs."""
 
     def finish(self) -> None:
@@ -62,7 +63,7 @@ class JsonLines:
         self._out = out
         self._is_binary = "b" in getattr(out, "mode", "")
 
-    def add(self, jobs: Sequence[JobStatus]) -> None:
+    def add(self, jobs: Sequence[ExportedJob]) -> None:
         """Write some jobs."""
         for job in jobs:
             line = json.dumps(msgspec.to_builtins(job), ensure_ascii=False)
@@ -87,13 +88,14 @@ class Parquet:
             "text": self._arrow.string(),
             "json": self._arrow.string(),
             "bool": self._arrow.bool_(),
+            "real": self._arrow.float64(),
             "time": self._arrow.timestamp("us", tz="UTC"),
         }
         self._schema = self._arrow.schema([(name, types[kind]) for name, kind in _COLUMNS.items()])
         self._writer = parquet.ParquetWriter(out, self._schema, compression="zstd")
-        self._jobs: list[JobStatus] = []
+        self._jobs: list[ExportedJob] = []
 
-    def add(self, jobs: Sequence[JobStatus]) -> None:
+    def add(self, jobs: Sequence[ExportedJob]) -> None:
         """Buffer jobs, and write a row group when there are enough."""
         self._jobs += jobs
         if len(self._jobs) >= _ROWS:

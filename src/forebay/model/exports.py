@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 from forebay._dataclass import dataclass
+from forebay.model.status import JobStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,3 +53,39 @@ class SegmentToExport:
     segment_id: int
     first: int
     last: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedJob(JobStatus):
+    """The status of one job in one group, with how its attempts ended.
+
+    Attributes:
+        outcome: of its last attempt that has ended: done, retried, dead, lost and so on; None: none
+            has ended.
+        error_type: the class of its last error, also of a job that was done later; None: it had
+            none.
+        error: the message of that error.
+        seconds: how long the handler ran in that attempt; None: it was not measured.
+        seconds_all: how long it ran in all attempts together.
+        result: its result, while it is kept.
+    """
+
+    outcome: str | None = None
+    error_type: str | None = None
+    error: str | None = None
+    seconds: float | None = None
+    seconds_all: float | None = None
+    result: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobsToExport:
+    """One page of jobs to write.
+
+    Attributes:
+        jobs: the newest job first, an entry for each group.
+        next: the ``before`` of the next page; None: nothing is left.
+    """
+
+    jobs: Sequence[ExportedJob]
+    next: int | None

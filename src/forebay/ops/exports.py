@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Final
 
 from forebay.model import checks
-from forebay.model.exports import Export, SegmentToExport
-from forebay.model.status import JobStatus
-from forebay.ops.jobs import STATUS
+from forebay.model.exports import Export, ExportedJob, JobsToExport, SegmentToExport
+from forebay.ops.archive import checked_state
+from forebay.ops.jobs import LIST_MAX, STATUS
 from forebay.ops.operation import Operation, boolean, nothing
 from forebay.ops.records import rows_as
 
 if TYPE_CHECKING:
+    from forebay.model import JobState
+    from forebay.model.change import JobFilter
     from forebay.ops.operation import ResultRows
 
 #: Most row numbers of one page.
@@ -21,11 +24,42 @@ _EXPORTS: Final = """\
 select to_jsonb(e)::text
 from forebay.exports() e"""
 
+#: A row ``j`` of ``forebay.job`` with the members of ``ExportedJob``, from the joins below.
+_EXPORTED: Final = f"""\
+{STATUS} || jsonb_build_object(
+    'outcome', a.outcome, 'seconds', a.seconds, 'seconds_all', a.seconds_all,
+    'error_type', h.error ->> 'type', 'error', h.error ->> 'message', 'result', h.value)"""
+
+_ENDS: Final = """\
+cross join lateral (
+    select (array_agg(t.outcome order by t.seq desc, t.attempt desc))[1] as outcome,
+           (array_agg(t.millis order by t.seq desc, t.attempt desc))[1] / 1000.0 as seconds,
+           sum(t.millis) / 1000.0 as seconds_all
+    from forebay.job_attempts(j.job_id) t
+    where t.group_name = j.group_name and t.outcome is not null) a
+cross join lateral (
+    select coalesce(nullif(max(h.errors::text)::jsonb, '[]'),
+                    (select d.errors from forebay.dead_letter d where d.dead_id = j.dead_id)) -> -1
+               as error,
+           max(h.value::text)::jsonb as value
+    from forebay.job_history(j.job_id) h where h.group_name = j.group_name) h"""
+
+_FOUND: Final = f"""\
+select json_build_object(
+    'next', s.next,
+    'jobs', (select coalesce(jsonb_agg({_EXPORTED} order by u.nr), '[]')
+             from unnest(s.job_ids) with ordinality u (job_id, nr)
+             cross join lateral forebay.job(u.job_id) j
+             {_ENDS}))::text
+from forebay.search_jobs(%(filter)s::jsonb, only_state => %(state)s,
+    most => %(limit)s::integer, before => %(before)s::bigint) s"""
+
 _JOBS: Final = f"""\
-select ({STATUS})::text
+select ({_EXPORTED})::text
 from forebay.jobs_to_export(%(segment_id)s::bigint, %(first)s::bigint,
     %(last)s::bigint) with ordinality e (job_id, nr)
 cross join lateral forebay.job(e.job_id) j
+{_ENDS}
 where j.state in ('done', 'cancelled', 'expired', 'dead') order by e.nr"""
 
 
@@ -74,13 +108,26 @@ def next_to_export(
     )
 
 
-def jobs_to_export(segment_id: int, first: int, last: int) -> Operation[list[JobStatus]]:
+def jobs_to_export(segment_id: int, first: int, last: int) -> Operation[list[ExportedJob]]:
     """Return the call that reads the ended jobs of some rows of a segment."""
     return Operation(
         _JOBS,
-        lambda rows: rows_as(JobStatus, rows),
+        lambda rows: rows_as(ExportedJob, rows),
         {"segment_id": segment_id, "first": first, "last": last},
     )
+
+
+def find_jobs(
+    which: JobFilter | None, state: JobState | str | None, before: int | None
+) -> Operation[JobsToExport]:
+    """Return the call that finds jobs to write, the newest first: one page."""
+    params = {
+        "filter": json.dumps({"all": True} if which is None else which.as_json()),
+        "state": checked_state(state),
+        "limit": LIST_MAX,
+        "before": before,
+    }
+    return Operation(_FOUND, lambda rows: rows_as(JobsToExport, rows)[0], params)
 
 
 def mark_exported(name: str, segment_id: int, jobs: int, file: str) -> Operation[bool]:

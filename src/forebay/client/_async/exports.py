@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from forebay.client._async.base import AsyncClientBase
 from forebay.db.drivers import AsyncConnection
-from forebay.model.exports import Export, SegmentToExport
-from forebay.model.status import JobStatus
+from forebay.model import JobState
+from forebay.model.change import JobFilter
+from forebay.model.exports import Export, ExportedJob, JobsToExport, SegmentToExport
 from forebay.ops import exports
 
 
@@ -63,7 +64,7 @@ class AsyncExports(AsyncClientBase):
 
     async def jobs_to_export(
         self, segment_id: int, first: int, last: int, *, conn: AsyncConnection | None = None
-    ) -> list[JobStatus]:
+    ) -> list[ExportedJob]:
         """Return the ended jobs that have a row with a number from ``first`` to ``last`` in a
         segment, an entry for each group.
 
@@ -80,6 +81,27 @@ class AsyncExports(AsyncClientBase):
             InvalidJob: the numbers are too many.
         """
         return await self._run(conn, exports.jobs_to_export(segment_id, first, last))
+
+    async def find_to_export(
+        self,
+        which: JobFilter | None = None,
+        *,
+        state: JobState | str | None = None,
+        before: int | None = None,
+        conn: AsyncConnection | None = None,
+    ) -> JobsToExport:
+        """Find jobs of the log, ended ones too, with how their attempts ended: one page.
+
+        Args:
+            which: the jobs; None for all.
+            state: only jobs in this state in a consumer group; slow for a rare state.
+            before: ``next`` of the previous page.
+            conn: the connection to use.
+
+        Raises:
+            InvalidJob: a condition is refused.
+        """
+        return await self._run(conn, exports.find_jobs(which, state, before))
 
     async def mark_exported(
         self,

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from forebay.client._sync.base import ClientBase
 from forebay.db.drivers import SyncConnection
-from forebay.model.exports import Export, SegmentToExport
-from forebay.model.status import JobStatus
+from forebay.model import JobState
+from forebay.model.change import JobFilter
+from forebay.model.exports import Export, ExportedJob, JobsToExport, SegmentToExport
 from forebay.ops import exports
 
 
@@ -64,7 +65,7 @@ class Exports(ClientBase):
 
     def jobs_to_export(
         self, segment_id: int, first: int, last: int, *, conn: SyncConnection | None = None
-    ) -> list[JobStatus]:
+    ) -> list[ExportedJob]:
         """Return the ended jobs that have a row with a number from ``first`` to ``last`` in a
         segment, an entry for each group.
 
@@ -81,6 +82,27 @@ class Exports(ClientBase):
             InvalidJob: the numbers are too many.
         """
         return self._run(conn, exports.jobs_to_export(segment_id, first, last))
+
+    def find_to_export(
+        self,
+        which: JobFilter | None = None,
+        *,
+        state: JobState | str | None = None,
+        before: int | None = None,
+        conn: SyncConnection | None = None,
+    ) -> JobsToExport:
+        """Find jobs of the log, ended ones too, with how their attempts ended: one page.
+
+        Args:
+            which: the jobs; None for all.
+            state: only jobs in this state in a consumer group; slow for a rare state.
+            before: ``next`` of the previous page.
+            conn: the connection to use.
+
+        Raises:
+            InvalidJob: a condition is refused.
+        """
+        return self._run(conn, exports.find_jobs(which, state, before))
 
     def mark_exported(
         self,

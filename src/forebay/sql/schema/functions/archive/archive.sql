@@ -54,6 +54,8 @@ begin
         insert into forebay.archive_mark (hi, xid) values (v_last + 1, pg_current_xact_id());
     end if;
     if v_made > 0 then
+        perform forebay._know_pages(b.segment_id)
+        from (select distinct i.segment_id from forebay.archive_block i order by 1 desc limit 2) b;
         delete from forebay.archive_mark m where m.hi <= v_position;
         delete from forebay.archive_block b where b.lo in (
             select i.lo from forebay.archive_block i
@@ -63,6 +65,21 @@ begin
             limit 1000);
     end if;
     return v_made;
+end
+$$;
+
+
+-- Let the index of a segment's numbers know which pages have which: a search would read those that it does not know for each block anew.
+-- Vacuum does the same, and is not ended by a session that waits for its lock.
+create function forebay._know_pages(p_segment_id bigint) returns void
+language plpgsql volatile
+as $$
+begin
+    execute format('lock table forebay.log_%s in share update exclusive mode nowait', p_segment_id);
+    perform brin_summarize_new_values(format('forebay.log_%s_seq_idx', p_segment_id)::regclass);
+exception
+    when lock_not_available or undefined_table then
+        null;
 end
 $$;
 
