@@ -50,7 +50,7 @@ _BUILT_IN: Final = {
     "config": ("_config:config", _RUN,
         "Show every setting, its value and where it comes from."),
     "status": ("_status:status", _OPERATE,
-        "Tell whether there is something to do: the worst problems, and what mends each."),
+        "Tell whether there is something to do, and what."),
     "doctor": ("_doctor:doctor", _OPERATE,
         "Find problems of the database, or why a job does not run."),
     "guard": ("_guard:guard", _OPERATE,

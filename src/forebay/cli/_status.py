@@ -28,10 +28,11 @@ _SHOWN_MAX: Final = 7
 
 
 def status(*, dsn: Dsn = None, as_json: Json = False) -> None:
-    """Tell whether there is something to do: the worst problems, and what mends each.
+    """Tell whether there is something to do, and what.
 
-    The exit code is 0 if there is nothing to do, 1 if there is a problem, and 2 if this cannot be
-    told, as the database is unreachable or has no schema. No worker needs to be alive.
+    The worst problems come first, each with since when, its cause, and what mends it. The exit
+    code is 0 if there is nothing to do, 1 if there is a problem, and 2 if this cannot be told, as
+    the database is unreachable or has no schema. No worker needs to be alive.
     """
     from forebay.doctor.status import current_problems
 
