@@ -9,36 +9,40 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from forebay.db.drivers import run, run_async
 from forebay.errors import ConfigError, shown
 from forebay.model import checks
-from forebay.ops.operation import Operation, scalar
+from forebay.ops.operation import Operation, nothing, scalar
 
 if TYPE_CHECKING:
     from forebay.db.drivers import AsyncConnection, SyncConnection
 
 _TEST_DATABASE: Final = re.compile(r"(^|[^a-z])tests?([^a-z]|$)")
 
-_INSTALL: Final = (
-    "create table forebay.test_clock (ahead interval not null)",
-    "grant select on forebay.test_clock to public",
+_INSTALL: Final = Operation(
     """\
+do $do$ begin
+create table forebay.test_clock (ahead interval not null);
+grant select on forebay.test_clock to public;
 create or replace function forebay._now() returns timestamptz language sql volatile as $$
     select clock_timestamp() + coalesce((select sum(c.ahead) from forebay.test_clock c),
         interval '0')
-$$""",
+$$;
+end $do$""",
+    nothing,
 )
 
 
-def install_clock(conn: Any) -> None:
+def install_clock(conn: SyncConnection) -> None:
     """Make the clock of a test database one that ``travel`` can move.
 
     Use it for databases that no fixture made.
 
     Args:
-        conn: a psycopg connection of the schema's owner; commit it, or roll it back to undo this.
+        conn: a connection of the schema's owner, of any library that an enqueue takes; commit it,
+            or roll it back to undo this.
 
     Raises:
         ConfigError: ``test`` is not a word of the database's name: it may be one that workers use.
@@ -51,8 +55,7 @@ def install_clock(conn: Any) -> None:
             hint="Only the time of a test database may be moved, such as shop_test.",
         )
     if not run(conn, IS_INSTALLED):
-        for statement in _INSTALL:
-            conn.execute(statement)
+        run(conn, _INSTALL)
 
 
 def travel(conn: SyncConnection, by: float | timedelta) -> datetime:
@@ -113,7 +116,6 @@ def no_clock() -> ConfigError:
     return ConfigError(
         "test clock",
         "is missing in this database",
-        hint="Use a fixture of forebay.testing.plugin, or call "
-        "forebay.testing.install_clock(conn) when the test"
-        " database is made.",
+        hint="Call forebay.testing.install_clock(conn), in Django install_clock(connection) in"
+        " setUp; databases of the fixtures of forebay.testing.plugin have one.",
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from forebay._dataclass import dataclass
 from forebay.app import Handler
+from forebay.db.drivers import connection_of, given
 from forebay.db.handler_connections import connection_class
 from forebay.errors import ConfigError, WrongConnection
 from forebay.model.status import SHOWN_OPTIONS
@@ -66,8 +67,9 @@ class Performer:
 
     Attributes:
         conn: the connection for a handler with ``transaction=True``, of the type that its context
-            declares. The handler runs in a savepoint of its transaction; if the attempt fails, its
-            writes are rolled back. Nothing commits.
+            declares, or what stands for one at an enqueue, as ``django.db.connection`` and aliases
+            do. The handler runs in a savepoint of its transaction; if the attempt fails, its writes
+            are rolled back. Nothing commits.
         attempt: the number of the attempt.
         resources: what ``ctx.resources`` has.
         raise_on_failure: raise what the handler raises; with False the outcome has it.
@@ -167,7 +169,7 @@ class Performer:
         if kind.is_async:
             return asyncio.run(self._run_async(app, jobs))
         run, context = self._prepared(app, kind, jobs)
-        with _savepoint(self.conn if kind.transaction else None) as savepoint:
+        with _savepoint(context.conn) as savepoint:
             run.run()
             savepoint.keep = run.returned  # It may have ended its job in any way.
         return _performed(run, context)
@@ -177,7 +179,7 @@ class Performer:
         if not kind.is_async:
             return await asyncio.to_thread(self._run, app, jobs)
         run, context = self._prepared(app, kind, jobs)
-        async with _savepoint_async(self.conn if kind.transaction else None) as savepoint:
+        async with _savepoint_async(context.conn) as savepoint:
             await run.run_async()
             savepoint.keep = run.returned  # It may have ended its job in any way.
         return _performed(run, context)
@@ -185,12 +187,10 @@ class Performer:
     def _prepared(
         self, app: Internals, kind: Kind, jobs: list[Job]
     ) -> tuple[SingleRun, RecordingContext]:
-        if kind.transaction:
-            _require_connection(kind, self.conn)
         context = RecordingContext(
             job=jobs[0],
             jobs=jobs,
-            conn=self.conn if kind.transaction else None,
+            conn=_connection_for(kind, self.conn) if kind.transaction else None,
             resources=self.resources,
         )
         return SingleRun(app.kinds, jobs, context, app.middleware), context
@@ -301,7 +301,7 @@ def _nested(conn: Any) -> Any:
     return conn.begin_nested() if hasattr(conn, "begin_nested") else conn.transaction()
 
 
-def _require_connection(kind: Kind, conn: Any) -> None:
+def _connection_for(kind: Kind, conn: Any) -> Any:
     wanted = connection_class(kind.connection, is_async=kind.is_async)
     if conn is None:
         raise ConfigError(
@@ -309,12 +309,12 @@ def _require_connection(kind: Kind, conn: Any) -> None:
             "has a transaction, and needs a connection for it",
             hint="Performer(conn=...).perform(...)",
         )
-    if not isinstance(conn, wanted):
+    found = connection_of(conn)
+    if not isinstance(found, wanted):
         raise WrongConnection(
-            f"kind {kind.name} takes a {_shown(wanted)}, not a {_shown(type(conn))}",
-            given=_shown(type(conn)),
+            f"kind {kind.name} takes a {wanted.__module__}.{wanted.__qualname__},"
+            f" not a {given(conn)}",
+            given=given(conn),
+            hint="Pass what the kind's context declares: `TransactionContext[...]`.",
         )
-
-
-def _shown(cls: type) -> str:
-    return f"{cls.__module__}.{cls.__qualname__}"
+    return found

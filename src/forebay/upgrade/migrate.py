@@ -22,6 +22,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from forebay.db.address import parsed_address
+from forebay.db.drivers import SyncConnection, psycopg_connection_of
 from forebay.db.errors import translate
 from forebay.db.server_settings import ENCODING
 from forebay.errors import ConfigError, DatabaseUnavailable, TransactionStateError, shown
@@ -45,7 +46,7 @@ __all__ = ["LockPolicy", "Upgraded", "migrate", "migration_sql", "pending_migrat
 
 
 def migrate(
-    target: str | psycopg.Connection[Any],
+    target: str | SyncConnection,
     *,
     dry_run: bool = False,
     only_pre: bool = False,
@@ -57,7 +58,8 @@ def migrate(
     version is alive.
 
     Args:
-        target: the address of the database, or a synchronous connection. On a connection inside a
+        target: the address of the database, or a synchronous connection of any library, on
+            psycopg. On a connection inside a
             transaction the migrations become part of it, for the caller to commit.
         dry_run: only return the migrations that would be applied.
         only_pre: stop before the first post migration.
@@ -81,7 +83,7 @@ def migrate(
 
 
 def upgrade(
-    target: str | psycopg.Connection[Any],
+    target: str | SyncConnection,
     *,
     only_pre: bool = False,
     wait_seconds: float = 0.0,
@@ -157,11 +159,13 @@ _SCRIPT_LOCK_TIMEOUT: Final = f"set local lock_timeout = '{round(LOCK_TIMEOUT_SE
 
 
 @contextlib.contextmanager
-def connection_to(target: str | psycopg.Connection[Any]) -> Iterator[psycopg.Connection[Any]]:
+def connection_to(target: str | SyncConnection) -> Iterator[psycopg.Connection[Any]]:
     """Yield a connection: the given one, or a new one to an address."""
     if isinstance(target, psycopg.Connection):
         yield target
-    elif isinstance(target, str):
+    elif not isinstance(target, str):
+        yield psycopg_connection_of(target)
+    else:
         parsed_address(target)  # It raises if libpq would print a part of it.
         with psycopg.connect(
             target,
@@ -171,11 +175,6 @@ def connection_to(target: str | psycopg.Connection[Any]) -> Iterator[psycopg.Con
             **ENCODING,
         ) as conn:
             yield conn
-    else:
-        raise ConfigError(
-            "migrate",
-            f"takes an address or a synchronous psycopg connection, not {type(target).__name__}",
-        )
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ from forebay.upgrade.migrate import autocommitting, connection_to, raising_ours
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from forebay.db.drivers import SyncConnection
     from forebay.sql import Migration
 
 #: Which sessions a lock stops, after the PostgreSQL manual, section 13.3.1; a missing mode stops no
@@ -125,9 +126,7 @@ class Rehearsal:
         return max(found, key=lambda pair: pair[1].seconds, default=None)
 
 
-def rehearse(
-    target: str | psycopg.Connection[Any], *, lock_policy: LockPolicy | None = None
-) -> Rehearsal:
+def rehearse(target: str | SyncConnection, *, lock_policy: LockPolicy | None = None) -> Rehearsal:
     """Run the pending migrations without committing anything, and return the locks they took.
 
     Args:

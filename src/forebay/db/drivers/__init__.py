@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from forebay.db.drivers._adapters import (
     async_runner,
+    connection_of,
     given,
+    psycopg_connection_of,
     resembles_connection,
     sync_runner,
 )
@@ -30,7 +32,16 @@ from forebay.errors import InvalidJob
 if TYPE_CHECKING:
     from forebay.ops.operation import Operation
 
-__all__ = ["AsyncConnection", "SyncConnection", "given", "resembles_connection", "run", "run_async"]
+__all__ = [
+    "AsyncConnection",
+    "SyncConnection",
+    "connection_of",
+    "given",
+    "psycopg_connection_of",
+    "resembles_connection",
+    "run",
+    "run_async",
+]
 
 T = TypeVar("T")
 

@@ -20,12 +20,19 @@ AsyncRunner: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[FetchedRow
 class Adapter(Protocol):
     """The interface of a module for the connections of one library.
 
-    Both functions return None for objects of other libraries, and raise ``WrongConnection`` for
-    objects that are known and cannot be served.
+    Both runners are None for objects of other libraries, and raise ``WrongConnection`` for objects
+    that are known and cannot be served. ``stands_for`` and ``driver_connection`` get objects that
+    have a runner.
     """
 
     def sync_runner(self, conn: Any, /) -> Runner | None: ...
     def async_runner(self, conn: Any, /) -> AsyncRunner | None: ...
+
+    def stands_for(self, conn: Any, /) -> Any:
+        """Return the connection or session behind a proxy or name; else the object."""
+
+    def driver_connection(self, conn: Any, /) -> Any:
+        """Return the driver's connection, in whose transaction a statement has run."""
 
 
 def sync_runner(conn: Any) -> Runner:
@@ -77,7 +84,7 @@ def _psycopg(conn: psycopg.Connection[Any] | psycopg.Cursor[Any]) -> Runner:
         # A new cursor: the caller's row factory and cursor class have no effect.
         with psycopg.Cursor(raw, row_factory=tuple_row) as cursor:
             cursor.execute(sql, params)
-            return cursor.fetchall()
+            return cursor.fetchall() if cursor.description else []
 
     return run
 
@@ -88,7 +95,7 @@ def _psycopg_async(conn: psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any]
     async def run(sql: str, params: Mapping[str, Any]) -> FetchedRows:
         async with psycopg.AsyncCursor(raw, row_factory=tuple_row) as cursor:
             await cursor.execute(sql, params)
-            return await cursor.fetchall()
+            return await cursor.fetchall() if cursor.description else []
 
     return run
 
@@ -127,6 +134,49 @@ def _adapters(conn: object) -> list[Adapter]:
         with contextlib.suppress(ImportError):
             found.append(importlib.import_module(name))
     return found
+
+
+def connection_of(conn: object) -> Any:
+    """Return the connection or session that an accepted object stands for.
+
+    Every place that compares the type of a connection asks here first, so all accept the same.
+    Objects that are not accepted are returned as they are.
+    """
+    if isinstance(conn, psycopg.Cursor | psycopg.AsyncCursor):
+        return conn.connection
+    for adapter in _adapters(conn):
+        if _serves(adapter, conn):
+            return adapter.stands_for(conn)
+    return conn
+
+
+def psycopg_connection_of(conn: object) -> psycopg.Connection[Any]:
+    """Return the psycopg connection below a synchronous connection, with its open transaction.
+
+    For code that needs more than statements, such as a migration.
+
+    Raises:
+        WrongConnection: the object is not such a connection.
+    """
+    # Its library begins the transaction with the first statement that it sees.
+    sync_runner(conn)("select 1", {})
+    found: Any = connection_of(conn)
+    for adapter in _adapters(conn):
+        if _serves(adapter, conn):
+            found = adapter.driver_connection(found)
+    if isinstance(found, psycopg.Connection):
+        return found
+    raise WrongConnection(
+        f"a {given(conn)} does not use psycopg",
+        given=given(conn),
+        hint="Pass a connection on psycopg 3, or the address of the database.",
+    )
+
+
+def _serves(adapter: Adapter, conn: object) -> bool:
+    with contextlib.suppress(WrongConnection):
+        return adapter.sync_runner(conn) is not None or adapter.async_runner(conn) is not None
+    return False
 
 
 def resembles_connection(conn: object) -> bool:

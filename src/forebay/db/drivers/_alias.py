@@ -33,6 +33,18 @@ def async_runner(conn: Any) -> AsyncRunner | None:
     return _django.async_runner(connection)
 
 
+def stands_for(conn: Any) -> Any:
+    """Return this thread's connection to the database of an alias."""
+    from forebay.db.drivers import _django  # noqa: PLC0415 - Django is there
+
+    return _django.stands_for(_connection(conn))
+
+
+def driver_connection(conn: Any) -> Any:
+    """Return the connection of psycopg."""
+    return conn.connection  # of what it stands for
+
+
 def _connection(alias: Any) -> Any:
     if not isinstance(alias, str) or "django.db" not in sys.modules:
         return None

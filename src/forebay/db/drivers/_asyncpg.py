@@ -24,6 +24,16 @@ def sync_runner(conn: Any) -> Runner | None:
     return None
 
 
+def stands_for(conn: Any) -> Any:
+    """Return the object: one of a pool has the methods of its connection."""
+    return conn
+
+
+def driver_connection(conn: Any) -> Any:
+    """Return the object."""
+    return conn
+
+
 def async_runner(conn: Any) -> AsyncRunner | None:
     """Return the runner for an asyncpg connection; None for other objects."""
     if not isinstance(conn, asyncpg.Connection | PoolConnectionProxy):

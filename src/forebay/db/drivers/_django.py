@@ -35,7 +35,7 @@ def sync_runner(conn: Any) -> Runner | None:
     def run(sql: str, params: Mapping[str, Any]) -> FetchedRows:
         with conn.cursor() as cursor:
             cursor.execute(sql, dict(params) or None)
-            rows: FetchedRows = cursor.fetchall()
+            rows: FetchedRows = cursor.fetchall() if cursor.description else []
             return rows
 
     return run
@@ -67,11 +67,20 @@ def async_runner(conn: Any) -> AsyncRunner | None:
     return sync_to_async(run, thread_sensitive=True)
 
 
+def stands_for(conn: Any) -> Any:
+    """Return this thread's connection."""
+    if isinstance(conn, BaseDatabaseWrapper):
+        return conn
+    return conn._connections[conn._alias]  # noqa: SLF001 - there is no public way to ask
+
+
+def driver_connection(conn: Any) -> Any:
+    """Return the connection of psycopg."""
+    return stands_for(conn).connection
+
+
 def _is_connection(conn: Any) -> bool:
     if isinstance(conn, BaseDatabaseWrapper):
         return True
     # Django also uses this proxy class for other objects, such as a cache.
-    return isinstance(conn, ConnectionProxy) and isinstance(
-        conn._connections[conn._alias],  # noqa: SLF001 - there is no public way to ask
-        BaseDatabaseWrapper,
-    )
+    return isinstance(conn, ConnectionProxy) and isinstance(stands_for(conn), BaseDatabaseWrapper)

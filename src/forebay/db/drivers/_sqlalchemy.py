@@ -41,7 +41,7 @@ def sync_runner(conn: Any) -> Runner | None:
             _check(conn, connection.dialect)
         text, values = _in_style(connection.dialect, sql, params)
         result = connection.exec_driver_sql(text, values, execution_options=_OPTIONS)
-        return [tuple(row) for row in result.fetchall()]
+        return [tuple(row) for row in result.fetchall()] if result.returns_rows else []
 
     return run
 
@@ -64,9 +64,20 @@ def async_runner(conn: Any) -> AsyncRunner | None:
             _check(conn, connection.dialect)
         text, values = _in_style(connection.dialect, sql, params)
         result = await connection.exec_driver_sql(text, values, execution_options=_OPTIONS)
-        return [tuple(row) for row in result.fetchall()]
+        return [tuple(row) for row in result.fetchall()] if result.returns_rows else []
 
     return run
+
+
+def stands_for(conn: Any) -> Any:
+    """Return the session of a ``scoped_session`` or ``async_scoped_session``; else the object."""
+    return conn() if hasattr(conn, "registry") and callable(conn) else conn
+
+
+def driver_connection(conn: Any) -> Any:
+    """Return the driver's connection of a connection or session."""
+    connection = conn if isinstance(conn, sqlalchemy.Connection) else conn.connection()
+    return connection.connection.driver_connection
 
 
 def _check(conn: Any, dialect: Any) -> None:
