@@ -51,6 +51,7 @@ WORDS: dict[str, tuple[str, set[str]]] = {
         {
             "SyncConnection",
             "SyncPsycopgConnector",
+            "async_to_sync",
             "_sync",
             "handler_transaction_sync",
             "settle_on_sync",

@@ -57,10 +57,19 @@ class Middlewares:
                 hint="Define both, or only enqueue: it runs around asynchronous enqueues too.",
             )
         self._all.append(middleware)
-        if overrides(middleware, "enqueue"):
-            self.enqueue = (*self.enqueue, middleware.enqueue)
-            inner = middleware.aenqueue if overrides(middleware, "aenqueue") else middleware.enqueue
-            self.aenqueue = (*self.aenqueue, inner)
+        self._arrange()
+
+    def remove(self, middleware: Middleware) -> None:
+        """Remove a middleware that was added."""
+        self._all.remove(middleware)
+        self._arrange()
+
+    def _arrange(self) -> None:
+        around = [each for each in self._all if overrides(each, "enqueue")]
+        self.enqueue = tuple(each.enqueue for each in around)
+        self.aenqueue = tuple(
+            each.aenqueue if overrides(each, "aenqueue") else each.enqueue for each in around
+        )
 
 
 def enqueue_one(

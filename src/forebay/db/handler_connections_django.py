@@ -70,18 +70,13 @@ class _HandlerConnections:
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[_HandlerConnection]:
-        close_old_connections()
+        before_handler()
         try:
             connection = connections[self._alias]
-            kept = connection.connection
-            if kept is not None and was_idle(kept) and not connection.is_usable():
-                connection.close()
             connection.ensure_connection()
             yield _HandlerConnection(connection, self._alias)
-            if connection.connection is not None:
-                record_use(connection.connection)
         finally:
-            close_old_connections()
+            after_handler()
 
     def end_begun(self) -> None:
         """Do nothing: no transaction begins before its call."""
@@ -90,12 +85,28 @@ class _HandlerConnections:
         """Do nothing: no connections are kept here."""
 
 
-def close_old_connections() -> None:
-    """Close this thread's connections that are broken or past CONN_MAX_AGE, as Django does
-    around a request.
+def _between_transactions() -> list[Any]:
+    """Return this thread's connections, but not that of a test around its transaction."""
+    return [one for one in connections.all(initialized_only=True) if not one.in_atomic_block]
+
+
+def before_handler() -> None:
+    """Close this thread's connections that are broken or past CONN_MAX_AGE, as Django does before
+    a request, and those that have ended while they were idle: they must not use an attempt.
     """
-    for connection in connections.all(initialized_only=True):
+    for connection in _between_transactions():
         connection.close_if_unusable_or_obsolete()
+        kept = connection.connection
+        if isinstance(kept, psycopg.Connection) and was_idle(kept) and not connection.is_usable():
+            connection.close()
+
+
+def after_handler() -> None:
+    """Close this thread's connections that are broken or past CONN_MAX_AGE."""
+    for connection in _between_transactions():
+        connection.close_if_unusable_or_obsolete()
+        if isinstance(connection.connection, psycopg.Connection):
+            record_use(connection.connection)
 
 
 class _HandlerConnection:

@@ -3,15 +3,33 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from asgiref.sync import sync_to_async
+from django.apps import apps
 
 from forebay.app import App, Handler
-from forebay.db.handler_connections_django import address_of_alias, close_old_connections
+from forebay.db.handler_connections_django import (
+    address_of_alias,
+    after_handler,
+    before_handler,
+)
+from forebay.django._eager import Eager
+from forebay.django._settings import setting
 from forebay.policy.error_text import calls_handlers
+
+#: All applications of the process.
+_apps: weakref.WeakSet[DjangoApp] = weakref.WeakSet()
+
+
+def follow_settings(*, setting: str = "FOREBAY", **_: Any) -> None:
+    """Do what the setting FOREBAY says now; also a receiver of Django's ``setting_changed``."""
+    if setting == "FOREBAY":
+        for each in _apps:
+            each.follow_settings()
 
 
 class DjangoApp(App):
@@ -29,6 +47,17 @@ class DjangoApp(App):
         self.alias = alias
         #: Django tasks and their handlers, by the alias of their backend and their full name.
         self.tasks: dict[tuple[str, str], tuple[Any, Handler[..., ..., Any]]] = {}
+        self._eager = Eager(self)
+        _apps.add(self)
+        if apps.ready:
+            self.follow_settings()
+
+    def follow_settings(self) -> None:
+        """Begin or end to run jobs where they are enqueued, as the setting FOREBAY says."""
+        middlewares = self._internals.middlewares
+        is_eager = self._eager in middlewares.all
+        if bool(setting("EAGER")) != is_eager:
+            (middlewares.remove if is_eager else middlewares.add)(self._eager)
 
     @property
     def dsn(self) -> str:
@@ -46,32 +75,33 @@ class DjangoApp(App):
 
 
 def _with_fresh_connections(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a handler that closes old connections of Django before and after, as for a request."""
+    """Return a handler that renews Django's connections, as for a request."""
 
     @calls_handlers
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
-        close_old_connections()
+        before_handler()
         try:
             return function(*args, **kwargs)
         finally:
-            close_old_connections()
+            after_handler()
 
     return run
 
 
 def _with_fresh_connections_async(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the same for a coroutine function, in the thread of Django's asynchronous calls."""
-    close = sync_to_async(close_old_connections, thread_sensitive=True)
+    before = sync_to_async(before_handler, thread_sensitive=True)
+    after = sync_to_async(after_handler, thread_sensitive=True)
 
     @calls_handlers
     @functools.wraps(function)
     async def run(*args: Any, **kwargs: Any) -> Any:
-        await close()
+        await before()
         try:
             return await function(*args, **kwargs)
         finally:
-            await close()
+            await after()
 
     return run
 

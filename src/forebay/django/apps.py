@@ -6,11 +6,13 @@ from typing import Any
 
 from django.apps import AppConfig
 from django.conf import settings
-from django.db import connections, router
+from django.core.signals import setting_changed
+from django.db import connections
 from django.db.models.signals import post_migrate
 from django.utils.module_loading import autodiscover_modules
 
-from forebay.django._app import app
+from forebay.django._app import app, follow_settings
+from forebay.django._settings import has_schema
 from forebay.upgrade.migrate import migrate
 
 
@@ -27,6 +29,8 @@ class ForebayConfig(AppConfig):
         # Projects that share a database must have different names.
         app._internals.name = project_name()
         autodiscover_modules("jobs", "tasks")
+        follow_settings()
+        setting_changed.connect(follow_settings)
         post_migrate.connect(_bring_up_to_date, sender=self)
 
 
@@ -38,16 +42,10 @@ def project_name() -> str:
 
 def apply_schema(connection: Any) -> None:
     """Apply pending migrations of Forebay, in the open transaction if there is one."""
-    if connection.vendor != "postgresql":
-        return
-    with connection.cursor() as cursor:
-        # The driver begins the transaction with its first statement; the migrations must be part of
-        # it.
-        cursor.execute("select 1")
-    migrate(connection.connection)
+    if has_schema(connection.alias):
+        migrate(connection)
 
 
 def _bring_up_to_date(using: str, **_: Any) -> None:
     # A new version of the library may contain migrations of Forebay but none of Django.
-    if router.allow_migrate(using, "forebay"):
-        apply_schema(connections[using])
+    apply_schema(connections[using])

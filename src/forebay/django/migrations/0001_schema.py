@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from django.db import migrations, models
 
+from forebay.django._settings import has_schema
 from forebay.django.apps import apply_schema
 
 
@@ -18,8 +19,8 @@ def _install(_apps: Any, schema_editor: Any) -> None:
 
 
 def _uninstall(_apps: Any, schema_editor: Any) -> None:
-    if schema_editor.connection.vendor == "postgresql":
-        schema_editor.execute("drop schema forebay cascade")
+    if has_schema(schema_editor.connection.alias):
+        schema_editor.execute("drop schema if exists forebay cascade")
 
 
 class Migration(migrations.Migration):
