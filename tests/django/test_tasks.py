@@ -8,6 +8,7 @@ from django.db import connection, transaction
 from django.utils import timezone
 
 from forebay.django import app
+from forebay.testing import install_clock, run_until_idle
 
 try:
     from django.tasks import TaskResultStatus, default_task_backend
@@ -132,10 +133,9 @@ def test_a_kind_that_is_no_task_is_not_imported(tasks, kind):
     assert "antigravity" not in sys.modules
 
 
-def test_signals_are_sent(tasks):
-    """
-    When a task was enqueued, started and finished.
-    """
+@pytest.fixture
+def signals():
+    """The signals that were sent, with the id and the status of their task."""
     seen = []
 
     def on(name):
@@ -154,14 +154,38 @@ def test_signals_are_sent(tasks):
     ]
     for signal, receiver in receivers:
         signal.connect(receiver)
-    try:
-        result = tasks.add.enqueue(1)
-        work()
-    finally:
-        for signal, receiver in receivers:
-            signal.disconnect(receiver)
-    assert seen == [
+    yield seen
+    for signal, receiver in receivers:
+        signal.disconnect(receiver)
+
+
+def test_signals_are_sent(tasks, signals):
+    """
+    When a task was enqueued, started and finished.
+    """
+    result = tasks.add.enqueue(1)
+    work()
+    assert signals == [
         ("enqueued", result.id, TaskResultStatus.READY),
         ("started", result.id, TaskResultStatus.RUNNING),
         ("finished", result.id, TaskResultStatus.SUCCESSFUL),
     ]
+
+
+def test_a_task_is_finished_when_no_attempt_follows(tasks, signals, caplog):
+    """
+    Attempts that are retried send no `task_finished`: its receivers log an error and alert. The
+    last one does.
+    """
+    install_clock(connection)
+    handler = app.tasks["default", tasks.failing.enqueue().task.module_path][1]
+    caplog.clear()
+    signals.clear()
+    handler.using(max_attempts=3).enqueue(connection, args=[], kwargs={})
+    # The first task has one attempt, as the backend of the project says.
+    found = run_until_idle(app, with_scheduled=True, raise_on_failure=False)
+    assert (found.retried, found.dead) == (2, 2)
+    names = [name for name, _, status in signals if status == TaskResultStatus.FAILED]
+    assert names == ["finished"] * 2
+    logged = [each for each in caplog.records if each.name in ("django.tasks", "django_tasks")]
+    assert len([each for each in logged if each.levelname == "ERROR"]) == 2

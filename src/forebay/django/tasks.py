@@ -26,8 +26,11 @@ from forebay.errors import JobNotFound
 from forebay.model import JobState
 from forebay.model.checks import PRIORITY_DEFAULT
 from forebay.model.context import Context
+from forebay.model.outcome import Outcome
 from forebay.model.status import JobStatus
+from forebay.ops.protocol import Ended
 from forebay.policy.error_text import calls_handlers
+from forebay.worker.run.endings import ending, failure
 
 try:
     from django.tasks import TaskContext, TaskResult, TaskResultStatus
@@ -195,8 +198,12 @@ def _body(task: Any, backend: ForebayBackend) -> Callable[..., Any]:
         task_started.send(type(backend), task_result=result)
         return result, (TaskContext(task_result=result), *args) if takes_context else tuple(args)
 
-    def finished(result: Any, error: BaseException | None) -> None:
-        status = TaskResultStatus.SUCCESSFUL if error is None else TaskResultStatus.FAILED
+    def finished(result: Any, ended: Ended | None = None) -> None:
+        # Receivers alert on FAILED: an attempt that the job survives is not told.
+        if ended is not None and ended.outcome not in ("done", "dead", "cancelled"):
+            return
+        is_done = ended is None or ended.outcome == "done"
+        status = TaskResultStatus.SUCCESSFUL if is_done else TaskResultStatus.FAILED
         object.__setattr__(result, "status", status)
         object.__setattr__(result, "finished_at", timezone.now())
         task_finished.send(type(backend), task_result=result)
@@ -206,10 +213,10 @@ def _body(task: Any, backend: ForebayBackend) -> Callable[..., Any]:
         result, positional = arguments(ctx, args, kwargs)
         try:
             returned = ran(function(*positional, **kwargs), ctx.job.kind)
-        except BaseException as error:
-            finished(result, error)
+        except Exception as error:
+            finished(result, failure(app.kinds.get(ctx.job.kind), ctx.job, error))
             raise
-        finished(result, None)
+        finished(result, _outcome_of(ctx, returned))
         return returned
 
     @calls_handlers
@@ -217,13 +224,19 @@ def _body(task: Any, backend: ForebayBackend) -> Callable[..., Any]:
         result, positional = arguments(ctx, args, kwargs)
         try:
             returned = ran(await function(*positional, **kwargs), ctx.job.kind)
-        except BaseException as error:
-            finished(result, error)
+        except Exception as error:
+            finished(result, failure(app.kinds.get(ctx.job.kind), ctx.job, error))
             raise
-        finished(result, None)
+        finished(result, _outcome_of(ctx, returned))
         return returned
 
     return run_async if inspect.iscoroutinefunction(function) else run
+
+
+def _outcome_of(ctx: Context, returned: object) -> Ended | None:
+    if isinstance(returned, Outcome):
+        return ending(app.kinds.get(ctx.job.kind), ctx.job, returned)
+    return None
 
 
 def _aware(instant: datetime | None) -> datetime | None:
