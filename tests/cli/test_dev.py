@@ -316,6 +316,9 @@ def test_a_kept_server_is_found_and_stopped(environment):
     try:
         assert is_up(dsn)
         assert address_in(forebay(environment, "dev", "--keep")) == dsn
+        found = json.loads(forebay(environment, "dev", "--keep", "--json"))
+        assert found["address"] == dsn
+        assert dsn.partition("?")[0].endswith(found["database"])
         forebay(environment, "doctor", "--dsn", "embedded")
     finally:
         assert "stopped" in forebay(environment, "dev", "--stop")

@@ -16,6 +16,7 @@ from forebay.cli._served import check_queues_of_worker
 from forebay.cli._serving import run_and_report, set_up_log, workers_of
 from forebay.cli._worker import LogForm, LogLevel
 from forebay.cli.options import setting_flags
+from forebay.cli.output import print_json
 from forebay.cli.text import Text, console
 from forebay.errors import ForebayError
 
@@ -43,6 +44,9 @@ def dev(
             "--reload/--no-reload", "Start the worker again when a file of the project changes."
         ),
     ] = True,
+    as_json: Annotated[
+        bool, option("--json", "Print the address and the places as one line of JSON on stdout.")
+    ] = False,
     only_worker: Annotated[str | None, option("--only-worker", "", hidden=True)] = None,
     child_of: Annotated[int, option("--child-of", "", hidden=True)] = 0,
     log_level: LogLevel = "info",
@@ -84,7 +88,20 @@ def dev(
             project.drop(server)
         dsn = project.ensure(server)
         steps = migrate(dsn)
-        _print_how_to_connect(out, server, project, dsn, len(steps))
+        if as_json:
+            print_json(
+                {
+                    "address": dsn,
+                    "database": project.database,
+                    "project": str(project.folder),
+                    "data_dir": str(server.data_dir),
+                    "server_version": server.binaries.version,
+                    "migrations_applied": len(steps),
+                }
+            )
+            sys.stdout.flush()
+        else:
+            _print_how_to_connect(out, server, project, dsn, len(steps))
         if keep:
             return
         if app is None:

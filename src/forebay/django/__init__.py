@@ -10,5 +10,6 @@ of Django.
 """
 
 from forebay.django._app import DjangoApp, app
+from forebay.django._databases import embedded
 
-__all__ = ["DjangoApp", "app"]
+__all__ = ["DjangoApp", "app", "embedded"]
