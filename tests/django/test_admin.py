@@ -3,13 +3,16 @@ retries.
 """
 
 import re
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from django.db import connection
 from django.test import Client as Browser
+from django.utils import timezone
 
 from forebay import Client
 from forebay.django import app
+from tests.support import django_project
 from tests.support.engine import Reader
 
 
@@ -239,6 +242,103 @@ def test_jobs_are_cancelled(send_welcome):
     app.run_worker(queues={"mail": 1}, until_idle=True)
     assert {job.state for job in Client(app.dsn).jobs()} == {"cancelled"}
     assert sorted(entry.object_id for entry in LogEntry.objects.all()) == sorted(map(str, ids))
+
+
+def test_a_job_is_retried_now_rescheduled_and_given_a_priority(send_welcome):
+    """
+    From its page and from the list, each with an entry in the admin's log and in the event log.
+    What cannot be done is told: a wrong value, a job that has ended.
+    """
+    from django.contrib.admin.models import LogEntry
+
+    job_id = send_welcome.using(delay=3600).enqueue(connection, user_id=1)
+    other = send_welcome.enqueue(connection, user_id=2)
+    admin = browser(is_superuser=True)
+    where, everything = f"/admin/forebay/job/{job_id}/change/", "/admin/forebay/job/"
+
+    def act(address, verb, value="", **chosen):
+        given = {"verb": verb, f"value {verb}": value, **chosen}
+        return page(admin.post(address, given, follow=True))
+
+    buttons = admin.get(where).content.decode()
+    assert buttons.index("Retry now this job") < buttons.index("Arguments")  # above the tracebacks
+    assert "1 job made ready" in act(where, "Retry now")
+    assert app.client().job(job_id)[0].state == "ready"
+    later = (timezone.localtime() + timedelta(days=3)).replace(second=0, microsecond=0)
+    typed = f"{later:%Y-%m-%dT%H:%M}"  # in the time zone in which the page shows times
+    assert "1 job rescheduled" in act(where, "Reschedule", typed)
+    assert app.client().job(job_id)[0].run_at == later
+    assert "it was not changed: expires before" in act(where, "Reschedule", "2100-02-03T04:05")
+    both = {"chosen": [job_id, other]}
+    assert "2 jobs given another priority" in act(everything, "Set priority", "7", **both)
+    assert {job.priority for job in app.client().jobs()} == {7}
+    assert "not a time such as" in act(where, "Reschedule", "tomorrow")
+    assert "invalid literal" in act(where, "Set priority")
+    app.client().cancel(other)
+    assert "already ended" in act(f"/admin/forebay/job/{other}/change/", "Retry now")
+    assert "job 999999 not found" in act(everything, "Retry now", chosen=[999999])
+    assert LogEntry.objects.count() == 4
+    assert {one.actor for one in app.client().events()} >= {"django ann"}
+
+
+def test_jobs_are_searched_by_number_tag_key_and_time(send_welcome):
+    """
+    One box finds a job by its number or by what names it; tag and times are filters of their own.
+    """
+    plain = send_welcome.enqueue(connection, user_id=1)
+    tagged = send_welcome.using(tag="signup").enqueue(connection, user_id=2)
+    send_welcome.using(correlation_id="signup").enqueue(connection, user_id=3)
+    admin = browser(is_superuser=True)
+
+    def found(query):
+        text = page(admin.get(f"/admin/forebay/job/?{query}"))
+        return sorted(int(number) for number in re.findall(r"user_id=(\d+)", text))
+
+    assert found(f"search={plain}") == [1]
+    assert found("search=signup") == [2, 3]
+    assert found("search=nobody") == []
+    assert found("search=999999") == []
+    assert found(f"search=signup&state=running&queue=mail&kind=x{tagged}") == []
+    assert found("tag=signup") == [2]
+    assert found("since=2100-01-01T00:00") == []
+    assert found("until=2100-01-01T00:00") == [1, 2, 3]
+    assert "Invalid filter" in page(admin.get("/admin/forebay/job/?since=x"))
+    assert "a retry counts as new" in page(admin.get("/admin/forebay/job/"))
+
+
+def test_arguments_are_in_the_order_of_the_signature(project):
+    """
+    The database orders names by their length; a kind that the project does not have stays so.
+    """
+    from tests.support.django_project.jobs import pay
+
+    pay.enqueue(connection, order_id=3, total=-1)
+    app.client().enqueue_now("elsewhere", {"order_id": 3, "total": -1})
+    text = page(browser(is_superuser=True).get("/admin/forebay/job/"))
+    assert "pay(order_id=3, total=-1)" in text
+    assert "elsewhere(total=-1, order_id=3)" in text
+
+
+def test_counts_of_queues_lead_to_their_jobs(send_welcome):
+    """
+    Each number of jobs is a link to the list of them, and a zero is none.
+    """
+    send_welcome.enqueue(connection, user_id=1)
+    html = browser(is_superuser=True).get("/admin/forebay/queue/").content.decode()
+    assert 'href="/admin/forebay/job/?queue=mail&amp;state=ready">1</a>' in html
+    assert "state=running" not in html
+
+
+def test_a_duration_below_a_minute_is_in_seconds():
+    """
+    A heartbeat of ten seconds ago is no "0 minutes ago".
+    """
+    django_project.set_up()
+    from forebay.django._admin_base import lasting
+
+    now = datetime.now(UTC)
+    assert lasting(now - timedelta(seconds=10)) in ("10 s", "11 s")
+    assert lasting(now + timedelta(hours=2)) == "2 h"
 
 
 @pytest.mark.slow

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -15,6 +16,7 @@ from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
+from django.utils import timezone
 
 from forebay._actor import acting_as
 from forebay.client import Client
@@ -25,8 +27,11 @@ from forebay.errors import (
     InvalidJob,
     JobNotFound,
     ScheduleNotFound,
+    shown,
 )
 from forebay.model.status import SHOWN_OPTIONS, DeadLetter, Failure, JobStatus
+from forebay.model.text import call_text
+from forebay.policy.retry import human_duration
 
 PAGE: Final = 50
 _SHORT: Final = 60
@@ -44,6 +49,10 @@ class LogAdmin(admin.ModelAdmin):
     unfiltered: dict[str, str] = {}  # noqa: RUF012
     #: What can be done with entries, and how that is reported.
     verbs: dict[str, str] = {}  # noqa: RUF012
+    #: The types of the fields of filters, and of the value that a verb needs, other than text.
+    fields_of: dict[str, str] = {}  # noqa: RUF012
+    #: What the list says above its entries: their order.
+    note = ""
     #: Whether a list shows ``PAGE`` entries and a link to older ones; False: all that ``newest``
     #: returns.
     has_pages = True
@@ -99,14 +108,16 @@ class LogAdmin(admin.ModelAdmin):
                     chosen[name],
                     _with_given(choices, chosen[name]),
                     self.unfiltered.get(name, "all"),
+                    self.fields_of.get(name, "text"),
                 )
                 for name, choices in filters.items()
             ],
+            "note": self.note,
             "rows": [self.row(row) for row in rows],
             "heads": self.heads,
             "is_filtered": any(chosen.values()) or bool(request.GET.get("before")),
             "older": older,
-            "verbs": list(self.verbs) if self.has_change_permission(request) else [],
+            "verbs": self._verbs_for(request),
             **(extra_context or {}),
         }
         return TemplateResponse(request, "admin/forebay/list.html", context)
@@ -134,10 +145,15 @@ class LogAdmin(admin.ModelAdmin):
             "title": title,
             "opts": self.opts,
             "sections": sections,
-            "verbs": list(self.verbs) if can_act and self.has_change_permission(request) else [],
+            "verbs": self._verbs_for(request) if can_act else [],
             **(extra_context or {}),
         }
         return TemplateResponse(request, "admin/forebay/detail.html", context)
+
+    def _verbs_for(self, request: HttpRequest) -> list[tuple[str, str | None]]:
+        """Return what a user may do: each verb with the type of the field for its value."""
+        allowed = self.verbs if self.has_change_permission(request) else ()
+        return [(verb, self.fields_of.get(verb)) for verb in allowed]
 
     def _act_on(self, request: HttpRequest, ids: Sequence[str]) -> None:
         if not self.has_change_permission(request):
@@ -154,7 +170,7 @@ class LogAdmin(admin.ModelAdmin):
                     acting_as(f"django {request.user.get_username()}"),
                     transaction.atomic(using=app.alias),
                 ):
-                    text = self.act(self.key(chosen), verb)
+                    text = self.act(self.key(chosen), verb, request.POST.get(f"value {verb}", ""))
             except (ForebayError, ValueError) as error:
                 messages.error(request, f"{self.opts.verbose_name} {chosen}: {error}")
             else:
@@ -187,8 +203,14 @@ class LogAdmin(admin.ModelAdmin):
         """
 
     @abstractmethod
-    def act(self, key: Any, verb: str) -> str:
-        """Do one of ``verbs`` with an entry and return the text for the admin log."""
+    def act(self, key: Any, verb: str, value: str) -> str:
+        """Do one of ``verbs`` with an entry and return the text for the admin log.
+
+        Args:
+            key: of the entry.
+            verb: what to do.
+            value: what a person typed into the field of the verb; empty without one.
+        """
 
     def key(self, text: str) -> Any:
         """Return the key of an entry from a form."""
@@ -235,6 +257,38 @@ def options_shown(job: JobStatus | DeadLetter) -> list[tuple[str, Any]]:
 def attempt_of(attempt: int, attempts_max: int | None) -> str:
     """Return the number of an attempt, with the maximum number if known."""
     return str(attempt) if attempts_max is None else f"{attempt} of {attempts_max}"
+
+
+def call_of(kind: str, args: Mapping[str, Any]) -> str:
+    """Return a job as a call, its arguments in the order of the handler's parameters.
+
+    The database has them in the order of the lengths of their names.
+    """
+    return short(call_text(kind, in_order(kind, args)))
+
+
+def in_order(kind: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments in the order of the handler's parameters, others after them."""
+    names = (app.kinds.get(kind).arguments.names or ()) if kind in app.kinds else ()
+    return {**{name: args[name] for name in names if name in args}, **args}
+
+
+def lasting(since: datetime) -> str:
+    """Return how long ago a time was, or how long it is until then."""
+    return human_duration(round(abs((timezone.now() - since).total_seconds())))
+
+
+def instant(text: str, name: str) -> datetime:
+    """Return the time that a field of the type ``datetime-local`` holds, in Django's time zone.
+
+    Raises:
+        InvalidJob: there is none.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidJob(name, f"is {shown(text)}, not a time such as 2026-11-28T14:00") from None
+    return found if found.tzinfo else timezone.make_aware(found)
 
 
 def pretty(value: Any) -> str:

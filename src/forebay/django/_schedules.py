@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from django.utils.timesince import timesince
-
-from forebay.django._admin_base import LogAdmin, client, given, pretty, short
+from forebay.django._admin_base import LogAdmin, client, given, lasting, pretty, short
 from forebay.errors import InvalidJob
 from forebay.policy.cron import Timing
 from forebay.policy.retry import human_duration
@@ -103,8 +101,9 @@ class ScheduleAdmin(LogAdmin):
         """Return the name of a schedule."""
         return text
 
-    def act(self, key: str, verb: str) -> str:
+    def act(self, key: str, verb: str, value: str) -> str:
         """Pause, resume or run a schedule."""
+        del value
         if verb == "Run":
             return f"Run as job {client('run_schedule', key)}."
         client("pause_schedule" if verb == "Pause" else "resume_schedule", key)
@@ -142,7 +141,7 @@ def _state(found: ScheduleStatus) -> str:
         return f"problem: {found.problem}"
     if found.paused_at is not None:
         note = f": {found.pause_note}" if found.pause_note else ""
-        return f"paused for {timesince(found.paused_at, depth=1)}{note}"
+        return f"paused for {lasting(found.paused_at)}{note}"
     return "active" if found.vanished_at is None else "active, no longer declared"
 
 

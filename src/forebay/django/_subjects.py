@@ -8,10 +8,9 @@ from urllib.parse import urlencode
 
 from django.urls import reverse
 
-from forebay.django._admin_base import PAGE, LogAdmin, client, short
+from forebay.django._admin_base import PAGE, LogAdmin, call_of, client, short
 from forebay.errors import JobNotFound
 from forebay.model.subjects import SUBJECT_STATES
-from forebay.model.text import call_text
 
 #: Colours of states, by the states of jobs.
 _COLOURS = {"completed": "done", "killed": "cancelled"}
@@ -63,7 +62,7 @@ class SubjectAdmin(LogAdmin):
             "state": _COLOURS.get(row.state, row.state),
             "cells": [
                 row.state,
-                short(call_text(row.kind, row.args or {})),
+                call_of(row.kind, row.args or {}),
                 row.queue,
                 row.due_at or "",
                 row.last_at or "never",
@@ -80,8 +79,9 @@ class SubjectAdmin(LogAdmin):
         """Return queue and name of a subject."""
         return text
 
-    def act(self, key: str, verb: str) -> str:
+    def act(self, key: str, verb: str, value: str) -> str:
         """Kill, revive or drop a subject; return what became of it."""
+        del value
         queue, _, subject = key.partition("/")
         method = {"Kill": "kill_subject", "Revive": "revive_subject", "Drop": "drop_subject"}[verb]
         return f"{str(client(method, queue, subject)).capitalize()}."

@@ -8,24 +8,28 @@ dead letters, pausing queues and schedules, and running schedules.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlencode
 
 from django.contrib import admin
 from django.db import connections
 from django.urls import reverse
-from django.utils.timesince import timesince, timeuntil
 
 from forebay.db.drivers import run
 from forebay.django._admin_base import (
     PAGE,
     LogAdmin,
     attempt_of,
+    call_of,
     client,
     error_sections,
     given,
+    in_order,
+    instant,
     is_cancelling,
+    lasting,
     options_shown,
     pretty,
     short,
@@ -36,7 +40,8 @@ from forebay.django._subjects import SubjectAdmin
 from forebay.django.models import DeadLetter, Job, Queue, Schedule, Subject, Worker
 from forebay.errors import ForebayError, InvalidJob, JobNotFound
 from forebay.model import JobState
-from forebay.model.text import call_text, human_bytes
+from forebay.model.change import ChangeResult, JobFilter
+from forebay.model.text import human_bytes
 from forebay.ops.dead import REASONS
 from forebay.ops.overview import QueueOverview, known_names, queue_overview
 
@@ -45,9 +50,33 @@ from forebay.ops.overview import QueueOverview, known_names, queue_overview
 class JobAdmin(LogAdmin):
     """Jobs and their states."""
 
-    filters = {"queue": None, "kind": None, "state": [str(state) for state in JobState]}  # noqa: RUF012
+    filters = {  # noqa: RUF012
+        "search": None,
+        "queue": None,
+        "kind": None,
+        "state": [str(state) for state in JobState],
+        "tag": None,
+        "since": None,
+        "until": None,
+    }
+    fields_of = {  # noqa: RUF012
+        "search": "search",
+        "since": "datetime-local",
+        "until": "datetime-local",
+        "Reschedule": "datetime-local",
+        "Set priority": "number",
+    }
     heads = ("Job", "State", "Call", "Queue", "Attempt", "Enqueued")
-    verbs = {"Cancel": "requested to cancel"}  # noqa: RUF012
+    verbs = {  # noqa: RUF012
+        "Cancel": "requested to cancel",
+        "Retry now": "made ready",
+        "Reschedule": "rescheduled",
+        "Set priority": "given another priority",
+    }
+    note = (
+        "Newest first; a retry counts as new. A search finds a number, and what is the whole tag,"
+        " key or correlation id of a job."
+    )
 
     def known_choices(self) -> dict[str, Sequence[str] | None]:
         """Return the queues and kinds that the project or the database has."""
@@ -55,7 +84,24 @@ class JobAdmin(LogAdmin):
 
     def newest(self, *, before: int | None, **filters: Any) -> Any:
         """Return one more job than a page has."""
-        return client("jobs", limit=PAGE + 1, before=before, **filters)
+        which = {
+            name: instant(filters.pop(given), given)
+            for given, name in (("since", "enqueued_after"), ("until", "enqueued_before"))
+            if given in filters
+        }
+        if "tag" in filters:
+            which["tag"] = filters.pop("tag")
+        wanted = filters.pop("search", None)
+        if wanted is None:
+            return _jobs(before, filters, which)
+        found = {}
+        if wanted.isdecimal():
+            with contextlib.suppress(JobNotFound):
+                found = {one.place: one for one in client("job", int(wanted))}
+        for name in _SEARCHED:
+            if name not in which:
+                found |= {one.place: one for one in _jobs(before, filters, {**which, name: wanted})}
+        return [found[place] for place in sorted(found, reverse=True)][: PAGE + 1]
 
     def place(self, row: Any) -> Any:
         """Return the place of a job."""
@@ -73,7 +119,7 @@ class JobAdmin(LogAdmin):
             "state": str(row.state),
             "cells": [
                 state,
-                short(call_text(row.kind, row.args)),
+                call_of(row.kind, row.args),
                 row.queue,
                 attempt_of(row.attempt, row.max_attempts),
                 row.enqueued_at,
@@ -125,13 +171,24 @@ class JobAdmin(LogAdmin):
                 kept = history.result
                 text = kept.problem or pretty(kept.value)
                 sections.append(("Result", [("Kept until", kept.kept_until)], [("", None, text)]))
-        sections.append(("Arguments", [], [("", None, pretty(statuses[0].args))]))
+        args = in_order(statuses[0].kind, statuses[0].args)
+        sections.append(("Arguments", [], [("", None, pretty(args))]))
         can_act = any(not s.state.is_final and not s.cancel_requested for s in statuses)
         return f"Job {number}", can_act, sections
 
-    def act(self, key: int, verb: str) -> str:
-        """Cancel a job."""
-        del verb
+    def act(self, key: int, verb: str, value: str) -> str:
+        """Cancel a job, or change when or before which others it starts."""
+        this, own = JobFilter(ids=[key]), app.client()  # An act runs in its own transaction.
+        match verb:
+            case "Retry now":
+                return _changed(key, own.retry_matching(this), "Made ready.")
+            case "Reschedule":
+                when = instant(value, "run_at")
+                changed = own.reschedule_matching(this, run_at=when)
+                return _changed(key, changed, f"Rescheduled to {when:%Y-%m-%d %H:%M:%S %z}.")
+            case "Set priority":
+                changed = own.reprioritise_matching(this, int(value))
+                return _changed(key, changed, f"Priority {value}.")
         match client("cancel", key):
             case "already ended":
                 raise ForebayError("it has already ended")
@@ -139,6 +196,30 @@ class JobAdmin(LogAdmin):
                 raise JobNotFound(key)
             case answer:
                 return "Cancelled." if answer == "cancelled" else "Cancellation requested."
+
+
+#: What a search compares, as a whole.
+_SEARCHED: Final = ("tag", "correlation_id", "unique_key", "ordering_key", "limit_key")
+
+
+def _jobs(before: int | None, filters: dict[str, Any], which: dict[str, Any]) -> Any:
+    """Return one more job than a page has."""
+    chosen = JobFilter(**which) if which else None
+    return client("jobs", limit=PAGE + 1, before=before, which=chosen, **filters)
+
+
+def _changed(job_id: int, result: ChangeResult, done: str) -> str:
+    """Return what was done with a job.
+
+    Raises:
+        ForebayError: nothing was; the job is not one that waits.
+    """
+    answer = result.jobs.get(job_id, "unknown")
+    if answer == "unknown":
+        raise JobNotFound(job_id)
+    if answer != "changed":
+        raise ForebayError(f"it was not changed: {answer}")
+    return done
 
 
 @admin.register(DeadLetter)
@@ -157,6 +238,7 @@ class DeadLetterAdmin(LogAdmin):
     unfiltered = {"retried": "no"}  # noqa: RUF012
     heads = ("Dead letter", "Reason", "Kind", "Queue", "Died", "Last error", "Retried as")
     verbs = {"Retry": "enqueued again"}  # noqa: RUF012
+    note = "Newest first. Those that were retried are not shown; choose so above."
 
     def known_choices(self) -> dict[str, Sequence[str] | None]:
         """Return the queues and kinds that the project or the database has."""
@@ -213,14 +295,14 @@ class DeadLetterAdmin(LogAdmin):
         ]
         sections = [
             ("", given(facts), []),
-            ("Arguments", [], [("", None, pretty(letter.args))]),
+            ("Arguments", [], [("", None, pretty(in_order(letter.kind, letter.args)))]),
             ("Errors, newest first", [], error_sections(letter.errors)),
         ]
         return f"Dead letter {number}", letter.redriven_as is None, sections
 
-    def act(self, key: int, verb: str) -> str:
+    def act(self, key: int, verb: str, value: str) -> str:
         """Enqueue a new job from a dead letter."""
-        del verb
+        del verb, value
         return f"Retried as job {client('redrive', key)}."
 
 
@@ -255,10 +337,20 @@ class QueueAdmin(LogAdmin):
         first = row[0]
         names = ("scheduled", "ready", "claimed", "running", "retrying", "done", "failed", "dead")
         claims = [one.claimed_at for one in row if one.claimed_at is not None]
-        state = f"paused for {timesince(first.paused_at, depth=1)}" if first.paused_at else "active"
+        state = f"paused for {lasting(first.paused_at)}" if first.paused_at else "active"
         if first.resume_at:
-            state += f", for another {timeuntil(first.resume_at, depth=1)}"
+            state += f", for another {lasting(first.resume_at)}"
         where = reverse("admin:forebay_job_changelist", current_app=self.admin_site.name)
+        dead = reverse("admin:forebay_deadletter_changelist", current_app=self.admin_site.name)
+
+        def counted(name: str) -> Any:
+            count = sum(getattr(one, name) for one in row)
+            if name == "failed" or not count:  # attempts, not jobs
+                return f"{count:,}"
+            chosen = {"queue": first.queue} | ({} if name == "dead" else {"state": name})
+            url = f"{dead if name == 'dead' else where}?{urlencode(chosen)}"
+            return {"text": f"{count:,}", "url": url}
+
         return {
             "id": first.queue,
             "label": first.queue if first.group == "default" else f"{first.queue}, {first.group}",
@@ -267,7 +359,7 @@ class QueueAdmin(LogAdmin):
             "state": "retrying" if first.paused_at else "done",
             "cells": [
                 state,
-                *(f"{sum(getattr(one, name) for one in row):,}" for name in names),
+                *map(counted, names),
                 max(claims, default="never"),
             ],
         }
@@ -280,8 +372,9 @@ class QueueAdmin(LogAdmin):
         """Return the name of a queue."""
         return text
 
-    def act(self, key: str, verb: str) -> str:
+    def act(self, key: str, verb: str, value: str) -> str:
         """Pause or resume a queue, for all its groups."""
+        del value
         client("pause_queue" if verb == "Pause" else "resume_queue", key)
         return "Paused." if verb == "Pause" else "Resumed."
 
@@ -315,7 +408,7 @@ class WorkerAdmin(LogAdmin):
             "can_act": False,
             "state": "running",
             "cells": [
-                f"{timesince(row.heartbeat_at, depth=1)} ago" if row.heartbeat_at else "never",
+                f"{lasting(row.heartbeat_at)} ago" if row.heartbeat_at else "never",
                 queues if row.group in (None, "default") else f"{queues} (group {row.group})",
                 row.running,
                 row.concurrency,
@@ -329,8 +422,9 @@ class WorkerAdmin(LogAdmin):
         """Refuse: a worker has no page."""
         raise JobNotFound(number)
 
-    def act(self, key: Any, verb: str) -> str:
+    def act(self, key: Any, verb: str, value: str) -> str:
         """Refuse: nothing is done with workers here."""
+        del value
         raise InvalidJob(verb, f"is not possible for worker {key}")
 
 

@@ -17,3 +17,14 @@ def note(ctx: forebay.TransactionContext[BaseDatabaseWrapper], text: str) -> Non
     from django.contrib.auth.models import Group
 
     Group.objects.create(name=text)
+
+
+@app.job(queue="mail")
+def label(text: str) -> None:
+    from django.contrib.auth.models import Group
+
+    Group.objects.create(name=text)
+
+
+@app.job(queue="mail")
+def pay(order_id: int, total: int) -> None: ...
