@@ -156,3 +156,31 @@ for name in forebay.__all__: getattr(forebay, name)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+FIRST = """
+import ctypes, os, pathlib, signal, subprocess, sys, time
+from forebay.cli._init import leave_first_place
+
+number, os.getpid = os.getpid(), lambda: 1
+ctypes.CDLL(None).prctl(36, 1)  # The kernel gives this process what loses its parent, as number 1.
+leave_first_place()
+started = subprocess.run(["sh", "-c", "sleep 0 & echo $!"], capture_output=True, text=True)
+while pathlib.Path(f"/proc/{int(started.stdout)}").exists():
+    time.sleep(0.01)
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+os.kill(number, signal.SIGTERM)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="only containers have a first process of ours")
+def test_the_first_process_of_a_container_waits_for_orphans():
+    """
+    Number 1 leaves no dead process, passes signals on, and ends with the code of the command.
+    """
+    answer = subprocess.run(
+        [sys.executable, "-c", FIRST], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (answer.returncode, answer.stderr) == (7, "")

@@ -4,15 +4,17 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import psycopg
 import pytest
 from asgiref.sync import sync_to_async
 from django.core.management import CommandError, call_command
-from django.db import connection, transaction
+from django.db import connection, connections, transaction
 
 from forebay import Client
+from forebay.db import pools
 from forebay.django import DjangoApp, app
 from forebay.errors import ConfigError
 from forebay.testing import assert_enqueued
@@ -111,6 +113,29 @@ def test_connections_are_treated_as_around_a_request(project):
     assert plain() is None  # the function itself, for whoever calls it
 
 
+def test_a_connection_that_ended_while_idle_fails_no_job(project, monkeypatch):
+    """
+    With CONN_MAX_AGE None a thread keeps its connection; one that the server or a firewall ended is
+    noticed before the handler uses it. One that was just used costs nothing.
+    """
+    monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", None)
+    mine = DjangoApp()
+
+    @mine.job
+    def pid() -> int:
+        with connection.cursor() as cursor:
+            cursor.execute("select pg_backend_pid()")
+            return cursor.fetchone()[0]
+
+    run = mine.kinds.get("pid").function  # as the worker calls it
+    first = run()
+    assert run() == first
+    with psycopg.connect(project) as conn:
+        conn.execute("select pg_terminate_backend(%s, 30000)", [first])
+    monkeypatch.setattr(pools, "_IDLE_SECONDS", 0.0)
+    assert run() != first
+
+
 def test_the_command_runs_forebay_on_the_project(project, capsys):
     """
     `manage.py forebay` has every command of the program; a failure is Django's CommandError.
@@ -124,6 +149,12 @@ def test_the_command_runs_forebay_on_the_project(project, capsys):
         call_command("forebay", "jobs", "show", "999999")
     assert caught.value.returncode == 1
     assert "FOREBAY_DATABASE_URL" not in os.environ
+    capsys.readouterr()
+    call_command("forebay", "mirror", "--help")
+    assert "Usage: manage.py forebay mirror COMMAND" in capsys.readouterr().out
+    with pytest.raises(CommandError):
+        call_command("forebay", "jobs", "shwo")
+    assert "`manage.py forebay jobs --help`" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -214,3 +245,43 @@ def test_declared_queues_are_applied_by_manage_py(project, capsys, monkeypatch):
     capsys.readouterr()
     call_command("forebay", "apply", "--check")
     assert "as declared" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_databases_may_be_the_bundled_server(tmp_path, pg_bin):
+    """
+    A project without a server of its own: the settings start the bundled one, and the address
+    `embedded` is the same database.
+    """
+    with tempfile.TemporaryDirectory(prefix="forebay-home-") as home:
+        Path(home).chmod(0o711)  # for the account that runs the server
+        (tmp_path / "settings.py").write_text(
+            "from forebay.django import embedded\n"
+            "SECRET_KEY = 'x'\n"
+            "DATABASES = {'default': embedded()}\n"
+            "INSTALLED_APPS = ['django.contrib.contenttypes', 'forebay.django']\n"
+        )
+        environ = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+        environ |= {"HOME": home, "XDG_CACHE_HOME": home, "DJANGO_SETTINGS_MODULE": "settings"}
+        environ |= {"FOREBAY_PG_BIN": pg_bin} if pg_bin else {}
+
+        def run(*arguments):
+            answer = subprocess.run(
+                [sys.executable, "-m", *arguments],
+                cwd=tmp_path,
+                env=environ,
+                capture_output=True,
+                text=True,
+                timeout=120,
+                check=False,
+            )
+            assert answer.returncode == 0, answer.stderr
+            return answer.stdout
+
+        try:
+            run("django", "migrate", "--verbosity", "0")
+            run("django", "forebay", "enqueue", "nothing", "{}", "--queue", "mail")
+            found = json.loads(run("forebay", "jobs", "list", "--json", "--dsn", "embedded"))
+            assert [job["kind"] for job in found] == ["nothing"]
+        finally:
+            run("forebay", "dev", "--stop")

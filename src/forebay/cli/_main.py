@@ -188,8 +188,8 @@ program: Final = AllCommands(
 )
 
 
-def run_program(arguments: Sequence[str] | None) -> int:
-    """Run a command line, and return its exit code.
+def run_program(arguments: Sequence[str] | None, name: str = "forebay") -> int:
+    """Run a command line of a program of this name, and return its exit code.
 
     Raises:
         KeyboardInterrupt: the user ended it.
@@ -197,7 +197,7 @@ def run_program(arguments: Sequence[str] | None) -> int:
     try:
         done: Any = program.main(
             None if arguments is None else list(arguments),
-            prog_name="forebay",
+            prog_name=name,
             standalone_mode=False,
         )
     except click.Abort:
@@ -207,7 +207,7 @@ def run_program(arguments: Sequence[str] | None) -> int:
             error.ctx.get_help()
         return ExitCode.USAGE
     except click.UsageError as error:
-        path = error.ctx.command_path if error.ctx else "forebay"
+        path = error.ctx.command_path if error.ctx else name
         print_error(ForebayError(error.format_message(), hint=f"See `{path} --help`."))
         return error.exit_code
     return done if isinstance(done, int) else ExitCode.DONE

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import getpass
+import io
 import os
 import sys
 import threading
@@ -11,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final, NoReturn
 
 from forebay._actor import acting_as
+from forebay.cli._init import leave_first_place
 from forebay.cli._main import run_program
 from forebay.cli.exit import (
     ExitCode,
@@ -26,6 +30,9 @@ from forebay.errors import ForebayError, PermissionDenied
 #: How long threads that handlers left behind may delay the exit of the process.
 _LEFT_OVER_SECONDS: Final = 1.0
 
+#: What a write of the output may raise. Commands report their own files themselves.
+_OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EPIPE, errno.EIO, errno.EDQUOT, errno.EFBIG)
+
 
 def _actor() -> str:
     """Return what the event log records for acts of this program: the user of the operating
@@ -37,9 +44,9 @@ def _actor() -> str:
         return "cli"
 
 
-def main(arguments: Sequence[str] | None = None) -> NoReturn:
+def main(arguments: Sequence[str] | None = None, *, name: str = "forebay") -> NoReturn:
     """Run the program and exit."""
-    code = run(arguments)
+    code = _run_at_a_terminal(list(sys.argv[1:] if arguments is None else arguments), name)
     # A thread that a handler blocks indefinitely must not keep the process: a supervisor waits for
     # its exit.
     until = time.monotonic() + _LEFT_OVER_SECONDS
@@ -53,8 +60,44 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
+def _run_at_a_terminal(arguments: list[str], name: str) -> int:
+    """Run the program with arguments and output that may have any encoding, and may have no room.
+
+    Invariant "written or told": exit code 0 means that all output was taken. A reader that has had
+    enough is not told anything.
+    """
+    leave_first_place()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            print_error(ForebayError(f"the argument {argument!a} is not UTF-8"))
+            return ExitCode.USAGE
+    try:
+        code = run(arguments, name=name)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        if error.errno not in _OUTPUT_ERRORS or error.filename is not None:
+            raise
+        # The interpreter would write the rest at its end, and fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if not isinstance(error, BrokenPipeError):
+            with contextlib.suppress(OSError):
+                print_error(ForebayError(f"the output cannot be written: {error.strerror}"))
+        return ExitCode.FAILED
+    return code
+
+
+def run(arguments: Sequence[str] | None = None, *, name: str = "forebay") -> int:
     """Run the program and return its exit code.
+
+    Args:
+        arguments: of the command line; None means those of the process.
+        name: what a person types before them, for help and hints.
 
     Errors of this library and of the database are printed without a traceback. Any other exception
     is a bug in this library or in a handler's module, and is raised.
@@ -62,7 +105,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     errors_go_to(None)
     try:
         with acting_as(_actor()):
-            return run_program(arguments)
+            return run_program(arguments, name)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitCode.DONE
     except ForebayError as error:

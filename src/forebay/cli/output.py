@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -34,7 +35,8 @@ def print_json(value: object) -> None:
     import msgspec
 
     # The standard encoder: arguments of jobs may hold integers of any size.
-    print(escaped_json(json.dumps(msgspec.to_builtins(value), ensure_ascii=False)))
+    narrow = (sys.stdout.encoding or "utf-8").lower().replace("-", "") != "utf8"
+    print(escaped_json(json.dumps(msgspec.to_builtins(value), ensure_ascii=narrow)))
 
 
 def table(*columns: str, right: tuple[str, ...] = (), loose: tuple[str, ...] = ()) -> Table:

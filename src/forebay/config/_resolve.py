@@ -189,7 +189,7 @@ def find_file_options(folder: Path) -> FileOptions | None:
 
 def _read_toml(path: Path) -> dict[str, Any] | None:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")  # Editors of Windows begin with a mark.
         import tomllib  # noqa: PLC0415 - most folders have no such file
 
         return tomllib.loads(text)

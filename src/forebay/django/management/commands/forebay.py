@@ -12,6 +12,9 @@ from forebay.cli import main
 from forebay.cli import run as run_program
 from forebay.django import app
 
+#: What a person types before a command.
+_NAME: Final = "manage.py forebay"
+
 #: The variable with the database address; the option --dsn takes precedence.
 _ADDRESS: Final = "FOREBAY_DATABASE_URL"
 
@@ -33,7 +36,7 @@ class Command(BaseCommand):
     def run_from_argv(self, argv: list[str]) -> None:
         """Run the program and exit with its code."""
         os.environ[_ADDRESS] = app.dsn
-        main(_completed(argv[2:]))
+        main(_completed(argv[2:]), name=_NAME)
 
     def add_arguments(self, parser: ArgumentParser) -> None:
         """Accept all arguments unchanged."""
@@ -44,7 +47,7 @@ class Command(BaseCommand):
         before = os.environ.get(_ADDRESS)
         os.environ[_ADDRESS] = app.dsn
         try:
-            code = run_program(_completed(arguments))
+            code = run_program(_completed(arguments), name=_NAME)
         finally:
             del os.environ[_ADDRESS]
             if before is not None:
