@@ -520,6 +520,40 @@ async def test_a_handler_finds_nothing_of_the_one_before_it(app, conn):
     assert cancelling == [0] * 30
 
 
+@pytest.mark.parametrize("flavour", ["plain", "transaction", "batch"])
+async def test_a_plain_handler_finds_no_context_variable_of_the_one_before_it(app, conn, flavour):
+    """
+    A tenant, a language or a logging context that a handler sets and does not reset is that of its
+    own job, also when the next one runs in the same thread.
+    """
+    tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant", default="nobody")
+    seen: list[str] = []
+
+    def handle() -> None:
+        seen.append(tenant.get())
+        tenant.set("acme")
+
+    match flavour:
+        case "plain":
+            app.job(name="one")(handle)
+        case "transaction":
+
+            @app.job(name="one", transaction=True)
+            def job(ctx: forebay.TransactionContext[psycopg.Connection]) -> None:
+                handle()
+
+        case "batch":
+
+            @app.batch_job(name="one", size=1)
+            def job(jobs: list[forebay.Job]) -> None:
+                handle()
+
+    for _ in range(3):
+        conn.execute("select forebay.enqueue('one')")
+    await run_until_idle(app, concurrency=1)
+    assert seen == ["nobody"] * 3
+
+
 @pytest.mark.parametrize("size", [1, 300_000])
 async def test_a_malformed_row_ends_as_a_dead_letter_and_stops_no_other(app, conn, size):
     """

@@ -146,10 +146,14 @@ async def run_in_thread(call: Call, threads: Threads) -> Any:
 def call_plainly(call: Call) -> Any:
     """Call a plain handler in this thread; return its result."""
     positional, named = call.arguments()
-    if call.around:
-        # The call has a separate context: what a middleware sets there does not reach the next job
-        # of this thread.
-        return contextvars.copy_context().run(_within, call, positional, named)
+    # The call has a separate context: what a handler or a middleware sets there, such as a tenant
+    # or a language, does not reach the next job of this thread.
+    run = _within if call.around else _alone
+    return contextvars.copy_context().run(run, call, positional, named)
+
+
+@calls_handlers
+def _alone(call: Call, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
     try:
         return ran(call.kind.function(*positional, **named), call.kind.name)
     finally:
