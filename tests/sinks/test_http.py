@@ -502,6 +502,22 @@ async def http_1_0(writer):
     await write(writer, b"HTTP/1.0 200 OK\r\n\r\nok")
 
 
+async def body_after_no_content(writer):
+    await write(writer, b"HTTP/1.1 204 No Content\r\n\r\n{}")
+
+
+async def more_than_announced(writer):
+    await write(writer, b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok and more")
+
+
+async def refusal_and_more(writer):
+    await write(writer, b"HTTP/1.1 500 Error\r\nContent-Length: 2\r\n\r\nok and more")
+
+
+async def head_in_pieces(writer):
+    await write(writer, b"HTTP/1.1 20", b"4 No Content\r\nx: y\r", b"\n\r\nno content")
+
+
 async def not_http(writer):
     await write(writer, b"SSH-2.0-OpenSSH_9.6\r\n\r\n")
 
@@ -541,6 +557,10 @@ GARBAGE = TryLater("the answer is not HTTP")
         (reset_at_once, NONE),
         (end_at_once, NONE),
         (http_1_0, Accepted()),
+        (body_after_no_content, Accepted()),
+        (more_than_announced, Accepted()),
+        (head_in_pieces, Accepted()),
+        (refusal_and_more, GARBAGE),
         (not_http, GARBAGE),
         (huge_header, GARBAGE),
         (many_headers, GARBAGE),

@@ -8,7 +8,10 @@ follows nothing.
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import io
+import re
 import socket
 import ssl
 from collections.abc import Mapping
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 import aiohttp
 import aiohttp.abc
 import yarl
+from aiohttp.client_proto import ResponseHandler
 
 from forebay._dataclass import dataclass
 from forebay.sinks._destination import Destinations, Endpoint
@@ -29,6 +33,11 @@ if TYPE_CHECKING:
 #: Below the time after which usual servers close an idle connection: a request on a connection that
 #: is being closed would fail.
 _IDLE_SECONDS: Final = 4.0
+
+#: The beginning of an answer that is kept, for its status.
+_HEAD_BYTES_MAX: Final = 16_384
+#: A complete head of an answer that accepts.
+_ACCEPTING: Final = re.compile(rb"HTTP/1\.[01] (2[0-9]{2})(?: [^\r\n]*)?\r\n(?:[^\r\n]+\r\n)*\r\n")
 
 #: aiohttp warns about larger bodies that are not files.
 _BODY_BYTES_PLAIN: Final = 500_000
@@ -125,6 +134,7 @@ class Session:
         if self._is_closed:
             raise SessionClosed
         self._destinations.check_endpoint(self._endpoint)
+        _answering.set(None)
         try:
             async with self._client.request(
                 self._method,
@@ -141,6 +151,13 @@ class Session:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             if self._is_closed:
                 raise SessionClosed from None
+            if isinstance(error, aiohttp.ClientResponseError):
+                # Invariant "accepted is accepted": what follows a complete head of 2xx, such as a
+                # body after 204 or more than was announced, does not take the answer back.
+                handler = _answering.get()
+                accepting = None if handler is None else _ACCEPTING.match(handler.head)
+                if accepting is not None:
+                    return Response(int(accepting[1]), None, b"")
             raise NoAnswer(self._reason(error)) from None
 
     async def _body(self, answer: aiohttp.ClientResponse) -> bytes:
@@ -183,6 +200,27 @@ class Session:
                 return f"the request failed: {type(error).__name__}"
 
 
+class _Handler(ResponseHandler):
+    """Reads answers, and keeps the beginning of the current one.
+
+    aiohttp drops what it has read when it meets what is not HTTP.
+    """
+
+    head = b""
+
+    def data_received(self, data: bytes) -> None:
+        missing = _HEAD_BYTES_MAX - len(self.head)
+        if missing > 0:
+            self.head += data[:missing]
+        super().data_received(data)
+
+
+#: What reads the answer to the request of this task.
+_answering: contextvars.ContextVar[_Handler | None] = contextvars.ContextVar(
+    "answering", default=None
+)
+
+
 class _GuardedConnector(aiohttp.TCPConnector):
     """Connects to checked addresses only: before the connection, and once more by the address of
     the peer.
@@ -195,6 +233,8 @@ class _GuardedConnector(aiohttp.TCPConnector):
             options |= {"resolver": _GuardedResolver(destinations), "use_dns_cache": False}
         super().__init__(**options)
         self._destinations = destinations
+        handler: Any = functools.partial(_Handler, loop=self._loop)
+        self._factory = handler
 
     async def connect(
         self,
@@ -203,6 +243,9 @@ class _GuardedConnector(aiohttp.TCPConnector):
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109
     ) -> Connection:
         connection = await super().connect(req, traces, timeout)
+        if isinstance(connection.protocol, _Handler):
+            connection.protocol.head = b""
+            _answering.set(connection.protocol)
         if self._destinations is not None:
             try:
                 transport = connection.transport
