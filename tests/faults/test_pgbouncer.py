@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import anyio
+import asyncpg
 import psycopg
 import pytest
 
@@ -15,6 +16,7 @@ from forebay.errors import DatabaseUnavailable
 from forebay.guard.rules import Rule
 from forebay.guard.run import guard
 from forebay.ops.operation import Operation, scalar
+from tests.client.drivers import asyncpg_address
 from tests.support.engine import connect, one, state
 from tests.support.fix_worker import running
 from tests.support.pgbouncer import pgbouncer
@@ -202,6 +204,29 @@ async def test_producers_of_every_kind(app, conn, pooled):
         work.enqueue_now(n)
         await work.aenqueue_now(n)
     assert one(conn, "select count(*) from forebay.log") == 6 + 14
+
+
+async def test_asyncpg_enqueues_with_its_statement_cache_off(app, conn, pooled):
+    """
+    Each transaction of a pool may get another server session: nothing that an enqueue prepared is
+    expected there.
+    """
+
+    @app.job
+    def work(n: int) -> None: ...
+
+    address = asyncpg_address(pooled)
+    async with asyncpg.create_pool(
+        **address, statement_cache_size=0, min_size=3, max_size=3
+    ) as pool:
+
+        async def produce(first: int) -> None:
+            for n in range(first, first + 8):
+                async with pool.acquire() as producer, producer.transaction():
+                    await work.aenqueue(producer, n)
+
+        await asyncio.gather(*(produce(10 * number) for number in range(6)))
+    assert one(conn, "select count(*) from forebay.log") == 48
 
 
 # --- workers ---
