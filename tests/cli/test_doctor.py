@@ -111,7 +111,7 @@ def test_a_lock_of_a_stranger_hides_only_what_reads_the_table(findings, conn, da
     assert (
         {"failures", "held keys"}
         <= {item["check"] for item in unseen}
-        <= {"failures", "held keys", "drift"}
+        <= {"failures", "held keys", "drift", "space"}
     )
     assert levels(unseen) == {"notice"}
 

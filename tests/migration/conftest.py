@@ -3,7 +3,7 @@
 import pytest
 
 from forebay.embedded import EmbeddedServer
-from tests.support.fix_db import make_migrated
+from tests.support.fix_db import for_copies, make_migrated
 
 
 @pytest.fixture(scope="session")
@@ -11,4 +11,4 @@ def template(server: EmbeddedServer) -> str:
     """A database as the migrator leaves it, with all its segments: a migration locks each of
     them.
     """
-    return make_migrated(server, "forebay_template_as_migrated")
+    return for_copies(server, make_migrated(server, "forebay_template_as_migrated"))

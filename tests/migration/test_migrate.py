@@ -13,6 +13,7 @@ from forebay.errors import (
     ForebayError,
     SchemaError,
     TransactionStateError,
+    WrongConnection,
 )
 from forebay.ops.schema import require_version, schema_version
 from forebay.sql import latest_version, migrations
@@ -315,7 +316,7 @@ def test_what_is_no_address_and_no_connection_is_refused():
     """
     An asynchronous connection, for example, cannot be used here.
     """
-    with pytest.raises(ConfigError):
+    with pytest.raises(WrongConnection):
         migrate(42)
 
 

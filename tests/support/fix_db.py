@@ -84,9 +84,7 @@ def template(server: EmbeddedServer, hostile: Hostile | None) -> str:
     name = make(server, "forebay_template")
     _keep_few_segments(server.dsn(name))
     _shrink_catalogs(server.dsn(name))
-    with psycopg.connect(server.dsn(name)) as conn:
-        conn.execute("update forebay.cluster set database_oid = %s", [_HOME])
-    return name
+    return for_copies(server, name)
 
 
 @pytest.fixture
@@ -129,6 +127,13 @@ def make_migrated(server: EmbeddedServer, name: str) -> str:
     """Create a database with the migrated schema; return its name."""
     _admin(server, sql.SQL("create database {} template template0").format(sql.Identifier(name)))
     migrate(server.dsn(name))
+    return name
+
+
+def for_copies(server: EmbeddedServer, name: str) -> str:
+    """Let a database with the migrated schema be the template of migrated databases."""
+    with psycopg.connect(server.dsn(name)) as conn:
+        conn.execute("update forebay.cluster set database_oid = %s", [_HOME])
     return name
 
 
