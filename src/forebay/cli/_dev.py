@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 from typing import TYPE_CHECKING, Annotated, Any
 
 from forebay.cli._apply import print_differences
 from forebay.cli._commands import argument, option
+from forebay.cli._database import run
 from forebay.cli._load import check_place, load_app
 from forebay.cli._reload import end_with_parent, run_reloading
 from forebay.cli._served import check_queues_of_worker
@@ -19,6 +21,7 @@ from forebay.cli.options import setting_flags
 from forebay.cli.output import print_json
 from forebay.cli.text import Text, console
 from forebay.errors import ForebayError
+from forebay.ops import protocol
 
 if TYPE_CHECKING:
     from forebay.cli.text import Console
@@ -123,9 +126,17 @@ def dev(
         command = [sys.executable, "-m", "forebay", "dev", app]
         for name, value in options.items():
             command += [name, str(value)]
-        run_reloading(
-            command, project.folder, lambda line: out.print(line, style="bold", soft_wrap=True)
-        )
+
+        def report(line: str) -> None:
+            out.print(line, style="bold", soft_wrap=True)
+
+        def report_crash(pid: int, number: int) -> None:
+            try:
+                run(dsn, protocol.report_crash(socket.gethostname(), pid, number))
+            except ForebayError as error:
+                report(f"its jobs return when its lease is revoked: {error.message}")
+
+        run_reloading(command, project.folder, report, report_crash)
     finally:
         if started and not keep:
             _stop_unless_used(server, out)

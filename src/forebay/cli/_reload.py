@@ -15,6 +15,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from forebay.model.text import signal_name
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -77,7 +79,12 @@ class Watch:
                     yield folder / name
 
 
-def run_reloading(command: Sequence[str], folder: Path, report: Callable[[str], None]) -> None:
+def run_reloading(
+    command: Sequence[str],
+    folder: Path,
+    report: Callable[[str], None],
+    on_crash: Callable[[int, int], None],
+) -> None:
     """Run a command until SIGINT or SIGTERM, and start it again when a file changes.
 
     The process is stopped by SIGTERM. Signals of the terminal do not reach it, since it has a
@@ -88,13 +95,14 @@ def run_reloading(command: Sequence[str], folder: Path, report: Callable[[str], 
         command: the command.
         folder: where to look for changes.
         report: prints a line.
+        on_crash: called with the id of a process and the signal that ended it.
     """
     signals = _Signals()
     watch = Watch(folder)
     while True:
         process = subprocess.Popen(command, process_group=0)
         try:
-            changed = _until_change(process, watch, signals, report)
+            changed = _until_change(process, watch, signals, report, on_crash)
             if changed is not None:
                 report(f"{changed} changed: the worker starts again")
         finally:
@@ -127,6 +135,7 @@ def _until_change(
     watch: Watch,
     signals: _Signals,
     report: Callable[[str], None],
+    on_crash: Callable[[int, int], None],
 ) -> str | None:
     """Wait until a file changes, and return it; None after a signal, when the process has ended."""
     passed_on = 0
@@ -144,10 +153,11 @@ def _until_change(
                 return changed
             if process.poll() is not None and not was_reported:
                 was_reported = True
-                report(
-                    f"the worker ended with code {process.returncode}; it starts again "
-                    f"when a file changes"
-                )
+                code = process.returncode
+                how = f"with code {code}" if code >= 0 else f"by {signal_name(-code)}"
+                report(f"the worker ended {how}; it starts again when a file changes")
+                if code < 0:
+                    on_crash(process.pid, -code)
         signals.wait(_POLL_SECONDS)
 
 

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 from forebay.cli._commands import Commands, argument, option
 from forebay.cli._database import client_of
 from forebay.cli.exit import ExitCode
-from forebay.cli.options import Dsn, Json
+from forebay.cli.options import Dsn, Json, Limit, instant_or_age
 from forebay.cli.output import ago, one_line, print_json
 from forebay.cli.text import console
 from forebay.errors import ConfigError
+from forebay.model.text import counted, signal_name
 
 if TYPE_CHECKING:
-    from forebay.model.workers import RunningJob, WorkerOverview
+    from forebay.model.workers import EndedWorker, RunningJob, WorkerOverview
 
 commands = Commands()
 
@@ -24,14 +25,28 @@ def list_(
     jobs: Annotated[
         int, option("--jobs N", "Running jobs listed for each worker.", min=0, max=100)
     ] = 5,
+    ended: Annotated[
+        bool,
+        option("--ended", "Instead those that ended: how, and what became of what they ran."),
+    ] = False,
+    since: Annotated[
+        str | None,
+        option("--since TIME", "With --ended: from this time on, an age such as 2h; 1d."),
+    ] = None,
+    limit: Limit = 50,
     dsn: Dsn = None,
     as_json: Json = False,
 ) -> None:
     """List the workers: who, where, since when, and what they run.
 
     A worker that was killed stays in the list until its lease is revoked; its last heartbeat gets
-    older.
+    older. Then --ended shows it: for a day at least, and whether it stopped, crashed or was lost.
     """
+    if ended:
+        _list_ended(dsn, since=since, limit=limit, as_json=as_json)
+        return
+    if since is not None:
+        raise ConfigError("--since", "needs --ended")
     found = client_of(dsn).workers(jobs=jobs)
     if as_json:
         print_json(found)
@@ -48,6 +63,25 @@ def list_(
         more = worker.running - len(worker.running_jobs)
         if more > 0 and jobs:
             out.print(f"  and {more:,} more")
+
+
+def _list_ended(dsn: str | None, *, since: str | None, limit: int, as_json: bool) -> None:
+    found = client_of(dsn).ended_workers(since=instant_or_age(since, "--since"), limit=limit)
+    if as_json:
+        print_json(found)
+        return
+    out = console()
+    if not found:
+        out.print("No worker has ended in this time.", style="dim")
+        return
+    for worker in found:
+        out.print(one_line(_end(worker)), style="default" if worker.how == "stopped" else "red")
+        heard = f"started {ago(worker.started_at)}, heard {ago(worker.heartbeat_at)}"
+        out.print(one_line(f"  {heard}; {', '.join(worker.queues or ['?'])}"), style="dim")
+        if worker.jobs:
+            out.print(one_line(f"  {_held(worker)}"))
+            more = ", ..." if worker.jobs > len(worker.job_ids) else ""
+            out.print(one_line(f"  jobs {', '.join(map(str, worker.job_ids))}{more}"))
 
 
 @commands.add("set")
@@ -114,6 +148,22 @@ def _serves(worker: WorkerOverview) -> str:
     app = " ".join(filter(None, (worker.app, worker.app_version)))
     library = f"forebay {worker.forebay_version}" if worker.forebay_version else ""
     return "; ".join(filter(None, (f"{names}{group}", app, library)))
+
+
+def _end(worker: EndedWorker) -> str:
+    by = "" if worker.signal is None else f" by {signal_name(worker.signal)}"
+    back = "; it is back" if worker.is_back else ""
+    return f"{worker.worker}  {worker.how}{by} {ago(worker.ended_at)}{back}"
+
+
+def _held(worker: EndedWorker) -> str:
+    kinds = ", ".join(
+        f"{jobs:,} {kind}" for kind, jobs in sorted(worker.kinds.items(), key=lambda k: (-k[1], k))
+    )
+    became = [f"{worker.jobs - worker.used_attempt:,} returned"]
+    if worker.used_attempt:
+        became.append(f"{worker.used_attempt:,} used an attempt")
+    return f"held {kinds or counted(worker.jobs, 'job')}: {', '.join(became)}"
 
 
 def _runs(job: RunningJob) -> str:

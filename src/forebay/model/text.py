@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import signal
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -19,6 +20,14 @@ _UNSHOWABLE: Final = re.compile(
 )
 #: The same and the line feed, which would begin another line of a log.
 _UNLOGGABLE: Final = re.compile(rf"{_UNSHOWABLE.pattern}|\n")
+
+
+def signal_name(number: int) -> str:
+    """Return the name of a signal, such as ``SIGSEGV``, or its number where it has none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def replaced_controls(text: str) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from typing import Literal
 
 from forebay._dataclass import dataclass
 
@@ -62,3 +63,49 @@ class WorkerOverview:
     running: int
     running_jobs: Sequence[RunningJob]
     processes: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedWorker:
+    """A worker whose lease has ended.
+
+    Attributes:
+        worker: its name, which no other worker ever has: host, process id and a random part.
+        how: ``stopped`` by itself; ``crashed`` by ``signal``; ``lost``: it was not heard for so
+            long that its jobs went to others; ``adopted`` after a restore of the database.
+        signal: the number of the signal that ended its process; None: nobody told.
+        is_back: whether it has a lease again: its process was frozen or cut off.
+        host: the name of its machine or container; None for a worker that reported nothing of
+            itself, as the next five.
+        pid: its process id there.
+        group: the consumer group that it served.
+        queues: the queues that it served, at most the first 100.
+        app: module and attribute of its application.
+        app_version: the setting ``app_version`` of the worker.
+        started_at: when the process started to work.
+        heartbeat_at: the last sign of life.
+        ended_at: when its lease ended.
+        jobs: how many jobs it held then.
+        used_attempt: how many of them have used an attempt, each with an error; all others were
+            returned as if they had not been claimed.
+        kinds: the kinds of these jobs with their numbers, at most 20 kinds.
+        job_ids: the first 20 of them, those first that ran at its last heartbeat.
+    """
+
+    worker: str
+    how: Literal["stopped", "crashed", "lost", "adopted"]
+    signal: int | None
+    is_back: bool
+    host: str | None
+    pid: int | None
+    group: str | None
+    queues: Sequence[str] | None
+    app: str | None
+    app_version: str | None
+    started_at: datetime
+    heartbeat_at: datetime | None
+    ended_at: datetime
+    jobs: int
+    used_attempt: int
+    kinds: Mapping[str, int]
+    job_ids: Sequence[int]

@@ -227,9 +227,33 @@ def open_lease(
     )
 
 
-def close_lease(lease_id: int) -> Operation[int | None]:
-    """Close a lease; return how many jobs it still held, None if it was already closed."""
-    return Operation("select forebay.close_lease_v1(%(lease)s)", scalar, {"lease": lease_id})
+def close_lease(lease_id: int, *, is_retired: bool = False) -> Operation[int | None]:
+    """Close a lease; return how many jobs it still held, None if it was already closed.
+
+    Args:
+        lease_id: the lease.
+        is_retired: the worker goes on with another lease.
+    """
+    return Operation(
+        "select forebay.close_lease_v1(%(lease)s, %(retired)s)",
+        scalar,
+        {"lease": lease_id, "retired": is_retired},
+    )
+
+
+def report_crash(host: str, pid: int, signal: int) -> Operation[int]:
+    """Revoke the leases of a process that a signal ended; return how many.
+
+    Args:
+        host: its machine, as it reported it.
+        pid: its process id there.
+        signal: the number of the signal.
+    """
+    return Operation(
+        "select forebay.report_crash_v1(%(host)s, %(pid)s, %(signal)s)",
+        scalar,
+        {"host": host, "pid": pid, "signal": signal},
+    )
 
 
 def heartbeat(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from forebay.model import checks
-from forebay.model.workers import WorkerOverview
+from forebay.model.workers import EndedWorker, WorkerOverview
 from forebay.ops.operation import Operation, scalar
 from forebay.ops.records import rows_as
 
+if TYPE_CHECKING:
+    from datetime import datetime
+
 #: Most running jobs of each worker in a list.
 JOBS_MAX: Final = 100
+
+#: Most ended workers in a list.
+ENDED_MAX: Final = 1000
 
 _WORKERS: Final = """\
 select to_jsonb(w)::text
@@ -23,6 +29,19 @@ def workers(jobs: int) -> Operation[list[WorkerOverview]]:
         _WORKERS,
         lambda rows: rows_as(WorkerOverview, rows),
         {"jobs": checks.checked_integer(jobs, "jobs", least=0, most=JOBS_MAX)},
+    )
+
+
+def ended_workers(since: datetime | None, limit: int) -> Operation[list[EndedWorker]]:
+    """Return the workers that ended since a time, newest first; None: within a day."""
+    return Operation(
+        "select to_jsonb(w)::text"
+        " from forebay.ended_workers(%(since)s::timestamptz, %(limit)s::integer) w",
+        lambda rows: rows_as(EndedWorker, rows),
+        {
+            "since": checks.instant_text(since, "since"),
+            "limit": checks.checked_integer(limit, "limit", least=1, most=ENDED_MAX),
+        },
     )
 
 

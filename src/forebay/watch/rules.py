@@ -10,6 +10,7 @@ Shown by: tests/unit/test_watch_rules.py, tests/sql/test_alerts.py.
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
 #: Seconds of the period to which ``completed``, ``lately`` and ``missed`` refer.
 WITHIN_SECONDS: Final = 900.0
+
+#: Seconds for which a lost worker is an alert; ``forebay.measurements()`` has those.
+LOST_SECONDS: Final = 600.0
 
 #: An alert clears when its condition was false for this long.
 CLEAR_SECONDS: Final = 120.0
@@ -47,6 +51,7 @@ THRESHOLDS: Final[Mapping[str, float]] = {
     "dead_most": 0.0,
     "dead_lately_most": 100.0,
     "breaker_for": 60.0,
+    "lost_most": 0.0,
     "drift_most": 0.0,
     "snapshot_for": 900.0,
     "dead_rows_most": 1_000_000.0,
@@ -124,7 +129,15 @@ def alerts_of_all(data: Mapping[str, Any]) -> list[Alert]:
     for queue in data["queues"]:
         found += _of_queue(watched, queue)
     found += _of_dead_letters(watched)
-    for rules in (_of_endpoints, _of_mirrors, _of_schedules, _of_database, _of_space):
+    rules_of_sorts = (
+        _of_lost_workers,
+        _of_endpoints,
+        _of_mirrors,
+        _of_schedules,
+        _of_database,
+        _of_space,
+    )
+    for rules in rules_of_sorts:
         found += rules(watched)
     return found
 
@@ -277,6 +290,26 @@ def _of_dead_letters(watched: Watched) -> Iterator[Alert]:
                 ),
                 hint=f"Something fails for good: `forebay dead groups --queue {queue}`.",
             )
+
+
+def _of_lost_workers(watched: Watched) -> Iterator[Alert]:
+    lost = watched.data["lost_workers"]
+    if not lost or len(lost) <= watched.threshold("lost_most"):
+        return
+    held: Counter[str] = Counter()
+    for worker in lost:
+        held.update(worker["kinds"])
+    kinds = ", ".join(f"{jobs:,} {kind}" for kind, jobs in held.most_common(3))
+    yield Alert(
+        code="lost-workers",
+        severity="error",
+        problem=(
+            f"{counted(len(lost), 'worker')} lost within {human_duration(LOST_SECONDS)}; "
+            + (f"they held {kinds}" if kinds else "they held no job")
+        ),
+        hint="See what they held and what became of it: forebay workers list --ended.",
+        since=watched.instant(lost[0]["ended_at"]),
+    )
 
 
 def _of_endpoints(watched: Watched) -> Iterator[Alert]:

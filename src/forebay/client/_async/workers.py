@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from forebay.client._async.base import AsyncClientBase
 from forebay.db.drivers import AsyncConnection
-from forebay.model.workers import WorkerOverview
+from forebay.model.workers import EndedWorker, WorkerOverview
 from forebay.ops import workers
 
 
@@ -27,6 +29,26 @@ class AsyncWorkers(AsyncClientBase):
             InvalidJob: ``jobs`` is out of range.
         """
         return await self._run(conn, workers.workers(jobs))
+
+    async def ended_workers(
+        self,
+        *,
+        since: datetime | None = None,
+        limit: int = 50,
+        conn: AsyncConnection | None = None,
+    ) -> list[EndedWorker]:
+        """Return the workers that ended, the newest first: how, and what became of their jobs.
+
+        Args:
+            since: the time from which on; None: within a day, which is how long they are surely
+                kept.
+            limit: maximum number of workers, 1 to 1,000.
+            conn: the connection to use.
+
+        Raises:
+            InvalidJob: ``limit`` is out of range, or ``since`` has no time zone.
+        """
+        return await self._run(conn, workers.ended_workers(since, limit))
 
     async def set_concurrency(
         self,

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from forebay.client._sync.base import ClientBase
 from forebay.db.drivers import SyncConnection
-from forebay.model.workers import WorkerOverview
+from forebay.model.workers import EndedWorker, WorkerOverview
 from forebay.ops import workers
 
 
@@ -26,6 +28,26 @@ class Workers(ClientBase):
             InvalidJob: ``jobs`` is out of range.
         """
         return self._run(conn, workers.workers(jobs))
+
+    def ended_workers(
+        self,
+        *,
+        since: datetime | None = None,
+        limit: int = 50,
+        conn: SyncConnection | None = None,
+    ) -> list[EndedWorker]:
+        """Return the workers that ended, the newest first: how, and what became of their jobs.
+
+        Args:
+            since: the time from which on; None: within a day, which is how long they are surely
+                kept.
+            limit: maximum number of workers, 1 to 1,000.
+            conn: the connection to use.
+
+        Raises:
+            InvalidJob: ``limit`` is out of range, or ``since`` has no time zone.
+        """
+        return self._run(conn, workers.ended_workers(since, limit))
 
     def set_concurrency(
         self,

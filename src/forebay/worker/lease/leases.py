@@ -256,7 +256,9 @@ class LeaseKeeper:
                 if not lease.retired or lease.batches or not self._settler.is_idle:
                     continue
                 try:
-                    held = await self._session.run(protocol.close_lease(lease.lease_id))
+                    held = await self._session.run(
+                        protocol.close_lease(lease.lease_id, is_retired=True)
+                    )
                 except DatabaseUnavailable:
                     await self._signals.outage.pause(1)
                     continue
@@ -304,7 +306,11 @@ class LeaseKeeper:
         for lease in closing:
             try:
                 async with asyncio.timeout(1.0 if self._signals.at_once else 2.0):
-                    await self._session.run(protocol.close_lease(lease.lease_id), seconds=1.5)
+                    await self._session.run(
+                        # The last one says that the worker has ended.
+                        protocol.close_lease(lease.lease_id, is_retired=lease is not closing[-1]),
+                        seconds=1.5,
+                    )
             except Exception as error:
                 log.warning("lease %s stays open until it is revoked: %s", lease.lease_id, error)
                 return False

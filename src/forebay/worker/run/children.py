@@ -29,7 +29,7 @@ import msgspec
 
 from forebay.errors import HardTimeout
 from forebay.forks import keep_from_copies
-from forebay.model.text import logger
+from forebay.model.text import logger, signal_name
 from forebay.ops.protocol import Ended
 from forebay.worker.ground.held import Raised
 from forebay.worker.ground.log_format import log_choice
@@ -116,10 +116,7 @@ class Child:
             return "killed, because it had lost its connection to the worker"
         code = self.process.returncode
         assert code is not None
-        if code < 0:
-            with contextlib.suppress(ValueError):
-                return f"killed by {signal.Signals(-code).name}"
-        return f"exit code {code}"
+        return f"killed by {signal_name(-code)}" if code < 0 else f"exit code {code}"
 
     def crash_stack(self) -> str:
         """Return where the handler was when a fatal signal ended the process; empty for others.

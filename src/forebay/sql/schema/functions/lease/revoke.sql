@@ -5,11 +5,11 @@
 -- A death is attributed to a job only if the job was a suspect, claimed alone, and its start is recorded.
 --
 -- Parameters: p_suspects, whether the jobs return as suspects; false when the worker itself reports
---   that it never started them.
+--   that it never started them; p_signal, the signal that ended the process, if that is known.
 -- Returns: the number of jobs sent back; null when the lease was closed already.
 -- Errors: 55P03 when a transaction holds a settlement open; try again.
 -- Locks: the lease (FOR UPDATE).
-create function forebay._revoke(p_lease_id bigint, p_closed_as text, p_suspects boolean) returns bigint
+create function forebay._revoke(p_lease_id bigint, p_closed_as text, p_suspects boolean, p_signal integer default null) returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -28,6 +28,9 @@ declare
     v_requeued text[]; -- keys of jobs that wait behind one that was settled before
     v_back    text[] := '{}';  -- groups and keys of jobs that this revocation sent back
     v_letters bigint[] := '{}';
+    v_kinds   text[] := '{}';  -- of each job that it held, with the ids
+    v_ids     bigint[] := '{}';
+    v_used    integer := 0;  -- jobs that have used an attempt
     v_holds   boolean;
 begin
     select l.worker into v_worker from forebay.lease l
@@ -35,7 +38,7 @@ begin
     if not found then
         return null;
     end if;
-    update forebay.lease l set closed_at = forebay._now(), closed_as = p_closed_as where l.lease_id = p_lease_id;
+    update forebay.lease l set closed_at = forebay._now(), closed_as = p_closed_as, signal = p_signal where l.lease_id = p_lease_id;
 
     select b.floor into v_floor from forebay.batch b
     where b.lease_id = p_lease_id order by b.claim_no desc limit 1;
@@ -68,6 +71,10 @@ begin
             where i <> all (v_batch.offsets) order by i
         loop
             v_sent := v_sent + 1;
+            v_row := forebay._row(coalesce(v_batch.lanes[v_open], v_batch.lane),
+                                  coalesce(v_batch.xids[v_open], v_batch.xids[1]), v_batch.seqs[v_open]);
+            v_kinds := v_kinds || v_row.kind;
+            v_ids := v_ids || coalesce(v_row.job_id, v_row.seq);
             -- A later job of a key had begun only if the end of those before it was not yet recorded: it becomes a suspect after them.
             if v_batch.keys[v_open] = any (v_held) then
                 insert into forebay.settlement (lease_id, claim_no, flush_no, settled_at, offsets, outcomes)
@@ -77,11 +84,10 @@ begin
                 end if;
                 continue;
             end if;
-            v_row := forebay._row(coalesce(v_batch.lanes[v_open], v_batch.lane),
-                                  coalesce(v_batch.xids[v_open], v_batch.xids[1]), v_batch.seqs[v_open]);
             v_attempt := coalesce(v_row.attempt, 0);
             if p_suspects and v_started then
                 v_attempt := v_attempt + 1;
+                v_used := v_used + 1;
                 perform forebay._record_failure(v_row, v_batch.group_id, v_attempt, 'worker lost',
                     jsonb_build_object('type', 'WorkerLost', 'message', 'the worker died while it ran this job alone',
                                        'max_attempts', 20), v_worker);
@@ -130,6 +136,42 @@ begin
     if v_letters <> '{}' then
         perform forebay._report_deaths(v_letters);
     end if;
+    perform forebay._record_end(p_lease_id, v_kinds, v_ids, v_used);
     return v_sent;
+end
+$$;
+
+
+-- Record with a lease that is closed when its worker was heard last and what it held, and in the event log that it was lost.
+--
+-- Invariant "what died is told": this is the transaction that closes the lease and sends its jobs back, so there are all three, or none.
+-- `held` has at most 20 kinds with their counts and 20 jobs, those first that ran at the last heartbeat.
+create function forebay._record_end(p_lease_id bigint, p_kinds text[], p_job_ids bigint[], p_used integer) returns void
+language plpgsql volatile
+as $$
+declare
+    v_lease   forebay.lease;
+    v_heard   timestamptz;
+    v_running bigint[];
+begin
+    select h.heartbeat_at, h.running_jobs into v_heard, v_running from forebay.heartbeat h
+    where h.lease_id = p_lease_id and h.heartbeat_at <= forebay._now() + interval '1 second' order by h.heartbeat_at desc limit 1;
+    update forebay.lease l
+    set heard_at = greatest(v_heard, (select b.claimed_at from forebay.batch b where b.lease_id = p_lease_id order by b.claim_no desc limit 1)),
+        held = case when p_kinds <> '{}' then jsonb_build_object(
+            'jobs', cardinality(p_kinds), 'used_attempt', p_used,
+            'kinds', (select jsonb_object_agg(k.kind, k.jobs)
+                      from (select u.kind, count(*) as jobs from unnest(p_kinds) u (kind) where u.kind is not null
+                            group by u.kind order by count(*) desc, u.kind limit 20) k),
+            'job_ids', (select jsonb_agg(i.id order by i.nr)
+                        from (select u.id, row_number() over (order by (u.id = any (v_running)) is not true, u.nr) as nr
+                              from unnest(p_job_ids) with ordinality u (id, nr)) i where i.nr <= 20)) end
+    where l.lease_id = p_lease_id returning l.* into v_lease;
+    if v_lease.closed_as = 'revoked' then
+        perform forebay._record_event(
+            'workers.lost', p_group => v_lease.details ->> 'group', p_detail => v_lease.worker,
+            p_count => cardinality(p_kinds),
+            p_new => jsonb_strip_nulls(jsonb_build_object('heard_at', v_lease.heard_at, 'signal', v_lease.signal, 'held', v_lease.held)));
+    end if;
 end
 $$;

@@ -258,12 +258,12 @@ end
 $$;
 
 
--- Delete leases that closed long ago and have no batch.
+-- Delete leases that closed long ago and have no batch; for a day forebay.ended_workers() shows them.
 create function forebay._trim_leases(p_after text, p_most integer, out rows bigint, out next text)
 language plpgsql volatile
 as $$
 declare
-    v_before constant timestamptz := forebay._now() - forebay._retention(1);  -- A constant: the index is read up to it.
+    v_before constant timestamptz := forebay._now() - greatest(interval '1 day', forebay._retention(1));  -- A constant: the index is read up to it.
     v_leases bigint[];
     v_at     timestamptz;
 begin

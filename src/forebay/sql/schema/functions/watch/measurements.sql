@@ -1,9 +1,10 @@
 -- grant: operator, reader, worker
 
--- What alerts and metrics are made of, as one JSON object: queues by group, dead letters, workers,
--- endpoints, mirrors, schedules and the database. Times are seconds since 1970. It does not visit
--- waiting jobs: it continues from the last counts, as forebay.depth() does, and reads the counters
--- up to the last fold, the newest 100 batches of each lane and its first 100 unread rows.
+-- What alerts and metrics are made of, as one JSON object: queues by group, dead letters, workers
+-- and those lost in the last ten minutes, endpoints, mirrors, schedules and the database. Times are
+-- seconds since 1970. It does not visit waiting jobs: it continues from the last counts, as
+-- forebay.depth() does, and reads the counters up to the last fold, the newest 100 batches of each
+-- lane and its first 100 unread rows.
 --
 -- Parameters:
 --   within_seconds  60 to 86,400: the time to which numbers such as `completed`, `lately` and
@@ -41,6 +42,9 @@ begin
         'counters', case when with_counters then forebay._measured_counters() end,
         'dead', forebay._measured_dead(v_since),
         'workers', forebay._measured_workers(v_now),
+        'lost_workers', (select coalesce(jsonb_agg(jsonb_build_object('worker', e.worker, 'ended_at', extract(epoch from e.ended_at), 'kinds', e.kinds)
+                                                   order by e.ended_at, e.worker), '[]')
+                         from forebay.ended_workers(v_now - interval '10 minutes', 1000) e where e.how in ('lost', 'crashed')),
         'endpoints', forebay._measured_endpoints(v_now),
         'mirrors', forebay._measured_mirrors(v_now),
         'schedules', forebay._measured_schedules(v_since),
