@@ -89,6 +89,7 @@ class Ended:
         holds_key: with the outcome dead: later jobs of its ordering key wait until the dead letter
             is redriven or skipped.
         subject: with the outcome done or cancelled: what the run means for its subject.
+        millis: how long its handler ran; unset for one that did not, or not to its end.
     """
 
     offset: int
@@ -99,6 +100,7 @@ class Ended:
     kept: Kept | msgspec.UnsetType = msgspec.UNSET
     holds_key: bool | msgspec.UnsetType = msgspec.UNSET
     subject: SubjectEnd | msgspec.UnsetType = msgspec.UNSET
+    millis: int | msgspec.UnsetType = msgspec.UNSET
 
 
 @dataclass(slots=True)

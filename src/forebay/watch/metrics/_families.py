@@ -242,8 +242,8 @@ _DATABASE: Final[tuple[_Definition, ...]] = (
             "once."
             ), _QUEUE, _histogram("waits", "wait_ms")),
     ("forebay_job_duration_seconds", "histogram", (
-            "Durations of attempts that ended, as workers measured "
-            "them."
+            "How long handlers ran, of attempts that were done, failed, died, snoozed or were "
+            "cancelled; not of those that were released or cut off."
             ), _QUEUE, _histogram("durations", "duration_ms")),
     ("forebay_queue_paused", "gauge", "Whether the queue is paused.", _QUEUE, _paused),
     ("forebay_queue_served", "gauge", (

@@ -215,9 +215,19 @@ class HeldJob(msgspec.Struct, eq=False):
     def begin(self) -> None:
         self.started_at = time.monotonic()
 
+    def measure(self, ended: Ended) -> None:
+        """Write how long the handler ran into the end of its attempt; not where it was interrupted
+        to be released, or never ran.
+        """
+        if self.started_at and ended.outcome not in UNMEASURED:
+            ended.millis = self.millis(time.monotonic())
+
     def millis(self, now: float) -> int:
         return min(int((now - self.started_at) * 1000), 2_147_483_647)
 
+
+#: Outcomes of a job that comes back as if it had not been claimed: its time is no duration.
+UNMEASURED: Final = frozenset({"released", "unknown"})
 
 #: For the attempts of a job that has neither a handler nor its own limit.
 _NO_KIND: Final = RetryPolicy()

@@ -216,6 +216,7 @@ def _settlement(
         )
         if ended is not None:
             ended.offset = offset
+            held.measure(ended)
             flush.done, flush.millis, flush.ended = [], None, [ended]
         flushes.append(flush)
     return protocol.settle(helds[0].lease.lease_id, flushes)

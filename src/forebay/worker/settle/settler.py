@@ -96,6 +96,7 @@ class Settler:
         """Record another outcome of a job. ``solo``: settle it under the name that its own
         transaction may have used.
         """
+        job.measure(ended)
         if solo:
             flush = Flush(
                 claim_no=job.batch.claim_no, flush_no=-job.row.offset, done=[], ended=[ended]

@@ -7,7 +7,7 @@ create table forebay.settlement (
     settled_at timestamptz not null,
     offsets    smallint[],               -- null: the whole batch
     outcomes   "char"[],                 -- named in forebay.code; null: all done
-    millis     integer[],                -- durations, null: not measured
+    millis     integer[],                -- in the order of offsets, else of the batch; null: no handler ran, or it was not measured
     primary key (lease_id, claim_no, flush_no)
 );
 create index settlement_that_requeues on forebay.settlement (lease_id, claim_no) where 'k' = any (outcomes);

@@ -153,6 +153,8 @@ begin
                                                  coalesce(v_batch.lanes[(e.value ->> 'offset')::integer], v_batch.lane),
                                                  v_batch.xids, (e.value ->> 'offset')::integer, v_batch.group_id)
                     from jsonb_array_elements(v_ended) e);
+                v_millis := coalesce(v_millis, array_fill(null::integer, array[v_done]))
+                            || array(select (e.value ->> 'millis')::integer from jsonb_array_elements(v_ended) e);
                 if v_batch.keys is not null then
                     v_outcomes := forebay._requeued(v_batch.group_id, p_lease_id, settle_v1.claim_no, v_batch.keys, v_offsets, v_outcomes);
                 end if;
