@@ -1,10 +1,15 @@
 """forebay top: one screen, its rates and its widths."""
 
+import itertools
+import random
+from bisect import bisect_left
+
 import pytest
 from rich.cells import cell_len
 
-from forebay.watch.top import Reads
-from tests.support.engine import Reader, enqueue
+from forebay.model.stats import STATS_BOUNDS
+from forebay.watch.top import Reads, percentile
+from tests.support.engine import Reader, enqueue, one
 
 LONG = "notifications_of_the_european_region_and_of_all_other_regions_too"
 HOSTILE = "e\u202ef\u2066g\u2028h"
@@ -79,16 +84,18 @@ def _data(at, *, claims=0, done=0, waits=(0, 0, 0)):
     }  # fmt: skip
     cell = {
         "queue": "mail", "group": "default", "kind": "send", "done": done, "failed": 0, "dead": 0,
-        "waits": list(waits), "durations": [0, 0, 0]
+        "waits": list(waits), "durations": [0, 0, 0], "duration_ms": 0,
+        "wait_ms": sum(bound * count for bound, count in zip((10, 100, 100), waits, strict=True)),
     }  # fmt: skip
     return {
         "at": at, "checked_at": at, "alerts": [], "queues": [queue], "dead": [], "workers": [],
+        "lost_workers": [],
         "installed_at": 0.0, "thresholds": [], "endpoints": [], "mirrors": [], "schedules": [],
         "database": {"snapshot_seconds": 0, "prepared_seconds": 0, "dead_rows": 0, "exports": [],
             "duties": [], "reserve_rows": 1, "numbers_left": 1},
         "space": {"database_bytes": 1, "growth_bytes": None},
         "counters": {"bounds": [10, 100],
-            "cells": [cell, {**cell, "kind": "other", "done": 0, "waits": [0, 0, 0]}]},
+            "cells": [cell, {**cell, "kind": "other", "done": 0, "waits": [0, 0, 0], "wait_ms": 0}]},
     }  # fmt: skip
 
 
@@ -113,6 +120,34 @@ def test_rates_are_differences_of_two_reads():
     assert third.rate_seconds == 10
     assert third.queues[0].claims_per_second == 20
     assert third.queues[0].done_per_second == 0
+
+
+def test_a_quantile_is_never_above_the_largest_value():
+    """
+    Nor far below: also where all lie in one wide bucket, or above the last bound. In an incident
+    all waits of a minute have nearly one length.
+    """
+    for seed in range(400):
+        rng = random.Random(seed)
+        values = [rng.random() ** 3 * 10 ** rng.randint(0, 8) for _ in range(rng.randint(1, 40))]
+        counts = [0] * (len(STATS_BOUNDS) + 1)
+        for value in values:
+            counts[bisect_left(STATS_BOUNDS, value)] += 1
+        for share in (0.5, 0.95, 1.0):
+            found = percentile(STATS_BOUNDS, counts, sum(values), share)
+            assert found <= max(values) * (1 + 1e-9), seed
+    minute_and_more = [70_000.0 + n for n in range(100)]
+    counts = [0] * (len(STATS_BOUNDS) + 1)
+    counts[bisect_left(STATS_BOUNDS, 70_000)] = 100
+    assert 60_000 < percentile(STATS_BOUNDS, counts, sum(minute_and_more), 0.95) <= 70_100
+
+
+def test_the_bounds_are_fine_where_an_incident_is(conn):
+    """From a second to an hour each is at most three times the one before, in SQL as in Python."""
+    assert tuple(one(conn, "select forebay.stats_bounds()")) == STATS_BOUNDS
+    late = [bound for bound in STATS_BOUNDS if bound >= 1000]
+    assert late[-1] == 3_600_000
+    assert all(b <= 3 * a for a, b in itertools.pairwise(late))
 
 
 def test_the_head_shows_what_holds_and_what_is_over():

@@ -125,7 +125,7 @@ def list_(*, dsn: Dsn = None, as_json: Json = False) -> None:
             f"{each.waiting:,}",
             ago(each.waiting_since).removesuffix(" ago"),
             _rate(each.accepted_per_second),
-            "-" if each.p99_seconds is None else human_duration(each.p99_seconds),
+            _at_most(each.p99_seconds),
             one_line(each.last_error if each.failing_since and each.last_error else "-"),
         )
     out.print(rows)
@@ -338,6 +338,11 @@ def redrive(name: Name, *, limit: Most = None, dsn: Dsn = None, as_json: Json = 
         console().print(f"endpoint {name}: {count:,} redriven")
 
 
+def _at_most(seconds: float | None) -> str:
+    """Return an upper bound; the counts that it is made of know powers of two only."""
+    return "-" if seconds is None else f"≤ {human_duration(seconds)}"
+
+
 def _is_answered(job: JobStatus) -> bool:
     return job.state in ("done", "dead", "retrying", "expired", "cancelled")
 
@@ -423,7 +428,7 @@ def _facts(each: Endpoint) -> Table:
         f"{_rate(each.accepted_per_second)} accepted, {_rate(each.failed_per_second)} failed,"
         f" {_rate(each.rejected_per_second)} rejected",
     )
-    rows.add_row("p99", "-" if each.p99_seconds is None else human_duration(each.p99_seconds))
+    rows.add_row("p99", _at_most(each.p99_seconds))
     rows.add_row("last success", moment(each.last_success_at))
     rows.add_row("last failure", moment(each.last_failure_at))
     rows.add_row("last error", each.last_error or "-")

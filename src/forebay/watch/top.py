@@ -6,6 +6,7 @@ Shown by: tests/cli/test_top.py.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -72,35 +73,50 @@ class _Read:
             place = (cell["queue"], cell["group"])
             self.done[place] = self.done.get(place, 0) + cell["done"]
             self.failed[place] = self.failed.get(place, 0) + cell["failed"] + cell["dead"]
-            for totals, name in ((self.waits, "waits"), (self.durations, "durations")):
-                before = totals.get(place) or [0] * len(cell[name])
-                totals[place] = [a + b for a, b in zip(before, cell[name], strict=True)]
+            for totals, name, sum_name in (
+                (self.waits, "waits", "wait_ms"),
+                (self.durations, "durations", "duration_ms"),
+            ):
+                counts = [*cell[name], cell[sum_name]]
+                before = totals.get(place) or [0] * len(counts)
+                totals[place] = [a + b for a, b in zip(before, counts, strict=True)]
 
 
-def percentile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
+def percentile(
+    bounds: Sequence[float], counts: Sequence[int], total: float, share: float
+) -> float | None:
     """Return the value below which a share of a histogram lies, linear within its bucket.
 
-    The result is None for an empty histogram.
+    The result is None for an empty histogram. Invariant "never above the largest seen": the highest bucket with a value
+    ends where its mean may be at least, which the sum of all values tells.
 
     Args:
         bounds: upper bounds of the buckets.
-        counts: one more: values above the last bound count as the last bound.
+        counts: one more, for values above the last bound.
+        total: sum of the values.
         share: 0 to 1.
 
-    >>> percentile([10, 20], [5, 5, 0], 0.5), percentile([10, 20], [0, 0, 1], 0.5)
-    (10.0, 20.0)
-    >>> percentile([10], [0, 0], 0.5) is None
+    >>> percentile([10, 20], [5, 5, 0], 120, 0.5), percentile([10, 20], [0, 0, 1], 90, 0.5)
+    (10.0, 90.0)
+    >>> percentile([60, 600], [0, 10, 0], 700, 0.95)
+    69.5
+    >>> percentile([10], [0, 0], 0, 0.5) is None
     True
     """
-    total = sum(counts)
-    if total <= 0:
+    number = sum(counts)
+    if number <= 0:
         return None
-    wanted, below, lower = share * total, 0, 0.0
-    for bound, count in zip(bounds, counts, strict=False):
+    wanted, below, lower = share * number, 0, 0.0
+    highest = max(place for place, count in enumerate(counts) if count)
+    for place, count in enumerate(counts[: highest + 1]):
+        bound = float(bounds[place]) if place < len(bounds) else math.inf
+        if place == highest:
+            rest = total - sum(b * c for b, c in zip(bounds, counts[:highest], strict=False))
+            bound = min(bound, max(lower, rest / count))
         if count and below + count >= wanted:
             return lower + (bound - lower) * (wanted - below) / count
         below += count
-        lower = float(bound)
+        lower = bound
     return lower
 
 
@@ -129,7 +145,7 @@ def _queues(
         )
 
         def seconds(counts: Sequence[int], share: float) -> float | None:
-            value = percentile(new.bounds, counts, share)
+            value = percentile(new.bounds, counts[:-1], counts[-1], share) if counts else None
             return None if value is None else value / 1000
 
         oldest_at = queue["oldest_ready_at"]
@@ -162,12 +178,14 @@ def _queues(
 def _lately(
     new: Mapping[_Place, list[int]], old: Mapping[_Place, list[int]] | None, place: _Place
 ) -> tuple[list[int], bool]:
-    """Return what was added to a histogram, and True; if nothing was, all of it, and False."""
+    """Return what was added to a histogram with its sum, and True; if nothing was, all of it, and
+    False.
+    """
     counts = new.get(place, [])
     if old is not None:
         before = old.get(place) or [0] * len(counts)
         added = [max(0, a - b) for a, b in zip(counts, before, strict=True)]
-        if any(added):
+        if any(added[:-1]):
             return added, True
     return counts, False
 

@@ -51,11 +51,11 @@ create table forebay.counter_sample (
 create index counter_sample_by_time on forebay.counter_sample (step, at);
 create index counter_by_time on forebay.counter (counted_at) where segment_id = -1;
 
--- The elements of counter.totals. Elements 18 to 31 and 32 to 45 are histograms of waits and durations.
+-- The elements of counter.totals. Elements 18 to 37 and 38 to 57 are histograms of waits and durations.
 create view forebay.counter_event (element, name) as values
     (1, 'arrived'), (2, 'enqueued'), (3, 'handed'), (4, 'done'), (5, 'failed'), (6, 'dead'), (7, 'expired'), (8, 'cancelled before a claim'),
     (9, 'cancelled after a claim'), (10, 'snoozed'), (11, 'released'), (12, 'lost'), (13, 'requeued'), (14, 'moved'), (15, 'scheduled'), (16, 'retrying'),
-    (17, 'milliseconds waited'), (46, 'milliseconds run');
+    (17, 'milliseconds waited'), (58, 'milliseconds run');
 
 -- A group whose counters are read: the last fold, and the transactions that have ended since.
 create type forebay._counter_base as (

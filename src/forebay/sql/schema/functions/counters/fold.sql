@@ -53,7 +53,7 @@ begin
     insert into forebay.counter (cell_id, segment_id, no, counted_at, totals)
     select n.cell_id, n.segment_id, coalesce(p.no, 0) + 1, v_at,
            array(select coalesce(o.total, 0) + coalesce(a.jobs, 0)
-                 from generate_series(1, 46) i
+                 from generate_series(1, 58) i
                  left join unnest(p.totals) with ordinality o (total, event) on o.event = i
                  left join unnest(n.events, n.jobs) a (event, jobs) on a.event = i
                  order by i)

@@ -274,13 +274,13 @@ begin
              union all
              select r.base, r.lane, r.kind, r.tag, 4, r.size from run r where r.is_whole
              union all
-             select r.base, r.lane, r.kind, r.tag, 32 + width_bucket(r.millis::double precision - 0.5, $5), r.jobs from ran r
+             select r.base, r.lane, r.kind, r.tag, 38 + width_bucket(r.millis::double precision - 0.5, $5), r.jobs from ran r
              union all
-             select r.base, r.lane, r.kind, r.tag, 46, r.millis * r.jobs from ran r
+             select r.base, r.lane, r.kind, r.tag, 58, r.millis * r.jobs from ran r
              union all
              select r.base, r.lane, r.kind, r.tag, c.event, c.jobs
              from run r
-             join (select e.nr, e.code, 32 + width_bucket(e.millis::double precision - 0.5, $5) as run, count(*) as jobs, sum(e.millis) as ran
+             join (select e.nr, e.code, 38 + width_bucket(e.millis::double precision - 0.5, $5) as run, count(*) as jobs, sum(e.millis) as ran
                    from unnest($2, $3, $4) e (nr, code, millis) group by 1, 2, 3) e on e.nr = r.nr
              cross join lateral forebay._counter_events(false, e.code, null, e.run, e.jobs, null, e.ran) c
          )
@@ -318,7 +318,7 @@ begin
              where r.seqs = b.seqs
          ), job as materialized (
              select r.base, r.lane, r.is_new, u.kind, u.tag, case when r.is_whole then ''d'' else e.code end as code,
-                    18 + width_bucket(u.wait, $6) as wait, 32 + width_bucket((case when r.is_whole then u.millis else e.millis end)::double precision - 0.5, $6) as run,
+                    18 + width_bucket(u.wait, $6) as wait, 38 + width_bucket((case when r.is_whole then u.millis else e.millis end)::double precision - 0.5, $6) as run,
                     count(*) as jobs, sum(greatest(u.wait, 0)) as waited, sum(case when r.is_whole then u.millis else e.millis end) as ran
              from run r
              cross join lateral unnest(r.kinds, r.tags, r.waits, r.millis) with ordinality u (kind, tag, wait, millis, place)
@@ -345,7 +345,7 @@ language sql immutable
 as $$
     select e.event, e.jobs
     from (values
-        (case when p_is_new then 3 end, p_jobs), (p_wait, p_jobs), (p_run, p_jobs), (17, p_waited), (46, p_ran),
+        (case when p_is_new then 3 end, p_jobs), (p_wait, p_jobs), (p_run, p_jobs), (17, p_waited), (58, p_ran),
         (case p_code when 'd' then 4 when 'r' then 5 when 'x' then 6 when 'y' then 6 when 'c' then 9 when 's' then 10 when 'u' then 10
                      when 'h' then 11 when 'l' then 12 when 'k' then 13 end, p_jobs)) e (event, jobs)
     where e.event is not null and e.jobs > 0
@@ -365,7 +365,7 @@ begin
         'with job as materialized (
              select u.base, u.lane, i.kind, i.tag, u.is_new, u.code, count(*) as jobs,
                     18 + width_bucket(case when u.is_new and i.job_id is null then date_part(''epoch'', u.claimed_at - i.enqueued_at) * 1000 end, $9) as wait,
-                    32 + width_bucket(u.millis::double precision - 0.5, $9) as run,
+                    38 + width_bucket(u.millis::double precision - 0.5, $9) as run,
                     sum(case when u.is_new and i.job_id is null then greatest(date_part(''epoch'', u.claimed_at - i.enqueued_at) * 1000, 0) end) as waited,
                     sum(u.millis) as ran
              from unnest($1, $2, $3, $4, $5, $6, $7, $8) u (base, lane, xid, seq, is_new, claimed_at, code, millis)
@@ -418,10 +418,10 @@ end
 $$;
 
 
--- Upper bounds of the histograms of waits and durations, in milliseconds; the last of the 14 buckets has no bound.
+-- Upper bounds of the histograms of waits and durations, in milliseconds; the last of the 20 buckets has no bound.
 create function forebay._counter_bounds() returns bigint[]
 language sql immutable
-as $$ select array[5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 60000, 600000]::bigint[] $$;
+as $$ select array[5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 20000, 30000, 60000, 120000, 300000, 600000, 1800000, 3600000]::bigint[] $$;
 
 
 -- The most cells of one group.

@@ -58,7 +58,7 @@ begin
     select s.at, c.queue, coalesce(g.name, 'default'), c.priority, c.kind, c.tag,
            s.t[15], s.t[1] + s.t[13] - s.t[3] - s.t[7] - s.t[8] - s.t[14],
            s.t[3] - s.t[4] - s.t[5] - s.t[6] - s.t[9] - s.t[10] - s.t[11] - s.t[12] - s.t[13], s.t[16],
-           d.d[2], d.d[3], d.d[4], d.d[5], d.d[6], d.d[7], d.d[8] + d.d[9], d.d[10], d.d[11], d.d[12], d.d[13], d.d[17], d.d[46], d.d[18:31], d.d[32:45]
+           d.d[2], d.d[3], d.d[4], d.d[5], d.d[6], d.d[7], d.d[8] + d.d[9], d.d[10], d.d[11], d.d[12], d.d[13], d.d[17], d.d[58], d.d[18:37], d.d[38:57]
     from sample s
     join forebay.counter_cell c on c.cell_id = s.cell_id
     left join forebay.queue_group g on g.group_id = c.group_id

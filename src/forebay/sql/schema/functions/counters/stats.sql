@@ -48,7 +48,7 @@ begin
         -- Of jobs that wait for a key, and of those whose handlers run.
         select r.base, r.priority, r.kind, r.tag, r.event, sum(r.jobs) as jobs from forebay._counter_held(v_found.bases) r group by 1, 2, 3, 4, 5
         union all
-        select r.base, r.priority, r.kind, r.tag, 48, sum(r.jobs) from forebay._counter_running(v_found.bases, v_found.lanes) r group by 1, 2, 3, 4
+        select r.base, r.priority, r.kind, r.tag, 60, sum(r.jobs) from forebay._counter_running(v_found.bases, v_found.lanes) r group by 1, 2, 3, 4
     ), folded as (
         select b.nr, c.priority, c.kind, c.tag, n.totals
         from base b
@@ -73,15 +73,15 @@ begin
     ), cell as materialized (
         select coalesce(f.nr, a.nr) as nr, coalesce(f.priority, a.priority) as priority, coalesce(f.kind, a.kind) as kind, coalesce(f.tag, a.tag) as tag,
                case when a.nr is null then f.totals || array[0, 0]::bigint[]
-                    else array(select (coalesce(f.totals[i], 0) + coalesce(a.jobs[array_position(a.events, i)], 0))::bigint from generate_series(1, 48) i) end as t
+                    else array(select (coalesce(f.totals[i], 0) + coalesce(a.jobs[array_position(a.events, i)], 0))::bigint from generate_series(1, 60) i) end as t
         from folded f full join added a on a.nr = f.nr and a.priority = f.priority and a.kind = f.kind and coalesce(a.tag, '') = coalesce(f.tag, '')
                                            and (a.tag is null) = (f.tag is null)
     )
     select b.queue, b.group_name, c.priority, c.kind, c.tag,
-           c.t[15], c.t[1] + c.t[13] - c.t[3] - c.t[7] - c.t[8] - c.t[14], c.t[47],
-           c.t[3] - c.t[4] - c.t[5] - c.t[6] - c.t[9] - c.t[10] - c.t[11] - c.t[12] - c.t[13], c.t[48], c.t[16],
-           c.t[2], c.t[3], c.t[4], c.t[5], c.t[6], c.t[7], c.t[8] + c.t[9], c.t[10], c.t[11], c.t[12], c.t[13], c.t[17], c.t[46],
-           c.t[18:31], c.t[32:45]
+           c.t[15], c.t[1] + c.t[13] - c.t[3] - c.t[7] - c.t[8] - c.t[14], c.t[59],
+           c.t[3] - c.t[4] - c.t[5] - c.t[6] - c.t[9] - c.t[10] - c.t[11] - c.t[12] - c.t[13], c.t[60], c.t[16],
+           c.t[2], c.t[3], c.t[4], c.t[5], c.t[6], c.t[7], c.t[8] + c.t[9], c.t[10], c.t[11], c.t[12], c.t[13], c.t[17], c.t[58],
+           c.t[18:37], c.t[38:57]
     from cell c join base b on b.nr = c.nr
     order by b.queue, b.group_name, c.priority, c.kind, c.tag;
 end
@@ -98,7 +98,7 @@ begin
         return;
     end if;
     return query
-    select b.nr, -1::bigint, l.priority, (p.job).kind, (p.job).tag, case when c.is_cancelled then 1 else 47 end,
+    select b.nr, -1::bigint, l.priority, (p.job).kind, (p.job).tag, case when c.is_cancelled then 1 else 59 end,
            case when c.is_cancelled then -count(*) else count(*) end
     from forebay._parked_jobs() p
     join unnest(p_bases) b on b.group_id = p.group_id
@@ -145,7 +145,7 @@ begin
         group by s.segment_id
     loop
         return query execute format(
-            'select u.base, -1::bigint, l.priority, i.kind, i.tag, 48, count(*)
+            'select u.base, -1::bigint, l.priority, i.kind, i.tag, 60, count(*)
              from unnest($1, $2, $3, $4, $5) u (base, lease_id, lane, xid, seq)
              cross join lateral (select i.kind, i.tag, coalesce(i.job_id, i.seq) as job_id from forebay.log_%s i
                                  where i.lane = u.lane and i.xid = u.xid and i.seq = u.seq limit 1) i

@@ -207,7 +207,7 @@ as $$
     select jsonb_build_object('bounds', to_jsonb(forebay._counter_bounds()), 'cells', coalesce(jsonb_agg(jsonb_build_object(
                'queue', c.queue, 'group', c.name, 'kind', c.kind, 'enqueued', c.n[2], 'done', c.n[4], 'failed', c.n[5], 'dead', c.n[6], 'expired', c.n[7],
                'cancelled', c.n[8] + c.n[9], 'snoozed', c.n[10], 'released', c.n[11], 'lost', c.n[12],
-               'waits', to_jsonb(c.n[18:31]), 'wait_ms', c.n[17], 'durations', to_jsonb(c.n[32:45]), 'duration_ms', c.n[46])
+               'waits', to_jsonb(c.n[18:37]), 'wait_ms', c.n[17], 'durations', to_jsonb(c.n[38:57]), 'duration_ms', c.n[58])
            order by c.queue, c.name, c.kind), '[]'))
     from (select s.queue, s.name, s.kind, array_agg(s.total order by s.element) as n
           from (select e.queue, g.name, e.kind, u.element, sum(u.total)::bigint as total
