@@ -83,7 +83,8 @@ def _data(at, *, claims=0, done=0, waits=(0, 0, 0)):
         "completed_at": at, "oldest_ready_at": None,
     }  # fmt: skip
     cell = {
-        "queue": "mail", "group": "default", "kind": "send", "done": done, "failed": 0, "dead": 0,
+        "queue": "mail", "group": "default", "kind": "send", "counted_at": at,
+        "done": done, "failed": 0, "dead": 0,
         "waits": list(waits), "durations": [0, 0, 0], "duration_ms": 0,
         "wait_ms": sum(bound * count for bound, count in zip((10, 100, 100), waits, strict=True)),
     }  # fmt: skip
@@ -95,7 +96,8 @@ def _data(at, *, claims=0, done=0, waits=(0, 0, 0)):
             "duties": [], "reserve_rows": 1, "numbers_left": 1},
         "space": {"database_bytes": 1, "growth_bytes": None},
         "counters": {"bounds": [10, 100],
-            "cells": [cell, {**cell, "kind": "other", "done": 0, "waits": [0, 0, 0], "wait_ms": 0}]},
+            "cells": [cell,
+                {**cell, "kind": "other", "done": 0, "waits": [0, 0, 0], "wait_ms": 0}]},
     }  # fmt: skip
 
 
@@ -116,10 +118,31 @@ def test_rates_are_differences_of_two_reads():
     assert second.queues[0].done_per_second == 50
     assert second.queues[0].wait_p50 == pytest.approx(0.055)
     assert second.queues[0].latency_is_recent
-    third = reads.add(_data(1012.0, claims=900), [])
+    third = reads.add(_data(1012.0, claims=900, done=0), [])
     assert third.rate_seconds == 10
     assert third.queues[0].claims_per_second == 20
     assert third.queues[0].done_per_second == 0
+
+
+def test_what_is_done_has_a_rate_between_two_folds():
+    """
+    Between two reads nothing may have been counted: that is not a rate of 0 beside thousands of
+    claims. Nothing counted for long is one.
+    """
+
+    def read(at, counted_at, done):
+        data = _data(at, claims=round(at * 1000), done=done)
+        for cell in data["counters"]["cells"]:
+            cell["counted_at"] = counted_at
+        return reads.add(data, []).queues[0].done_per_second
+
+    reads = Reads()
+    assert read(1000.0, 999.0, 1000) is None
+    assert read(1002.0, 999.0, 1000) is None, "one fold is no difference"
+    assert read(1008.0, 1007.0, 9000) == 1000
+    assert read(1012.0, 1007.0, 9000) == 1000
+    assert read(1017.0, 1016.0, 27_000) == pytest.approx(26_000 / 17)
+    assert read(1040.0, 1016.0, 27_000) == 0
 
 
 def test_a_quantile_is_never_above_the_largest_value():

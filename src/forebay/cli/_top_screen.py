@@ -56,8 +56,8 @@ _COLUMNS: Final = (
     _Column("retry", 0, lambda q: _count(q.retrying), "red"),
     _Column("dead", 0, lambda q: _count(q.dead), "bold red"),
     _Column("claims/s", 0, lambda q: _rate(q.claims_per_second), "green"),
-    _Column("done/s", 110, lambda q: _rate(q.done_per_second), "green"),
-    _Column("failed/s", 125, lambda q: _rate(q.failed_per_second), "red"),
+    _Column("done/s", 110, lambda q: _counted(q, q.done_per_second), "green"),
+    _Column("failed/s", 125, lambda q: _counted(q, q.failed_per_second), "red"),
     _Column("oldest", 0, lambda q: _short(q.oldest_ready_seconds)),
     _Column("wait p50", 0, lambda q: _short(q.wait_p50)),
     _Column("p95", 0, lambda q: _short(q.wait_p95)),
@@ -288,6 +288,11 @@ def _rate(number: float | None) -> str:
     if number is None or number == 0:
         return "-"
     return f"{number:.2g}" if number < 10 else f"{number:,.0f}"
+
+
+def _counted(queue: QueueLoad, number: float | None) -> str:
+    """Return a rate of what is counted by folds; ``?`` until two of them are known."""
+    return "?" if number is None and queue.claims_per_second is not None else _rate(number)
 
 
 def _short(seconds: float | None) -> str:

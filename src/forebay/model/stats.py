@@ -10,8 +10,8 @@ from forebay._dataclass import dataclass
 #: Upper bounds, in milliseconds, of the buckets of ``waits`` and ``durations``. A further
 #: bucket has the longer ones.
 STATS_BOUNDS: Final = (
-    5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 20_000, 30_000, 60_000, 120_000, 300_000,
-    600_000, 1_800_000, 3_600_000,
+    5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10_000, 20_000, 30_000, 60_000, 120_000,
+    300_000, 600_000, 1_800_000, 3_600_000,
 )  # fmt: skip
 
 #: The steps of a time series.

@@ -21,7 +21,8 @@ class QueueLoad:
         is_served: whether a live worker serves it.
         oldest_ready_seconds: age of the oldest ready job, in seconds.
         claims_per_second: jobs that workers took.
-        done_per_second: jobs that were done, as far as the counters are folded.
+        done_per_second: jobs that were done, between two folds of the counters; None until two are
+            known.
         failed_per_second: attempts that ended with an error, and jobs that died.
         wait_p50: seconds from enqueue to claim, of jobs that were enqueued to run at once.
         run_p50: seconds that handlers ran.

@@ -52,7 +52,7 @@ class Reads:
             at=new.at,
             rate_seconds=None if base is None else new.at - base.at,
             problems=problems(data),
-            queues=_queues(data, new, base, earlier[0] if earlier else None),
+            queues=_queues(data, new, base, earlier),
             workers=_workers(data),
             keys=keys,
         )
@@ -65,12 +65,15 @@ class _Read:
         self.at = float(data["at"])
         self.claims = {(q["queue"], q["group"]): q["claims"] for q in data["queues"]}
         self.bounds: Sequence[float] = data["counters"]["bounds"]
+        #: When the last fold changed the counters of a place; they say nothing of later.
+        self.counted_at: dict[_Place, float] = {}
         self.done: dict[_Place, int] = {}
         self.failed: dict[_Place, int] = {}
         self.waits: dict[_Place, list[int]] = {}
         self.durations: dict[_Place, list[int]] = {}
         for cell in data["counters"]["cells"]:
             place = (cell["queue"], cell["group"])
+            self.counted_at[place] = max(self.counted_at.get(place, 0.0), cell["counted_at"])
             self.done[place] = self.done.get(place, 0) + cell["done"]
             self.failed[place] = self.failed.get(place, 0) + cell["failed"] + cell["dead"]
             for totals, name, sum_name in (
@@ -121,18 +124,18 @@ def percentile(
 
 
 def _queues(
-    data: Mapping[str, Any], new: _Read, base: _Read | None, oldest: _Read | None
+    data: Mapping[str, Any], new: _Read, base: _Read | None, earlier: Sequence[_Read]
 ) -> list[QueueLoad]:
+    oldest = earlier[0] if earlier else None
     dead: dict[str, int] = {}
     for line in data["dead"]:
         dead[line["queue"]] = dead.get(line["queue"], 0) + line["dead"]
 
-    def rate(name: Literal["claims", "done", "failed"], place: _Place) -> float | None:
+    def claims_rate(place: _Place) -> float | None:
         if base is None:
             return None
         # A group that was opened again counts from 0.
-        change: int = getattr(new, name).get(place, 0) - getattr(base, name).get(place, 0)
-        return max(0, change) / (new.at - base.at)
+        return max(0, new.claims[place] - base.claims.get(place, 0)) / (new.at - base.at)
 
     found: list[QueueLoad] = []
     for queue in data["queues"]:
@@ -162,9 +165,9 @@ def _queues(
                 is_paused=queue["paused_at"] is not None,
                 is_served=queue["is_served"],
                 oldest_ready_seconds=None if oldest_at is None else max(0.0, new.at - oldest_at),
-                claims_per_second=rate("claims", place),
-                done_per_second=rate("done", place),
-                failed_per_second=rate("failed", place),
+                claims_per_second=claims_rate(place),
+                done_per_second=_counted_rate("done", place, new, earlier),
+                failed_per_second=_counted_rate("failed", place, new, earlier),
                 wait_p50=seconds(waits, 0.5),
                 wait_p95=seconds(waits, 0.95),
                 run_p50=seconds(runs, 0.5),
@@ -173,6 +176,30 @@ def _queues(
             )
         )
     return found
+
+
+def _counted_rate(
+    name: Literal["done", "failed"], place: _Place, new: _Read, earlier: Sequence[_Read]
+) -> float | None:
+    """Return by how much a counter grows a second, between two folds: a busy worker folds every
+    ten seconds, and between two reads nothing may have been counted.
+
+    None where the reads have one fold only.
+    """
+    if not earlier:
+        return None
+    at = new.counted_at.get(place, 0.0)
+    if new.at - at > 2 * RATE_SECONDS:
+        return 0.0  # Nothing has ended since.
+    before = [read for read in earlier if read.counted_at.get(place, 0.0) < at]
+    if not before:
+        return None
+    long_before = [read for read in before if at - read.counted_at.get(place, 0.0) >= RATE_SECONDS]
+    base = long_before[-1] if long_before else before[0]
+    # A place that was not counted before began with the first read at the latest.
+    since = base.counted_at.get(place, base.at)
+    change: int = getattr(new, name).get(place, 0) - getattr(base, name).get(place, 0)
+    return max(0, change) / (at - since) if at > since else None
 
 
 def _lately(

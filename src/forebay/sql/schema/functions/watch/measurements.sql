@@ -205,15 +205,15 @@ language sql stable
 -- planner: in order
 as $$
     select jsonb_build_object('bounds', to_jsonb(forebay._counter_bounds()), 'cells', coalesce(jsonb_agg(jsonb_build_object(
-               'queue', c.queue, 'group', c.name, 'kind', c.kind, 'enqueued', c.n[2], 'done', c.n[4], 'failed', c.n[5], 'dead', c.n[6], 'expired', c.n[7],
+               'queue', c.queue, 'group', c.name, 'kind', c.kind, 'counted_at', extract(epoch from c.counted_at), 'enqueued', c.n[2], 'done', c.n[4], 'failed', c.n[5], 'dead', c.n[6], 'expired', c.n[7],
                'cancelled', c.n[8] + c.n[9], 'snoozed', c.n[10], 'released', c.n[11], 'lost', c.n[12],
                'waits', to_jsonb(c.n[18:37]), 'wait_ms', c.n[17], 'durations', to_jsonb(c.n[38:57]), 'duration_ms', c.n[58])
            order by c.queue, c.name, c.kind), '[]'))
-    from (select s.queue, s.name, s.kind, array_agg(s.total order by s.element) as n
-          from (select e.queue, g.name, e.kind, u.element, sum(u.total)::bigint as total
+    from (select s.queue, s.name, s.kind, array_agg(s.total order by s.element) as n, max(s.counted_at) as counted_at
+          from (select e.queue, g.name, e.kind, u.element, sum(u.total)::bigint as total, max(t.counted_at) as counted_at
                 from forebay.counter_cell e
                 join forebay.queue_group g on g.group_id = e.group_id
-                cross join lateral (select i.totals from forebay.counter i
+                cross join lateral (select i.totals, i.counted_at from forebay.counter i
                                     where i.cell_id = e.cell_id and i.segment_id = -1 order by i.no desc limit 1) t
                 cross join lateral unnest(t.totals) with ordinality u (total, element)
                 group by e.queue, g.name, e.kind, u.element) s
