@@ -17,6 +17,7 @@ create table forebay.log (
     attempt        integer,              -- attempts used before this row; null: none
     pauses         integer,              -- snoozes and unknown-kind pauses since the last failed attempt; null: none
     unique_key     text,
+    ready_at       timestamptz,          -- of a later row of its job: since when it may be claimed; null: a first row, since enqueued_at
     -- include: job_columns
 ) partition by range (seq);
 alter table forebay.log replica identity full;

@@ -42,8 +42,8 @@ begin
         from gone g where not v_is_due order by g.run_at, g.deferred_id
     ), now as (
         insert into forebay.log (
-            lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, {job})
-        select g.lane, g.enqueued_at, g.job_id, g.expires_at, g.attempt, g.pauses, g.unique_key, {job of g}
+            lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, ready_at, {job})
+        select g.lane, g.enqueued_at, g.job_id, g.expires_at, g.attempt, g.pauses, g.unique_key, forebay._now(), {job of g}
         from gone g where v_is_due order by g.run_at, g.deferred_id
     )
     select array_agg(distinct g.job_id) as jobs, array_agg(distinct g.lane) filter (where v_is_due) as due_lanes,

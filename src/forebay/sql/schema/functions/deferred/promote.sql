@@ -100,8 +100,8 @@ begin
               and pg_visible_in_snapshot(d.xid, v_now)
         ), written as (
             insert into forebay.log (
-                lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, {job})
-            select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.pauses, d.unique_key, {job of d}
+                lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, ready_at, {job})
+            select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.pauses, d.unique_key, d.run_at, {job of d}
             from due d
             where d.job_id >= 0
             order by d.run_at, d.deferred_id
@@ -127,8 +127,8 @@ begin
         where (d.run_at, d.deferred_id) <= (v_cursor.run_at, v_cursor.deferred_id)
     ), written as (
         insert into forebay.log (
-            lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, {job})
-        select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.pauses, d.unique_key, {job of d}
+            lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, ready_at, {job})
+        select d.lane, d.enqueued_at, nullif(d.job_id, 0), d.expires_at, d.attempt, d.pauses, d.unique_key, d.run_at, {job of d}
         from late d
         where d.job_id >= 0
         order by d.run_at, d.deferred_id

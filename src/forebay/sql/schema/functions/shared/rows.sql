@@ -31,10 +31,10 @@ declare
 begin
     if p_run_at is null then
         insert into forebay.log (
-            lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, {job})
+            lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, ready_at, {job})
         values (
             p_lane, p_row.enqueued_at, coalesce(p_row.job_id, p_row.seq), v_expires_at, nullif(p_attempt, 0),
-            nullif(p_pauses, 0), p_row.unique_key, {job of p_row});
+            nullif(p_pauses, 0), p_row.unique_key, forebay._now(), {job of p_row});
     else
         insert into forebay.deferred (
             run_at, lane, enqueued_at, job_id, expires_at, attempt, pauses, unique_key, {job})

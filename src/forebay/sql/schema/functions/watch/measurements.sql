@@ -105,12 +105,10 @@ as $$
             where d.jobs > 0) b
         group by b.group_id),
     oldest as materialized (
-        -- Rows of retried and scheduled jobs keep the time of their first enqueue, and say nothing about the wait.
         select c.queue, c.group_id, min(u.oldest) as oldest
         from (select n.queue, n.group_id, row(1, n.lane, case n.audience when 0 then n.start_after else '1:1:' end, n.snap_from, n.snap_to, s.lo, s.hi, n.pos_xid,
                                      n.pos_seq)::forebay._cursor as cursor
               from newest n left join forebay.segment s on s.segment_id = n.pos_segment
-              where n.audience = 0
               union all
               select l.queue, null, row(1, l.lane, '1:1:'::pg_snapshot, null, null, null, null, null, null)::forebay._cursor
               from (select distinct i.queue, i.lane from forebay.lane i
@@ -185,14 +183,14 @@ end
 $$;
 
 
--- When the oldest of the first 100 rows in front of cursors was enqueued; rows of jobs that had one before are left out.
+-- Since when the oldest of the first 100 rows in front of cursors could be claimed.
 create function forebay._oldest_unread(p_cursors forebay._cursor[]) returns table (oldest timestamptz)
 language plpgsql stable
 -- planner: in order
 as $$
 begin
     return query execute
-        'select min(u.enqueued_at) filter (where u.job_id is null) from (' || forebay._unread_sql(p_cursors, 'l.enqueued_at, l.job_id') || ' limit 100) u'
+        'select min(coalesce(u.ready_at, u.enqueued_at)) from (' || forebay._unread_sql(p_cursors, 'l.enqueued_at, l.ready_at') || ' limit 100) u'
         using p_cursors;
 end
 $$;
