@@ -161,6 +161,9 @@ def test_an_upgrade(forebay, crawl, conn, tmp_path, monkeypatch):
     )
     answer = forebay(*upgrade)
     assert answer.out.endswith("1 subjects upgraded; none of version 0 left\n"), answer
+    told = [line for line in answer.err.splitlines() if line.startswith("pass ")]
+    assert told
+    assert len(told) == len(set(told)), "each pass once"
     found = forebay("subjects", "show", "q", "a.org", "--json").json
     assert (found["version"], found["args"], found["data"]) == (
         1,

@@ -335,10 +335,14 @@ def upgrade(
     """
     from forebay.model.subjects import UpgradeProgress
 
+    told = ""
+
     def report(step: UpgradeProgress) -> None:
-        console(stderr=True).print(
-            f"pass {step.passes}: {step.upgraded:,} upgraded, {step.running:,} not yet", style="dim"
-        )
+        nonlocal told
+        line = f"pass {step.passes}: {step.upgraded:,} upgraded, {step.running:,} not yet"
+        if line != told:  # A chunk may have changed nothing, as the last one of a pass.
+            told = line
+            console(stderr=True).print(line, style="dim")
 
     done = client_of(dsn).upgrade_subjects(
         queue,
