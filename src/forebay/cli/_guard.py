@@ -331,7 +331,7 @@ def _summary(seen: GuardPass, rule: Rule, *, dry_run: bool) -> Text:
     if kinds["spared"]:
         parts.append(Text(f"{kinds['spared']} excepted", "default"))
     if kinds["young"]:
-        parts.append(Text(f"{kinds['young']} younger", "default"))
+        parts.append(Text(f"{kinds['young']} not yet older than {limit}: left alone", "default"))
     nothing = Text("nothing blocks clean-up", "bold green")
     if seen.unseen:
         nothing = Text("nothing that could be examined blocks clean-up")
