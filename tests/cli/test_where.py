@@ -4,11 +4,13 @@ next.
 
 import json
 import random
+from typing import get_args
 
 import pytest
 
 from forebay.client import Client
-from tests.support.engine import Reader, enqueue, enqueue_many, one
+from forebay.model.archive import FoundAs
+from tests.support.engine import Reader, enqueue, enqueue_many, one, shift_clock
 from tests.support.mutant import break_function
 
 LINES_MAX = 24
@@ -66,6 +68,52 @@ def test_jobs_are_found_by_what_they_have(where, conn, name):
     screen = lines(where("order/7"))
     assert screen[0] == f"12 jobs with {name.replace('_', ' ')} order/7"
     assert any("and 6 more" in line for line in screen)
+
+
+def test_each_way_to_be_found_has_a_screen(where, conn):
+    """
+    The words are those of SQL: one that Python does not know would end the command.
+    """
+    made = {
+        "job": lambda: str(enqueue(conn)),
+        "subject": lambda: one(
+            conn,
+            "select 'http://h/0' from forebay.upsert_subject('crawl', 'http://h/0', '{}', 'q')",
+        ),
+    }
+    for name in get_args(FoundAs):
+        if name in made:
+            what = made[name]()
+        else:
+            what = f"of {name}"
+            column = name.replace(" ", "_")
+            if column == "unique_key":
+                call = "select job_id from forebay.enqueue_unique('work', '{}', %s::jsonb)"
+                one(conn, call, json.dumps({"once": what}))
+            else:
+                enqueue(conn, **{column: what})
+        if name == "subject":
+            one(conn, "select forebay.promote_v1()")
+        answer = where(what)
+        assert answer.code == 0, (name, answer)
+        lines(answer)
+        assert where(what, "--json").json["found_as"] == name
+        assert "2126" not in answer.out
+
+
+def test_a_second_claim_of_an_attempt_says_so(where, database, conn):
+    """An attempt that was lost with its worker is taken again under the same number."""
+    job = enqueue(conn)
+    with Reader(database, suspect_seconds=0.001) as reader:
+        reader.claim()
+        shift_clock(conn, 60)
+        one(conn, "select jobs from forebay.revoke_lost_v1(100)")
+    with Reader(database) as reader:
+        reader.claim_ready(1)
+        screen = lines(where(job))
+    labels = [line[:12].strip() for line in screen]
+    assert labels.count("attempt 1") == 1
+    assert labels.count("1 again") == 1
 
 
 def test_a_number_is_a_job_or_else_a_correlation_id(where, conn):

@@ -188,8 +188,12 @@ def _attempts(
     shown = tries[-most:] if len(tries) > most else tries
     if len(shown) < len(tries):
         yield "attempts", Text(f"{len(tries) - len(shown)} earlier ones", style="dim")
+    before = None
     for one in shown:
-        yield f"attempt {one.attempt}", _attempt(one, errors.get(one.attempt))
+        # A job that was lost or released comes again under the same number.
+        name = f"{one.attempt} again" if one.attempt == before else f"attempt {one.attempt}"
+        yield name, _attempt(one, errors.get(one.attempt))
+        before = one.attempt
 
 
 def _attempt(one: JobAttempt, error: Failure | None) -> Text:

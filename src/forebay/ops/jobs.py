@@ -19,7 +19,8 @@ LIST_MAX: Final = 1000
 STATUS: Final = """\
 to_jsonb(j) || jsonb_build_object(
     'group', j.group_name,
-    'expires_at', case when j.expires_at < '9999-01-01' then j.expires_at end)"""
+    'expires_at',
+    case when j.expires_at < j.enqueued_at + interval '90 years' then j.expires_at end)"""
 
 _JOB: Final = f"select ({STATUS})::text from forebay.job(%(job_id)s::bigint) j"
 
