@@ -90,8 +90,8 @@ def percentile(
 ) -> float | None:
     """Return the value below which a share of a histogram lies, linear within its bucket.
 
-    The result is None for an empty histogram. Invariant "never above the largest seen": the highest bucket with a value
-    ends where its mean may be at least, which the sum of all values tells.
+    The result is None for an empty histogram. Invariant "never above the largest seen": the highest
+    bucket with a value ends where its mean is at least, which the sum of all values tells.
 
     Args:
         bounds: upper bounds of the buckets.
