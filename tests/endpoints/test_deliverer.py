@@ -262,6 +262,59 @@ async def test_retry_after_pauses_the_endpoint(
     assert health(conn)["opened_at"] is None
 
 
+async def test_an_endpoint_that_throttles_is_one_event(
+    database, conn, shop, requests, http_endpoint, far_name
+):
+    """Each 429 pauses it anew; that it is throttled is told once."""
+    shop(concurrency=1, retry=[0.05] * 50)
+    statuses = iter([429] * 4)
+
+    async def answer(_):
+        return web.Response(status=next(statuses, 200), headers={"Retry-After": "1"})
+
+    http_endpoint.answers[far_name] = answer
+    send(conn, "shop", 2)
+    async with delivering(database) as worker:
+        await wait_for_async(lambda: worker.stats.done == 2, 30)
+    assert worker.stats.retried == 4
+    acts = "select act from forebay.event where act in ('keys.pause', 'endpoints.throttled')"
+    assert conn.execute(acts).fetchall() == [("endpoints.throttled",)]
+
+
+async def test_the_number_of_tries_is_that_of_the_endpoint(
+    database, conn, shop, requests, http_endpoint, far_name, caplog
+):
+    """In the error of each attempt and in the log; not that of the deliverer's own kind."""
+    shop(retry=[0.01, 0.01])
+    http_endpoint.statuses(far_name, 500)
+    (job,) = send(conn, "shop")
+    async with delivering(database):
+        await wait_for_async(lambda: letters(database))
+    errors = "select distinct error ->> 'max_attempts' from forebay.failure where job_id = %s"
+    assert one(conn, errors.replace("error ->> 'max_attempts'", "max_attempts"), job) == 3
+    assert "attempt 1 of 3, failed" in caplog.text
+    assert "of 10000" not in caplog.text
+
+
+@pytest.mark.parametrize("closes", [True, False])
+async def test_one_at_a_time_goes_on_at_once_after_a_breaker_has_closed(
+    database, conn, shop, requests, http_endpoint, far_name, closes
+):
+    """The settlement of a delivery gives its turn to the next one; no timer does."""
+    shop(concurrency=1, breaker_threshold=2, breaker_cooldown=5)
+    if closes:
+        http_endpoint.statuses(far_name, 500)
+    send(conn, "shop", 40)
+    async with delivering(database) as worker:
+        if closes:
+            await wait_for_async(lambda: health(conn)["opened_at"], 30)
+            http_endpoint.statuses(far_name, 200)
+            await wait_for_async(lambda: health(conn)["opened_at"] is None, 30)
+        await wait_for_async(lambda: worker.stats.done >= 40, 30)
+    promotions = one(conn, "select count(*) from forebay.promotion where promoted > 0")
+    assert promotions < 20
+
+
 async def test_an_endpoint_that_keeps_responses_has_them_as_results(database, conn, shop, requests):
     shop(keeps_response=True)
     (job_id,) = send(conn, "shop")

@@ -1,4 +1,4 @@
-"""What died is told: how each worker ended, what it held, and what became of it."""
+"""How each worker ended, what it held, and what became of it, is recorded for a day."""
 
 import json
 import os

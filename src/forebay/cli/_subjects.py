@@ -335,13 +335,13 @@ def upgrade(
     """
     from forebay.model.subjects import UpgradeProgress
 
-    told = ""
+    printed = ""
 
     def report(step: UpgradeProgress) -> None:
-        nonlocal told
+        nonlocal printed
         line = f"pass {step.passes}: {step.upgraded:,} upgraded, {step.running:,} not yet"
-        if line != told:  # A chunk may have changed nothing, as the last one of a pass.
-            told = line
+        if line != printed:  # A chunk may have changed nothing, as the last one of a pass.
+            printed = line
             console(stderr=True).print(line, style="dim")
 
     done = client_of(dsn).upgrade_subjects(

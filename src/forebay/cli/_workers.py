@@ -76,8 +76,8 @@ def _list_ended(dsn: str | None, *, since: str | None, limit: int, as_json: bool
         return
     for worker in found:
         out.print(one_line(_end(worker)), style="default" if worker.how == "stopped" else "red")
-        heard = f"started {ago(worker.started_at)}, heard {ago(worker.heartbeat_at)}"
-        out.print(one_line(f"  {heard}; {', '.join(worker.queues or ['?'])}"), style="dim")
+        signs = f"started {ago(worker.started_at)}, last sign {ago(worker.heartbeat_at)}"
+        out.print(one_line(f"  {signs}; {', '.join(worker.queues or ['?'])}"), style="dim")
         if worker.jobs:
             out.print(one_line(f"  {_held(worker)}"))
             more = ", ..." if worker.jobs > len(worker.job_ids) else ""

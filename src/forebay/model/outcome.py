@@ -114,16 +114,19 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Exhausted:
-    """For internal handlers with their own number of attempts: that was the last one.
-
-    The job becomes a dead letter.
+class Failed:
+    """For internal handlers with their own number of attempts: one has failed.
 
     Args:
         reason: kept in the error history.
+        of: how many attempts the job has, for people; what its kind says does not count.
+        after: seconds until it runs again; None: that was the last attempt, and the job becomes a
+            dead letter.
     """
 
     reason: str
+    of: int
+    after: float | None
 
     def __post_init__(self) -> None:
         _clean_reason(self)
@@ -175,7 +178,7 @@ def _seconds(value: object, field: str) -> float:
         raise ValueError(error.message) from None
 
 
-def _clean_reason(outcome: Snooze | Retry | Cancel | Dead | Exhausted) -> None:
+def _clean_reason(outcome: Snooze | Retry | Cancel | Dead | Failed) -> None:
     reason: object = outcome.reason
     if reason is None:
         return

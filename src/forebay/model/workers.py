@@ -71,9 +71,9 @@ class EndedWorker:
 
     Attributes:
         worker: its name, which no other worker ever has: host, process id and a random part.
-        how: ``stopped`` by itself; ``crashed`` by ``signal``; ``lost``: it was not heard for so
+        how: ``stopped`` by itself; ``crashed`` by ``signal``; ``lost``: it was silent for so
             long that its jobs went to others; ``adopted`` after a restore of the database.
-        signal: the number of the signal that ended its process; None: nobody told.
+        signal: the number of the signal that ended its process; None: not known.
         is_back: whether it has a lease again: its process was frozen or cut off.
         host: the name of its machine or container; None for a worker that reported nothing of
             itself, as the next five.

@@ -234,7 +234,7 @@ def close_lease(lease_id: int, *, is_retired: bool = False) -> Operation[int | N
 
     Args:
         lease_id: the lease.
-        is_retired: the worker goes on with another lease.
+        is_retired: the worker continues with another lease.
     """
     return Operation(
         "select forebay.close_lease_v1(%(lease)s, %(retired)s)",

@@ -17,9 +17,10 @@ import msgspec
 
 from forebay.arguments.kinds import KEEP_SECONDS_DEFAULT, Kind
 from forebay.errors import DatabaseUnavailable
-from forebay.model import Dead, Retry
+from forebay.model import Dead
+from forebay.model.checks import MAX_ATTEMPTS_MAX
 from forebay.model.context import Context
-from forebay.model.outcome import Exhausted, Keep, Release
+from forebay.model.outcome import Failed, Keep, Release
 from forebay.model.text import logger
 from forebay.ops import deliveries
 from forebay.policy.retry import RetryPolicy
@@ -50,8 +51,6 @@ QUEUE: Final = "forebay.deliver"
 #: concurrency of them.
 SLOTS_DEFAULT: Final = 500
 
-#: More than the tries of any endpoint, whose own delays decide.
-_ATTEMPTS_MAX: Final = 200
 
 #: Each call has its own timeout; this one ends what does not obey it.
 _HARD_SECONDS: Final = 86_400.0
@@ -94,7 +93,8 @@ class Deliverer(QueueService):
             deliver,
             name=QUEUE,
             queue=QUEUE,
-            retry=RetryPolicy(max_attempts=_ATTEMPTS_MAX),
+            # The delays of the endpoint decide.
+            retry=RetryPolicy(max_attempts=MAX_ATTEMPTS_MAX),
             hard_timeout_seconds=_HARD_SECONDS,
         )
         super().__init__(
@@ -201,7 +201,7 @@ def _ending(endpoint: Endpoint, job: Job, result: SendResult) -> Any:
     after = result.after if isinstance(result, TryLater) else None
     reason = result.reason if isinstance(result, TryLater) else str(result)
     delay = endpoint.retries.delay_seconds(job.attempt, random.random(), after)
-    return Exhausted(reason) if delay is None else Retry(delay, reason)
+    return Failed(reason, endpoint.retries.tries, delay)
 
 
 async def _flush(reports: Reports) -> None:

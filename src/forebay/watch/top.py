@@ -135,7 +135,8 @@ def _queues(
         if base is None:
             return None
         # A group that was opened again counts from 0.
-        return max(0, new.claims[place] - base.claims.get(place, 0)) / (new.at - base.at)
+        change: int = new.claims[place] - base.claims.get(place, 0)
+        return max(0, change) / (new.at - base.at)
 
     found: list[QueueLoad] = []
     for queue in data["queues"]:

@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 from forebay.errors import UnknownKind
+from forebay.model.checks import MAX_ATTEMPTS_MAX
 from forebay.model.text import escaped_controls, log_block, logger
 from forebay.policy.cause import cause_of
 from forebay.policy.error_text import describe_exception, user_traceback
@@ -85,6 +86,8 @@ class JobLog:
         seconds = time.monotonic() - held.started_at if held.started_at else None
         fields = fields_of(held, self._kind_of(held))
         fields["outcome"] = outcome
+        if ended is not None and ended.error and "max_attempts" in ended.error:
+            fields["max_attempts"] = ended.error["max_attempts"]
         fields["duration_seconds"] = None if seconds is None else round(seconds, 6)
         if ended is not None and outcome in _RUNS_AGAIN:
             next_at = datetime.now(UTC) + timedelta(seconds=ended.after or 0.0)
@@ -152,10 +155,16 @@ def fields_of(held: HeldJob, kind: Kind | None) -> dict[str, Any]:
         "kind": row.kind,
         "queue": held.lane.queue,
         "attempt": row.attempts_used + 1,
-        "max_attempts": row.max_attempts or (kind.retry.max_attempts if kind else None),
+        "max_attempts": row.max_attempts or _attempts_of(kind),
         "tag": row.tag,
         "correlation_id": row.correlation_id,
     }
+
+
+def _attempts_of(kind: Kind | None) -> int | None:
+    """Return how many attempts a kind allows; None where its handler decides."""
+    most = kind.retry.max_attempts if kind else MAX_ATTEMPTS_MAX
+    return None if most == MAX_ATTEMPTS_MAX else most
 
 
 def _message(

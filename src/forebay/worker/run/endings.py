@@ -27,7 +27,7 @@ from forebay.model.outcome import (
     Cancel,
     Dead,
     Endings,
-    Exhausted,
+    Failed,
     Keep,
     Release,
     Retry,
@@ -184,8 +184,12 @@ def ending(kind: Kind, job: Job, result: Any) -> Ended | None:
         return dead(kind, job, "permanent", error)
     if isinstance(result, Release):
         return Ended(0, "released", after=result.after)
-    if isinstance(result, Exhausted):
-        return dead(kind, job, "exhausted", _error(job, "Retry", result.reason))
+    if isinstance(result, Failed):
+        counted = msgspec.structs.replace(job, max_attempts=result.of)
+        error = _error(counted, "Retry", result.reason)
+        if result.after is None:
+            return dead(kind, job, "exhausted", error)
+        return Ended(0, "retried", after=result.after, error=error)
     if isinstance(result, Keep):
         return Ended(0, "done", kept=kept(result.result, result.seconds))
     if kind.keep_result_seconds is not None:

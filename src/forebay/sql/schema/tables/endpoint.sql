@@ -47,7 +47,8 @@ create table forebay.endpoint_state (
     is_overfull      boolean not null default false,  -- deliveries are dropped: max_waiting
     last_success_at  timestamptz,
     last_failure_at  timestamptz,
-    last_error       text
+    last_error       text,
+    throttled_until  timestamptz                  -- end of the last pause that it asked for; null: it never did
 ) with (fillfactor = 50);
 
 -- Counts of calls, appended by each process, every few seconds in which there was something to count.

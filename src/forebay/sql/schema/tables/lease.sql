@@ -8,9 +8,9 @@ create table forebay.lease (
     suspect_seconds double precision not null,
     opened_at       timestamptz not null,
     closed_at       timestamptz,
-    closed_as       text check (closed_as in ('closed', 'retired', 'revoked', 'adopted')),  -- retired: its worker went on
+    closed_as       text check (closed_as in ('closed', 'retired', 'revoked', 'adopted')),  -- retired: its worker has another one
     details         jsonb,               -- what the worker reports of itself: host, pid, group, queues, versions, concurrency
-    heard_at        timestamptz,         -- the last sign of life, once it is closed
+    alive_at        timestamptz,         -- the last sign of life, once it is closed
     held            jsonb,               -- what it held when it was closed, see _record_end(); null: nothing
     signal          integer,             -- that ended the process, as its parent said; null: not known
     check ((closed_at is null) = (closed_as is null))

@@ -132,22 +132,32 @@ begin
     if v_why is not null then
         perform forebay._disable_endpoint(e, v_why);
     elsif e.disabled_at is null and r.pause_seconds > 0 then
-        perform forebay._pause_endpoint(e.name, least(r.pause_seconds, 3600), p_at);
+        perform forebay._pause_endpoint(e, s.throttled_until, least(r.pause_seconds, 3600), p_at, r.error);
     end if;
 end
 $$;
 
 
 -- Pause the key of an endpoint that asked for it. A pause of an operator, also a planned one, and one that is about as long are left alone.
-create function forebay._pause_endpoint(p_name text, p_seconds double precision, p_at timestamptz) returns void
+--
+-- Invariant "an event is a change": an endpoint that answers 429 again and again is throttled all the time. Only the first pause after five
+-- minutes without one is an event.
+create function forebay._pause_endpoint(e forebay.endpoint, p_until timestamptz, p_seconds double precision, p_at timestamptz, p_error text)
+returns void
 language plpgsql volatile
 as $$
 begin
     if not exists (select from forebay.key_pause p
-                   where p.queue = 'forebay.deliver' and p.sort = 'limit' and p.key = p_name
+                   where p.queue = 'forebay.deliver' and p.sort = 'limit' and p.key = e.name
                      and (coalesce(p.resume_at > p_at + make_interval(secs => greatest(p_seconds - 1, 0)), true)
                           or coalesce(p.begins_at > p_at, false))) then
-        perform forebay.pause_key('forebay.deliver', limit_key => p_name, resume_after => make_interval(secs => p_seconds));
+        perform forebay._set_key_pause('forebay.deliver', 'limit', e.name, null, p_at + make_interval(secs => p_seconds), p_at);
+        update forebay.endpoint_state i set throttled_until = p_at + make_interval(secs => p_seconds) where i.endpoint_id = e.endpoint_id;
+        if coalesce(p_until < p_at - interval '5 minutes', true) then
+            perform forebay._record_event(
+                'endpoints.throttled', p_subject_id => e.endpoint_id,
+                p_new => jsonb_build_object('name', e.name, 'seconds', p_seconds, 'error', left(p_error, 1000)));
+        end if;
     end if;
 end
 $$;

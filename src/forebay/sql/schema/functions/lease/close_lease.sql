@@ -2,7 +2,7 @@
 
 -- Close a lease that its worker no longer needs. Jobs that it still holds, without knowing if the
 -- answer to their claim was lost, are released without using an attempt; returns how many, or null
--- if the lease was already closed. `p_retired`: the worker goes on with another lease, so
+-- if the lease was already closed. `p_retired`: the worker continues with another lease, so
 -- forebay.ended_workers() does not show it.
 --
 -- Errors: 55P03 after 2 s, if an open transaction holds a settlement of the lease.

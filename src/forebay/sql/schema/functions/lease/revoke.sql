@@ -142,22 +142,22 @@ end
 $$;
 
 
--- Record with a lease that is closed when its worker was heard last and what it held, and in the event log that it was lost.
+-- Record with a lease that is closed its worker's last sign of life and what it held, and in the event log that it was lost.
 --
--- Invariant "what died is told": this is the transaction that closes the lease and sends its jobs back, so there are all three, or none.
+-- Invariant "each end is recorded": this is the transaction that closes the lease and sends its jobs back, so there are all three, or none.
 -- `held` has at most 20 kinds with their counts and 20 jobs, those first that ran at the last heartbeat.
 create function forebay._record_end(p_lease_id bigint, p_kinds text[], p_job_ids bigint[], p_used integer) returns void
 language plpgsql volatile
 as $$
 declare
     v_lease   forebay.lease;
-    v_heard   timestamptz;
+    v_alive   timestamptz;
     v_running bigint[];
 begin
-    select h.heartbeat_at, h.running_jobs into v_heard, v_running from forebay.heartbeat h
+    select h.heartbeat_at, h.running_jobs into v_alive, v_running from forebay.heartbeat h
     where h.lease_id = p_lease_id and h.heartbeat_at <= forebay._now() + interval '1 second' order by h.heartbeat_at desc limit 1;
     update forebay.lease l
-    set heard_at = greatest(v_heard, (select b.claimed_at from forebay.batch b where b.lease_id = p_lease_id order by b.claim_no desc limit 1)),
+    set alive_at = greatest(v_alive, (select b.claimed_at from forebay.batch b where b.lease_id = p_lease_id order by b.claim_no desc limit 1)),
         held = case when p_kinds <> '{}' then jsonb_build_object(
             'jobs', cardinality(p_kinds), 'used_attempt', p_used,
             'kinds', (select jsonb_object_agg(k.kind, k.jobs)
@@ -171,7 +171,7 @@ begin
         perform forebay._record_event(
             'workers.lost', p_group => v_lease.details ->> 'group', p_detail => v_lease.worker,
             p_count => cardinality(p_kinds),
-            p_new => jsonb_strip_nulls(jsonb_build_object('heard_at', v_lease.heard_at, 'signal', v_lease.signal, 'held', v_lease.held)));
+            p_new => jsonb_strip_nulls(jsonb_build_object('alive_at', v_lease.alive_at, 'signal', v_lease.signal, 'held', v_lease.held)));
     end if;
 end
 $$;

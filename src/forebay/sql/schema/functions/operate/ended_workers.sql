@@ -5,7 +5,7 @@
 --
 -- Columns:
 --   how           `stopped`: by itself; `crashed`: by `signal`, as the process that had started it
---                 said; `lost`: not heard for so long that its jobs went to others; `adopted`: by
+--                 reported; `lost`: silent for so long that its jobs went to others; `adopted`: by
 --                 forebay.adopt() after a restore
 --   is_back       a worker of that name has an open lease: the process was frozen or cut off
 --   heartbeat_at  the last sign of life
@@ -38,7 +38,7 @@ begin
            l.signal, exists (select from forebay.lease o where o.closed_at is null and o.worker = l.worker),
            l.details ->> 'host', (l.details ->> 'pid')::integer, l.details ->> 'group',
            (select array_agg(q) from jsonb_array_elements_text(l.details -> 'queues') q), l.details ->> 'app', l.details ->> 'app_version',
-           coalesce((l.details ->> 'started_at')::timestamptz, l.opened_at), l.heard_at, l.closed_at,
+           coalesce((l.details ->> 'started_at')::timestamptz, l.opened_at), l.alive_at, l.closed_at,
            coalesce((l.held ->> 'jobs')::integer, 0), coalesce((l.held ->> 'used_attempt')::integer, 0), coalesce(l.held -> 'kinds', '{}'),
            coalesce((select array_agg(i::bigint) from jsonb_array_elements_text(l.held -> 'job_ids') i), '{}')
     from forebay.lease l

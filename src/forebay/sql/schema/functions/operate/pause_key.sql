@@ -31,9 +31,7 @@ declare
     v_at     constant timestamptz := forebay._now();
     v_begins constant timestamptz := case when pause_at > v_at then pause_at end;
     v_until  timestamptz;
-    v_before forebay.key_pause;
-    v_was_set boolean;     -- a pause lasts, or is planned
-    v_was_paused boolean;  -- it lasts
+    v_change jsonb;
 begin
     if resume_after <= interval '0' or resume_after > interval '10 years' then
         raise exception using errcode = 'JQ001', column = 'resume_after',
@@ -46,38 +44,58 @@ begin
     if v_until <= v_at then
         raise exception using errcode = 'JQ001', column = 'pause_at', message = format('the pause from %s would be over by now', pause_at);
     end if;
+    v_change := forebay._set_key_pause(pause_key.queue, v_sort, v_key, v_begins, v_until, v_at);
+    if v_change is null then
+        return false;
+    end if;
+    perform forebay._record_event('keys.pause', pause_key.queue, p_old => nullif(v_change -> 'old', 'null'), p_new => v_change -> 'new');
+    return true;
+end
+$$;
+
+
+-- Pause a key, or plan it; returns the pause before (or null) and the one now, as the event log has them; null if nothing changes.
+create function forebay._set_key_pause(
+    p_queue text, p_sort text, p_key text, p_begins timestamptz, p_until timestamptz, p_at timestamptz)
+returns jsonb
+language plpgsql volatile
+-- planner: indexed
+as $$
+declare
+    v_before  forebay.key_pause;
+    v_was_set boolean;     -- a pause lasts, or is planned
+    v_was_paused boolean;  -- it lasts
+begin
     perform nextval('forebay.key_pause_seq');
-    if v_sort = 'limit' and pg_sequence_last_value('forebay.limiter_seq') is null then
+    if p_sort = 'limit' and pg_sequence_last_value('forebay.limiter_seq') is null then
         perform nextval('forebay.limiter_seq');  -- Jobs with an ordering key too may be the only ones with limit keys.
     end if;
     -- A row that pauses nothing, or the one that is there, locked: of two calls for one key the later one sees what the first has set.
-    insert into forebay.key_pause as p (queue, sort, key, paused_at, resume_at) values (pause_key.queue, v_sort, v_key, v_at, v_at)
+    insert into forebay.key_pause as p (queue, sort, key, paused_at, resume_at) values (p_queue, p_sort, p_key, p_at, p_at)
     on conflict on constraint key_pause_pkey do update set key = p.key
     returning p.* into v_before;
-    v_was_set := coalesce(v_before.resume_at > v_at, true);
-    v_was_paused := v_was_set and coalesce(v_before.begins_at <= v_at, true);
-    if v_was_set and v_before.resume_at is not distinct from v_until
-       and (v_was_paused and v_begins is null or v_before.begins_at = v_begins) then
-        return false;
+    v_was_set := coalesce(v_before.resume_at > p_at, true);
+    v_was_paused := v_was_set and coalesce(v_before.begins_at <= p_at, true);
+    if v_was_set and v_before.resume_at is not distinct from p_until
+       and (v_was_paused and p_begins is null or v_before.begins_at = p_begins) then
+        return null;
     end if;
     update forebay.key_pause p
-    set begins_at = v_begins, resume_at = v_until,
-        paused_at = case when v_was_paused and v_begins is null then coalesce(v_before.begins_at, v_before.paused_at) else v_at end
-    where p.queue = pause_key.queue and p.sort = v_sort and p.key = v_key;
+    set begins_at = p_begins, resume_at = p_until,
+        paused_at = case when v_was_paused and p_begins is null then coalesce(v_before.begins_at, v_before.paused_at) else p_at end
+    where p.queue = p_queue and p.sort = p_sort and p.key = p_key;
     delete from forebay.key_pause p
     where (p.queue, p.sort, p.key) in (
         select i.queue, i.sort, i.key from forebay.key_pause i
-        where i.resume_at <= v_at order by i.resume_at limit 10 for update skip locked);
+        where i.resume_at <= p_at order by i.resume_at limit 10 for update skip locked);
     if v_was_set then
         -- Claims have parked jobs until the end of the earlier pause. They look again, and schedule a recheck row for the new end.
         -- A planned pause that is replaced may begin before this transaction commits.
-        perform forebay._announce_key(pause_key.queue, v_sort, v_key);
+        perform forebay._announce_key(p_queue, p_sort, p_key);
     end if;
-    perform forebay._record_event(
-        'keys.pause', pause_key.queue,
-        p_old => case when v_was_set then forebay._pause_facts(v_sort, v_key, v_before.begins_at, v_before.resume_at) end,
-        p_new => forebay._pause_facts(v_sort, v_key, v_begins, v_until));
-    return true;
+    return jsonb_build_object(
+        'old', case when v_was_set then forebay._pause_facts(p_sort, p_key, v_before.begins_at, v_before.resume_at) end,
+        'new', forebay._pause_facts(p_sort, p_key, p_begins, p_until));
 end
 $$;
 
