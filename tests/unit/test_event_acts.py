@@ -17,6 +17,8 @@ SILENT = {
     # Steps of what workers, mirrors and upgrades do by themselves.
     "close_groups", "lock_subjects_for_upgrade", "record_audit", "record_repair",
     "record_upgrade", "upgrade_subject",
+    # It tries a write, and rolls it back.
+    "probe_write",
     # They write the event of the guard.
     "record_act", "record_outcome",
 }  # fmt: skip
