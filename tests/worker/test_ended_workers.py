@@ -145,7 +145,7 @@ async def test_lost_workers_are_an_alert_for_ten_minutes(database, conn):
         reader_of(database, conn, pid, {"load": 5}).conn.close()
     revoke(conn)
     (alert,) = [a for a in (await acheck(database)).alerts if a.code == "lost-workers"]
-    assert alert.problem == "2 workers lost within 10 min; they held 10 load"
+    assert alert.cause == "2 workers lost within 10 min; they held 10 load"
     assert alert.severity == "error"
     shift_clock(conn, 60 + 590)
     assert [a for a in (await acheck(database)).alerts if a.code == "lost-workers"]
