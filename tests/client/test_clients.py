@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from forebay import AsyncClient, Client, JobState
+from forebay import AsyncClient, Client, JobState, Once
 from forebay.errors import (
     AlreadyRedriven,
     ConfigError,
@@ -534,3 +534,18 @@ def test_every_generated_file_is_known_to_the_tool():
         check=True,
     )
     assert marked == set(listed.stdout.split())
+
+
+def test_a_status_has_the_unique_key(database):
+    """
+    While the job waits, is delayed or has ended, and in lists: a page can say what it stands for.
+    """
+    client = Client(database)
+    with psycopg.connect(database) as conn:
+        now = client.enqueue(conn, "index", {}, unique=Once("document 1"))
+        later = client.enqueue(conn, "index", {}, unique=Once("document 2"), delay=60)
+        none = client.enqueue(conn, "index", {})
+    keys = {each.job_id: each.unique_key for each in client.jobs()}
+    assert keys == {now: "document 1", later: "document 2", none: None}
+    (one,) = client.job(now)
+    assert one.unique_key == "document 1"

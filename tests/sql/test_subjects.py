@@ -757,3 +757,16 @@ def test_a_trace_follows_a_correlation_id_over_queues(conn, reader):
         ("mail", "enqueued", None),
         ("crawl", "dead", "E: m"),
     } == set(rows)
+
+
+def test_a_subject_takes_the_options_of_its_runs_as_enqueue_does(conn):
+    """
+    By name, beside ``options`` with the same as JSON; the parameter wins.
+    """
+    conn.execute(
+        "select forebay.push_subject('crawl', 's', limit_key => 'h1', tag => 't',"
+        ' options => \'{"limit_key": "h0", "correlation_id": "c"}\')'
+    )
+    conn.execute("select forebay.upsert_subject('crawl', 's', ordering_key => 'o')")
+    options = one(conn, "select options from forebay.subject_state order by no desc limit 1")
+    assert options == {"limit_key": "h1", "tag": "t", "correlation_id": "c", "ordering_key": "o"}

@@ -36,6 +36,7 @@ class JobStatus:
         redriven_as: the job that this one's dead letter was redriven as.
         redriven_from_dead_id: the dead letter that was redriven as this job.
         dead_id: the dead letter of this job.
+        unique_key: what its uniqueness mode compares; None without one.
         place: the sort number in lists, the ``before`` of the next page; None outside a list.
     """
 
@@ -64,6 +65,7 @@ class JobStatus:
     redriven_as: int | None
     redriven_from_dead_id: int | None
     dead_id: int | None
+    unique_key: str | None = None
     place: int | None = None
 
 

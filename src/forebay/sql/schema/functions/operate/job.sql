@@ -80,7 +80,7 @@ create function forebay.job(id bigint)
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, attempt integer, enqueued_at timestamptz,
                run_at timestamptz, expires_at timestamptz, {job types}, cancel_requested boolean,
                worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint,
-               redriven_from_dead_id bigint, dead_id bigint)
+               redriven_from_dead_id bigint, dead_id bigint, unique_key text)
 language plpgsql stable security definer
 rows 2
 set search_path = pg_catalog, pg_temp
@@ -117,6 +117,7 @@ begin
         worker := null;
         claimed_at := null;
         ended_at := null;
+        unique_key := (select r.unique_key from unnest(v_rows) r limit 1);
 
         select d.*, i.priority as lane_priority into v_wait
         from forebay.deferred d
@@ -142,6 +143,7 @@ begin
         if v_wait.job_id is not null then
             priority := v_wait.lane_priority;
             select {job of v_wait} into {job};
+            unique_key := v_wait.unique_key;
             attempt := coalesce(v_wait.attempt, 0) + 1; enqueued_at := v_wait.enqueued_at; run_at := v_wait.run_at;
             expires_at := coalesce(v_wait.expires_at, v_wait.enqueued_at + interval '30 days');
             state := forebay._state_of_deferred(v_wait.attempt, v_wait.pauses);

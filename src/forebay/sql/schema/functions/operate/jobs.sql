@@ -22,7 +22,7 @@ create function forebay.jobs(
 returns table (job_id bigint, group_name text, state text, queue text, priority integer, attempt integer, enqueued_at timestamptz,
                run_at timestamptz, expires_at timestamptz, {job types}, cancel_requested boolean,
                worker text, claimed_at timestamptz, ended_at timestamptz, redriven_from bigint, redriven_as bigint,
-               redriven_from_dead_id bigint, dead_id bigint, place bigint)
+               redriven_from_dead_id bigint, dead_id bigint, unique_key text, place bigint)
 language plpgsql stable security definer
 set search_path = pg_catalog, pg_temp
 -- planner: indexed

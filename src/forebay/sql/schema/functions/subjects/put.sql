@@ -63,15 +63,15 @@ end
 $$;
 
 
--- Create one subject; returns `created` or `skipped`. See forebay.push_subjects(). `options` of its
--- runs: {options marked},
--- `expires_at`.
+-- Create one subject; returns `created` or `skipped`. See forebay.push_subjects(). The parameters
+-- from `expires_at` on are those of its runs, as in forebay.enqueue(); `options` has them as JSON.
 --
 -- Errors: as forebay.push_subjects().
 -- pages: 180
 create function forebay.push_subject(
     kind text, subject text, args jsonb default '{}', queue text default null, delay interval default null, run_at timestamptz default null,
-    priority integer default 100, version integer default 0, options jsonb default '{}')
+    priority integer default 100, version integer default 0, options jsonb default '{}', expires_at timestamptz default null,
+    {options parameters})
 returns text
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -79,7 +79,8 @@ as $$
     select p.result
     from forebay.push_subjects(jsonb_build_array(forebay._subject_object(
         push_subject.kind, push_subject.subject, push_subject.args, push_subject.queue, push_subject.delay, push_subject.run_at,
-        push_subject.priority, push_subject.version, push_subject.options))) p
+        push_subject.priority, push_subject.version,
+        forebay._with_options(push_subject.options, push_subject.expires_at, {options of push_subject})))) p
 $$;
 
 
@@ -90,7 +91,8 @@ $$;
 -- pages: 350
 create function forebay.upsert_subject(
     kind text, subject text, args jsonb default null, queue text default null, delay interval default null, run_at timestamptz default null,
-    priority integer default null, version integer default null, options jsonb default null, revive boolean default false)
+    priority integer default null, version integer default null, options jsonb default null, revive boolean default false,
+    expires_at timestamptz default null, {options parameters})
 returns text
 language sql volatile security definer
 set search_path = pg_catalog, pg_temp
@@ -98,7 +100,19 @@ as $$
     select p.result || coalesce(': ' || p.reason, '')
     from forebay.upsert_subjects(jsonb_build_array(forebay._subject_object(
         upsert_subject.kind, upsert_subject.subject, upsert_subject.args, upsert_subject.queue, upsert_subject.delay, upsert_subject.run_at,
-        upsert_subject.priority, upsert_subject.version, upsert_subject.options)), upsert_subject.revive) p
+        upsert_subject.priority, upsert_subject.version,
+        forebay._with_options(upsert_subject.options, upsert_subject.expires_at, {options of upsert_subject}))),
+        upsert_subject.revive) p
+$$;
+
+
+-- Options of runs, as JSON and as parameters; a parameter wins.
+create function forebay._with_options(p_options jsonb, p_expires_at timestamptz, {options parameters}) returns jsonb
+language sql stable
+as $$
+    select case when jsonb_typeof(p_options) <> 'object' then p_options
+                else coalesce(p_options, '{}') || jsonb_strip_nulls(to_jsonb(g)) end
+    from (select p_expires_at as expires_at, {options}) g
 $$;
 
 
