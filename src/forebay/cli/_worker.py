@@ -12,6 +12,12 @@ AppPlace = Annotated[str, argument("MODULE:APP", "The application: shop.jobs:app
 LogLevel = Annotated[str, option("--log-level LEVEL", "debug, info, warning or error.")]
 LogForm = Annotated[str, option("--log-format FORMAT", "text, or json: one JSON object a record.")]
 
+#: The settings that most people choose; ``--help`` shows them.
+_COMMON = (
+    "queue", "concurrency", "processes", "health", "schedules", "grace_seconds",
+    "hard_timeout_seconds", "max_attempts", "without_schema", "app_version",
+)  # fmt: skip
+
 
 def worker(
     app: AppPlace,
@@ -30,7 +36,7 @@ def worker(
     as_json: Json = False,
     flags: Annotated[
         dict[str, Any],
-        setting_flags("worker", "delivery", "retry", common=("queue", "concurrency")),
+        setting_flags("worker", "delivery", "retry", common=_COMMON),
     ],
 ) -> None:
     """Run the jobs of an application, and its drains.
