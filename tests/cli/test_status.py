@@ -63,6 +63,19 @@ def test_a_problem_that_is_over_is_not_one_any_more(forebay, conn, stuck):
     assert "over" in forebay("alerts").out
 
 
+@pytest.mark.slow
+def test_a_backlog_that_no_worker_has_counted_is_counted_once(forebay, conn):
+    """The next look continues from the count, and does not visit the jobs again."""
+    conn.execute("select forebay.enqueue('work', '{}') from generate_series(1, 12000)")
+    assert one(conn, "select count(*) from forebay.counter_waiting") == 0
+    (found,) = forebay("status", "--json").json["problems"]
+    assert found["cause"].startswith("12,000 jobs")
+    counts = one(conn, "select sum(waiting) from forebay.counter_waiting")
+    assert counts == 12_000
+    forebay("status")
+    assert one(conn, "select count(*) from forebay.counter_waiting") == 1
+
+
 def test_an_open_breaker_is_named_with_its_command(forebay, conn):
     endpoint = create_endpoint(conn, "shop", "http", {"url": "https://example.com/"})
     send(conn, "shop", 2)

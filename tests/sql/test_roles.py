@@ -170,8 +170,11 @@ def test_each_role_may_call_what_it_needs(database, conn):
     allowed = allowed_calls(conn)
     protocol = {n for names in allowed.values() for n in names if n.endswith("_v1")}
     assert allowed["forebay_worker"] >= protocol
-    # Without a worker, an exporter of an operator checks the alerts.
-    assert {n for n in allowed["forebay_operator"] if n.endswith("_v1")} == {"record_alerts_v1"}
+    # Without a worker, an exporter of an operator checks the alerts, and status counts a backlog.
+    assert {n for n in allowed["forebay_operator"] if n.endswith("_v1")} == {
+        "record_alerts_v1",
+        "renew_counters_v1",
+    }
     assert not {"configure", "adopt_v1", "purge_dead", "redrive", "pause_queue"} & (
         allowed["forebay_worker"] | allowed["forebay_producer"] | allowed["forebay_reader"]
     )

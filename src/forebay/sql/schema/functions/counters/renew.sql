@@ -1,4 +1,4 @@
--- grant: worker
+-- grant: worker, operator
 
 -- Append new counts of waiting jobs, for queues and groups whose last count leaves at least
 -- `p_least` rows to visit, and once a minute for those with any; returns their number.
