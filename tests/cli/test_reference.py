@@ -30,6 +30,7 @@ def test_every_check_of_the_doctor_has_its_entry():
         "driver",
         "connection",
         *(c.name for c in CHECKS),
+        "space",
     ]
 
 

@@ -38,7 +38,6 @@ HINTS: Final[dict[str, dict[str, str]]] = {
         "retry": _RETRY,
         "run": "`forebay worker MODULE:APP`.",
         "start": "`forebay worker MODULE:APP`.",
-        "status": _COUNTS,
     },
     "jobs": {
         "delete": _DELETE,
