@@ -307,7 +307,7 @@ def _of_lost_workers(watched: Watched) -> Iterator[Alert]:
             f"{counted(len(lost), 'worker')} lost within {human_duration(LOST_SECONDS)}; "
             + (f"they held {kinds}" if kinds else "they held no job")
         ),
-        hint="See what they held and what became of it: forebay workers list --ended.",
+        hint="See what they held and what became of it: `forebay workers list --ended`.",
         since=watched.instant(lost[0]["ended_at"]),
     )
 
