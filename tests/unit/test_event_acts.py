@@ -16,7 +16,7 @@ SILENT = {
     "sample_mirror",
     # Steps of what workers, mirrors and upgrades do by themselves.
     "close_groups", "lock_subjects_for_upgrade", "record_audit", "record_repair",
-    "record_upgrade", "upgrade_subject",
+    "record_upgrade", "upgrade_subject", "renew_counters_v1",
     # It tries a write, and rolls it back.
     "probe_write",
     # They write the event of the guard.

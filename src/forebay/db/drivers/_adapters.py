@@ -84,9 +84,22 @@ def _psycopg(conn: psycopg.Connection[Any] | psycopg.Cursor[Any]) -> Runner:
         # A new cursor: the caller's row factory and cursor class have no effect.
         with psycopg.Cursor(raw, row_factory=tuple_row) as cursor:
             cursor.execute(sql, params)
-            return cursor.fetchall() if cursor.description else []
+            try:
+                return cursor.fetchall()
+            except psycopg.ProgrammingError as error:
+                return _nothing(error)
 
     return run
+
+
+def _nothing(error: psycopg.ProgrammingError) -> FetchedRows:
+    """Return no rows, for a statement that has none; raise what the server said.
+
+    Before the fetch a cursor in a pipeline does not know which it is.
+    """
+    if error.sqlstate is None:
+        return []
+    raise error
 
 
 def _psycopg_async(conn: psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any]) -> AsyncRunner:
@@ -95,7 +108,10 @@ def _psycopg_async(conn: psycopg.AsyncConnection[Any] | psycopg.AsyncCursor[Any]
     async def run(sql: str, params: Mapping[str, Any]) -> FetchedRows:
         async with psycopg.AsyncCursor(raw, row_factory=tuple_row) as cursor:
             await cursor.execute(sql, params)
-            return await cursor.fetchall() if cursor.description else []
+            try:
+                return await cursor.fetchall()
+            except psycopg.ProgrammingError as error:
+                return _nothing(error)
 
     return run
 
