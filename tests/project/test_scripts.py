@@ -57,7 +57,7 @@ def checkout(tmp_path):
     python.write_text(PYTHON)
     python.chmod(0o755)
     installed = (ROOT / "pyproject.toml").read_text() + (ROOT / "bench/pyproject.toml").read_text()
-    for extra in ("test", "dev"):
+    for extra in ("test", "dev", "docs"):
         (tmp_path / f".venv/.installed-{extra}").write_text(installed)
     shutil.copytree(ROOT / ".ci", tmp_path / ".ci")
     return tmp_path

@@ -596,7 +596,7 @@ def test_a_call_replaces_the_pause_that_is_there(database, sort, course):
 @pytest.mark.parametrize(
     ("course", "guard"),
     [
-        (replaced, ("if v_was_set then", "if v_was_set and v_begins is null then")),
+        (replaced, ("if v_was_set then", "if v_was_set and p_begins is null then")),
         (begun_while_replaced, ("if v_was_set then", "if v_was_paused then")),
     ],
 )  # fmt: skip
@@ -604,7 +604,7 @@ def test_without_a_recheck_row_they_would_be(database, sort, course, guard):
     """The same with a call that announces the key only where it is still paused, or was paused
     when it was made.
     """
-    break_function(database, "pause_key", guard)
+    break_function(database, "_set_key_pause", guard)
     with violation():
         course(database, sort)
 
