@@ -16,8 +16,6 @@ from forebay.cli._main import program
     ("called", "instead"),
     [
         (["jobs", "redrive", "4"], "forebay dead redrive --job"),
-        (["status"], "forebay queues list"),
-        (["status", "--json"], "forebay queues list"),
         (["cron"], "forebay enqueue"),
         (["queues", "stats"], "forebay queues list"),
         (["dead", "retry", "1"], "forebay dead redrive"),

@@ -33,7 +33,7 @@ def test_the_help_of_a_worker_has_the_options_that_people_use(capsys):
     with pytest.raises(SystemExit):
         program.main(["worker", "--help"])
     shown = capsys.readouterr().out
-    used = "queue concurrency processes health schedules grace-seconds hard-timeout-seconds"
+    used = "queue concurrency processes health schedules grace-seconds"
     for name in f"{used} max-attempts without-schema app-version".split():
         assert f"--{name} VALUE" in shown, name
     assert "--lease-seconds" not in shown

@@ -15,7 +15,7 @@ LogForm = Annotated[str, option("--log-format FORMAT", "text, or json: one JSON 
 #: The settings that most people choose; ``--help`` shows them.
 _COMMON = (
     "queue", "concurrency", "processes", "health", "schedules", "grace_seconds",
-    "hard_timeout_seconds", "max_attempts", "without_schema", "app_version",
+    "max_attempts", "without_schema", "app_version",
 )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ create table plain_job (
     headers        jsonb,
     ordering_key   text,
     unique_key     text,
+    ready_at       timestamptz,
     limit_key      text
 );
 create index plain_job_claim on plain_job (lane, xid, seq);
